@@ -1,0 +1,50 @@
+# Every target makes .venv by itself; nothing but Python 3.11+ and make is needed.
+PYTHON ?= python3
+BIN    := .venv/bin
+NPROC  ?= 2
+
+.PHONY: demo test lint types bench docs serve-docs clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@echo 'make demo   survey the built-in GPT and say where the page is'
+	@echo 'make test   what CI runs: ruff, mypy, pytest with doctests'
+	@echo 'make lint   ruff alone        make types   mypy alone'
+	@echo 'make bench  the benchmarks    make docs    the documentation, built strictly'
+
+# The stamp depends on what is installed, so a changed pyproject.toml installs again.
+.venv/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/docs-stamp: .venv/stamp
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+demo: .venv/stamp
+	$(BIN)/theodolite survey --out survey.html
+
+lint: .venv/stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/stamp
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/pytest -n $(NPROC)
+
+bench: .venv/stamp
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+docs: .venv/docs-stamp
+	$(BIN)/mkdocs build --strict
+
+serve-docs: .venv/docs-stamp
+	$(BIN)/mkdocs serve
+
+clean:
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache survey.html survey.json

@@ -1,0 +1,73 @@
+"""Theodolite surveys a neural network before somebody pays to make it bigger.
+
+>>> import theodolite as th
+>>> th.Size(width=256, depth=4)
+Size(width=256, depth=4)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from theodolite import data, models
+    from theodolite.anatomy import Anatomy, AnatomyError, Part, dissect
+    from theodolite.errors import UseError
+    from theodolite.size import Size
+    from theodolite.surveying import Finding, Survey, survey
+    from theodolite.workloads import Workload, workload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # what is trained
+    "Size",
+    "Workload",
+    "workload",
+    "data",
+    "models",
+    # what is in the network
+    "Anatomy",
+    "AnatomyError",
+    "Part",
+    "dissect",
+    # what is wrong with it
+    "Finding",
+    "Survey",
+    "survey",
+    # errors of use
+    "UseError",
+]
+
+# Loaded at first use, so that `import theodolite` and `theodolite --help` do not import torch.
+_HOMES = {
+    "Anatomy": "anatomy",
+    "AnatomyError": "anatomy",
+    "Finding": "surveying",
+    "Part": "anatomy",
+    "Size": "size",
+    "Survey": "surveying",
+    "UseError": "errors",
+    "Workload": "workloads",
+    "data": None,
+    "dissect": "anatomy",
+    "models": None,
+    "survey": "surveying",
+    "workload": "workloads",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'theodolite' has no attribute {name!r}")
+    home = _HOMES[name]
+    if home is None:
+        return importlib.import_module(f"theodolite.{name}")
+    value = getattr(importlib.import_module(f"theodolite.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
