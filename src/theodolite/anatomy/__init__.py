@@ -1,1 +1,6 @@
-""".."""
+"""What is in a network: `dissect` finds out, `Anatomy` holds it, one `Part` per parameter tensor."""
+
+from theodolite.anatomy.dissection import dissect
+from theodolite.anatomy.part import Anatomy, AnatomyError, Attention, Branch, Part
+
+__all__ = ["Anatomy", "AnatomyError", "Attention", "Branch", "Part", "dissect"]

@@ -1,0 +1,206 @@
+"""Facts about one residual branch: its parameters, what ends it, where its norms stand, how it attends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from theodolite.anatomy.flow import Flow, bits
+from theodolite.anatomy.norms import follows_normalisation, is_normalisation
+from theodolite.anatomy.part import Placement
+from theodolite.anatomy.residual import Residual
+from theodolite.anatomy.trace import Node
+from theodolite.anatomy.uses import factors
+
+_SOFTMAXES = frozenset("_softmax _safe_softmax softmax".split())
+# What bounds its argument: a factor made by one of these is a gate, and scaling what is behind it scales nothing.
+_BOUNDED = _SOFTMAXES | {"sigmoid", "tanh", "hardsigmoid", "topk"}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The head dimension of an attention, and what it multiplies the products of queries and keys by."""
+
+    dim: int
+    scale: float
+
+
+def names_in(flow: Flow, residual: Residual) -> list[str]:
+    """The parameters used in the branch, in the order of use."""
+    return list(dict.fromkeys(use.name for node in _nodes(flow, residual) for use in flow.uses.at(node.index)))
+
+
+def feeders(flow: Flow, residuals: list[Residual]) -> dict[str, int]:
+    """Parameters outside of every branch whose results only one branch reads: by name, that branch.
+
+    Keys and values made from another stream (cross-attention) and tables of relative positions are such.
+    """
+    home: dict[int, int] = {}
+    stream = 0
+    for index, residual in enumerate(residuals):
+        for value in bits(residual.region):
+            home.setdefault(value, index)
+        for value in (residual.start, *flow.graph.nodes[residual.addition].outputs):
+            stream |= 1 << value
+    found: dict[str, int] = {}
+    for use in flow.uses.all:
+        node = flow.graph.nodes[use.node]
+        if use.kind not in ("weight", "table", "bias") or any(output in home for output in node.outputs):
+            continue
+        reached = _first_homes(flow, node, home, stream)
+        if len(reached) == 1 and -1 not in reached:
+            found.setdefault(use.name, reached.pop())
+        else:
+            found[use.name] = -1
+    return {name: index for name, index in found.items() if index >= 0}
+
+
+def _first_homes(flow: Flow, node: Node, home: Mapping[int, int], stream: int) -> set[int]:
+    """The branches first reached from a node; -1 stands for the stream and the network's outputs."""
+    reached: set[int] = set()
+    waiting, seen = list(node.outputs), set(node.outputs)
+    while waiting:
+        value = waiting.pop()
+        if stream >> value & 1 or value in flow.graph.outputs:
+            reached.add(-1)
+        elif value in home:
+            reached.add(home[value])
+        else:
+            for reader in flow.readers(value):
+                fresh = [output for output in reader.outputs if output not in seen]
+                seen.update(fresh)
+                waiting += [output for output in fresh if flow.live >> output & 1]
+    return reached
+
+
+def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
+    """The tensors that end the branch, and whether a norm does."""
+    names: dict[str, None] = {}
+    by_norm = False
+    waiting, seen = list(residual.ends), set(residual.ends)
+    while waiting:
+        value = waiting.pop()
+        node = flow.maker(value)
+        if node is None or not residual.region >> value & 1:
+            continue
+        uses = flow.uses.at(node.index)
+        names.update(dict.fromkeys(use.name for use in uses))
+        if any(use.kind in ("weight", "gain") for use in uses):
+            by_norm |= any(use.kind == "gain" and follows_normalisation(flow, use) for use in uses)
+            continue
+        if is_normalisation(flow, node):
+            by_norm = True
+            continue
+        sources = flow.signals(node)
+        if len(sources) > 1 and (node.op == "mul" or flow.is_product_of_signals(node)):
+            sources = [source for source in sources if not _is_gate(flow, source)]
+        waiting += [source for source in sources if source not in seen]
+        seen.update(sources)
+    return tuple(names), by_norm
+
+
+def _is_gate(flow: Flow, value: int) -> bool:
+    """Is the value bounded by a softmax or a sigmoid since its last weight?"""
+    waiting, seen = [value], {value}
+    while waiting:
+        node = flow.maker(waiting.pop())
+        if node is None or any(use.kind == "weight" for use in flow.uses.at(node.index)):
+            continue
+        if node.op in _BOUNDED:
+            return True
+        fresh = [source for source in flow.signals(node) if source not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return False
+
+
+def placement_of(flow: Flow, residual: Residual, ends_in_norm: bool) -> Placement:
+    """Where the branch's norms stand; `post` only where a later branch reads the normalised sum."""
+    opens_with_norm = any(
+        is_normalisation(flow, node) and not flow.weights_between(residual.start, node.outputs[0])
+        for node in _nodes(flow, residual)
+    )
+    if opens_with_norm:
+        return "peri" if ends_in_norm else "pre"
+    if ends_in_norm:
+        return "out"
+    return "post" if normed_sum(flow, residual) is not None else "none"
+
+
+def normed_sum(flow: Flow, residual: Residual) -> int | None:
+    """What a norm makes of the stream after the addition, if nothing else reads the sum."""
+    found: int | None = None
+    waiting = list(flow.graph.nodes[residual.addition].outputs)
+    while waiting:
+        value = waiting.pop()
+        if value in flow.graph.outputs:
+            return None
+        readers = [node for node in flow.readers(value) if any(flow.live >> out & 1 for out in node.outputs)]
+        for node in readers:
+            if is_normalisation(flow, node):
+                found = node.outputs[0]
+            elif flow.is_handed_on(node):
+                waiting += node.outputs
+            elif not _is_statistics(flow, node):
+                return None
+    return found
+
+
+def _is_statistics(flow: Flow, node: Node) -> bool:
+    """Does all that the node makes end in a normalisation of the same value (the mean square of a hand-made norm)?"""
+    waiting, seen = list(node.outputs), set(node.outputs)
+    while waiting:
+        value = waiting.pop()
+        if value in flow.graph.outputs or flow.weighted >> value & 1:
+            return False
+        for reader in flow.readers(value):
+            if is_normalisation(flow, reader):
+                continue
+            fresh = [output for output in reader.outputs if output not in seen]
+            seen.update(fresh)
+            waiting += fresh
+            if len(seen) > 16:  # a statistic is a few operations long
+                return False
+    return True
+
+
+def heads_of(flow: Flow, residual: Residual) -> Heads | None:
+    """The head dimension and the scale of the branch's first softmax attention."""
+    for node in _nodes(flow, residual):
+        if node.op not in _SOFTMAXES:
+            continue
+        value, scale = flow.signals(node)[0], 1.0
+        while (maker := flow.maker(value)) is not None and not flow.is_product_of_signals(maker):
+            scale *= flow.factor(maker) or 1.0
+            sources = flow.signals(maker)
+            if flow.uses.at(maker.index) and not any(use.kind in ("bias", "table") for use in flow.uses.at(maker.index)):
+                break
+            if not sources:
+                break
+            value = sources[0]
+        pair = factors(maker) if maker is not None and flow.is_product_of_signals(maker) else None
+        if maker is None or pair is None:
+            continue
+        scale *= float(maker.kwargs.get("alpha", 1.0))
+        for operand in pair:
+            scale *= _scale_behind(flow, operand)
+        return Heads(flow.graph.shapes[pair[0]][-1], scale)
+    return None
+
+
+def _scale_behind(flow: Flow, value: int) -> float:
+    """The product of the numbers a value was multiplied by since its last weight, norm or sum."""
+    scale = 1.0
+    while (node := flow.maker(value)) is not None and flow.is_handed_on(node) and flow.signals(node):
+        scale *= flow.factor(node) or 1.0
+        value = flow.signals(node)[0]
+    return scale
+
+
+def _nodes(flow: Flow, residual: Residual) -> Iterator[Node]:
+    seen = -1
+    for value in bits(residual.region):
+        node = flow.maker(value)
+        if node is not None and node.index != seen:
+            seen = node.index
+            yield node

@@ -1,0 +1,229 @@
+"""`dissect`: from a network to its Anatomy."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from theodolite.anatomy.blocks import places
+from theodolite.anatomy.branches import ends_of, feeders, heads_of, names_in, normed_sum, placement_of
+from theodolite.anatomy.growth import grown_axes
+from theodolite.anatomy.names import all_parameter_names
+from theodolite.anatomy.norms import follows_normalisation, norm_role
+from theodolite.anatomy.part import ROLES, Anatomy, AnatomyError, Attention, Branch, Part, Placement, Role
+from theodolite.anatomy.roles import fans_by_growth, fans_by_position
+from theodolite.anatomy.rows import row_blocks
+from theodolite.anatomy.siblings import lend
+from theodolite.anatomy.specimen import Specimen, examine, examine_built
+from theodolite.anatomy.uses import Use
+from theodolite.size import Size
+from theodolite.workloads.definition import Build
+
+Axes = tuple[int, ...]
+
+
+def dissect(
+    build: Build | nn.Module, inputs: Any, *, size: Size | None = None, roles: Mapping[str, Role] | None = None
+) -> Anatomy:
+    """Find out what every parameter tensor of a network does.
+
+    Shapes are compared across sizes and the dataflow of one forward pass is read; no name is parsed for meaning.
+    Nothing is computed and no memory is taken for weights, unless the network's control flow depends on values.
+
+    Args:
+        build: `build(width, depth) -> nn.Module`, or a ready module. From a ready module alone it cannot be
+            seen which fans grow; then it is inferred from where in the network a tensor stands.
+        inputs: what the network is called with: a tensor, a tuple (`model(*inputs)`) or a dict.
+        size: the size to dissect, 128 × 4 if not said; `build` is also called at twice its width and depth.
+        roles: by pattern of names (`"blocks.*.scale"`), the role of tensors that cannot be classified,
+            or that should be classified otherwise.
+
+    Raises:
+        AnatomyError: naming the tensors that cannot be classified and what to pass.
+
+    >>> import torch
+    >>> def build(width, depth):
+    ...     hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    ...     return nn.Sequential(nn.Linear(8, width), *hidden, nn.Linear(width, 2))
+    >>> anatomy = dissect(build, torch.zeros(4, 8), size=Size(32, 2))
+    >>> [part.role for part in anatomy.values()]
+    ['input', 'bias', 'hidden', 'bias', 'hidden', 'bias', 'output', 'bias']
+    """
+    if isinstance(build, nn.Module):
+        if size is not None:
+            raise AnatomyError(f"size={size} goes with a build function, but build is a ready {type(build).__name__}")
+        return _Dissection(examine(build, inputs), None, None, roles or {}).anatomy()
+    if not callable(build):
+        raise AnatomyError(f"build is {build!r}: pass build(width, depth) -> nn.Module, or a ready module")
+    size = size or Size(128, 4)
+    main = examine_built(build, size, inputs)
+    wider = examine_built(build, Size(2 * size.width, size.depth), inputs)
+    deeper = examine_built(build, Size(size.width, 2 * size.depth), inputs)
+    anatomy = _Dissection(main, wider, size, roles or {}).anatomy()
+    return Anatomy(anatomy, anatomy.branches, size, len({block for block, _ in places(deeper)}))
+
+
+class _Dissection:
+    """One specimen, compared with a wider one where there is one."""
+
+    def __init__(
+        self, main: Specimen, wider: Specimen | None, size: Size | None, roles: Mapping[str, Role]
+    ) -> None:
+        self.main, self.wider, self.size = main, wider, size
+        self.flow = main.flow
+        self.grown = grown_axes(main, wider, size) if wider and size else None
+        self.said = _match(roles, list(main.shapes))
+        self.homes = self._homes()
+        self.uses: dict[str, list[Use]] = {}
+        for use in self.flow.uses.all:
+            self.uses.setdefault(use.name, []).append(use)
+        self.lent = lend(main.model, set(self.uses))
+        self.aliases = _aliases(main.model)
+
+    def anatomy(self) -> Anatomy:
+        branches = self._branches()
+        by_place = {(branch.block, branch.branch): branch for branch in branches}
+        parts: dict[str, Part] = {}
+        problems: list[str] = []
+        for name in self.main.shapes:
+            part = self._part(name)
+            if isinstance(part, str):
+                problems.append(part)
+                continue
+            place = self.homes.get(self.lent.get(name, name))
+            if place is not None:
+                branch = by_place[place]
+                part = dataclasses.replace(
+                    part,
+                    block=branch.block,
+                    branch=branch.branch,
+                    ends_branch=self.lent.get(name, name) in branch.ends,
+                    branch_layers=branch.layers,
+                )
+            parts[name] = part
+        if problems:
+            more = f"\n... and {len(problems) - 5} more" if len(problems) > 5 else ""
+            raise AnatomyError("\n".join(problems[:5]) + more)
+        return Anatomy(parts, tuple(branches), self.size)
+
+    def _homes(self) -> dict[str, tuple[int, int]]:
+        """By parameter: the block and branch it is first used in."""
+        where = places(self.main)
+        homes: dict[str, tuple[int, int]] = {}
+        for place, residual in zip(where, self.main.residuals, strict=True):
+            for name in names_in(self.flow, residual):
+                homes.setdefault(name, place)
+        for name, index in feeders(self.flow, self.main.residuals).items():
+            homes.setdefault(name, where[index])
+        return homes
+
+    def _branches(self) -> list[Branch]:
+        ends = [ends_of(self.flow, residual) for residual in self.main.residuals]
+        placements = self._placements([by_norm for _, by_norm in ends])
+        wider = [heads_of(self.wider.flow, residual) for residual in self.wider.residuals] if self.wider else []
+        found = []
+        for index, (place, residual) in enumerate(zip(places(self.main), self.main.residuals, strict=True)):
+            heads = heads_of(self.flow, residual)
+            attention = None
+            if heads is not None:
+                grown = wider[index] if index < len(wider) else None
+                attention = Attention(
+                    head_dim=heads.dim,
+                    head_dim_grows=grown is not None and grown.dim != heads.dim,
+                    scale=heads.scale,
+                    scale_at_double_width=grown.scale if grown else None,
+                )
+            names = tuple(name for name in self.main.shapes if self.homes.get(name) == place)
+            last = tuple(name for name in names if name in ends[index][0])
+            found.append(Branch(*place, placements[index], residual.layers, names, last, attention))
+        return found
+
+    def _placements(self, ends_in_norm: list[bool]) -> list[Placement]:
+        """Norm placements; a last norm on the stream makes the branch before it `post` only if others are."""
+        flow, residuals = self.flow, self.main.residuals
+        found = [placement_of(flow, *pair) for pair in zip(residuals, ends_in_norm, strict=True)]
+        starts = {flow.back(residual.start) for residual in residuals}
+        read_again = [flow.back(made) in starts if (made := normed_sum(flow, r)) else False for r in residuals]
+        post = [kind == "post" and again for kind, again in zip(found, read_again, strict=True)]
+        return ["none" if kind == "post" and not any(post) else kind for kind in found]
+
+    def _part(self, name: str) -> Part | str:
+        """The Part, without its place in a branch; or what is wrong with it."""
+        shape = self.main.shapes[name]
+        uses = self.uses.get(self.lent.get(name, name))
+        said = self.said.get(name)
+        if uses is None:
+            if said is None:
+                return _unclassified(name, shape, self.flow.uses.unknown.get(name))
+            uses = [_use_for(name, shape, said)]
+        use = uses[0]
+        if self.grown is not None:
+            fans = fans_by_growth(use, self.grown[name])
+        else:
+            fans = fans_by_position(self.flow, use, name in self.homes)
+        role = said or fans.role
+        if role is None:
+            return (
+                f"{name} has shape {shape} and is used by {use.op}: no dimension grows with width. "
+                f'Say what it is: roles={{"{name}": "hidden"}}, one of {", ".join(ROLES)}'
+            )
+        is_norm = use.kind == "gain" and use.node >= 0 and follows_normalisation(self.flow, use)
+        return Part(
+            name=name,
+            shape=shape,
+            op="norm" if is_norm else use.op,
+            role=role,
+            fan_in=math.prod(shape[axis] for axis in fans.in_axes),
+            fan_out=math.prod(shape[axis] for axis in fans.out_axes),
+            width_in=fans.width_in,
+            width_out=fans.width_out,
+            in_axes=fans.in_axes,
+            out_axes=fans.out_axes,
+            norm=norm_role(self.flow, use) if is_norm else None,
+            tied=self._tied(name, uses),
+            rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and use.node >= 0 else (),
+        )
+
+    def _tied(self, name: str, uses: list[Use]) -> tuple[str, ...]:
+        """The tensor's other names; where it has none, the operations it is also used by."""
+        others = dict.fromkeys(use.op for use in uses[1:] if use.kind != uses[0].kind)
+        return self.aliases[name] or tuple(others)
+
+
+def _aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """By first name of a tensor: its other names."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in all_parameter_names(model):
+        names.setdefault(id(tensor), []).append(name)
+    return {first: tuple(dict.fromkeys(others)) for first, *others in names.values()}
+
+
+def _match(roles: Mapping[str, Role], names: list[str]) -> dict[str, Role]:
+    """The caller's word on roles, by name."""
+    said: dict[str, Role] = {}
+    for pattern, role in roles.items():
+        if role not in ROLES:
+            raise AnatomyError(f"roles[{pattern!r}] is {role!r}: a role is one of {', '.join(ROLES)}")
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise AnatomyError(f"roles[{pattern!r}] matches no parameter; there are {', '.join(names[:4])}, ...")
+        said |= dict.fromkeys(matching, role)
+    return said
+
+
+def _unclassified(name: str, shape: tuple[int, ...], op: str | None) -> str:
+    reason = f"is used by {op}, which does not tell its role" if op else "is used by nothing in the forward pass"
+    return f'{name} has shape {shape} and {reason}. Say what it is: roles={{"{name}": "hidden"}}, one of {", ".join(ROLES)}'
+
+
+def _use_for(name: str, shape: tuple[int, ...], role: Role) -> Use:
+    """A use for a tensor the forward pass does not show, as torch would lay it out for that role."""
+    axes = tuple(axis for axis, size in enumerate(shape) if size > 1)
+    if role in ("bias", "gain"):
+        return Use(-1, name, "bias" if role == "bias" else "gain", "unseen", (), axes)
+    return Use(-1, name, "weight", "unseen", axes[1:], axes[:1])

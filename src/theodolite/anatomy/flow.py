@@ -1,0 +1,145 @@
+"""Who depends on whom: ancestors and descendants of every value, as bit sets, and what operations do to a signal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from theodolite.anatomy.trace import Graph, Node, Ref
+from theodolite.anatomy.uses import Uses, factors
+
+# Operations that hand the signal on element by element: moved, copied, cast, cut or repeated.
+VIEWS = frozenset(
+    """view _unsafe_view reshape _reshape_alias transpose swapaxes permute t unsqueeze squeeze expand slice select
+    split split_with_sizes unbind chunk clone _to_copy contiguous alias detach lift_fresh dropout native_dropout
+    constant_pad_nd roll flip flatten unflatten repeat repeat_interleave narrow as_strided index index_select gather
+    movedim mT pixel_shuffle pixel_unshuffle to type_as masked_select _pad_enum reflection_pad2d
+    replication_pad2d upsample_nearest2d identity""".split()
+)
+REDUCTIONS = frozenset(
+    "mean sum var var_mean std std_mean linalg_vector_norm norm amax max avg_pool2d adaptive_avg_pool2d "
+    "_adaptive_avg_pool2d avg_pool1d _adaptive_avg_pool1d adaptive_avg_pool1d".split()
+)
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The positions of a mask's set bits, lowest first.
+
+    >>> list(bits(0b10110))
+    [1, 2, 4]
+    """
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class Flow:
+    """The graph of the signal: values as bits, so that "between" is one `&`."""
+
+    def __init__(self, uses: Uses) -> None:
+        self.graph: Graph = uses.graph
+        self.uses = uses
+        count = len(self.graph.shapes)
+        self.ancestors = [1 << value for value in range(count)]
+        self.descendants = [1 << value for value in range(count)]
+        for node in self.graph.nodes:
+            above = 0
+            for value in self.signals(node):
+                above |= self.ancestors[value]
+            for output in node.outputs:
+                self.ancestors[output] |= above
+        for node in reversed(self.graph.nodes):
+            below = 0
+            for output in node.outputs:
+                below |= self.descendants[output]
+            for value in self.signals(node):
+                self.descendants[value] |= below
+
+    def signals(self, node: Node) -> list[int]:
+        """The signal among a node's inputs."""
+        return [value for value in node.inputs if value in self.uses.signal]
+
+    def maker(self, value: int) -> Node | None:
+        """The node that made a value."""
+        index = self.graph.maker[value]
+        return None if index is None else self.graph.nodes[index]
+
+    def readers(self, value: int) -> list[Node]:
+        """The nodes that read a value."""
+        return [self.graph.nodes[index] for index in self.graph.readers[value]]
+
+    @cached_property
+    def weighted(self) -> int:
+        """The values a weight made: outputs of matrix products and convolutions with parameters."""
+        mask = 0
+        for use in self.uses.all:
+            if use.kind == "weight":
+                for output in self.graph.nodes[use.node].outputs:
+                    mask |= 1 << output
+        return mask
+
+    @cached_property
+    def live(self) -> int:
+        """The values some output depends on."""
+        mask = 0
+        for output in self.graph.outputs:
+            mask |= self.ancestors[output]
+        return mask
+
+    def between(self, start: int, end: int) -> int:
+        """The values on the paths from start to end, both included."""
+        return self.descendants[start] & self.ancestors[end]
+
+    def weights_between(self, start: int, end: int) -> int:
+        """How many values on the paths from start to end were made by a weight; start does not count."""
+        return (self.between(start, end) & self.weighted & ~(1 << start)).bit_count()
+
+    def layers(self, start: int, end: int) -> int:
+        """The largest number of weights on one path from start to end."""
+        longest = {start: 0}
+        for value in bits(self.between(start, end) & ~(1 << start)):
+            node = self.maker(value)
+            assert node is not None
+            above = max((longest[source] for source in self.signals(node) if source in longest), default=0)
+            longest[value] = above + (self.weighted >> value & 1)
+        return longest[end]
+
+    def is_handed_on(self, node: Node) -> bool:
+        """Does the node only move the signal, or scale it as a whole?"""
+        return node.op in VIEWS or self.factor(node) is not None
+
+    def factor(self, node: Node) -> float | None:
+        """What a node multiplies its signal by as a whole: a number, a constant of unknown value (1), a learned scalar (1)."""
+        if node.op not in ("mul", "div") or len(self.signals(node)) != 1:
+            return None
+        others = [value for value in node.inputs if value not in self.uses.signal]
+        if any(self.graph.shapes[other] not in ((), (1,)) for other in others):
+            return None
+        numbers = [float(arg) for arg in node.args if isinstance(arg, (int, float)) and not isinstance(arg, bool)]
+        if not numbers:
+            return 1.0
+        return 1.0 / numbers[0] if node.op == "div" and isinstance(node.args[0], Ref) else numbers[0]
+
+    def back(self, value: int) -> int:
+        """Back through everything that only hands the signal on."""
+        while (node := self.maker(value)) is not None and self.is_handed_on(node) and self.signals(node):
+            value = self.signals(node)[0]
+        return value
+
+    def is_product_of_signals(self, node: Node) -> bool:
+        """Is it a matrix product of two signals, as in attention?"""
+        pair = factors(node)
+        return pair is not None and all(value in self.uses.signal for value in pair)
+
+    @cached_property
+    def lineage(self) -> list[int]:
+        """By value: the values it is a sum of, through views and whole-tensor scalings."""
+        masks = [1 << value for value in range(len(self.graph.shapes))]
+        for node in self.graph.nodes:
+            sources = self.signals(node)
+            if node.op in ("add", "sub", "write") or (sources and self.is_handed_on(node)):
+                for output in node.outputs:
+                    for source in sources if node.op in ("add", "sub", "write") else sources[:1]:
+                        masks[output] |= masks[source]
+        return masks

@@ -1,0 +1,28 @@
+"""Which dimensions follow the width: the same network at two widths, shape against shape."""
+
+from __future__ import annotations
+
+from theodolite.anatomy.part import AnatomyError
+from theodolite.anatomy.specimen import Specimen
+from theodolite.size import Size
+
+
+def grown_axes(main: Specimen, wider: Specimen, size: Size) -> dict[str, tuple[int, ...]]:
+    """By parameter: the dimensions that are larger at twice the width."""
+    here, there = f"build({size.width}, {size.depth})", f"build({2 * size.width}, {size.depth})"
+    missing = [name for name in main.shapes if name not in wider.shapes]
+    extra = [name for name in wider.shapes if name not in main.shapes]
+    if missing or extra:
+        culprit, has, lacks = (missing[0], here, there) if missing else (extra[0], there, here)
+        raise AnatomyError(
+            f"{has} has the tensor {culprit}, {lacks} has not: width may change shapes only, depth adds tensors"
+        )
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in main.shapes.items():
+        other = wider.shapes[name]
+        if len(other) != len(shape) or any(a > b for a, b in zip(shape, other, strict=True)):
+            raise AnatomyError(f"{name} has shape {shape} in {here} but {other} in {there}: it does not grow with width")
+        found[name] = tuple(axis for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b)
+    if not any(found.values()):
+        raise AnatomyError(f"{there} has the same shapes as {here}: build ignores its width. Use it to size the layers")
+    return found

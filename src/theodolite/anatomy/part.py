@@ -1,0 +1,167 @@
+"""What is in a network: one Part per parameter tensor, one Branch per residual branch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from theodolite.errors import UseError
+from theodolite.size import Size
+
+Role = Literal["input", "hidden", "output", "bias", "gain"]
+Norm = Literal["input", "output"]
+Placement = Literal["pre", "post", "peri", "out", "none"]
+
+ROLES: tuple[str, ...] = get_args(Role)
+
+
+class AnatomyError(UseError):
+    """A network that cannot be dissected; the message names the tensor and what to pass."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One parameter tensor, and what the network does with it.
+
+    A weight with input x and output y computes `y_o = Σ_i W_oi x_i`; `in_axes` and `out_axes` are the
+    dimensions of `shape` that i and o run over (both, for a convolution's kernel positions, count as i).
+    Dimensions in neither are a stack of independent matrices, as in a mixture of experts.
+    """
+
+    name: str
+    """Canonical: no `module.`, no `_orig_mod.`."""
+    shape: tuple[int, ...]
+    op: str
+    """What is done with it: `linear`, `conv`, `embedding`, `concat`, `norm`, `scale` or `add`."""
+    role: Role
+    """By which fans grow with width: `input` (only out), `hidden` (both), `output` (only in);
+    `bias` if it is added, `gain` if it multiplies elementwise."""
+    fan_in: int
+    fan_out: int
+    width_in: bool
+    """Does the input fan grow with width?"""
+    width_out: bool
+    """Does the output fan grow with width?"""
+    in_axes: tuple[int, ...]
+    out_axes: tuple[int, ...]
+    block: int | None = None
+    """Residual block, counted from 0; None outside of every branch."""
+    branch: int | None = None
+    """Branch within the block, counted from 0."""
+    ends_branch: bool = False
+    """Scaling the tensors that end a branch scales what the branch adds to the stream."""
+    branch_layers: int | None = None
+    """Weights on the longest path through its branch."""
+    norm: Norm | None = None
+    """For a norm's gain: `input` if only linear maps read it, else `output`."""
+    tied: tuple[str, ...] = ()
+    """Other names of the same tensor; an operation's name where a second use has no name of its own."""
+    rows: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """Row blocks of a fused tensor (QKV, gate-up): for each block its half-open ranges along the output."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def stack(self) -> int:
+        """Number of independent matrices in the tensor: 1, or the number of experts."""
+        inside = {*self.in_axes, *self.out_axes}
+        return math.prod(size for axis, size in enumerate(self.shape) if axis not in inside)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How one branch attends."""
+
+    head_dim: int
+    head_dim_grows: bool
+    """Does the head dimension grow with width? Then the logits' scale has to follow it."""
+    scale: float
+    """What the products of queries and keys are multiplied by."""
+    scale_at_double_width: float | None
+    """The same at twice the width; None where there was nothing to compare with."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One residual branch: what is added to the stream in one place."""
+
+    block: int
+    branch: int
+    placement: Placement
+    """`pre` x + f(Nx), `post` N(x + f(x)), `peri` x + N f(N x), `out` x + N f(x), `none` x + f(x)."""
+    layers: int
+    """Weights on the longest path through the branch."""
+    parts: tuple[str, ...]
+    ends: tuple[str, ...]
+    """The tensors that end the branch."""
+    attention: Attention | None = None
+
+
+class Anatomy(Mapping[str, Part]):
+    """A read-only table of Parts by canonical name, and the residual branches they form.
+
+    `size` is None for a ready module: then nothing was compared across widths, and which fans
+    grow is inferred from the dataflow alone. `grown_blocks` is the number of residual blocks at
+    twice the depth.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Part],
+        branches: tuple[Branch, ...],
+        size: Size | None = None,
+        grown_blocks: int | None = None,
+    ) -> None:
+        self._parts = dict(parts)
+        self.branches = branches
+        self.size = size
+        self.grown_blocks = grown_blocks
+
+    def __getitem__(self, name: str) -> Part:
+        try:
+            return self._parts[name]
+        except KeyError:
+            raise KeyError(f"{name!r} is not a parameter of this network") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of residual blocks."""
+        return len({branch.block for branch in self.branches})
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of elements in all Parts; a tied tensor counts once."""
+        return sum(part.numel for part in self.values())
+
+    def __str__(self) -> str:
+        from theodolite.anatomy.table import table
+
+        return table(self)
+
+    def __repr__(self) -> str:
+        return f"<Anatomy of {len(self)} tensors, {self.num_parameters:,} parameters, {self.num_blocks} blocks>"
+
+    def to_json(self) -> str:
+        """Everything, as JSON."""
+        facts: dict[str, Any] = {
+            "size": dataclasses.asdict(self.size) if self.size else None,
+            "parameters": self.num_parameters,
+            "blocks": self.num_blocks,
+            "blocks_at_double_depth": self.grown_blocks,
+            "branches": [dataclasses.asdict(branch) for branch in self.branches],
+            "parts": [dataclasses.asdict(part) for part in self.values()],
+        }
+        return json.dumps(facts, indent=2)

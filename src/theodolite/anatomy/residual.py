@@ -1,0 +1,143 @@
+"""The residual stream: where branches leave it, and where what they computed is added to it.
+
+An addition is residual if one operand, the branch, was computed from the other, the stream, with a weight in
+between. "From the other" means from anything the stream is a sum of, so that branches that read the same point
+and are added one after the other (parallel attention and MLP) are both found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from theodolite.anatomy.flow import Flow, bits
+from theodolite.anatomy.trace import Node
+
+# What a shortcut may hold besides one weight: nothing that bends the signal.
+_BENDING = frozenset(
+    "relu gelu silu sigmoid tanh _softmax exp hardtanh leaky_relu elu mish softplus hardswish relu6 "
+    "hardsigmoid _prelu_kernel celu selu log_sigmoid_forward".split()
+)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One branch of one residual addition."""
+
+    addition: int
+    """The node that adds the branch to the stream."""
+    start: int
+    """The value of the stream the branch reads."""
+    ends: tuple[int, ...]
+    """The values that are added; more than one where a branch is itself a sum (shared and routed experts)."""
+    region: int
+    """The values from start to ends, as bits; start is not one of them."""
+    layers: int
+    attends: bool
+
+
+def find_residuals(flow: Flow) -> list[Residual]:
+    """All branches, in the order in which their first weight is used."""
+    joins = [join for node in flow.graph.nodes if (join := _join(flow, node)) is not None]
+    found = [residual for join in _outermost(flow, joins) for residual in _branches(flow, *join)]
+    return sorted(found, key=lambda residual: (_first_weight(flow, residual), residual.addition))
+
+
+Join = tuple[int, int, int]
+"""Addition, start, end."""
+
+
+def _join(flow: Flow, node: Node) -> Join | None:
+    """The residual addition at a node, if it is one."""
+    operands = flow.signals(node)
+    if node.op != "add" or len(operands) != 2 or operands[0] == operands[1]:
+        return None
+    shapes = {flow.graph.shapes[value] for value in (*operands, *node.outputs)}
+    if len(shapes) != 1 or not flow.live >> node.outputs[0] & 1:
+        return None
+    for stream, branch in (operands, operands[::-1]):
+        if flow.lineage[stream] & flow.lineage[branch]:
+            continue  # two sums that share a term: a mixture of streams, not a branch
+        for start in reversed(list(bits(flow.lineage[stream] & flow.ancestors[branch]))):
+            if flow.weights_between(start, branch):
+                return node.index, start, branch
+    return _shortcut(flow, node, operands)
+
+
+def _shortcut(flow: Flow, node: Node, operands: list[int]) -> Join | None:
+    """A stream that passes one weight on its way, where its shape changes (the projections of a ResNet)."""
+    first, second = operands
+    common = flow.ancestors[first] & flow.ancestors[second]
+    if not common:
+        return None
+    fork = common.bit_length() - 1
+    added = node.outputs[0]
+    elsewhere = flow.descendants[fork] & flow.live & ~flow.descendants[added] & ~flow.ancestors[added]
+    if elsewhere:  # the fork is read by something that does not end here
+        return None
+    for stream, branch in ((first, second), (second, first)):
+        bends = any(
+            maker.op in _BENDING or flow.is_product_of_signals(maker)
+            for value in bits(flow.between(fork, stream) & ~(1 << fork))
+            if (maker := flow.maker(value)) is not None
+        )
+        if flow.weights_between(fork, stream) == 1 and not bends and flow.layers(fork, branch) > 1:
+            return node.index, fork, branch
+    return None
+
+
+def _outermost(flow: Flow, joins: list[Join]) -> list[Join]:
+    """Of residual additions inside one another's branches, those of the stream.
+
+    A branch that holds several residual additions is a skip around a whole stream (U-Net, long skips): it is not
+    one of the stream's. A single one inside a branch is an inner detail of that branch.
+    """
+
+    def inside(outer: Join, candidates: list[Join]) -> list[Join]:
+        region = flow.between(outer[1], outer[2]) & ~(1 << outer[1])
+        return [
+            join
+            for join in candidates
+            if join[0] != outer[0] and region >> flow.graph.nodes[join[0]].outputs[0] & 1
+        ]
+
+    kept = [join for join in joins if len(inside(join, joins)) < 2]
+    details = {inner for join in kept for inner in inside(join, kept)}
+    return [join for join in kept if join not in details]
+
+
+def _branches(flow: Flow, addition: int, start: int, end: int) -> list[Residual]:
+    """The branches of one addition: terms that attend and terms that do not are parallel branches.
+
+    Terms of one kind are one branch: two MLPs in parallel are a wider MLP.
+    """
+    kinds: dict[bool, list[int]] = {}
+    for term in _terms(flow, start, end):
+        attends = any(
+            flow.is_product_of_signals(maker)
+            for value in bits(flow.between(start, term))
+            if (maker := flow.maker(value)) is not None and value != start
+        )
+        kinds.setdefault(attends, []).append(term)
+    found = []
+    for attends, terms in kinds.items():
+        region = 0
+        for term in terms:
+            region |= flow.between(start, term) & ~(1 << start)
+        layers = max(flow.layers(start, term) for term in terms)
+        found.append(Residual(addition, start, tuple(terms), region, layers, attends))
+    return found
+
+
+def _terms(flow: Flow, start: int, end: int) -> list[int]:
+    """The terms of a sum of branch outputs."""
+    node = flow.maker(flow.back(end))
+    if node is not None and node.op == "add":
+        operands = flow.signals(node)
+        if len(operands) == 2 and all(flow.weights_between(start, value) for value in operands):
+            return [term for value in operands for term in _terms(flow, start, value)]
+    return [end]
+
+
+def _first_weight(flow: Flow, residual: Residual) -> int:
+    weights = residual.region & flow.weighted
+    return (weights & -weights).bit_length()

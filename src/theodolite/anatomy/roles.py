@@ -1,0 +1,115 @@
+"""A tensor's role: from which of its fans grow with width or, where that was not seen, from where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from theodolite.anatomy.flow import Flow
+from theodolite.anatomy.part import Role
+from theodolite.anatomy.uses import Use
+
+
+@dataclass(frozen=True)
+class Fans:
+    """Which axes are input and output, which of them grow, and the role that follows."""
+
+    in_axes: tuple[int, ...]
+    out_axes: tuple[int, ...]
+    width_in: bool
+    width_out: bool
+    role: Role | None
+    """None where nothing grows: then nobody can tell how the tensor should be scaled."""
+
+
+def fans_by_growth(use: Use, grown: tuple[int, ...]) -> Fans:
+    """From the axes that grow with width.
+
+    A weight whose input alone grows is `output`, wherever it stands: a readout, a router, the keys of a fixed
+    number of heads. One whose output alone grows is `input`.
+    """
+    in_axes, out_axes = use.in_axes, use.out_axes
+    if use.kind in ("token", "table") and use.op != "embedding":
+        # Learned tokens and tables of positions: what grows is the output, the rest is which token.
+        axes = (*in_axes, *out_axes)
+        in_axes = tuple(axis for axis in axes if axis not in grown)
+        out_axes = tuple(axis for axis in axes if axis in grown)
+    width_in = any(axis in grown for axis in in_axes)
+    width_out = any(axis in grown for axis in out_axes)
+    if use.kind == "bias" or use.kind == "gain":
+        return Fans(in_axes, out_axes, width_in, width_out, use.kind)
+    by_growth: dict[tuple[bool, bool], Role] = {
+        (False, True): "input",
+        (True, True): "hidden",
+        (True, False): "output",
+    }
+    return Fans(in_axes, out_axes, width_in, width_out, by_growth.get((width_in, width_out)))
+
+
+def fans_by_position(flow: Flow, use: Use, in_branch: bool) -> Fans:
+    """From the dataflow alone: what reads the data is input, what makes the result is output."""
+    is_last = not in_branch and _reaches_output(flow, use)
+    if use.kind == "bias" or use.kind == "gain":
+        return Fans(use.in_axes, use.out_axes, False, not (is_last and use.kind == "bias"), use.kind)
+    if use.kind != "weight" or _reads_data(flow, use):
+        return Fans(use.in_axes, use.out_axes, False, True, "input")
+    if is_last or _routes(flow, use):
+        return Fans(use.in_axes, use.out_axes, True, False, "output")
+    return Fans(use.in_axes, use.out_axes, True, True, "hidden")
+
+
+def _reads_data(flow: Flow, use: Use) -> bool:
+    """Is there no parameter between the network's inputs and this one?"""
+    above = 0
+    for value in flow.signals(flow.graph.nodes[use.node]):
+        above |= flow.ancestors[value]
+    return not above & _fed(flow)
+
+
+def _fed(flow: Flow) -> int:
+    mask = flow.weighted
+    for use in flow.uses.all:
+        if use.kind in ("table", "token"):
+            for output in flow.graph.nodes[use.node].outputs:
+                mask |= 1 << output
+    return mask
+
+
+def _reaches_output(flow: Flow, use: Use) -> bool:
+    """Does the result leave the network without meeting another weight?"""
+    made = flow.graph.nodes[use.node].outputs[0]
+    below = flow.descendants[made] & ~(1 << made)
+    return any(
+        output == made or (below >> output & 1 and _free_path(flow, made, output)) for output in flow.graph.outputs
+    )
+
+
+def _free_path(flow: Flow, start: int, end: int) -> bool:
+    """Is there a path from start to end with no weight on it?"""
+    reached = {start}
+    waiting = [start]
+    while waiting:
+        for node in flow.readers(waiting.pop()):
+            for output in node.outputs:
+                if output in reached or flow.weighted >> output & 1:
+                    continue
+                if output == end:
+                    return True
+                reached.add(output)
+                waiting.append(output)
+    return False
+
+
+def _routes(flow: Flow, use: Use) -> bool:
+    """Does the result choose, by its largest entries, what is computed next?"""
+    waiting = [flow.graph.nodes[use.node].outputs[0]]
+    reached = set(waiting)
+    while waiting:
+        for node in flow.readers(waiting.pop()):
+            if node.op in ("topk", "sort", "argmax"):
+                return True
+            for output in node.outputs:
+                if output not in reached and not flow.weighted >> output & 1 and flow.graph.floating[output]:
+                    reached.add(output)
+                    if not flow.is_product_of_signals(node) and len(flow.signals(node)) == 1:
+                        waiting.append(output)
+    return False

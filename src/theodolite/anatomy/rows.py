@@ -1,0 +1,142 @@
+"""The row blocks of a fused tensor: which of its outputs go which way.
+
+Each output carries its number through the views that follow, with the views' own code, so that interleaved layouts
+(heads × (q, k, v)) come out as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from theodolite.anatomy.flow import Flow, bits
+from theodolite.anatomy.trace import Node, Ref
+from theodolite.anatomy.uses import Use
+
+Ranges = tuple[tuple[int, int], ...]
+
+_COPIES = frozenset("clone _to_copy contiguous alias detach lift_fresh dropout native_dropout to type_as".split())
+_REPLAYED = frozenset(
+    """view _unsafe_view reshape _reshape_alias transpose permute t unsqueeze squeeze expand slice select split
+    split_with_sizes unbind chunk""".split()
+)
+_RESHAPES = frozenset("view _unsafe_view reshape _reshape_alias".split())
+_JOINS = frozenset("add sub cat stack".split())
+_COPY_LIMIT = 10_000_000
+
+
+def row_blocks(flow: Flow, use: Use) -> tuple[Ranges, ...]:
+    """The blocks the outputs of a weight, or of its bias, fall into; empty if all go one way."""
+    output = flow.graph.nodes[use.node].outputs[0]
+    shape = flow.graph.shapes[output]
+    if not shape or not use.out_axes or not (use.op == "linear" or use.kind == "bias"):
+        return ()
+    groups = _merge(flow, _readers(flow, output, torch.arange(shape[-1]).expand(shape)))
+    rows = sorted(index for group in groups for index in group)
+    if len(groups) < 2 or rows != list(range(shape[-1])):
+        return ()
+    return tuple(sorted(_ranges(sorted(group)) for group in groups))
+
+
+def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, frozenset[int]]:
+    """By value that something other than a view reads: the numbers of the outputs in it."""
+    carried = {output: labels}
+    read: dict[int, frozenset[int]] = {}
+    waiting = [output]
+    while waiting:
+        value = waiting.pop()
+        for node in flow.readers(value):
+            pieces = _replay(flow, node, carried[value])
+            if pieces is None:
+                read[value] = _numbers(carried[value])
+                continue
+            for made, piece in zip(node.outputs, pieces, strict=False):
+                carried[made] = piece
+                waiting.append(made)
+    return read
+
+
+def _replay(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
+    """The labels after a view; None if the node is something else."""
+    if len(flow.signals(node)) != 1 or not isinstance(node.args[0], Ref):
+        return None
+    if node.op in _COPIES or (node.op == "add" and flow.graph.shapes[node.outputs[0]] == tuple(labels.shape)):
+        return [labels]
+    if node.op not in _REPLAYED:
+        return None
+    if node.op in _RESHAPES:
+        if labels.numel() > _COPY_LIMIT and not _can_view(labels, node.args[1]):
+            return None
+        return [labels.reshape(node.args[1])]
+    made = getattr(torch.ops.aten, node.op)(labels, *node.args[1:], **node.kwargs)
+    return list(made) if isinstance(made, (tuple, list)) else [made]
+
+
+def _can_view(labels: Tensor, shape: list[int]) -> bool:
+    try:
+        labels.view(shape)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _numbers(labels: Tensor) -> frozenset[int]:
+    """The distinct labels, without walking the dimensions along which they repeat."""
+    once = labels[tuple(0 if stride == 0 else slice(None) for stride in labels.stride())]
+    return frozenset(once.unique().tolist())
+
+
+def _merge(flow: Flow, read: dict[int, frozenset[int]]) -> list[frozenset[int]]:
+    """Blocks: what overlaps is one, and so are pieces that are put together again unbent (rotary halves)."""
+    blocks: list[tuple[set[int], set[int]]] = []
+    for value, numbers in read.items():
+        values, rows = {value}, set(numbers)
+        apart = []
+        for other_values, other_rows in blocks:
+            if rows & other_rows or any(_rejoined(flow, a, b) for a in values for b in other_values):
+                values |= other_values
+                rows |= other_rows
+            else:
+                apart.append((other_values, other_rows))
+        blocks = [*apart, (values, rows)]
+    return [frozenset(rows) for _, rows in blocks]
+
+
+def _rejoined(flow: Flow, first: int, second: int) -> bool:
+    """Do two pieces meet again in a sum or a concatenation, having been moved and multiplied by constants only?"""
+    common = flow.descendants[first] & flow.descendants[second]
+    if not common:
+        return False
+    meeting = (common & -common).bit_length() - 1
+    joint = flow.maker(meeting)
+    if joint is None or joint.op not in _JOINS:
+        return False
+    for piece in (first, second):
+        for value in bits(flow.between(piece, meeting) & ~(1 << piece) & ~(1 << meeting)):
+            node = flow.maker(value)
+            if node is None or flow.uses.at(node.index) or not _is_straight(flow, node, piece):
+                return False
+    return True
+
+
+def _is_straight(flow: Flow, node: Node, piece: int) -> bool:
+    """Does the node move the piece, multiply it by a constant, or put parts of it together?"""
+    signals = flow.signals(node)
+    if node.op in _JOINS:
+        return all(flow.descendants[piece] >> signal & 1 for signal in signals)
+    return len(signals) == 1 and (flow.is_handed_on(node) or node.op in ("mul", "neg"))
+
+
+def _ranges(numbers: list[int]) -> Ranges:
+    """Consecutive numbers as half-open ranges.
+
+    >>> _ranges([0, 1, 2, 6, 7])
+    ((0, 3), (6, 8))
+    """
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = (found[-1][0], number + 1)
+        else:
+            found.append((number, number + 1))
+    return tuple(found)

@@ -1,0 +1,284 @@
+"""The dataflow of one forward pass, recorded operation by operation.
+
+The pass runs on fake tensors: shapes without storage, so that a network of any size costs nothing. Where the
+network looks at values to decide what to compute (experts that pick their tokens), it runs for real instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from theodolite.anatomy.names import canonical_parameters
+from theodolite.errors import UseError
+from theodolite.workloads.definition import call, logits
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor among a node's arguments: the index of its value."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation: what it was called with and what it made."""
+
+    index: int
+    op: str
+    """The operation's ATen name, without overload and without the underscore of the in-place form."""
+    args: tuple[Any, ...]
+    """Positional arguments, tensors replaced by Refs."""
+    kwargs: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass
+class Graph:
+    """Values (tensors at one moment) and the nodes that made them, in the order of execution."""
+
+    nodes: list[Node] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    floating: list[bool] = field(default_factory=list)
+    """By value: a number that can carry a gradient, rather than an index or a mask."""
+    maker: list[int | None] = field(default_factory=list)
+    """By value: the node that made it, or None for what was there before."""
+    readers: list[list[int]] = field(default_factory=list)
+    """By value: the nodes that read it."""
+    parameters: dict[int, str] = field(default_factory=dict)
+    """By value: canonical name."""
+    inputs: set[int] = field(default_factory=set)
+    outputs: set[int] = field(default_factory=set)
+
+    def add_value(self, tensor: Tensor, maker: int | None) -> int:
+        """A new value."""
+        self.shapes.append(tuple(tensor.shape))
+        self.floating.append(tensor.is_floating_point() or tensor.is_complex())
+        self.maker.append(maker)
+        self.readers.append([])
+        return len(self.shapes) - 1
+
+
+def trace(model: nn.Module, inputs: Any) -> Graph:
+    """Record one forward pass of the model in eval mode; the model is left as it was.
+
+    Raises what the forward pass raises.
+    """
+    names = {id(tensor): name for name, tensor in canonical_parameters(model)}
+    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    try:
+        return _trace_fake(model, inputs, names)
+    except Exception:
+        # Control flow that depends on values, or an operation without a fake implementation.
+        if on_meta:
+            raise
+    return _trace_real(model, inputs, names)
+
+
+def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Graph:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if not leaf.is_meta:
+            return mode.from_tensor(leaf, static_shapes=True)
+        # What lies on meta pretends to be on the CPU, so that it meets tensors the forward pass makes there.
+        with mode:
+            return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
+
+    state = {id(tensor): fake(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())}
+    swapped = {name: state[id(tensor)] for name, tensor in _named_tensors(model)}
+    with mode, _silenced("torch._subclasses.fake_tensor"):
+        fake_inputs = tree_map(fake, inputs)
+        parameters = {id(state[key]): name for key, name in names.items()}
+        return _record(model, fake_inputs, parameters, swapped)
+
+
+def _trace_real(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Graph:
+    # A forward pass may write to buffers: it gets copies. Detached aliases of the parameters carry no history.
+    parameters = {id(tensor): tensor.detach() for tensor in model.parameters()}
+    state = parameters | {id(tensor): tensor.clone() for tensor in model.buffers()}
+    swapped = {name: state[id(tensor)] for name, tensor in _named_tensors(model)}
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=list(devices)):
+        return _record(model, inputs, {id(parameters[key]): name for key, name in names.items()}, swapped)
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers under every name they have: tied ones must be swapped in each place."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _record(
+    model: nn.Module, inputs: Any, parameters: Mapping[int, str], state: dict[str, Tensor]
+) -> Graph:
+    """Run the model with `state` in place of its own tensors, under a recorder."""
+    recorder = _Recorder()
+    for tensor in state.values():
+        value = recorder.value(tensor)
+        if id(tensor) in parameters:
+            recorder.graph.parameters[value] = parameters[id(tensor)]
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor):
+            recorder.graph.inputs.add(recorder.value(leaf))
+    runner = _Runner(model)
+    prefixed = {f"model.{name}": tensor for name, tensor in state.items()}
+    with _quiet(model), recorder:
+        output = torch.func.functional_call(runner, prefixed, (inputs,), tie_weights=False, strict=False)
+    for leaf in _results(output):
+        if id(leaf) in recorder.values:
+            recorder.graph.outputs.add(recorder.value(leaf))
+    return recorder.graph
+
+
+class _Runner(nn.Module):
+    """Calls the model as `call` does, as a module, so that functional_call can swap its tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        return call(self.model, inputs)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.values: dict[int, int] = {}
+        self.kept: list[Tensor] = []  # an id is only a name while its tensor lives
+        self.by_storage: dict[int, list[Tensor]] = {}
+
+    def value(self, tensor: Tensor, maker: int | None = None) -> int:
+        known = self.values.get(id(tensor))
+        if known is not None:
+            return known
+        index = self.graph.add_value(tensor, maker)
+        self.values[id(tensor)] = index
+        self.kept.append(tensor)
+        if (key := _storage(tensor)) is not None:
+            self.by_storage.setdefault(key, []).append(tensor)
+        return index
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = _run(func, args, kwargs)
+        written = _written(func, args, kwargs)
+        if isinstance(result, Tensor) or any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+            refs_args, refs_kwargs = tree_map(self._ref, (tuple(args), kwargs))
+            self._add(_name(func), refs_args, refs_kwargs, result, written)
+        return result
+
+    def _ref(self, leaf: Any) -> Any:
+        return Ref(self.value(leaf)) if isinstance(leaf, Tensor) else leaf
+
+    def _add(self, op: str, args: Any, kwargs: Any, result: Any, written: list[Tensor]) -> None:
+        graph = self.graph
+        inputs = tuple(leaf.value for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Ref))
+        index = len(graph.nodes)
+        for tensor in written:
+            del self.values[id(tensor)]  # what it held is another value from here on
+        outputs = tuple(
+            self.value(leaf, index)
+            for leaf in dict.fromkeys([*written, *tree_leaves(result)])
+            if isinstance(leaf, Tensor)
+        )
+        graph.nodes.append(Node(index, op, args, kwargs, inputs, outputs))
+        for value in dict.fromkeys(inputs):
+            graph.readers[value].append(index)
+        for tensor in written:
+            self._spread(tensor)
+
+    def _spread(self, tensor: Tensor) -> None:
+        """A write into a tensor is a write into every view of the same storage."""
+        key = _storage(tensor)
+        if key is None:
+            return
+        others = {id(other): other for other in self.by_storage.get(key, ()) if other is not tensor}
+        for other in others.values():
+            args = (Ref(self.values.pop(id(other))), Ref(self.values[id(tensor)]))
+            self._add("write", args, {}, other, [])
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    if _name(func) == "_grouped_mm" and isinstance(args[0], FakeTensor) and args[0].dim() == 2 < args[1].dim():
+        return args[0].new_empty(args[0].shape[0], args[1].shape[-1])  # torch's fake one takes bf16 only
+    return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _silenced(logger: str) -> Iterator[None]:
+    """A fake pass that fails is followed by a real one: not worth a traceback in the log."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _quiet(model: nn.Module) -> Iterator[None]:
+    """Eval mode, one plain path through attention and recurrent layers, no compilation; all undone after."""
+    modes = {module: module.training for module in model.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    onednn = torch._C._get_mkldnn_enabled()
+    try:
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch._C._set_mkldnn_enabled(False)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch._C._set_mkldnn_enabled(onednn)
+        for module, training in modes.items():
+            module.training = training
+
+
+def _name(func: Any) -> str:
+    name: str = func._schema.name.split("::")[1]
+    return name[:-1] if name.endswith("_") and not name.startswith("__") else name
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors an in-place or out= operation writes to."""
+    found = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return found
+
+
+def _storage(tensor: Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse tensors have none
+        return None
+
+
+def _results(output: Any) -> list[Tensor]:
+    """The logits where they can be told, else every tensor in what a model returned."""
+    try:
+        return [logits(output)]
+    except UseError:
+        leaves = [tree_leaves(vars(leaf)) if hasattr(leaf, "__dict__") else [leaf] for leaf in tree_leaves(output)]
+        return [leaf for group in leaves for leaf in group if isinstance(leaf, Tensor)]

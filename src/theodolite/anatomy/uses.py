@@ -1,0 +1,289 @@
+"""What the forward pass does with each parameter: every place where one meets the signal.
+
+A value is constant, an expression of parameters (a transposed weight, `1 + gain`), or signal; indices and masks
+carry no signal. A parameter is
+used where an expression of it meets the signal, and the operation there says what it is: a factor of a matrix
+product is a weight, what is multiplied elementwise is a gain, what is added is a bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from theodolite.anatomy.axes import Axes, moved, own_axes
+from theodolite.anatomy.trace import Graph, Node, Ref
+
+UseKind = Literal["weight", "table", "token", "gain", "bias"]
+
+# By operation: positions of the two factors of a matrix product.
+_PRODUCTS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "mv": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "addmv": (1, 2),
+    "_addmm_activation": (1, 2),
+    "_grouped_mm": (0, 1),
+    "linear": (0, 1),
+}
+# By operation: positions of (signal, gain, shift).
+_NORMS = {
+    "native_layer_norm": (0, 2, 3),
+    "_fused_rms_norm": (0, 2, None),
+    "rms_norm": (0, 2, None),
+    "native_group_norm": (0, 1, 2),
+    "batch_norm": (0, 1, 2),
+    "native_batch_norm": (0, 1, 2),
+    "_native_batch_norm_legit": (0, 1, 2),
+    "_native_batch_norm_legit_no_training": (0, 1, 2),
+    "_batch_norm_no_update": (0, 1, 2),
+    "_batch_norm_with_update": (0, 1, 2),
+    "cudnn_batch_norm": (0, 1, 2),
+}
+_ADDITIONS = {"add", "sub", "rsub"}
+_MULTIPLICATIONS = {"mul", "div", "_prelu_kernel", "prelu", "lerp", "pow", "addcmul", "addcdiv"}
+_JOINTS = {"cat", "stack", "where", "masked_fill", "masked_scatter", "index_put", "copy", "write", "slice_scatter"}
+_LOOKUPS = {"index", "index_select", "gather", "embedding", "take"}
+
+
+@dataclass(frozen=True)
+class Use:
+    """One place where a parameter meets the signal."""
+
+    node: int
+    name: str
+    kind: UseKind
+    op: str
+    """The Part's operation: `linear`, `conv`, `embedding`, `concat`, `norm`, `scale` or `add`."""
+    in_axes: tuple[int, ...]
+    out_axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Uses:
+    """All uses in the order of execution, and which values are signal."""
+
+    graph: Graph
+    all: tuple[Use, ...]
+    signal: frozenset[int]
+    unknown: dict[str, str]
+    """Parameters that meet the signal in an operation that says nothing: by name, the operation."""
+
+    def at(self, node: int) -> tuple[Use, ...]:
+        """The uses at one node."""
+        return self._by_node.get(node, ())
+
+    def __post_init__(self) -> None:
+        by_node: dict[int, tuple[Use, ...]] = {}
+        for use in self.all:
+            by_node[use.node] = (*by_node.get(use.node, ()), use)
+        object.__setattr__(self, "_by_node", by_node)
+
+    _by_node: Any = None
+
+
+def is_fused_norm(op: str) -> bool:
+    """Is this one of ATen's normalisations?"""
+    return op in _NORMS
+
+
+def factors(node: Node) -> tuple[int, int] | None:
+    """The values of the two factors of a matrix product."""
+    positions = _PRODUCTS.get(node.op)
+    if positions is None:
+        return None
+    return node.args[positions[0]].value, node.args[positions[1]].value
+
+
+def find_uses(graph: Graph) -> Uses:
+    """Every place where a parameter meets the signal."""
+    return _Finder(graph).find()
+
+
+Expression = dict[str, Axes]
+
+
+class _Finder:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.expression: dict[int, Expression] = {
+            value: {name: own_axes(graph.shapes[value])} for value, name in graph.parameters.items()
+        }
+        self.shapes = {name: graph.shapes[value] for value, name in graph.parameters.items()}
+        self.signal = {value for value in graph.inputs if graph.floating[value]}
+        self.uses: list[Use] = []
+        self.unknown: dict[str, str] = {}
+
+    def find(self) -> Uses:
+        for node in self.graph.nodes:
+            self._visit(node)
+        return Uses(self.graph, tuple(self.uses), frozenset(self.signal), self.unknown)
+
+    def _visit(self, node: Node) -> None:
+        if _made_of_shape_alone(node.op):
+            return
+        weights = [value for value in node.inputs if value in self.expression]
+        has_signal = any(value in self.signal for value in node.inputs)
+        if weights and self._is_use(node, weights, has_signal):
+            self._use(node)
+        elif weights:
+            self._express(node, weights)
+            return
+        elif not has_signal:
+            return
+        self.signal.update(output for output in node.outputs if self.graph.floating[output])
+
+    def _is_use(self, node: Node, weights: list[int], has_signal: bool) -> bool:
+        if node.op in _LOOKUPS:
+            return not self._selects_matrices(node)
+        if has_signal:
+            return True
+        if node.op in _NORMS:
+            return self._at(node, _NORMS[node.op][0]) in self.expression
+        # A constant or learned tokens going through a layer. Products with vectors alone are how
+        # parametrizations (spectral norm) compute a weight.
+        return node.op in _PRODUCTS and node.op not in ("mv", "addmv")
+
+    def _selects_matrices(self, node: Node) -> bool:
+        """`experts[chosen]`: which matrix, not which row."""
+        table = self._at(node, 0)
+        if node.op != "index" or table not in self.expression or len(self.graph.shapes[table]) < 3:
+            return False
+        chosen = [position for position, index in enumerate(node.args[1]) if index is not None]
+        return chosen == [0]
+
+    def _express(self, node: Node, weights: list[int]) -> None:
+        """Still an expression of parameters: follow its axes."""
+        args = tuple(arg for arg in node.args[1:] if not isinstance(arg, Ref))
+        for output in node.outputs:
+            shape = self.graph.shapes[output]
+            merged: Expression = {}
+            for value in weights:
+                for name, axes in self.expression[value].items():
+                    merged[name] = moved(node.op, axes, self.graph.shapes[value], shape, args)
+            self.expression[output] = merged
+
+    def _use(self, node: Node) -> None:
+        if node.op in _PRODUCTS:
+            self._use_product(node)
+        elif node.op in ("convolution", "_convolution"):
+            self._use_convolution(node)
+        elif node.op in _NORMS:
+            signal, gain, shift = _NORMS[node.op]
+            self._add(node, self._at(node, signal), "token", "concat")
+            self._add(node, self._at(node, gain), "gain", "norm")
+            self._add(node, self._at(node, shift), "bias", "add")
+        elif node.op in _LOOKUPS:
+            self._use_lookup(node)
+        elif node.op in _ADDITIONS:
+            for value in node.inputs:
+                self._add_term(node, value)
+        elif node.op in _MULTIPLICATIONS:
+            for value in node.inputs:
+                self._add(node, value, "gain", "scale")
+        elif node.op in _JOINTS:
+            for value in node.inputs:
+                self._add(node, value, "token", "concat")
+        else:
+            for value in node.inputs:
+                for name in self.expression.get(value, ()):
+                    self.unknown.setdefault(name, node.op)
+
+    def _use_product(self, node: Node) -> None:
+        left, right = _PRODUCTS[node.op]
+        x, w = self._at(node, left), self._at(node, right)
+        if left == 1 or (node.op == "linear" and len(node.args) > 2):
+            self._add_term(node, self._at(node, 0 if left == 1 else 2))
+        if node.op == "linear":
+            self._add_matrix(node, w, inner=-1, outer=-2)
+        elif w in self.expression:
+            vector = len(self.graph.shapes[w]) == 1
+            self._add_matrix(node, w, inner=-1 if vector else -2, outer=None if vector else -1)
+            self._add(node, x, "token", "concat")
+        else:
+            self._add_matrix(node, x, inner=-1, outer=-2)
+
+    def _use_convolution(self, node: Node) -> None:
+        weight, bias, transposed = self._at(node, 1), self._at(node, 2), node.args[6]
+        self._add(node, bias, "bias", "add")
+        self._add(node, self._at(node, 0), "token", "concat")
+        rank = len(self.graph.shapes[weight])
+        kernel = range(2, rank)
+        channels_in, channels_out = (0, 1) if transposed else (1, 0)
+        for name, axes in self.expression.get(weight, {}).items():
+            in_axes = _flat(axes, (channels_in, *kernel))
+            self._append(node, name, "weight", "conv", in_axes, _flat(axes, (channels_out,)))
+
+    def _use_lookup(self, node: Node) -> None:
+        table = self._at(node, 0)
+        if node.op == "index":
+            looked_up = [position for position, index in enumerate(node.args[1]) if index is not None]
+        elif node.op == "embedding":
+            looked_up = [0]
+        else:
+            looked_up = [node.args[1] if isinstance(node.args[1], int) else 0]
+        if table not in self.expression:  # indices computed from parameters alone
+            for value in node.inputs[1:]:
+                self._add(node, value, "token", "concat")
+            return
+        rank = len(self.graph.shapes[table])
+        kept = [dim for dim in range(rank) if dim not in looked_up]
+        for name, axes in self.expression[table].items():
+            in_axes, out_axes = _flat(axes, looked_up), _flat(axes, kept)
+            self._append(node, name, "table", "embedding", in_axes, out_axes)
+
+    def _add_term(self, node: Node, value: int | None) -> None:
+        """Something added: a bias, or, where it varies along more than one dimension, a table of positions."""
+        if value is None:
+            return
+        for name, axes in self.expression.get(value, {}).items():
+            dims = self._varying(name, axes)
+            if len(dims) > 1:
+                self._append(node, name, "table", "add", dims[:-1], dims[-1:])
+            else:
+                self._append(node, name, "bias", "add", (), dims)
+
+    def _add_matrix(self, node: Node, value: int, inner: int, outer: int | None) -> None:
+        for name, axes in self.expression.get(value, {}).items():
+            in_axes, out_axes = axes[inner], axes[outer] if outer is not None else ()
+            if in_axes or len(self.expression[value]) == 1:
+                self._append(node, name, "weight", "linear", in_axes, out_axes)
+            else:  # a factor of the weight that no input runs over, as in weight normalisation
+                self._append(node, name, "gain", "scale", (), out_axes)
+
+    def _add(self, node: Node, value: int | None, kind: UseKind, op: str) -> None:
+        if value is None:
+            return
+        for name, axes in self.expression.get(value, {}).items():
+            dims = self._varying(name, axes)
+            if kind == "token":
+                self._append(node, name, kind, op, dims[:-1], dims[-1:])
+            else:
+                self._append(node, name, kind, op, (), dims)
+
+    def _append(
+        self, node: Node, name: str, kind: UseKind, op: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
+    ) -> None:
+        self.uses.append(Use(node.index, name, kind, op, tuple(sorted(in_axes)), tuple(sorted(out_axes))))
+
+    def _varying(self, name: str, axes: Axes) -> tuple[int, ...]:
+        """The parameter's dimensions along which the expression varies."""
+        shape = self.shapes[name]
+        return tuple(sorted({axis for group in axes for axis in group if shape[axis] > 1}))
+
+    def _at(self, node: Node, position: int | None) -> int:
+        """The value at a position of the arguments; -1 if there is none."""
+        if position is None or position >= len(node.args) or not isinstance(node.args[position], Ref):
+            return -1
+        return node.args[position].value
+
+
+def _flat(axes: Axes, dims: Any) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(axis for dim in dims for axis in axes[dim]))
+
+
+def _made_of_shape_alone(op: str) -> bool:
+    """Does the result depend on its arguments' shapes only?"""
+    return op.startswith("new_") or op.endswith("_like")
