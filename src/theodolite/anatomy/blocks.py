@@ -16,25 +16,25 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 def places(specimen: Specimen) -> list[tuple[int, int]]:
     """By residual branch: its block, and which branch of the block it is, both counted from 0.
 
-    A block ends where the next branch belongs to another element of the outermost list of modules, or is of a
+    A block ends where the next branch stands at another position of its outermost list of modules, or is of a
     kind the block already has: lists show blocks in code that has them, kinds in code that has not.
     """
-    elements = _elements(specimen.model)
+    positions = _positions(specimen.model)
     found: list[tuple[int, int]] = []
     kinds: set[object] = set()
     last = None
     block, branch = -1, 0
     for residual in specimen.residuals:
         names = names_in(specimen.flow, residual)
-        owners = Counter(elements.get(name.rpartition(".")[0]) for name in names)
-        element = owners.most_common(1)[0][0] if owners else None
+        held_at = Counter(positions.get(name.rpartition(".")[0]) for name in names)
+        position = held_at.most_common(1)[0][0] if held_at else None
         kind = _kind(specimen, names, residual.attends)
-        if block < 0 or element != last or kind in kinds:
+        if block < 0 or position != last or kind in kinds:
             block, branch, kinds = block + 1, 0, set()
         else:
             branch += 1
         kinds.add(kind)
-        last = element
+        last = position
         found.append((block, branch))
     return found
 
@@ -50,16 +50,13 @@ def _kind(specimen: Specimen, names: list[str], attends: bool) -> object:
     return attends, tuple(sorted(counted.items()))
 
 
-def _elements(model: nn.Module) -> dict[str, str | None]:
-    """By module name: the element of the outermost list of modules it belongs to."""
+def _positions(model: nn.Module) -> dict[str, str | None]:
+    """By module name: at which position of its outermost list of modules it stands."""
     modules = dict(canonical_modules(model))
     found: dict[str, str | None] = {}
     for name in modules:
         steps = name.split(".") if name else []
-        found[name] = None
-        for length in range(1, len(steps) + 1):
-            parent = modules.get(".".join(steps[: length - 1]))
-            if isinstance(parent, _CONTAINERS):
-                found[name] = ".".join(steps[:length])
-                break
+        parents = (".".join(steps[:length]) for length in range(len(steps)))
+        inside = (step for parent, step in zip(parents, steps, strict=True) if isinstance(modules[parent], _CONTAINERS))
+        found[name] = next(inside, None)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,10 +20,10 @@ _BOUNDED = _SOFTMAXES | {"sigmoid", "tanh", "hardsigmoid", "topk"}
 
 @dataclass(frozen=True)
 class Heads:
-    """The head dimension of an attention, and what it multiplies the products of queries and keys by."""
+    """The head dimension of an attention, and what it multiplies the products of queries and keys by, if known."""
 
     dim: int
-    scale: float
+    scale: float | None
 
 
 def names_in(flow: Flow, residual: Residual) -> list[str]:
@@ -81,9 +82,12 @@ def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
     while waiting:
         value = waiting.pop()
         node = flow.maker(value)
-        if node is None or not residual.region >> value & 1:
+        if node is None:
             continue
         uses = flow.uses.at(node.index)
+        if not residual.region >> value & 1:
+            names.update(dict.fromkeys(use.name for use in uses if use.kind == "table"))  # a bias per expert
+            continue
         names.update(dict.fromkeys(use.name for use in uses))
         if any(use.kind in ("weight", "gain") for use in uses):
             by_norm |= any(use.kind == "gain" and follows_normalisation(flow, use) for use in uses)
@@ -138,12 +142,24 @@ def normed_sum(flow: Flow, residual: Residual) -> int | None:
         readers = [node for node in flow.readers(value) if any(flow.live >> out & 1 for out in node.outputs)]
         for node in readers:
             if is_normalisation(flow, node):
-                found = node.outputs[0]
+                found = _with_gain(flow, node.outputs[0])
             elif flow.is_handed_on(node):
                 waiting += node.outputs
             elif not _is_statistics(flow, node):
                 return None
     return found
+
+
+def _with_gain(flow: Flow, value: int) -> int:
+    """On from a bare normalisation to what its gain and shift make of it."""
+    while len(readers := flow.readers(value)) == 1:
+        uses = flow.uses.at(readers[0].index)
+        if not flow.is_handed_on(readers[0]) and not any(use.kind in ("gain", "bias") for use in uses):
+            break
+        if any(use.kind == "weight" for use in uses):
+            break
+        value = readers[0].outputs[0]
+    return value
 
 
 def _is_statistics(flow: Flow, node: Node) -> bool:
@@ -169,30 +185,38 @@ def heads_of(flow: Flow, residual: Residual) -> Heads | None:
     for node in _nodes(flow, residual):
         if node.op not in _SOFTMAXES:
             continue
-        value, scale = flow.signals(node)[0], 1.0
-        while (maker := flow.maker(value)) is not None and not flow.is_product_of_signals(maker):
-            scale *= flow.factor(maker) or 1.0
-            sources = flow.signals(maker)
-            if flow.uses.at(maker.index) and not any(use.kind in ("bias", "table") for use in flow.uses.at(maker.index)):
-                break
-            if not sources:
-                break
-            value = sources[0]
-        pair = factors(maker) if maker is not None and flow.is_product_of_signals(maker) else None
-        if maker is None or pair is None:
+        scores, scale = _scores(flow, flow.signals(node)[0])
+        pair = factors(scores) if scores is not None else None
+        if scores is None or pair is None:
             continue
-        scale *= float(maker.kwargs.get("alpha", 1.0))
+        scale *= float(scores.kwargs.get("alpha", 1.0))
         for operand in pair:
             scale *= _scale_behind(flow, operand)
-        return Heads(flow.graph.shapes[pair[0]][-1], scale)
+        return Heads(flow.graph.shapes[pair[0]][-1], None if math.isnan(scale) else scale)
     return None
+
+
+def _scores(flow: Flow, value: int) -> tuple[Node | None, float]:
+    """Back from a softmax to the product of queries and keys, and the product of the numbers on the way."""
+    scale = 1.0
+    while (node := flow.maker(value)) is not None:
+        if flow.is_product_of_signals(node):
+            return node, scale
+        kinds = {use.kind for use in flow.uses.at(node.index)}
+        if "weight" in kinds or not flow.signals(node):
+            break
+        factor = flow.factor(node)
+        scale *= math.nan if "gain" in kinds else 1.0 if factor is None else factor
+        value = flow.signals(node)[0]
+    return None, scale
 
 
 def _scale_behind(flow: Flow, value: int) -> float:
     """The product of the numbers a value was multiplied by since its last weight, norm or sum."""
     scale = 1.0
     while (node := flow.maker(value)) is not None and flow.is_handed_on(node) and flow.signals(node):
-        scale *= flow.factor(node) or 1.0
+        factor = flow.factor(node)
+        scale *= 1.0 if factor is None else factor
         value = flow.signals(node)[0]
     return scale
 

@@ -16,7 +16,7 @@ from theodolite.anatomy.growth import grown_axes
 from theodolite.anatomy.names import all_parameter_names
 from theodolite.anatomy.norms import follows_normalisation, norm_role
 from theodolite.anatomy.part import ROLES, Anatomy, AnatomyError, Attention, Branch, Part, Placement, Role
-from theodolite.anatomy.roles import fans_by_growth, fans_by_position
+from theodolite.anatomy.roles import fans_by_growth, fans_by_position, is_looked_up_bias
 from theodolite.anatomy.rows import row_blocks
 from theodolite.anatomy.siblings import lend
 from theodolite.anatomy.specimen import Specimen, examine, examine_built
@@ -78,11 +78,11 @@ class _Dissection:
         self.flow = main.flow
         self.grown = grown_axes(main, wider, size) if wider and size else None
         self.said = _match(roles, list(main.shapes))
-        self.homes = self._homes()
         self.uses: dict[str, list[Use]] = {}
         for use in self.flow.uses.all:
             self.uses.setdefault(use.name, []).append(use)
         self.lent = lend(main.model, set(self.uses))
+        self.homes = self._homes()
         self.aliases = _aliases(main.model)
 
     def anatomy(self) -> Anatomy:
@@ -95,14 +95,13 @@ class _Dissection:
             if isinstance(part, str):
                 problems.append(part)
                 continue
-            place = self.homes.get(self.lent.get(name, name))
-            if place is not None:
-                branch = by_place[place]
+            if name in self.homes:
+                branch = by_place[self.homes[name]]
                 part = dataclasses.replace(
                     part,
                     block=branch.block,
                     branch=branch.branch,
-                    ends_branch=self.lent.get(name, name) in branch.ends,
+                    ends_branch=name in branch.ends,
                     branch_layers=branch.layers,
                 )
             parts[name] = part
@@ -120,7 +119,7 @@ class _Dissection:
                 homes.setdefault(name, place)
         for name, index in feeders(self.flow, self.main.residuals).items():
             homes.setdefault(name, where[index])
-        return homes
+        return homes | {name: homes[other] for name, other in self.lent.items() if other in homes}
 
     def _branches(self) -> list[Branch]:
         ends = [ends_of(self.flow, residual) for residual in self.main.residuals]
@@ -139,7 +138,7 @@ class _Dissection:
                     scale_at_double_width=grown.scale if grown else None,
                 )
             names = tuple(name for name in self.main.shapes if self.homes.get(name) == place)
-            last = tuple(name for name in names if name in ends[index][0])
+            last = tuple(name for name in names if self.lent.get(name, name) in ends[index][0])
             found.append(Branch(*place, placements[index], residual.layers, names, last, attention))
         return found
 
@@ -162,8 +161,10 @@ class _Dissection:
                 return _unclassified(name, shape, self.flow.uses.unknown.get(name))
             uses = [_use_for(name, shape, said)]
         use = uses[0]
+        if use.node >= 0 and name in self.homes and is_looked_up_bias(self.flow, use):
+            use = dataclasses.replace(use, kind="bias", op="add", in_axes=(), out_axes=use.out_axes)
         if self.grown is not None:
-            fans = fans_by_growth(use, self.grown[name])
+            fans = fans_by_growth(self.flow, use, self.grown[name])
         else:
             fans = fans_by_position(self.flow, use, name in self.homes)
         role = said or fans.role

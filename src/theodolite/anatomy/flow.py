@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -11,10 +12,14 @@ from theodolite.anatomy.uses import Uses, factors
 # Operations that hand the signal on element by element: moved, copied, cast, cut or repeated.
 VIEWS = frozenset(
     """view _unsafe_view reshape _reshape_alias transpose swapaxes permute t unsqueeze squeeze expand slice select
-    split split_with_sizes unbind chunk clone _to_copy contiguous alias detach lift_fresh dropout native_dropout
+    split split_with_sizes unsafe_split unbind chunk clone _to_copy contiguous alias detach lift_fresh dropout native_dropout
     constant_pad_nd roll flip flatten unflatten repeat repeat_interleave narrow as_strided index index_select gather
     movedim mT pixel_shuffle pixel_unshuffle to type_as masked_select _pad_enum reflection_pad2d
     replication_pad2d upsample_nearest2d identity""".split()
+)
+# Of these, the ones that pick one piece of several: the rest goes elsewhere, so they do not carry a stream on.
+PICKS = frozenset(
+    "select split split_with_sizes unsafe_split unbind chunk index index_select gather masked_select".split()
 )
 REDUCTIONS = frozenset(
     "mean sum var var_mean std std_mean linalg_vector_norm norm amax max avg_pool2d adaptive_avg_pool2d "
@@ -110,7 +115,7 @@ class Flow:
         return node.op in VIEWS or self.factor(node) is not None
 
     def factor(self, node: Node) -> float | None:
-        """What a node multiplies its signal by as a whole: a number, a constant of unknown value (1), a learned scalar (1)."""
+        """What a node multiplies its signal by as a whole; nan for a scalar whose value the trace does not show."""
         if node.op not in ("mul", "div") or len(self.signals(node)) != 1:
             return None
         others = [value for value in node.inputs if value not in self.uses.signal]
@@ -118,7 +123,7 @@ class Flow:
             return None
         numbers = [float(arg) for arg in node.args if isinstance(arg, (int, float)) and not isinstance(arg, bool)]
         if not numbers:
-            return 1.0
+            return math.nan
         return 1.0 / numbers[0] if node.op == "div" and isinstance(node.args[0], Ref) else numbers[0]
 
     def back(self, value: int) -> int:
@@ -138,8 +143,13 @@ class Flow:
         masks = [1 << value for value in range(len(self.graph.shapes))]
         for node in self.graph.nodes:
             sources = self.signals(node)
-            if node.op in ("add", "sub", "write") or (sources and self.is_handed_on(node)):
-                for output in node.outputs:
-                    for source in sources if node.op in ("add", "sub", "write") else sources[:1]:
-                        masks[output] |= masks[source]
+            if node.op in ("add", "sub", "write"):
+                carried = sources
+            elif self.is_handed_on(node) and node.op not in PICKS:
+                carried = sources[:1]
+            else:
+                continue
+            for output in node.outputs:
+                for source in carried:
+                    masks[output] |= masks[source]
         return masks

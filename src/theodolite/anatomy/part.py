@@ -82,8 +82,8 @@ class Attention:
     head_dim: int
     head_dim_grows: bool
     """Does the head dimension grow with width? Then the logits' scale has to follow it."""
-    scale: float
-    """What the products of queries and keys are multiplied by."""
+    scale: float | None
+    """What the products of queries and keys are multiplied by; None where the trace does not show it."""
     scale_at_double_width: float | None
     """The same at twice the width; None where there was nothing to compare with."""
 

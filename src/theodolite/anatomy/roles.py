@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from theodolite.anatomy.flow import Flow
+from theodolite.anatomy.flow import VIEWS, Flow
 from theodolite.anatomy.part import Role
 from theodolite.anatomy.uses import Use
 
@@ -21,11 +21,11 @@ class Fans:
     """None where nothing grows: then nobody can tell how the tensor should be scaled."""
 
 
-def fans_by_growth(use: Use, grown: tuple[int, ...]) -> Fans:
+def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
     """From the axes that grow with width.
 
     A weight whose input alone grows is `output`, wherever it stands: a readout, a router, the keys of a fixed
-    number of heads. One whose output alone grows is `input`.
+    number of heads. One whose output alone grows is `input`, and so is one that reads the data and does not grow.
     """
     in_axes, out_axes = use.in_axes, use.out_axes
     if use.kind in ("token", "table") and use.op != "embedding":
@@ -42,7 +42,10 @@ def fans_by_growth(use: Use, grown: tuple[int, ...]) -> Fans:
         (True, True): "hidden",
         (True, False): "output",
     }
-    return Fans(in_axes, out_axes, width_in, width_out, by_growth.get((width_in, width_out)))
+    role = by_growth.get((width_in, width_out))
+    if role is None and (use.kind != "weight" or _reads_data(flow, use)):
+        role = "input"
+    return Fans(in_axes, out_axes, width_in, width_out, role)
 
 
 def fans_by_position(flow: Flow, use: Use, in_branch: bool) -> Fans:
@@ -55,6 +58,23 @@ def fans_by_position(flow: Flow, use: Use, in_branch: bool) -> Fans:
     if is_last or _routes(flow, use):
         return Fans(use.in_axes, use.out_axes, True, False, "output")
     return Fans(use.in_axes, use.out_axes, True, True, "hidden")
+
+
+def is_looked_up_bias(flow: Flow, use: Use) -> bool:
+    """Is it looked up and added to what a weight made, as the biases of a stack of experts are?"""
+    if use.op != "embedding":
+        return False
+    waiting = list(flow.graph.nodes[use.node].outputs)
+    while waiting:
+        value = waiting.pop()
+        for node in flow.readers(value):
+            if node.op == "add" and len(flow.signals(node)) == 2:
+                others = [other for other in flow.signals(node) if other != value]
+                return all(flow.weighted >> flow.back(other) & 1 for other in others)
+            if node.op not in VIEWS:
+                return False
+            waiting += node.outputs
+    return False
 
 
 def _reads_data(flow: Flow, use: Use) -> bool:

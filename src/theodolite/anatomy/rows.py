@@ -58,7 +58,7 @@ def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, frozenset[int
 
 def _replay(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
     """The labels after a view; None if the node is something else."""
-    if len(flow.signals(node)) != 1 or not isinstance(node.args[0], Ref):
+    if not isinstance(node.args[0], Ref) or len(flow.signals(node)) - _looked_up(flow, node) != 1:
         return None
     if node.op in _COPIES or (node.op == "add" and flow.graph.shapes[node.outputs[0]] == tuple(labels.shape)):
         return [labels]
@@ -70,6 +70,12 @@ def _replay(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
         return [labels.reshape(node.args[1])]
     made = getattr(torch.ops.aten, node.op)(labels, *node.args[1:], **node.kwargs)
     return list(made) if isinstance(made, (tuple, list)) else [made]
+
+
+def _looked_up(flow: Flow, node: Node) -> int:
+    """How many of a node's signals are rows of a table: the biases of the experts a token was sent to."""
+    makers = [flow.maker(flow.back(value)) for value in flow.signals(node)]
+    return sum(maker is not None and any(u.kind == "table" for u in flow.uses.at(maker.index)) for maker in makers)
 
 
 def _can_view(labels: Tensor, shape: list[int]) -> bool:
