@@ -19,7 +19,7 @@ def own_axes(shape: tuple[int, ...]) -> Axes:
 
 
 def reshaped(axes: Axes, old: tuple[int, ...], new: tuple[int, ...]) -> Axes:
-    """The axes after a reshape: a merged dimension runs over all of its parts', a split one's parts over its own.
+    """The axes after a reshape: a merged dimension runs over all it was made of.
 
     >>> reshaped(((0,), (1,)), (12, 5), (3, 4, 5))
     ((0,), (0,), (1,))

@@ -42,8 +42,8 @@ def places(specimen: Specimen) -> list[tuple[int, int]]:
 def _kind(specimen: Specimen, names: list[str], attends: bool) -> object:
     """What tells one branch of a block from another, whatever the sizes: its operations and how many of each.
 
-    A cross-attention is told from a self-attention by the weights it uses inside the branch: its keys and values
-    are made outside of it.
+    A cross-attention is told from a self-attention by the weights it uses inside the branch: its keys and
+    values are made outside of it.
     """
     inside = set(names)
     counted = Counter(use.op for use in specimen.flow.uses.all if use.name in inside and use.kind == "weight")
@@ -57,6 +57,10 @@ def _positions(model: nn.Module) -> dict[str, str | None]:
     for name in modules:
         steps = name.split(".") if name else []
         parents = (".".join(steps[:length]) for length in range(len(steps)))
-        inside = (step for parent, step in zip(parents, steps, strict=True) if isinstance(modules[parent], _CONTAINERS))
+        inside = (
+            step
+            for parent, step in zip(parents, steps, strict=True)
+            if isinstance(modules[parent], _CONTAINERS)
+        )
         found[name] = next(inside, None)
     return found

@@ -8,19 +8,16 @@ from dataclasses import dataclass
 
 from theodolite.anatomy.flow import Flow, bits
 from theodolite.anatomy.norms import follows_normalisation, is_normalisation
+from theodolite.anatomy.operations import BOUNDED, SOFTMAXES
 from theodolite.anatomy.part import Placement
 from theodolite.anatomy.residual import Residual
 from theodolite.anatomy.trace import Node
 from theodolite.anatomy.uses import factors
 
-_SOFTMAXES = frozenset("_softmax _safe_softmax softmax".split())
-# What bounds its argument: a factor made by one of these is a gate, and scaling what is behind it scales nothing.
-_BOUNDED = _SOFTMAXES | {"sigmoid", "tanh", "hardsigmoid", "topk"}
-
 
 @dataclass(frozen=True)
 class Heads:
-    """The head dimension of an attention, and what it multiplies the products of queries and keys by, if known."""
+    """An attention's head dimension, and what it multiplies query times key by, if known."""
 
     dim: int
     scale: float | None
@@ -28,7 +25,9 @@ class Heads:
 
 def names_in(flow: Flow, residual: Residual) -> list[str]:
     """The parameters used in the branch, in the order of use."""
-    return list(dict.fromkeys(use.name for node in _nodes(flow, residual) for use in flow.uses.at(node.index)))
+    return list(
+        dict.fromkeys(use.name for node in _nodes(flow, residual) for use in flow.uses.at(node.index))
+    )
 
 
 def feeders(flow: Flow, residuals: list[Residual]) -> dict[str, int]:
@@ -110,7 +109,7 @@ def _is_gate(flow: Flow, value: int) -> bool:
         node = flow.maker(waiting.pop())
         if node is None or any(use.kind == "weight" for use in flow.uses.at(node.index)):
             continue
-        if node.op in _BOUNDED:
+        if node.op in BOUNDED:
             return True
         fresh = [source for source in flow.signals(node) if source not in seen]
         seen.update(fresh)
@@ -163,7 +162,7 @@ def _with_gain(flow: Flow, value: int) -> int:
 
 
 def _is_statistics(flow: Flow, node: Node) -> bool:
-    """Does all that the node makes end in a normalisation of the same value (the mean square of a hand-made norm)?"""
+    """Does all that the node makes end in a normalisation, as the mean square of a hand-made norm does?"""
     waiting, seen = list(node.outputs), set(node.outputs)
     while waiting:
         value = waiting.pop()
@@ -183,7 +182,7 @@ def _is_statistics(flow: Flow, node: Node) -> bool:
 def heads_of(flow: Flow, residual: Residual) -> Heads | None:
     """The head dimension and the scale of the branch's first softmax attention."""
     for node in _nodes(flow, residual):
-        if node.op not in _SOFTMAXES:
+        if node.op not in SOFTMAXES:
             continue
         scores, scale = _scores(flow, flow.signals(node)[0])
         pair = factors(scores) if scores is not None else None

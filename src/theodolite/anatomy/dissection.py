@@ -28,12 +28,17 @@ Axes = tuple[int, ...]
 
 
 def dissect(
-    build: Build | nn.Module, inputs: Any, *, size: Size | None = None, roles: Mapping[str, Role] | None = None
+    build: Build | nn.Module,
+    inputs: Any,
+    *,
+    size: Size | None = None,
+    roles: Mapping[str, Role] | None = None,
 ) -> Anatomy:
     """Find out what every parameter tensor of a network does.
 
-    Shapes are compared across sizes and the dataflow of one forward pass is read; no name is parsed for meaning.
-    Nothing is computed and no memory is taken for weights, unless the network's control flow depends on values.
+    Shapes are compared across sizes and the dataflow of one forward pass is read; no name is parsed for
+    meaning. Nothing is computed and no memory is taken for weights, unless the network's control flow depends
+    on values.
 
     Args:
         build: `build(width, depth) -> nn.Module`, or a ready module. From a ready module alone it cannot be
@@ -56,7 +61,9 @@ def dissect(
     """
     if isinstance(build, nn.Module):
         if size is not None:
-            raise AnatomyError(f"size={size} goes with a build function, but build is a ready {type(build).__name__}")
+            raise AnatomyError(
+                f"size={size} goes with a build function, but build is a ready {type(build).__name__}"
+            )
         return _Dissection(examine(build, inputs), None, None, roles or {}).anatomy()
     if not callable(build):
         raise AnatomyError(f"build is {build!r}: pass build(width, depth) -> nn.Module, or a ready module")
@@ -124,7 +131,9 @@ class _Dissection:
     def _branches(self) -> list[Branch]:
         ends = [ends_of(self.flow, residual) for residual in self.main.residuals]
         placements = self._placements([by_norm for _, by_norm in ends])
-        wider = [heads_of(self.wider.flow, residual) for residual in self.wider.residuals] if self.wider else []
+        wider = (
+            [heads_of(self.wider.flow, residual) for residual in self.wider.residuals] if self.wider else []
+        )
         found = []
         for index, (place, residual) in enumerate(zip(places(self.main), self.main.residuals, strict=True)):
             heads = heads_of(self.flow, residual)
@@ -147,7 +156,9 @@ class _Dissection:
         flow, residuals = self.flow, self.main.residuals
         found = [placement_of(flow, *pair) for pair in zip(residuals, ends_in_norm, strict=True)]
         starts = {flow.back(residual.start) for residual in residuals}
-        read_again = [flow.back(made) in starts if (made := normed_sum(flow, r)) else False for r in residuals]
+        read_again = [
+            flow.back(made) in starts if (made := normed_sum(flow, r)) else False for r in residuals
+        ]
         post = [kind == "post" and again for kind, again in zip(found, read_again, strict=True)]
         return ["none" if kind == "post" and not any(post) else kind for kind in found]
 
@@ -171,7 +182,7 @@ class _Dissection:
         if role is None:
             return (
                 f"{name} has shape {shape} and is used by {use.op}: no dimension grows with width. "
-                f'Say what it is: roles={{"{name}": "hidden"}}, one of {", ".join(ROLES)}'
+                + _remedy(name)
             )
         is_norm = use.kind == "gain" and use.node >= 0 and follows_normalisation(self.flow, use)
         return Part(
@@ -212,14 +223,22 @@ def _match(roles: Mapping[str, Role], names: list[str]) -> dict[str, Role]:
             raise AnatomyError(f"roles[{pattern!r}] is {role!r}: a role is one of {', '.join(ROLES)}")
         matching = fnmatch.filter(names, pattern)
         if not matching:
-            raise AnatomyError(f"roles[{pattern!r}] matches no parameter; there are {', '.join(names[:4])}, ...")
+            raise AnatomyError(
+                f"roles[{pattern!r}] matches no parameter; there are {', '.join(names[:4])}, ..."
+            )
         said |= dict.fromkeys(matching, role)
     return said
 
 
 def _unclassified(name: str, shape: tuple[int, ...], op: str | None) -> str:
-    reason = f"is used by {op}, which does not tell its role" if op else "is used by nothing in the forward pass"
-    return f'{name} has shape {shape} and {reason}. Say what it is: roles={{"{name}": "hidden"}}, one of {", ".join(ROLES)}'
+    reason = (
+        f"is used by {op}, which does not tell its role" if op else "is used by nothing in the forward pass"
+    )
+    return f"{name} has shape {shape} and {reason}. {_remedy(name)}"
+
+
+def _remedy(name: str) -> str:
+    return f'Say what it is: roles={{"{name}": "hidden"}}, or another of {", ".join(ROLES)}'
 
 
 def _use_for(name: str, shape: tuple[int, ...], role: Role) -> Use:

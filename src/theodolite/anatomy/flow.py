@@ -1,4 +1,4 @@
-"""Who depends on whom: ancestors and descendants of every value, as bit sets, and what operations do to a signal."""
+"""Who depends on whom: the ancestors and descendants of every value, as bit sets."""
 
 from __future__ import annotations
 
@@ -6,25 +6,9 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 
+from theodolite.anatomy.operations import PICKS, SUMS, VIEWS
 from theodolite.anatomy.trace import Graph, Node, Ref
 from theodolite.anatomy.uses import Uses, factors
-
-# Operations that hand the signal on element by element: moved, copied, cast, cut or repeated.
-VIEWS = frozenset(
-    """view _unsafe_view reshape _reshape_alias transpose swapaxes permute t unsqueeze squeeze expand slice select
-    split split_with_sizes unsafe_split unbind chunk clone _to_copy contiguous alias detach lift_fresh dropout native_dropout
-    constant_pad_nd roll flip flatten unflatten repeat repeat_interleave narrow as_strided index index_select gather
-    movedim mT pixel_shuffle pixel_unshuffle to type_as masked_select _pad_enum reflection_pad2d
-    replication_pad2d upsample_nearest2d identity""".split()
-)
-# Of these, the ones that pick one piece of several: the rest goes elsewhere, so they do not carry a stream on.
-PICKS = frozenset(
-    "select split split_with_sizes unsafe_split unbind chunk index index_select gather masked_select".split()
-)
-REDUCTIONS = frozenset(
-    "mean sum var var_mean std std_mean linalg_vector_norm norm amax max avg_pool2d adaptive_avg_pool2d "
-    "_adaptive_avg_pool2d avg_pool1d _adaptive_avg_pool1d adaptive_avg_pool1d".split()
-)
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -115,13 +99,15 @@ class Flow:
         return node.op in VIEWS or self.factor(node) is not None
 
     def factor(self, node: Node) -> float | None:
-        """What a node multiplies its signal by as a whole; nan for a scalar whose value the trace does not show."""
+        """What a node multiplies its whole signal by; nan for a scalar the trace does not show."""
         if node.op not in ("mul", "div") or len(self.signals(node)) != 1:
             return None
         others = [value for value in node.inputs if value not in self.uses.signal]
         if any(self.graph.shapes[other] not in ((), (1,)) for other in others):
             return None
-        numbers = [float(arg) for arg in node.args if isinstance(arg, (int, float)) and not isinstance(arg, bool)]
+        numbers = [
+            float(arg) for arg in node.args if isinstance(arg, (int, float)) and not isinstance(arg, bool)
+        ]
         if not numbers:
             return math.nan
         return 1.0 / numbers[0] if node.op == "div" and isinstance(node.args[0], Ref) else numbers[0]
@@ -143,7 +129,7 @@ class Flow:
         masks = [1 << value for value in range(len(self.graph.shapes))]
         for node in self.graph.nodes:
             sources = self.signals(node)
-            if node.op in ("add", "sub", "write"):
+            if node.op in SUMS:
                 carried = sources
             elif self.is_handed_on(node) and node.op not in PICKS:
                 carried = sources[:1]

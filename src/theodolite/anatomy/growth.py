@@ -15,14 +15,19 @@ def grown_axes(main: Specimen, wider: Specimen, size: Size) -> dict[str, tuple[i
     if missing or extra:
         culprit, has, lacks = (missing[0], here, there) if missing else (extra[0], there, here)
         raise AnatomyError(
-            f"{has} has the tensor {culprit}, {lacks} has not: width may change shapes only, depth adds tensors"
+            f"{has} has the tensor {culprit}, {lacks} has not: width may change shapes only, "
+            "depth adds tensors"
         )
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in main.shapes.items():
         other = wider.shapes[name]
         if len(other) != len(shape) or any(a > b for a, b in zip(shape, other, strict=True)):
-            raise AnatomyError(f"{name} has shape {shape} in {here} but {other} in {there}: it does not grow with width")
+            raise AnatomyError(
+                f"{name} has shape {shape} in {here} but {other} in {there}: it does not grow with width"
+            )
         found[name] = tuple(axis for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b)
     if not any(found.values()):
-        raise AnatomyError(f"{there} has the same shapes as {here}: build ignores its width. Use it to size the layers")
+        raise AnatomyError(
+            f"{there} has the same shapes as {here}: build ignores its width. Use it to size the layers"
+        )
     return found

@@ -1,22 +1,21 @@
 """Normalisations, and who reads their gains.
 
-A gain that only linear maps read could be folded into them (Input-Norm); one that reaches the residual stream, a
-softmax or another nonlinearity could not (Output-Norm).
+A gain that only linear maps read could be folded into them (Input-Norm); one that reaches the residual
+stream, a softmax or another nonlinearity could not (Output-Norm).
 """
 
 from __future__ import annotations
 
-from theodolite.anatomy.flow import REDUCTIONS, Flow, bits
+from theodolite.anatomy.flow import Flow, bits
+from theodolite.anatomy.operations import NORMS, POOLS, REDUCTIONS
 from theodolite.anatomy.part import Norm
 from theodolite.anatomy.trace import Node
-from theodolite.anatomy.uses import Use, factors, is_fused_norm
-
-_KEEP_CHANNELS = REDUCTIONS - {"var", "var_mean", "std", "std_mean", "amax", "max", "linalg_vector_norm", "norm"}
+from theodolite.anatomy.uses import Use, factors
 
 
 def is_normalisation(flow: Flow, node: Node) -> bool:
     """Does the node finish a normalisation: a fused one, or x divided by a statistic of x?"""
-    if is_fused_norm(node.op):
+    if node.op in NORMS:
         return True
     operands = flow.signals(node)
     if node.op not in ("mul", "div") or len(operands) != 2:
@@ -50,7 +49,7 @@ def _is_statistic(flow: Flow, statistic: int, x: int) -> bool:
 def follows_normalisation(flow: Flow, use: Use) -> bool:
     """Is this gain a norm's: fused with it, or applied to what it made?"""
     node = flow.graph.nodes[use.node]
-    if is_fused_norm(node.op):
+    if node.op in NORMS:
         return True
     operands = flow.signals(node)
     if node.op != "mul" or len(operands) != 1:
@@ -88,17 +87,19 @@ def norm_role(flow: Flow, use: Use) -> Norm:
 
 
 def _is_linear_in(flow: Flow, node: Node, value: int) -> bool:
-    """Does the node hand on each channel of the value by itself: moved, averaged over tokens, shifted, scaled?"""
+    """Does the node hand on each channel by itself: moved, averaged over tokens, shifted, scaled?"""
     signals = flow.signals(node)
     if flow.is_product_of_signals(node):
         pair = factors(node)
-        # Attention averages values, its right factor, channel by channel; of its left factor it sums the channels.
+        # Attention averages its right factor, the values, channel by channel; the left one's it sums.
         return pair is not None and pair[1] == value and pair[0] != value
     if len(signals) != 1:
         return node.op in ("cat", "stack")
-    if node.op in _KEEP_CHANNELS:
-        shape = flow.graph.shapes[value]
-        dims = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else ()
-        channel = 1 if len(shape) == 4 else len(shape) - 1
-        return "pool" in node.op or (bool(dims) and channel not in {dim % len(shape) for dim in dims})
+    if node.op in POOLS:
+        return True
+    if node.op in ("mean", "sum"):
+        rank = len(flow.graph.shapes[value])
+        dims = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else range(rank)
+        channel = 1 if rank == 4 else rank - 1
+        return channel not in {dim % rank for dim in dims}
     return flow.is_handed_on(node) or node.op in ("add", "sub", "mul")

@@ -152,7 +152,9 @@ class Anatomy(Mapping[str, Part]):
         return table(self)
 
     def __repr__(self) -> str:
-        return f"<Anatomy of {len(self)} tensors, {self.num_parameters:,} parameters, {self.num_blocks} blocks>"
+        return (
+            f"<Anatomy of {len(self)} tensors, {self.num_parameters:,} parameters, {self.num_blocks} blocks>"
+        )
 
     def to_json(self) -> str:
         """Everything, as JSON."""

@@ -1,8 +1,8 @@
 """The residual stream: where branches leave it, and where what they computed is added to it.
 
-An addition is residual if one operand, the branch, was computed from the other, the stream, with a weight in
-between. "From the other" means from anything the stream is a sum of, so that branches that read the same point
-and are added one after the other (parallel attention and MLP) are both found.
+An addition is residual if one operand, the branch, was computed from the other, the stream, with a weight
+in between. "From the other" means from anything the stream is a sum of, so that branches that read the same
+point and are added one after the other (parallel attention and MLP) are both found.
 """
 
 from __future__ import annotations
@@ -10,13 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from theodolite.anatomy.flow import Flow, bits
+from theodolite.anatomy.operations import BENDING
 from theodolite.anatomy.trace import Node
-
-# What a shortcut may hold besides one weight: nothing that bends the signal.
-_BENDING = frozenset(
-    "relu gelu silu sigmoid tanh _softmax exp hardtanh leaky_relu elu mish softplus hardswish relu6 "
-    "hardsigmoid _prelu_kernel celu selu log_sigmoid_forward".split()
-)
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ def _shortcut(flow: Flow, node: Node, operands: list[int]) -> Join | None:
         return None
     for stream, branch in ((first, second), (second, first)):
         bends = any(
-            maker.op in _BENDING or flow.is_product_of_signals(maker)
+            maker.op in BENDING or flow.is_product_of_signals(maker)
             for value in bits(flow.between(fork, stream) & ~(1 << fork))
             if (maker := flow.maker(value)) is not None
         )
@@ -88,8 +83,8 @@ def _shortcut(flow: Flow, node: Node, operands: list[int]) -> Join | None:
 def _outermost(flow: Flow, joins: list[Join]) -> list[Join]:
     """Of residual additions inside one another's branches, those of the stream.
 
-    A branch that holds several residual additions is a skip around a whole stream (U-Net, long skips): it is not
-    one of the stream's. A single one inside a branch is an inner detail of that branch.
+    A branch that holds several residual additions is a skip around a whole stream (U-Net, long skips): it is
+    not one of the stream's. A single one inside a branch is an inner detail of that branch.
     """
 
     def inside(outer: Join, candidates: list[Join]) -> list[Join]:

@@ -1,10 +1,11 @@
-"""A tensor's role: from which of its fans grow with width or, where that was not seen, from where it stands."""
+"""A tensor's role: from which of its fans grow with width or, if that was not seen, from where it stands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from theodolite.anatomy.flow import VIEWS, Flow
+from theodolite.anatomy.flow import Flow
+from theodolite.anatomy.operations import VIEWS
 from theodolite.anatomy.part import Role
 from theodolite.anatomy.uses import Use
 
@@ -25,7 +26,8 @@ def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
     """From the axes that grow with width.
 
     A weight whose input alone grows is `output`, wherever it stands: a readout, a router, the keys of a fixed
-    number of heads. One whose output alone grows is `input`, and so is one that reads the data and does not grow.
+    number of heads. One whose output alone grows is `input`, and so is one that reads the data and does not
+    grow.
     """
     in_axes, out_axes = use.in_axes, use.out_axes
     if use.kind in ("token", "table") and use.op != "embedding":
@@ -99,7 +101,8 @@ def _reaches_output(flow: Flow, use: Use) -> bool:
     made = flow.graph.nodes[use.node].outputs[0]
     below = flow.descendants[made] & ~(1 << made)
     return any(
-        output == made or (below >> output & 1 and _free_path(flow, made, output)) for output in flow.graph.outputs
+        output == made or (below >> output & 1 and _free_path(flow, made, output))
+        for output in flow.graph.outputs
     )
 
 

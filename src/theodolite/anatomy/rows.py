@@ -1,7 +1,7 @@
 """The row blocks of a fused tensor: which of its outputs go which way.
 
-Each output carries its number through the views that follow, with the views' own code, so that interleaved layouts
-(heads × (q, k, v)) come out as they are.
+Each output carries its number through the views that follow, with the views' own code, so that interleaved
+layouts (heads × (q, k, v)) come out as they are.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from theodolite.anatomy.flow import Flow, bits
+from theodolite.anatomy.operations import COPIES, RESHAPES
 from theodolite.anatomy.trace import Node, Ref
 from theodolite.anatomy.uses import Use
 
 Ranges = tuple[tuple[int, int], ...]
 
-_COPIES = frozenset("clone _to_copy contiguous alias detach lift_fresh dropout native_dropout to type_as".split())
-_REPLAYED = frozenset(
-    """view _unsafe_view reshape _reshape_alias transpose permute t unsqueeze squeeze expand slice select split
-    split_with_sizes unbind chunk""".split()
-)
-_RESHAPES = frozenset("view _unsafe_view reshape _reshape_alias".split())
-_JOINS = frozenset("add sub cat stack".split())
+# fmt: off
+_REPLAYED = RESHAPES | {
+    "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "split",
+    "split_with_sizes", "unbind", "chunk",
+}
+# fmt: on
+_JOINS = frozenset(["add", "sub", "cat", "stack"])
 _COPY_LIMIT = 10_000_000
 
 
@@ -60,11 +61,11 @@ def _replay(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
     """The labels after a view; None if the node is something else."""
     if not isinstance(node.args[0], Ref) or len(flow.signals(node)) - _looked_up(flow, node) != 1:
         return None
-    if node.op in _COPIES or (node.op == "add" and flow.graph.shapes[node.outputs[0]] == tuple(labels.shape)):
+    if node.op in COPIES or (node.op == "add" and flow.graph.shapes[node.outputs[0]] == tuple(labels.shape)):
         return [labels]
     if node.op not in _REPLAYED:
         return None
-    if node.op in _RESHAPES:
+    if node.op in RESHAPES:
         if labels.numel() > _COPY_LIMIT and not _can_view(labels, node.args[1]):
             return None
         return [labels.reshape(node.args[1])]
@@ -75,7 +76,9 @@ def _replay(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
 def _looked_up(flow: Flow, node: Node) -> int:
     """How many of a node's signals are rows of a table: the biases of the experts a token was sent to."""
     makers = [flow.maker(flow.back(value)) for value in flow.signals(node)]
-    return sum(maker is not None and any(u.kind == "table" for u in flow.uses.at(maker.index)) for maker in makers)
+    return sum(
+        maker is not None and any(u.kind == "table" for u in flow.uses.at(maker.index)) for maker in makers
+    )
 
 
 def _can_view(labels: Tensor, shape: list[int]) -> bool:
@@ -109,7 +112,7 @@ def _merge(flow: Flow, read: dict[int, frozenset[int]]) -> list[frozenset[int]]:
 
 
 def _rejoined(flow: Flow, first: int, second: int) -> bool:
-    """Do two pieces meet again in a sum or a concatenation, having been moved and multiplied by constants only?"""
+    """Do two pieces meet again in a sum or a concatenation, only moved and multiplied by constants?"""
     common = flow.descendants[first] & flow.descendants[second]
     if not common:
         return False

@@ -45,7 +45,7 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
         graph = trace(model, inputs)
     except Exception as error:
         raise AnatomyError(
-            f"the forward pass of {type(model).__name__} failed: {type(error).__name__}: {_first_line(error)}\n"
+            f"the forward pass of {type(model).__name__} failed: {_summary(error)}\n"
             f"It was called with {_shown(inputs)}. Check that the model runs on these inputs"
         ) from error
     flow = Flow(find_uses(graph))
@@ -83,11 +83,12 @@ def _build(build: Build, size: Size, device: str) -> nn.Module:
             model = build(size.width, size.depth)
     except Exception as error:
         raise AnatomyError(
-            f"build(width={size.width}, depth={size.depth}) failed: {type(error).__name__}: {_first_line(error)}"
+            f"build(width={size.width}, depth={size.depth}) failed: {_summary(error)}"
         ) from error
     if not isinstance(model, nn.Module):
         raise AnatomyError(
-            f"build(width={size.width}, depth={size.depth}) returned a {type(model).__name__}, not an nn.Module"
+            f"build(width={size.width}, depth={size.depth}) returned a {type(model).__name__}, "
+            "not an nn.Module"
         )
     return model
 
@@ -106,10 +107,14 @@ def _on_meta(model: nn.Module) -> bool:
 def _check_inputs(inputs: Any) -> None:
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     if not tensors:
-        raise AnatomyError(f"inputs hold no tensor: they are a {type(inputs).__name__}. Pass what the model is called with")
+        raise AnatomyError(
+            f"inputs hold no tensor: they are a {type(inputs).__name__}. Pass what the model is called with"
+        )
     for tensor in tensors:
         if tensor.numel() == 0:
-            raise AnatomyError(f"inputs hold a tensor of shape {tuple(tensor.shape)}: pass at least one example")
+            raise AnatomyError(
+                f"inputs hold a tensor of shape {tuple(tensor.shape)}: pass at least one example"
+            )
 
 
 def _shown(inputs: Any) -> str:
@@ -117,5 +122,5 @@ def _shown(inputs: Any) -> str:
     return ", ".join(f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in tensors)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
+def _summary(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

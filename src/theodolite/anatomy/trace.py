@@ -108,7 +108,7 @@ def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Grap
 
 
 def _trace_real(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Graph:
-    # A forward pass may write to buffers: it gets copies. Detached aliases of the parameters carry no history.
+    # A forward pass may write to buffers: it gets copies. Detached, the parameters carry no history.
     parameters = {id(tensor): tensor.detach() for tensor in model.parameters()}
     state = parameters | {id(tensor): tensor.clone() for tensor in model.buffers()}
     swapped = {name: state[id(tensor)] for name, tensor in _named_tensors(model)}
@@ -123,9 +123,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _record(
-    model: nn.Module, inputs: Any, parameters: Mapping[int, str], state: dict[str, Tensor]
-) -> Graph:
+def _record(model: nn.Module, inputs: Any, parameters: Mapping[int, str], state: dict[str, Tensor]) -> Graph:
     """Run the model with `state` in place of its own tensors, under a recorder."""
     recorder = _Recorder()
     for tensor in state.values():
@@ -216,7 +214,11 @@ class _Recorder(TorchDispatchMode):
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    if _name(func) == "_grouped_mm" and isinstance(args[0], FakeTensor) and args[0].dim() == 2 < args[1].dim():
+    if (
+        _name(func) == "_grouped_mm"
+        and isinstance(args[0], FakeTensor)
+        and args[0].dim() == 2 < args[1].dim()
+    ):
         return args[0].new_empty(args[0].shape[0], args[1].shape[-1])  # torch's fake one takes bf16 only
     return func(*args, **kwargs)
 
@@ -280,5 +282,7 @@ def _results(output: Any) -> list[Tensor]:
     try:
         return [logits(output)]
     except UseError:
-        leaves = [tree_leaves(vars(leaf)) if hasattr(leaf, "__dict__") else [leaf] for leaf in tree_leaves(output)]
+        leaves = [
+            tree_leaves(vars(leaf)) if hasattr(leaf, "__dict__") else [leaf] for leaf in tree_leaves(output)
+        ]
         return [leaf for group in leaves for leaf in group if isinstance(leaf, Tensor)]

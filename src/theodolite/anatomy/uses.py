@@ -1,9 +1,9 @@
 """What the forward pass does with each parameter: every place where one meets the signal.
 
-A value is constant, an expression of parameters (a transposed weight, `1 + gain`), or signal; indices and masks
-carry no signal. A parameter is
-used where an expression of it meets the signal, and the operation there says what it is: a factor of a matrix
-product is a weight, what is multiplied elementwise is a gain, what is added is a bias.
+A value is constant, an expression of parameters (a transposed weight, `1 + gain`), or signal; indices and
+masks carry no signal. A parameter is used where an expression of it meets the signal, and the operation there
+says what it is: a factor of a matrix product is a weight, what is multiplied elementwise is a gain, what is
+added is a bias.
 """
 
 from __future__ import annotations
@@ -12,40 +12,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from theodolite.anatomy.axes import Axes, moved, own_axes
+from theodolite.anatomy.operations import (
+    ADDITIONS,
+    CONVOLUTIONS,
+    JOINTS,
+    LOOKUPS,
+    MULTIPLICATIONS,
+    NORMS,
+    PRODUCTS,
+)
 from theodolite.anatomy.trace import Graph, Node, Ref
 
 UseKind = Literal["weight", "table", "token", "gain", "bias"]
-
-# By operation: positions of the two factors of a matrix product.
-_PRODUCTS = {
-    "mm": (0, 1),
-    "bmm": (0, 1),
-    "mv": (0, 1),
-    "addmm": (1, 2),
-    "baddbmm": (1, 2),
-    "addmv": (1, 2),
-    "_addmm_activation": (1, 2),
-    "_grouped_mm": (0, 1),
-    "linear": (0, 1),
-}
-# By operation: positions of (signal, gain, shift).
-_NORMS = {
-    "native_layer_norm": (0, 2, 3),
-    "_fused_rms_norm": (0, 2, None),
-    "rms_norm": (0, 2, None),
-    "native_group_norm": (0, 1, 2),
-    "batch_norm": (0, 1, 2),
-    "native_batch_norm": (0, 1, 2),
-    "_native_batch_norm_legit": (0, 1, 2),
-    "_native_batch_norm_legit_no_training": (0, 1, 2),
-    "_batch_norm_no_update": (0, 1, 2),
-    "_batch_norm_with_update": (0, 1, 2),
-    "cudnn_batch_norm": (0, 1, 2),
-}
-_ADDITIONS = {"add", "sub", "rsub"}
-_MULTIPLICATIONS = {"mul", "div", "_prelu_kernel", "prelu", "lerp", "pow", "addcmul", "addcdiv"}
-_JOINTS = {"cat", "stack", "where", "masked_fill", "masked_scatter", "index_put", "copy", "write", "slice_scatter"}
-_LOOKUPS = {"index", "index_select", "gather", "embedding", "take"}
 
 
 @dataclass(frozen=True)
@@ -84,14 +62,9 @@ class Uses:
     _by_node: Any = None
 
 
-def is_fused_norm(op: str) -> bool:
-    """Is this one of ATen's normalisations?"""
-    return op in _NORMS
-
-
 def factors(node: Node) -> tuple[int, int] | None:
     """The values of the two factors of a matrix product."""
-    positions = _PRODUCTS.get(node.op)
+    positions = PRODUCTS.get(node.op)
     if positions is None:
         return None
     return node.args[positions[0]].value, node.args[positions[1]].value
@@ -136,15 +109,15 @@ class _Finder:
         self.signal.update(output for output in node.outputs if self.graph.floating[output])
 
     def _is_use(self, node: Node, weights: list[int], has_signal: bool) -> bool:
-        if node.op in _LOOKUPS:
+        if node.op in LOOKUPS:
             return not self._selects_matrices(node)
         if has_signal:
             return True
-        if node.op in _NORMS:
-            return self._at(node, _NORMS[node.op][0]) in self.expression
+        if node.op in NORMS:
+            return self._at(node, NORMS[node.op][0]) in self.expression
         # A constant or learned tokens going through a layer. Products with vectors alone are how
         # parametrizations (spectral norm) compute a weight.
-        return node.op in _PRODUCTS and node.op not in ("mv", "addmv")
+        return node.op in PRODUCTS and node.op not in ("mv", "addmv")
 
     def _selects_matrices(self, node: Node) -> bool:
         """`experts[chosen]`: which matrix, not which row."""
@@ -166,24 +139,24 @@ class _Finder:
             self.expression[output] = merged
 
     def _use(self, node: Node) -> None:
-        if node.op in _PRODUCTS:
+        if node.op in PRODUCTS:
             self._use_product(node)
-        elif node.op in ("convolution", "_convolution"):
+        elif node.op in CONVOLUTIONS:
             self._use_convolution(node)
-        elif node.op in _NORMS:
-            signal, gain, shift = _NORMS[node.op]
+        elif node.op in NORMS:
+            signal, gain, shift = NORMS[node.op]
             self._add(node, self._at(node, signal), "token", "concat")
             self._add(node, self._at(node, gain), "gain", "norm")
             self._add(node, self._at(node, shift), "bias", "add")
-        elif node.op in _LOOKUPS:
+        elif node.op in LOOKUPS:
             self._use_lookup(node)
-        elif node.op in _ADDITIONS:
+        elif node.op in ADDITIONS:
             for value in node.inputs:
                 self._add_term(node, value)
-        elif node.op in _MULTIPLICATIONS:
+        elif node.op in MULTIPLICATIONS:
             for value in node.inputs:
                 self._add(node, value, "gain", "scale")
-        elif node.op in _JOINTS:
+        elif node.op in JOINTS:
             for value in node.inputs:
                 self._add(node, value, "token", "concat")
         else:
@@ -192,7 +165,7 @@ class _Finder:
                     self.unknown.setdefault(name, node.op)
 
     def _use_product(self, node: Node) -> None:
-        left, right = _PRODUCTS[node.op]
+        left, right = PRODUCTS[node.op]
         x, w = self._at(node, left), self._at(node, right)
         if left == 1 or (node.op == "linear" and len(node.args) > 2):
             self._add_term(node, self._at(node, 0 if left == 1 else 2))
@@ -235,7 +208,7 @@ class _Finder:
             self._append(node, name, "table", "embedding", in_axes, out_axes)
 
     def _add_term(self, node: Node, value: int | None) -> None:
-        """Something added: a bias, or, where it varies along more than one dimension, a table of positions."""
+        """Something added: a bias, or, if it varies along several dimensions, a table of positions."""
         if value is None:
             return
         for name, axes in self.expression.get(value, {}).items():
@@ -264,7 +237,13 @@ class _Finder:
                 self._append(node, name, kind, op, (), dims)
 
     def _append(
-        self, node: Node, name: str, kind: UseKind, op: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
+        self,
+        node: Node,
+        name: str,
+        kind: UseKind,
+        op: str,
+        in_axes: tuple[int, ...],
+        out_axes: tuple[int, ...],
     ) -> None:
         self.uses.append(Use(node.index, name, kind, op, tuple(sorted(in_axes)), tuple(sorted(out_axes))))
 

@@ -1,0 +1,75 @@
+"""What ATen's operations do to a signal: the one place where their names are read."""
+
+# fmt: off
+
+VIEWS = frozenset({
+    "view", "_unsafe_view", "reshape", "_reshape_alias", "transpose", "swapaxes", "permute", "movedim", "t",
+    "mT", "unsqueeze", "squeeze", "flatten", "unflatten", "as_strided", "expand", "repeat",
+    "repeat_interleave", "slice", "narrow", "select", "split", "split_with_sizes", "unsafe_split", "unbind",
+    "chunk", "index", "index_select", "gather", "masked_select", "roll", "flip", "constant_pad_nd",
+    "reflection_pad2d", "replication_pad2d", "pixel_shuffle", "pixel_unshuffle", "upsample_nearest2d",
+    "clone", "contiguous", "_to_copy", "to", "type_as", "alias", "detach", "lift_fresh", "dropout",
+    "native_dropout",
+})
+"""Hand the signal on element by element: moved, copied, cast, cut or repeated."""
+
+PICKS = frozenset({
+    "select", "split", "split_with_sizes", "unsafe_split", "unbind", "chunk", "index", "index_select",
+    "gather", "masked_select",
+})
+"""Views that pick one piece of several: the rest goes elsewhere, so they do not carry a stream on."""
+
+COPIES = frozenset({
+    "clone", "contiguous", "_to_copy", "to", "type_as", "alias", "detach", "lift_fresh", "dropout",
+    "native_dropout",
+})
+"""Views that change neither shape nor order."""
+
+RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"})
+
+REDUCTIONS = frozenset({
+    "mean", "sum", "var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm", "amax", "max",
+})
+POOLS = frozenset({
+    "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "_adaptive_avg_pool2d",
+    "adaptive_avg_pool2d", "_adaptive_avg_pool3d",
+})
+"""Averages over positions, channel by channel."""
+
+SOFTMAXES = frozenset({"_softmax", "_safe_softmax", "softmax"})
+BOUNDED = SOFTMAXES | {"sigmoid", "tanh", "hardsigmoid", "topk"}
+"""Bound their argument: scaling what is behind one scales nothing in front of it."""
+
+BENDING = BOUNDED | {
+    "relu", "relu6", "gelu", "silu", "exp", "hardtanh", "leaky_relu", "elu", "celu", "selu", "mish",
+    "softplus", "hardswish", "_prelu_kernel", "log_sigmoid_forward",
+}
+"""Nonlinearities."""
+
+SUMS = frozenset({"add", "sub", "write"})
+ADDITIONS = frozenset({"add", "sub", "rsub"})
+MULTIPLICATIONS = frozenset({
+    "mul", "div", "_prelu_kernel", "prelu", "lerp", "pow", "addcmul", "addcdiv",
+})
+JOINTS = frozenset({
+    "cat", "stack", "where", "masked_fill", "masked_scatter", "index_put", "copy", "write", "slice_scatter",
+})
+"""Set one signal beside another."""
+
+LOOKUPS = frozenset({"index", "index_select", "gather", "embedding", "take"})
+CONVOLUTIONS = frozenset({"convolution", "_convolution"})
+
+PRODUCTS = {
+    "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "_grouped_mm": (0, 1), "linear": (0, 1), "addmm": (1, 2),
+    "baddbmm": (1, 2), "addmv": (1, 2), "_addmm_activation": (1, 2),
+}
+"""Matrix products: positions of the two factors."""
+
+NORMS = {
+    "native_layer_norm": (0, 2, 3), "_fused_rms_norm": (0, 2, None), "rms_norm": (0, 2, None),
+    "native_group_norm": (0, 1, 2), "batch_norm": (0, 1, 2), "native_batch_norm": (0, 1, 2),
+    "cudnn_batch_norm": (0, 1, 2), "_native_batch_norm_legit": (0, 1, 2),
+    "_native_batch_norm_legit_no_training": (0, 1, 2), "_batch_norm_no_update": (0, 1, 2),
+    "_batch_norm_with_update": (0, 1, 2),
+}
+"""Fused normalisations: positions of the signal, the gain and the shift."""
