@@ -21,8 +21,8 @@ from theodolite.anatomy.rows import row_blocks
 from theodolite.anatomy.siblings import lend
 from theodolite.anatomy.specimen import Specimen, examine, examine_built
 from theodolite.anatomy.uses import Use
+from theodolite.calling import Build
 from theodolite.size import Size
-from theodolite.workloads.definition import Build
 
 Axes = tuple[int, ...]
 

@@ -17,8 +17,8 @@ from theodolite.anatomy.part import AnatomyError
 from theodolite.anatomy.residual import Residual, find_residuals
 from theodolite.anatomy.trace import trace
 from theodolite.anatomy.uses import find_uses
+from theodolite.calling import Build
 from theodolite.size import Size
-from theodolite.workloads.definition import Build
 
 # Above this, a network that cannot be traced without computing is not built for real either.
 _MOST_REAL_PARAMETERS = 500_000_000

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.calling import call, logits
 from theodolite.errors import UseError
-from theodolite.workloads.definition import call, logits
 
 
 @dataclass(frozen=True)

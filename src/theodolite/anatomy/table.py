@@ -1,0 +1,65 @@
+"""An Anatomy for reading in a terminal."""
+
+from __future__ import annotations
+
+import shutil
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from theodolite.anatomy.folding import Fold, fold
+from theodolite.anatomy.part import Anatomy, Part
+
+
+def table(anatomy: Anatomy, width: int | None = None) -> str:
+    """A table that fits a terminal; equal tensors of equal blocks are one row."""
+    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    rows.add_column("tensor", overflow="fold")
+    rows.add_column("role", no_wrap=True)
+    rows.add_column("shape", no_wrap=True, justify="right")
+    rows.add_column("block", no_wrap=True)
+    rows.add_column("notes", overflow="fold")
+    for one in fold(anatomy.values()):
+        part = one.part
+        rows.add_row(one.pattern, part.role, _shape(part), _place(one), _notes(part))
+    width = width or min(max(shutil.get_terminal_size((100, 24)).columns, 80), 140)
+    console = Console(width=width, no_color=True, highlight=False, emoji=False, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(rows)
+    size = f" at {anatomy.size}" if anatomy.size else ""
+    head = (
+        f"{anatomy.num_parameters:,} parameters in {len(anatomy)} tensors{size}, "
+        f"{anatomy.num_blocks} residual blocks, {len(anatomy.branches)} branches"
+    )
+    body = "\n".join(line.rstrip() for line in captured.get().splitlines())
+    legend = "* grows with width    block.branch    ends: ends its branch    norms: who reads the gain"
+    return f"{head}\n\n{body}\n\n{legend}"
+
+
+def _shape(part: Part) -> str:
+    """The shape, dimensions that grow with width marked."""
+    grown = {*part.in_axes[:1]} if part.width_in else set()
+    grown |= {*part.out_axes[:1]} if part.width_out else set()
+    sizes = [f"{size}*" if axis in grown else str(size) for axis, size in enumerate(part.shape)]
+    return "×".join(sizes) or "scalar"
+
+
+def _place(one: Fold) -> str:
+    return f"{one.blocks}.{one.part.branch}" if one.part.block is not None else ""
+
+
+def _notes(part: Part) -> str:
+    notes = [] if part.op in ("linear", "norm", "add") else [part.op]
+    if part.ends_branch:
+        notes.append("ends")
+    if part.norm:
+        notes.append(f"{part.norm} norm")
+    if part.stack > 1 and part.role not in ("bias", "gain"):
+        notes.append(f"stack of {part.stack}")
+    if part.rows:
+        sizes = [sum(stop - start for start, stop in block) for block in part.rows]
+        notes.append(f"rows {'+'.join(map(str, sizes))}")
+    if part.tied:
+        notes.append(f"tied: {', '.join(part.tied)}")
+    return ", ".join(notes)
