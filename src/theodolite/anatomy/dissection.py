@@ -146,7 +146,8 @@ class _Dissection:
                     scale=heads.scale,
                     scale_at_double_width=grown.scale if grown else None,
                 )
-            names = tuple(name for name in self.main.shapes if self.homes.get(name) == place)
+            used = names_in(self.flow, residual)  # all it has, where weights are shared between blocks
+            names = tuple(name for name in self.main.shapes if self.homes.get(name) == place) or tuple(used)
             last = tuple(name for name in names if self.lent.get(name, name) in ends[index][0])
             found.append(Branch(*place, placements[index], residual.layers, names, last, attention))
         return found

@@ -32,9 +32,10 @@ def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
     in_axes, out_axes = use.in_axes, use.out_axes
     if use.kind in ("token", "table") and use.op != "embedding":
         # Learned tokens and tables of positions: what grows is the output, the rest is which token.
-        axes = (*in_axes, *out_axes)
-        in_axes = tuple(axis for axis in axes if axis not in grown)
-        out_axes = tuple(axis for axis in axes if axis in grown)
+        in_axes = tuple(axis for axis in (*in_axes, *out_axes) if axis not in grown)
+        out_axes = grown
+    elif use.kind in ("bias", "gain"):
+        out_axes = tuple(sorted({*out_axes, *grown}))  # an axis of size one may yet grow
     width_in = any(axis in grown for axis in in_axes)
     width_out = any(axis in grown for axis in out_axes)
     if use.kind == "bias" or use.kind == "gain":
@@ -57,6 +58,8 @@ def fans_by_position(flow: Flow, use: Use, in_branch: bool) -> Fans:
         return Fans(use.in_axes, use.out_axes, False, not (is_last and use.kind == "bias"), use.kind)
     if use.kind != "weight" or _reads_data(flow, use):
         return Fans(use.in_axes, use.out_axes, False, True, "input")
+    if _is_depthwise(flow, use):
+        return Fans(use.in_axes, use.out_axes, False, True, "input")
     if is_last or _routes(flow, use):
         return Fans(use.in_axes, use.out_axes, True, False, "output")
     return Fans(use.in_axes, use.out_axes, True, True, "hidden")
@@ -77,6 +80,15 @@ def is_looked_up_bias(flow: Flow, use: Use) -> bool:
                 return False
             waiting += node.outputs
     return False
+
+
+def _is_depthwise(flow: Flow, use: Use) -> bool:
+    """Does every channel have a kernel of its own? Then the input fan is the kernel, which does not grow."""
+    node = flow.graph.nodes[use.node]
+    if use.op != "conv":
+        return False
+    signal, weight = (flow.graph.shapes[node.args[position].value] for position in (0, 1))
+    return weight[1] == 1 < signal[1]
 
 
 def _reads_data(flow: Flow, use: Use) -> bool:

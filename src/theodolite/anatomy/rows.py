@@ -6,6 +6,8 @@ layouts (heads × (q, k, v)) come out as they are.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -32,24 +34,27 @@ def row_blocks(flow: Flow, use: Use) -> tuple[Ranges, ...]:
     shape = flow.graph.shapes[output]
     if not shape or not use.out_axes or not (use.op == "linear" or use.kind == "bias"):
         return ()
-    groups = _merge(flow, _readers(flow, output, torch.arange(shape[-1]).expand(shape)))
+    read = _readers(flow, output, torch.arange(shape[-1]).expand(shape))
+    if any(labels.numel() == shape[-1] for labels in read.values()):  # something reads all of it
+        return ()
+    groups = _merge(flow, {value: set(labels.unique().tolist()) for value, labels in read.items()})
     rows = sorted(index for group in groups for index in group)
     if len(groups) < 2 or rows != list(range(shape[-1])):
         return ()
     return tuple(sorted(_ranges(sorted(group)) for group in groups))
 
 
-def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, frozenset[int]]:
+def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, Tensor]:
     """By value that something other than a view reads: the numbers of the outputs in it."""
     carried = {output: labels}
-    read: dict[int, frozenset[int]] = {}
+    read: dict[int, Tensor] = {}
     waiting = [output]
     while waiting:
         value = waiting.pop()
         for node in flow.readers(value):
             pieces = _replay(flow, node, carried[value])
             if pieces is None:
-                read[value] = _numbers(carried[value])
+                read[value] = _once(carried[value])
                 continue
             for made, piece in zip(node.outputs, pieces, strict=False):
                 carried[made] = piece
@@ -89,50 +94,59 @@ def _can_view(labels: Tensor, shape: list[int]) -> bool:
     return True
 
 
-def _numbers(labels: Tensor) -> frozenset[int]:
-    """The distinct labels, without walking the dimensions along which they repeat."""
-    once = labels[tuple(0 if stride == 0 else slice(None) for stride in labels.stride())]
-    return frozenset(once.unique().tolist())
+def _once(labels: Tensor) -> Tensor:
+    """The labels without the dimensions along which they only repeat."""
+    return labels[tuple(0 if stride == 0 else slice(None) for stride in labels.stride())]
 
 
-def _merge(flow: Flow, read: dict[int, frozenset[int]]) -> list[frozenset[int]]:
+def _merge(flow: Flow, read: dict[int, set[int]]) -> list[set[int]]:
     """Blocks: what overlaps is one, and so are pieces that are put together again unbent (rotary halves)."""
-    blocks: list[tuple[set[int], set[int]]] = []
-    for value, numbers in read.items():
-        values, rows = {value}, set(numbers)
-        apart = []
-        for other_values, other_rows in blocks:
-            if rows & other_rows or any(_rejoined(flow, a, b) for a in values for b in other_values):
-                values |= other_values
-                rows |= other_rows
-            else:
-                apart.append((other_values, other_rows))
-        blocks = [*apart, (values, rows)]
-    return [frozenset(rows) for _, rows in blocks]
+    blocks = [({value}, rows) for value, rows in read.items()]
+    merging = True
+    while merging:
+        merging = False
+        for first, second in itertools.combinations(blocks, 2):
+            if first[1] & second[1] or _rejoined(flow, first[0], second[0]):
+                blocks.remove(first)
+                blocks.remove(second)
+                blocks.append((first[0] | second[0], first[1] | second[1]))
+                merging = True
+                break
+    return [rows for _, rows in blocks]
 
 
-def _rejoined(flow: Flow, first: int, second: int) -> bool:
+def _rejoined(flow: Flow, first: set[int], second: set[int]) -> bool:
     """Do two pieces meet again in a sum or a concatenation, only moved and multiplied by constants?"""
-    common = flow.descendants[first] & flow.descendants[second]
+    below = [_below(flow, piece) for piece in (first, second)]
+    common = below[0] & below[1]
     if not common:
         return False
     meeting = (common & -common).bit_length() - 1
     joint = flow.maker(meeting)
     if joint is None or joint.op not in _JOINS:
         return False
-    for piece in (first, second):
-        for value in bits(flow.between(piece, meeting) & ~(1 << piece) & ~(1 << meeting)):
+    for piece, mask in zip((first, second), below, strict=True):
+        for value in bits(mask & flow.ancestors[meeting] & ~(1 << meeting)):
             node = flow.maker(value)
-            if node is None or flow.uses.at(node.index) or not _is_straight(flow, node, piece):
+            if value in piece:
+                continue
+            if node is None or flow.uses.at(node.index) or not _is_straight(flow, node, mask):
                 return False
     return True
 
 
-def _is_straight(flow: Flow, node: Node, piece: int) -> bool:
+def _below(flow: Flow, piece: set[int]) -> int:
+    mask = 0
+    for value in piece:
+        mask |= flow.descendants[value]
+    return mask
+
+
+def _is_straight(flow: Flow, node: Node, below: int) -> bool:
     """Does the node move the piece, multiply it by a constant, or put parts of it together?"""
     signals = flow.signals(node)
     if node.op in _JOINS:
-        return all(flow.descendants[piece] >> signal & 1 for signal in signals)
+        return all(below >> signal & 1 for signal in signals)
     return len(signals) == 1 and (flow.is_handed_on(node) or node.op in ("mul", "neg"))
 
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.calling import call, logits
 from theodolite.errors import UseError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -176,26 +178,27 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = _run(func, args, kwargs)
-        written = _written(func, args, kwargs)
-        if isinstance(result, Tensor) or any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
-            refs_args, refs_kwargs = tree_map(self._ref, (tuple(args), kwargs))
-            self._add(_name(func), refs_args, refs_kwargs, result, written)
+        made = list(_flat(result, Tensor))
+        if made:
+            written = _written(func, args, kwargs) if func._schema.is_mutable else []
+            refs = tuple(self._ref(arg) for arg in args)
+            self._add(_name(func), refs, {key: self._ref(arg) for key, arg in kwargs.items()}, made, written)
         return result
 
-    def _ref(self, leaf: Any) -> Any:
-        return Ref(self.value(leaf)) if isinstance(leaf, Tensor) else leaf
+    def _ref(self, arg: Any) -> Any:
+        if isinstance(arg, Tensor):
+            return Ref(self.value(arg))
+        return [self._ref(item) for item in arg] if isinstance(arg, (list, tuple)) else arg
 
-    def _add(self, op: str, args: Any, kwargs: Any, result: Any, written: list[Tensor]) -> None:
+    def _add(self, op: str, args: Any, kwargs: Any, made: list[Tensor], written: list[Tensor]) -> None:
         graph = self.graph
-        inputs = tuple(leaf.value for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Ref))
+        inputs = tuple(ref.value for ref in _flat((*args, *kwargs.values()), Ref))
+        if op.startswith("new_") or op.endswith("_like"):
+            inputs = ()  # made of a shape alone
         index = len(graph.nodes)
         for tensor in written:
             del self.values[id(tensor)]  # what it held is another value from here on
-        outputs = tuple(
-            self.value(leaf, index)
-            for leaf in dict.fromkeys([*written, *tree_leaves(result)])
-            if isinstance(leaf, Tensor)
-        )
+        outputs = tuple(self.value(tensor, index) for tensor in dict.fromkeys([*written, *made]))
         graph.nodes.append(Node(index, op, args, kwargs, inputs, outputs))
         for value in dict.fromkeys(inputs):
             graph.readers[value].append(index)
@@ -210,7 +213,7 @@ class _Recorder(TorchDispatchMode):
         others = {id(other): other for other in self.by_storage.get(key, ()) if other is not tensor}
         for other in others.values():
             args = (Ref(self.values.pop(id(other))), Ref(self.values[id(tensor)]))
-            self._add("write", args, {}, other, [])
+            self._add("write", args, {}, [other], [])
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -268,6 +271,15 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
         value = args[position] if position < len(args) else kwargs.get(argument.name)
         found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     return found
+
+
+def _flat(value: Any, kind: type[T]) -> Iterator[T]:
+    """The instances of a kind among an operation's arguments or results: alone or in lists."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item, kind)
 
 
 def _storage(tensor: Tensor) -> int | None:

@@ -95,8 +95,6 @@ class _Finder:
         return Uses(self.graph, tuple(self.uses), frozenset(self.signal), self.unknown)
 
     def _visit(self, node: Node) -> None:
-        if _made_of_shape_alone(node.op):
-            return
         weights = [value for value in node.inputs if value in self.expression]
         has_signal = any(value in self.signal for value in node.inputs)
         if weights and self._is_use(node, weights, has_signal):
@@ -261,8 +259,3 @@ class _Finder:
 
 def _flat(axes: Axes, dims: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(axis for dim in dims for axis in axes[dim]))
-
-
-def _made_of_shape_alone(op: str) -> bool:
-    """Does the result depend on its arguments' shapes only?"""
-    return op.startswith("new_") or op.endswith("_like")
