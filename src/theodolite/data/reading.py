@@ -1,0 +1,92 @@
+"""Files of data sets: found in their folders, unpacked, and refused if they are not whole."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import zipfile
+import zlib
+from pathlib import Path
+
+from theodolite.data.sources import File, Source, folder, source
+from theodolite.errors import UseError
+
+_SUFFIXES = ("", ".gz", ".xz", ".zip")
+
+
+def path(name: str) -> Path:
+    """The folder that holds a data set.
+
+    >>> (path("sotu") / "state_of_the_union.txt.xz").exists()
+    True
+    """
+    return locate(name)[0]
+
+
+def present(name: str) -> bool:
+    """Are all files of a data set there, or is it computed? What is in them is checked when they are read."""
+    chosen = source(name)
+    return not chosen.forms or _search(chosen) is not None
+
+
+def locate(name: str) -> tuple[Path, tuple[File, ...]]:
+    """The folder that holds a data set, and the files of the form it has there."""
+    chosen = source(name)
+    if not chosen.forms:
+        raise UseError(f"{name} is computed, it has no files")
+    if found := _search(chosen):
+        return found
+    by_hand = " or ".join(", ".join(file.name for file in form) for form in chosen.forms)
+    raise UseError(
+        f"the data set {name} is not in {folder()}. Fetch it with: theodolite data fetch {name}\n"
+        f"or put its files ({by_hand}; .gz, .xz and .zip are read too) into {folder() / chosen.places[0]}"
+    )
+
+
+def read(place: Path, file: File) -> bytes:
+    """What a file holds, unpacked. A file that is damaged, or another of the same name, is refused."""
+    found = packed(place, file)
+    if found is None:
+        raise UseError(f"{place / file.name} is not there")
+    try:
+        content = _unpack(found, file)
+    except (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError) as error:
+        raise UseError(f"{found} is damaged ({error}). Delete it and fetch it again") from None
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != file.sha256:
+        raise UseError(
+            f"{found} is not the file it should be: its {len(content)} bytes have the SHA-256 {digest}, "
+            f"expected was {file.sha256}. Delete it and fetch it again"
+        )
+    return content
+
+
+def packed(place: Path, file: File) -> Path | None:
+    """Where a file lies in a folder, as it is or packed."""
+    for suffix in _SUFFIXES:
+        if (candidate := place / (file.name + suffix)).is_file():
+            return candidate
+    return None
+
+
+def _search(chosen: Source) -> tuple[Path, tuple[File, ...]] | None:
+    for relative in chosen.places:
+        place = folder() / relative
+        for form in chosen.forms:
+            if all(packed(place, file) for file in form):
+                return place, form
+    return None
+
+
+def _unpack(archive: Path, file: File) -> bytes:
+    match archive.suffix:
+        case ".gz":
+            return gzip.decompress(archive.read_bytes())
+        case ".xz":
+            return lzma.decompress(archive.read_bytes())
+        case ".zip":
+            with zipfile.ZipFile(archive) as members:
+                return members.read(file.name)
+        case _:
+            return archive.read_bytes()

@@ -1,0 +1,92 @@
+"""Data sets that are computed: a Gaussian mixture and modular addition."""
+
+# N examples, D dimensions, K classes, P modulus
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from scipy import integrate, special
+
+from theodolite.data.drawing import generator
+from theodolite.data.sets import Examples
+from theodolite.errors import UseError
+
+
+@cache
+def mixture(
+    num: int = 8192, *, classes: int = 10, dimensions: int = 32, separation: float = 4.0, seed: int = 0
+) -> Examples:
+    """One Gaussian of unit variance for each class, around orthogonal centres of length `separation`.
+
+    The centres are a random rotation of the first K axes, the same for every `num` and `seed`, so another
+    seed gives fresh examples of the same problem. Labels are balanced to within one.
+
+    >>> two = mixture(1000, classes=2, dimensions=8)
+    >>> two.labels.bincount()
+    tensor([500, 500])
+    """
+    if not 2 <= classes <= dimensions:
+        raise UseError(f"classes is {classes} and dimensions {dimensions}: give 2 ≤ classes ≤ dimensions")
+    gaussian_DD = generator("mixture centres", dimensions).standard_normal((dimensions, dimensions))
+    basis_DD, _ = np.linalg.qr(gaussian_DD)
+    rng = generator("mixture", classes, dimensions, seed)
+    labels_N = rng.permutation(np.arange(num) % classes)
+    values_ND = separation * basis_DD[labels_N] + rng.standard_normal((num, dimensions))
+    return Examples("mixture", torch.from_numpy(values_ND).float(), torch.from_numpy(labels_N), classes)
+
+
+def mixture_accuracy(classes: int = 10, separation: float = 4.0) -> float:
+    """The accuracy of the best possible classifier of `mixture`, `∫ φ(t) Φ(t + separation)^(K−1) dt`.
+
+    The best classifier picks the centre with the largest inner product: that of the right class is
+    `separation + t`, those of the K − 1 others are standard normal. For two classes it is `Φ(separation/√2)`.
+
+    >>> round(mixture_accuracy(classes=2, separation=2.0), 6), round(float(special.ndtr(2**0.5)), 6)
+    (0.92135, 0.92135)
+    """
+
+    def integrand(t: float) -> float:
+        density = np.exp(-t * t / 2) / np.sqrt(2 * np.pi)
+        return float(density * special.ndtr(t + separation) ** (classes - 1))
+
+    return float(integrate.quad(integrand, -10, 10)[0])
+
+
+@cache
+def modular_addition(
+    modulus: int = 59, *, fraction: float = 1.0, held_out: bool = False, seed: int = 0
+) -> Examples:
+    """All pairs (x, y) with the label `x + y mod P`; the input is the sum of two one-hot rows, `e_x + e_y`.
+
+    Args:
+        modulus: P, best a prime. There are P² examples.
+        fraction: how much of them is for training, chosen at random.
+        held_out: the other part, on which grokking is seen.
+        seed: of the choice.
+
+    >>> table = modular_addition(5)
+    >>> table.values[1 * 5 + 1], table.labels[1 * 5 + 1]
+    (tensor([0., 2., 0., 0., 0.]), tensor(2))
+    >>> [len(modular_addition(5, fraction=0.8, held_out=part).labels) for part in (False, True)]
+    [20, 5]
+
+    References:
+        On the mechanism and dynamics of modular addition: Fourier features, lottery ticket, and
+        grokking, 2026.
+    """
+    if modulus < 2 or not 0 < fraction <= 1:
+        raise UseError(
+            f"modulus is {modulus} and fraction {fraction}: give a modulus of 2 or more and 0 < fraction ≤ 1"
+        )
+    x_N, y_N = (axis.reshape(-1) for axis in torch.meshgrid(*[torch.arange(modulus)] * 2, indexing="ij"))
+    one_hot_PP = torch.eye(modulus)
+    values_NP, labels_N = one_hot_PP[x_N] + one_hot_PP[y_N], (x_N + y_N) % modulus
+    if fraction < 1 or held_out:
+        order = torch.from_numpy(generator("modular addition", modulus, seed).permutation(modulus**2))
+        trained = round(fraction * modulus**2)
+        rows = (order[trained:] if held_out else order[:trained]).sort().values
+        values_NP, labels_N = values_NP[rows], labels_N[rows]
+    return Examples("modular-addition", values_NP, labels_N, modulus)

@@ -1,0 +1,106 @@
+"""From what the user typed to a workload."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from theodolite.errors import UseError
+from theodolite.workloads.builtin import built_in
+from theodolite.workloads.definition import Workload
+from theodolite.workloads.hugging_face import hugging_face
+
+
+def workload(spec: str) -> Workload:
+    """The workload that a name stands for.
+
+    Args:
+        spec: one of
+
+            - the name of a built-in workload: `gpt-sotu`;
+            - `path/to/file.py:name`, a `Workload` in a file of yours, or a function without arguments that
+              returns one;
+            - `hf:path/to/config.json`, a causal language model of transformers, or the folder of its config.
+
+    >>> workload("mlp-mixture").name
+    'mlp-mixture'
+    >>> workload("mlp-mixtures")
+    Traceback (most recent call last):
+    theodolite.errors.UseError: there is no workload 'mlp-mixtures'. Did you mean 'mlp-mixture'? Built in ...
+    """
+    if spec.startswith("hf:"):
+        return hugging_face(spec.removeprefix("hf:"))
+    file, colon, name = spec.rpartition(":")
+    if colon and file.endswith(".py"):
+        return _from_file(Path(file).expanduser(), name)
+    if spec.endswith(".py"):
+        raise UseError(f"{spec} says the file but not the workload in it: write {spec}:name")
+    known = built_in()
+    if spec in known:
+        return known[spec]
+    near = difflib.get_close_matches(spec, known, n=1)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    raise UseError(
+        f"there is no workload {spec!r}.{guess} Built in are {', '.join(known)}; yours is "
+        "path/to/file.py:name, a Hugging Face config is hf:path/to/config.json"
+    )
+
+
+def _from_file(file: Path, name: str) -> Workload:
+    module = _import(file)
+    if not hasattr(module, name):
+        there = [key for key, value in vars(module).items() if isinstance(value, Workload)]
+        listed = f"Its workloads are {', '.join(there)}" if there else "It has no Workload at all"
+        raise UseError(f"{file} has no {name!r}. {listed}")
+    found = getattr(module, name)
+    if isinstance(found, Workload):
+        return found
+    if not callable(found):
+        raise UseError(f"{file}: {name} is {_a(found)}, neither a Workload nor a function that returns one")
+    try:
+        made = found()
+    except UseError:
+        raise
+    except Exception as error:
+        raise UseError(f"{file}: {name}() failed: {_last_line(error, file)}") from error
+    if not isinstance(made, Workload):
+        raise UseError(f"{file}: {name}() returned {_a(made)}, not a Workload")
+    return made
+
+
+def _import(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise UseError(f"{file} is not there (looked for {file.absolute()})")
+    spec = importlib.util.spec_from_file_location(f"theodolite_user_{file.stem}", file.absolute())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # As `python file.py` would: modules beside the file can be imported, also later, by `build`.
+    if (beside := str(file.absolute().parent)) not in sys.path:
+        sys.path.append(beside)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[spec.name]
+        raise UseError(f"{file} could not be imported: {_last_line(error, file)}") from error
+    return module
+
+
+def _last_line(error: BaseException, file: Path) -> str:
+    """What went wrong, and the last line of the user's own file on the way there."""
+    said = traceback.format_exception_only(error)[-1].strip()
+    if isinstance(error, SyntaxError):
+        return f"{said} (line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
+    return f"{said} (line {lines[-1]})" if lines else said
+
+
+def _a(value: object) -> str:
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"

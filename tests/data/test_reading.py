@@ -1,0 +1,98 @@
+"""A file that is torn, or not the one it should be, is never taken for the data set."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from theodolite import UseError, data
+from theodolite.data.reading import locate, read
+from theodolite.data.sources import File
+
+CONTENT = b"all of it " * 1000
+FILE = File("text", hashlib.sha256(CONTENT).hexdigest())
+
+
+def _write(place: Path, suffix: str) -> Path:
+    target = place / ("text" + suffix)
+    if suffix == ".zip":
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("text", CONTENT)
+    else:
+        pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+        target.write_bytes(pack(CONTENT))
+    return target
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zip"])
+def test_a_whole_file_is_read_however_it_is_packed(suffix: str, tmp_path: Path) -> None:
+    _write(tmp_path, suffix)
+    assert read(tmp_path, FILE) == CONTENT
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zip"])
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+def test_a_torn_file_is_refused(suffix: str, keep: float, tmp_path: Path) -> None:
+    target = _write(tmp_path, suffix)
+    whole = target.read_bytes()
+    target.write_bytes(whole[: int(keep * len(whole))])
+    with pytest.raises(
+        UseError, match=r"text.* is (damaged|not the file it should be).*Delete it and fetch it again"
+    ):
+        read(tmp_path, FILE)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zip"])
+def test_one_flipped_bit_is_noticed(suffix: str, tmp_path: Path) -> None:
+    target = _write(tmp_path, suffix)
+    content = bytearray(target.read_bytes())
+    content[len(content) // 2] ^= 16
+    target.write_bytes(content)
+    with pytest.raises(UseError, match="text"):
+        read(tmp_path, FILE)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "enwik8"])
+def test_a_missing_set_names_the_command_that_fetches_it(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path))
+    assert not data.present(name)
+    with pytest.raises(UseError, match=f"Fetch it with: theodolite data fetch {name}\n"):
+        data.path(name)
+
+
+def test_half_a_set_is_a_missing_set(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte"):
+        (tmp_path / "mnist" / name).touch()
+        assert not data.present("mnist")
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").touch()
+    assert data.path("mnist") == tmp_path / "mnist"
+
+
+def test_what_the_package_carries_does_not_depend_on_the_data_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path))
+    place, (file,) = locate("sotu")
+    assert place == Path(data.__file__).parent
+    assert (place / f"{file.name}.xz").stat().st_size < 2_000_000
+    assert len(read(place, file)) == 7_696_080
+
+
+def test_a_computed_set_is_present_and_has_no_path() -> None:
+    assert data.present("mixture")
+    with pytest.raises(UseError, match="mixture is computed, it has no files"):
+        data.path("mixture")
+
+
+def test_the_data_folder_is_in_the_users_cache_unless_said_otherwise(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("THEODOLITE_DATA", raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert data.folder() == tmp_path / "theodolite"
+    monkeypatch.setenv("THEODOLITE_DATA", "/elsewhere")
+    assert data.folder() == Path("/elsewhere")
