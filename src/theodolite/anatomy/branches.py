@@ -132,21 +132,24 @@ def placement_of(flow: Flow, residual: Residual, ends_in_norm: bool) -> Placemen
 
 def normed_sum(flow: Flow, residual: Residual) -> int | None:
     """What a norm makes of the stream after the addition, if nothing else reads the sum."""
-    found: int | None = None
-    waiting = list(flow.graph.nodes[residual.addition].outputs)
+    total = flow.graph.nodes[residual.addition].outputs[0]
+    found: set[int] = set()
+    waiting, seen = [total], {total}
     while waiting:
         value = waiting.pop()
         if value in flow.graph.outputs:
             return None
-        readers = [node for node in flow.readers(value) if any(flow.live >> out & 1 for out in node.outputs)]
-        for node in readers:
+        for node in flow.readers(value):
             if is_normalisation(flow, node):
-                found = _with_gain(flow, node.outputs[0])
-            elif flow.is_handed_on(node):
-                waiting += node.outputs
-            elif not _is_statistics(flow, node):
+                found.add(node.index)
+                continue
+            fresh = [made for made in node.outputs if made not in seen and flow.live >> made & 1]
+            # A norm is a few operations long, none of them with a weight.
+            if any(flow.weights_between(total, made) for made in fresh) or len(seen) > 16:
                 return None
-    return found
+            seen.update(fresh)
+            waiting += fresh
+    return _with_gain(flow, flow.graph.nodes[found.pop()].outputs[0]) if len(found) == 1 else None
 
 
 def _with_gain(flow: Flow, value: int) -> int:
@@ -159,24 +162,6 @@ def _with_gain(flow: Flow, value: int) -> int:
             break
         value = readers[0].outputs[0]
     return value
-
-
-def _is_statistics(flow: Flow, node: Node) -> bool:
-    """Does all that the node makes end in a normalisation, as the mean square of a hand-made norm does?"""
-    waiting, seen = list(node.outputs), set(node.outputs)
-    while waiting:
-        value = waiting.pop()
-        if value in flow.graph.outputs or flow.weighted >> value & 1:
-            return False
-        for reader in flow.readers(value):
-            if is_normalisation(flow, reader):
-                continue
-            fresh = [output for output in reader.outputs if output not in seen]
-            seen.update(fresh)
-            waiting += fresh
-            if len(seen) > 16:  # a statistic is a few operations long
-                return False
-    return True
 
 
 def heads_of(flow: Flow, residual: Residual) -> Heads | None:

@@ -183,7 +183,7 @@ class _Dissection:
         if role is None:
             return (
                 f"{name} has shape {shape} and is used by {use.op}: no dimension grows with width. "
-                + _remedy(name)
+                + _remedy(name, shape)
             )
         is_norm = use.kind == "gain" and use.node >= 0 and follows_normalisation(self.flow, use)
         return Part(
@@ -235,11 +235,12 @@ def _unclassified(name: str, shape: tuple[int, ...], op: str | None) -> str:
     reason = (
         f"is used by {op}, which does not tell its role" if op else "is used by nothing in the forward pass"
     )
-    return f"{name} has shape {shape} and {reason}. {_remedy(name)}"
+    return f"{name} has shape {shape} and {reason}. {_remedy(name, shape)}"
 
 
-def _remedy(name: str) -> str:
-    return f'Say what it is: roles={{"{name}": "hidden"}}, or another of {", ".join(ROLES)}'
+def _remedy(name: str, shape: tuple[int, ...]) -> str:
+    example = "hidden" if len([size for size in shape if size > 1]) > 1 else "gain"
+    return f'Say what it is: roles={{"{name}": "{example}"}}, or another of {", ".join(ROLES)}'
 
 
 def _use_for(name: str, shape: tuple[int, ...], role: Role) -> Use:

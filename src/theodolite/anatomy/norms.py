@@ -6,10 +6,14 @@ stream, a softmax or another nonlinearity could not (Output-Norm).
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from theodolite.anatomy.flow import Flow, bits
-from theodolite.anatomy.operations import NORMS, POOLS, REDUCTIONS
+from theodolite.anatomy.labels import follow, labels_along, varies
+from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, POOLS, REDUCTIONS
 from theodolite.anatomy.part import Norm
-from theodolite.anatomy.trace import Node
+from theodolite.anatomy.trace import Node, Ref
 from theodolite.anatomy.uses import Use, factors
 
 
@@ -20,34 +24,42 @@ def is_normalisation(flow: Flow, node: Node) -> bool:
     operands = flow.signals(node)
     if node.op not in ("mul", "div") or len(operands) != 2:
         return False
-    shapes = [flow.graph.shapes[value] for value in operands]
-    for (x, shape), (statistic, small) in (
-        zip(operands, shapes, strict=True),
-        zip(operands[::-1], shapes[::-1], strict=True),
-    ):
-        reduced = len(shape) == len(small) and any(
-            many > 1 and one == 1 for many, one in zip(shape, small, strict=True)
-        )
-        if reduced and _is_statistic(flow, statistic, x):
-            return True
-    return False
+    return any(_is_statistic(flow, statistic, x) for x, statistic in (operands, operands[::-1]))
 
 
 def _is_statistic(flow: Flow, statistic: int, x: int) -> bool:
-    """Was it computed from x, or from what x was centred from, by a reduction and no weight?"""
-    source = flow.back(x)
-    node = flow.maker(source)
-    if node is not None and node.op == "sub" and flow.signals(node):
-        source = flow.back(flow.signals(node)[0])
-    path = flow.between(source, statistic)
-    if not path or flow.weights_between(source, statistic):
+    """Was it reduced, without a weight, from x or from what x was centred or scaled from?"""
+    shape, small = flow.graph.shapes[x], flow.graph.shapes[_before_expansion(flow, statistic)]
+    pairs = list(zip(shape, small, strict=False))
+    if len(shape) != len(small) or not any(many > 1 == one for many, one in pairs):
         return False
-    makers = [flow.maker(value) for value in bits(path) if value != source]
-    return any(maker is not None and maker.op in REDUCTIONS for maker in makers)
+    for source in _sources(flow, x):
+        path = flow.between(source, statistic)
+        if path and not flow.weights_between(source, statistic):
+            makers = [flow.maker(value) for value in bits(path & ~(1 << source))]
+            if any(maker is not None and maker.op in REDUCTIONS for maker in makers):
+                return True
+    return False
+
+
+def _before_expansion(flow: Flow, value: int) -> int:
+    node = flow.maker(value)
+    return flow.signals(node)[0] if node is not None and node.op == "expand" else value
+
+
+def _sources(flow: Flow, x: int) -> list[int]:
+    """x, and what it was before it was centred and before gains were applied to it."""
+    found = [flow.back(x)]
+    while (node := flow.maker(found[-1])) is not None and flow.signals(node):
+        gains = [use for use in flow.uses.at(node.index) if use.kind == "gain"]
+        if node.op != "sub" and not (node.op == "mul" and gains):
+            break
+        found.append(flow.back(flow.signals(node)[0]))
+    return found
 
 
 def follows_normalisation(flow: Flow, use: Use) -> bool:
-    """Is this gain a norm's: fused with it, or applied to what it made?"""
+    """Is this gain a norm's: fused with it, applied to what it made, or applied on the way into it?"""
     node = flow.graph.nodes[use.node]
     if node.op in NORMS:
         return True
@@ -55,51 +67,97 @@ def follows_normalisation(flow: Flow, use: Use) -> bool:
     if node.op != "mul" or len(operands) != 1:
         return False
     maker = flow.maker(flow.back(operands[0]))
-    return maker is not None and is_normalisation(flow, maker)
+    if maker is not None and is_normalisation(flow, maker):
+        return True
+    readers = flow.readers(node.outputs[0])
+    return len(readers) == 1 and readers[0].op in ("mul", "div") and is_normalisation(flow, readers[0])
 
 
 def norm_role(flow: Flow, use: Use) -> Norm:
-    """`input` if only linear maps with weights of their own read the gain, else `output`."""
+    """`input` if only linear maps with weights of their own sum over the gain's channels, else `output`."""
     tables = {other.name for other in flow.uses.all if other.kind == "table"}
-    waiting = [flow.graph.nodes[use.node].outputs[0]]
-    seen: set[int] = set()
+    start = flow.graph.nodes[use.node].outputs[0]
+    waiting = [(start, _channels(flow, use))]
     read = False
     while waiting:
-        value = waiting.pop()
-        if value in seen:
-            continue
-        seen.add(value)
+        value, labels = waiting.pop()
         if value in flow.graph.outputs:
             return "output"
         for node in flow.readers(value):
             if not any(flow.live >> output & 1 for output in node.outputs):
                 continue
             weights = [other for other in flow.uses.at(node.index) if other.kind == "weight"]
-            if weights:
+            if weights and _sums_channels(node, value, labels):
                 read = True
                 if any(weight.name in tables for weight in weights):  # a tied head: its weight is not its own
                     return "output"
-            elif _is_linear_in(flow, node, value):
-                waiting += node.outputs
-            else:
+                continue
+            carried = _carry(flow, node, value, labels)
+            if carried is None:
                 return "output"
+            waiting += zip(node.outputs, carried, strict=False)
     return "input" if read else "output"
 
 
-def _is_linear_in(flow: Flow, node: Node, value: int) -> bool:
-    """Does the node hand on each channel by itself: moved, averaged over tokens, shifted, scaled?"""
-    signals = flow.signals(node)
-    if flow.is_product_of_signals(node):
-        pair = factors(node)
-        # Attention averages its right factor, the values, channel by channel; the left one's it sums.
-        return pair is not None and pair[1] == value and pair[0] != value
-    if len(signals) != 1:
-        return node.op in ("cat", "stack")
-    if node.op in POOLS:
-        return True
+def _channels(flow: Flow, use: Use) -> Tensor:
+    """Labels that say which entry of the gain an element of its result was multiplied by."""
+    node = flow.graph.nodes[use.node]
+    shape = flow.graph.shapes[node.outputs[0]]
+    if node.op in NORMS:
+        return labels_along(
+            shape, -1 if node.op in ("native_layer_norm", "_fused_rms_norm", "rms_norm") else 1
+        )
+    gain = next(flow.graph.shapes[value] for value in node.inputs if value not in flow.uses.signal)
+    count = torch.Size(gain).numel()
+    return torch.arange(count).view(gain).expand(shape)
+
+
+def _summed_dims(node: Node, value: int, rank: int) -> list[int]:
+    """The dimensions of a value that a matrix product or a convolution sums over."""
+    if node.op in CONVOLUTIONS:
+        return list(range(1, rank))
+    pair = factors(node)
+    return [rank - 1] if pair is None or pair[0] == value or rank == 1 else [rank - 2]
+
+
+def _sums_channels(node: Node, value: int, labels: Tensor) -> bool:
+    """Does a weight sum over all that the gain tells apart?"""
+    summed = _summed_dims(node, value, labels.dim())
+    return not any(varies(labels, dim) for dim in range(labels.dim()) if dim not in summed)
+
+
+def _carry(flow: Flow, node: Node, value: int, labels: Tensor) -> list[Tensor] | None:
+    """The labels after a node that leaves channels apart; None if it mixes or bends them."""
+    shape = flow.graph.shapes[node.outputs[0]]
+    if factors(node) is not None:
+        # A map over tokens, or attention averaging values: what is summed must not be the channels.
+        (summed,) = _summed_dims(node, value, labels.dim())
+        if varies(labels, summed) or flow.signals(node).count(value) > 1 or not shape:
+            return None
+        return [labels.narrow(summed, 0, 1).expand(shape)]
+    if node.op in ("cat", "stack"):
+        if node.op == "stack":
+            return None
+        pieces = [
+            labels if ref.value == value else labels.new_full(flow.graph.shapes[ref.value], -1)
+            for ref in node.args[0]
+        ]
+        return [torch.cat(pieces, *node.args[1:])]
+    if len(flow.signals(node)) != 1:
+        return None
     if node.op in ("mean", "sum"):
-        rank = len(flow.graph.shapes[value])
-        dims = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else range(rank)
-        channel = 1 if rank == 4 else rank - 1
-        return channel not in {dim % rank for dim in dims}
-    return flow.is_handed_on(node) or node.op in ("add", "sub", "mul")
+        named = len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) and len(node.args[1]) > 0
+        dims = [dim % labels.dim() for dim in (node.args[1] if named else range(labels.dim()))]
+        if any(varies(labels, dim) for dim in dims):
+            return None
+        return [labels.amax(dims, keepdim=len(shape) == labels.dim())]
+    if node.op in POOLS:
+        spatial = range(2, labels.dim())
+        if any(varies(labels, dim) for dim in spatial):
+            return None
+        return [labels.amax(list(spatial), keepdim=True).expand(shape)]
+    if isinstance(node.args[0], Ref) and (moved := follow(flow.graph, node, labels)) is not None:
+        return moved
+    if node.op in ("add", "sub", "mul") or flow.factor(node) is not None:
+        return [labels.expand(shape)]
+    return None

@@ -46,7 +46,8 @@ BENDING = BOUNDED | {
 }
 """Nonlinearities."""
 
-SUMS = frozenset({"add", "sub", "write"})
+SUMS = frozenset({"add", "sub", "write", "copy"})
+"""Carry on all of their terms."""
 ADDITIONS = frozenset({"add", "sub", "rsub"})
 MULTIPLICATIONS = frozenset({
     "mul", "div", "_prelu_kernel", "prelu", "lerp", "pow", "addcmul", "addcdiv",

@@ -44,7 +44,7 @@ Join = tuple[int, int, int]
 def _join(flow: Flow, node: Node) -> Join | None:
     """The residual addition at a node, if it is one."""
     operands = flow.signals(node)
-    if node.op != "add" or len(operands) != 2 or operands[0] == operands[1]:
+    if node.op not in ("add", "sub") or len(operands) != 2 or operands[0] == operands[1]:
         return None
     shapes = {flow.graph.shapes[value] for value in (*operands, *node.outputs)}
     if len(shapes) != 1 or not flow.live >> node.outputs[0] & 1:
@@ -70,14 +70,18 @@ def _shortcut(flow: Flow, node: Node, operands: list[int]) -> Join | None:
     if elsewhere:  # the fork is read by something that does not end here
         return None
     for stream, branch in ((first, second), (second, first)):
-        bends = any(
-            maker.op in BENDING or flow.is_product_of_signals(maker)
-            for value in bits(flow.between(fork, stream) & ~(1 << fork))
-            if (maker := flow.maker(value)) is not None
-        )
-        if flow.weights_between(fork, stream) == 1 and not bends and flow.layers(fork, branch) > 1:
+        one_weight = flow.weights_between(fork, stream) == 1 and flow.layers(fork, branch) > 1
+        if one_weight and not _bends(flow, fork, stream) and _bends(flow, fork, branch):
             return node.index, fork, branch
     return None
+
+
+def _bends(flow: Flow, start: int, end: int) -> bool:
+    """Is there a nonlinearity between two values?"""
+    makers = (flow.maker(value) for value in bits(flow.between(start, end) & ~(1 << start)))
+    return any(
+        maker is not None and (maker.op in BENDING or flow.is_product_of_signals(maker)) for maker in makers
+    )
 
 
 def _outermost(flow: Flow, joins: list[Join]) -> list[Join]:
@@ -107,12 +111,10 @@ def _branches(flow: Flow, addition: int, start: int, end: int) -> list[Residual]
     """
     kinds: dict[bool, list[int]] = {}
     for term in _terms(flow, start, end):
-        attends = any(
-            flow.is_product_of_signals(maker)
-            for value in bits(flow.between(start, term))
-            if (maker := flow.maker(value)) is not None and value != start
-        )
-        kinds.setdefault(attends, []).append(term)
+        makers = (flow.maker(value) for value in bits(flow.between(start, term) & ~(1 << start)))
+        products = sum(maker is not None and flow.is_product_of_signals(maker) for maker in makers)
+        # Queries with keys, and weights with values; a router's weights make one product.
+        kinds.setdefault(products > 1, []).append(term)
     found = []
     for attends, terms in kinds.items():
         region = 0

@@ -1,31 +1,23 @@
 """The row blocks of a fused tensor: which of its outputs go which way.
 
-Each output carries its number through the views that follow, with the views' own code, so that interleaved
-layouts (heads × (q, k, v)) come out as they are.
+Each output carries its number through the views that follow, so that interleaved layouts (heads × (q, k, v))
+come out as they are.
 """
 
 from __future__ import annotations
 
 import itertools
 
-import torch
 from torch import Tensor
 
 from theodolite.anatomy.flow import Flow, bits
-from theodolite.anatomy.operations import COPIES, RESHAPES
+from theodolite.anatomy.labels import follow, labels_along
 from theodolite.anatomy.trace import Node, Ref
 from theodolite.anatomy.uses import Use
 
 Ranges = tuple[tuple[int, int], ...]
 
-# fmt: off
-_REPLAYED = RESHAPES | {
-    "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "split",
-    "split_with_sizes", "unbind", "chunk",
-}
-# fmt: on
 _JOINS = frozenset(["add", "sub", "cat", "stack"])
-_COPY_LIMIT = 10_000_000
 
 
 def row_blocks(flow: Flow, use: Use) -> tuple[Ranges, ...]:
@@ -34,7 +26,7 @@ def row_blocks(flow: Flow, use: Use) -> tuple[Ranges, ...]:
     shape = flow.graph.shapes[output]
     if not shape or not use.out_axes or not (use.op == "linear" or use.kind == "bias"):
         return ()
-    read = _readers(flow, output, torch.arange(shape[-1]).expand(shape))
+    read = _readers(flow, output, labels_along(shape, -1))
     if any(labels.numel() == shape[-1] for labels in read.values()):  # something reads all of it
         return ()
     groups = _merge(flow, {value: set(labels.unique().tolist()) for value, labels in read.items()})
@@ -52,7 +44,7 @@ def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, Tensor]:
     while waiting:
         value = waiting.pop()
         for node in flow.readers(value):
-            pieces = _replay(flow, node, carried[value])
+            pieces = _carry(flow, node, carried[value])
             if pieces is None:
                 read[value] = _once(carried[value])
                 continue
@@ -62,20 +54,13 @@ def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, Tensor]:
     return read
 
 
-def _replay(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
-    """The labels after a view; None if the node is something else."""
+def _carry(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
+    """The labels after a view or an added bias; None if the node is something else."""
     if not isinstance(node.args[0], Ref) or len(flow.signals(node)) - _looked_up(flow, node) != 1:
         return None
-    if node.op in COPIES or (node.op == "add" and flow.graph.shapes[node.outputs[0]] == tuple(labels.shape)):
+    if node.op == "add" and flow.graph.shapes[node.outputs[0]] == tuple(labels.shape):
         return [labels]
-    if node.op not in _REPLAYED:
-        return None
-    if node.op in RESHAPES:
-        if labels.numel() > _COPY_LIMIT and not _can_view(labels, node.args[1]):
-            return None
-        return [labels.reshape(node.args[1])]
-    made = getattr(torch.ops.aten, node.op)(labels, *node.args[1:], **node.kwargs)
-    return list(made) if isinstance(made, (tuple, list)) else [made]
+    return follow(flow.graph, node, labels)
 
 
 def _looked_up(flow: Flow, node: Node) -> int:
@@ -84,14 +69,6 @@ def _looked_up(flow: Flow, node: Node) -> int:
     return sum(
         maker is not None and any(u.kind == "table" for u in flow.uses.at(maker.index)) for maker in makers
     )
-
-
-def _can_view(labels: Tensor, shape: list[int]) -> bool:
-    try:
-        labels.view(shape)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _once(labels: Tensor) -> Tensor:

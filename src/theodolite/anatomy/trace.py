@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.calling import call, logits
+from theodolite.calling import call, described, logits
 from theodolite.errors import UseError
 
 T = TypeVar("T")
@@ -139,9 +140,9 @@ def _record(model: nn.Module, inputs: Any, parameters: Mapping[int, str], state:
     prefixed = {f"model.{name}": tensor for name, tensor in state.items()}
     with _quiet(model), recorder:
         output = torch.func.functional_call(runner, prefixed, (inputs,), tie_weights=False, strict=False)
-    for leaf in _results(output):
-        if id(leaf) in recorder.values:
-            recorder.graph.outputs.add(recorder.value(leaf))
+    recorder.graph.outputs = {recorder.value(leaf) for leaf in _results(output)}
+    if not recorder.graph.outputs:
+        raise UseError(f"it returned {described(output)}, in which there is no tensor")
     return recorder.graph
 
 
@@ -248,7 +249,12 @@ def _quiet(model: nn.Module) -> Iterator[None]:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         torch._C._set_mkldnn_enabled(False)
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+        with (
+            warnings.catch_warnings(action="ignore"),
+            torch.no_grad(),
+            sdpa_kernel(SDPBackend.MATH),
+            torch.compiler.set_stance("force_eager"),
+        ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -294,7 +300,8 @@ def _results(output: Any) -> list[Tensor]:
     try:
         return [logits(output)]
     except UseError:
-        leaves = [
-            tree_leaves(vars(leaf)) if hasattr(leaf, "__dict__") else [leaf] for leaf in tree_leaves(output)
-        ]
-        return [leaf for group in leaves for leaf in group if isinstance(leaf, Tensor)]
+        found = []
+        for leaf in tree_leaves(output):
+            inside = [leaf] if isinstance(leaf, Tensor) else tree_leaves(dict(getattr(leaf, "__dict__", {})))
+            found += [item for item in inside if isinstance(item, Tensor)]
+        return found

@@ -1,0 +1,5 @@
+"""`python -m theodolite` is `theodolite`."""
+
+from theodolite.cli import main
+
+main()

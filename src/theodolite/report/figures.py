@@ -1,0 +1,201 @@
+"""Figures as plain data: small panels in plotly's format, with colours named, not fixed.
+
+A colour is the name of a CSS variable of the page (`var(--ink)`): the page's script puts in what the
+variable stands for, so that one figure serves light, dark and paper. Nothing here imports plotly; the
+page carries its script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+INK, QUIET, FAINT, ACCENT = "var(--ink)", "var(--quiet)", "var(--rule)", "var(--accent)"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: plotly's `data` and `layout`, and a title that the page sets in its own type."""
+
+    title: str
+    data: tuple[Mapping[str, Any], ...]
+    layout: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Small multiples under one caption."""
+
+    caption: str
+    alt: str
+    """What a reader who cannot see it should know."""
+    panels: tuple[Panel, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As values that JSON knows."""
+        return {
+            "caption": self.caption,
+            "alt": self.alt,
+            "panels": [
+                {"title": panel.title, "data": list(panel.data), "layout": dict(panel.layout)}
+                for panel in self.panels
+            ],
+        }
+
+
+def power_law(
+    title: str,
+    x: Sequence[float],
+    y: Sequence[float],
+    *,
+    x_title: str,
+    slope: float,
+    y_range: tuple[float, float],
+) -> Panel:
+    """Positive values against a size on two logarithmic axes, beside a flat line from the first of them.
+
+    `y_range` is given, not found, so that panels side by side share it.
+    """
+    low, high = (math.log10(bound) for bound in y_range)
+    level = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(x),
+        "y": [y[0]] * len(x),
+        "line": {"color": QUIET, "width": 1, "dash": "dot"},
+        "hoverinfo": "skip",
+    }
+    points = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": list(x),
+        "y": list(y),
+        "line": {"color": ACCENT, "width": 2},
+        "marker": {"color": ACCENT, "size": 7},
+        "hovertemplate": f"{x_title} %{{x}}: %{{y:.4g}}<extra></extra>",
+    }
+    falls = slope < -0.05
+    label = {
+        "xref": "paper",
+        "x": 1.0,
+        "xanchor": "right",
+        "yref": "paper",
+        "y": 0.02 if falls else 0.98,
+        "yanchor": "bottom" if falls else "top",
+        "text": f"slope {signed(slope)}",
+        "showarrow": False,
+        "font": {"size": 13, "color": ACCENT},
+    }
+    if falls:  # the line ends in the lower right: speak from the lower left
+        label |= {"x": 0.04, "xanchor": "left"}
+    layout = frame(height=190)
+    pad = 0.08 * (math.log10(max(x)) - math.log10(min(x)))
+    layout["xaxis"] |= {
+        "type": "log",
+        "title": {"text": x_title, "standoff": 6},
+        "tickvals": list(x),
+        "ticktext": [f"{value:g}" for value in x],
+        "range": [math.log10(min(x)) - pad, math.log10(max(x)) + pad],
+    }
+    layout["yaxis"] |= {
+        "type": "log",
+        "range": [low, high],
+        "tickvals": (ticks := _ticks(*y_range)),
+        "ticktext": [f"{tick:g}" for tick in ticks],
+    }
+    layout["annotations"] = [label]
+    return Panel(title, (level, points), layout)
+
+
+def stacked_bars(
+    title: str,
+    x: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    colors: Mapping[str, str],
+    *,
+    x_title: str,
+) -> Panel:
+    """Bars that add up, one colour for each part."""
+    data = tuple(
+        {
+            "type": "bar",
+            "name": name,
+            "x": list(x),
+            "y": list(heights),
+            "marker": {"color": colors[name], "line": {"width": 0}},
+            "hovertemplate": f"{name}: %{{y:,}}<extra></extra>",
+        }
+        for name, heights in parts.items()
+    )
+    layout = frame(height=200)
+    layout |= {"barmode": "stack", "bargap": 0.25 if len(x) <= 26 else 0.0}
+    layout["xaxis"] |= {
+        "type": "category",
+        "title": {"text": x_title, "standoff": 6},
+        "ticks": "",
+        "tickvals": _spaced(x),
+        "tickangle": 0,
+    }
+    layout["yaxis"] |= {"nticks": 4, "exponentformat": "B", "rangemode": "tozero"}
+    return Panel(title, data, layout)
+
+
+def frame(*, height: int) -> dict[str, Any]:
+    """A layout with quiet axes and nothing else on it."""
+    axis = {
+        "automargin": True,
+        "fixedrange": True,  # a finger that scrolls the page must not drag an axis
+        "showgrid": False,
+        "zeroline": False,
+        "showline": True,
+        "linecolor": FAINT,
+        "linewidth": 1,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": FAINT,
+    }
+    return {
+        "height": height,
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
+        "font": {
+            "family": "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', "
+            "'Liberation Sans', Arial, sans-serif",
+            "size": 12,
+            "color": QUIET,
+        },
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "showlegend": False,
+        "hovermode": "closest",
+        "dragmode": False,
+        "hoverlabel": {"bgcolor": "var(--paper)", "bordercolor": FAINT, "font": {"color": INK}},
+        "xaxis": dict(axis),
+        "yaxis": dict(axis),
+    }
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A number with a true minus sign, and no sign on zero: `−0.50`.
+
+    >>> signed(-0.5), signed(0.75), signed(-0.001)
+    ('−0.50', '0.75', '0.00')
+    """
+    text = f"{value:.{digits}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
+
+
+def _spaced(labels: Sequence[str]) -> list[str]:
+    """The two ends, and as many labels between them, at a round distance, as a narrow figure has room for."""
+    step = next(step for k in range(9) for step in (10**k, 2 * 10**k, 5 * 10**k) if len(labels) <= 8 * step)
+    inner = range(1, len(labels) - 1) if step == 1 else range(1 + step, len(labels) - step // 2, step)
+    return [labels[0], *(labels[index] for index in inner), labels[-1]]
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers 1, 2, 5 × 10^k inside the range; no more than four of them."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    inside = [m * 10.0**k for k in decades for m in (1, 2, 5) if low <= m * 10.0**k <= high]
+    inside = [float(f"{tick:.12g}") for tick in inside]
+    return inside[:: max(1, math.ceil(len(inside) / 4))]

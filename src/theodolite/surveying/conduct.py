@@ -1,0 +1,233 @@
+"""Conduct a survey: every section over one workload, into one Survey."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import theodolite
+from theodolite.anatomy import Anatomy, AnatomyError
+from theodolite.anatomy.part import Role
+from theodolite.errors import UseError
+from theodolite.size import Size
+from theodolite.surveying.finding import LEVELS, Finding, Level
+from theodolite.surveying.section import Section, find_sections
+from theodolite.surveying.sections.anatomy import unruled
+from theodolite.surveying.site import Site, last_line, no_trace
+from theodolite.surveying.usable import check_usable
+from theodolite.workloads import Workload
+
+Progress = Callable[[str, float], None]
+"""Called with what is being looked at and the fraction that is done."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found, about what, with which versions, in how many seconds."""
+
+    workload: str
+    size: Size
+    seed: int
+    deep: bool
+    date: str
+    versions: Mapping[str, str]
+    seconds: Mapping[str, float]
+    """By section, in the order in which they were examined."""
+    findings: tuple[Finding, ...]
+    anatomy: Anatomy | None
+    """None where the network could not be dissected."""
+
+    def at(self, level: Level) -> tuple[Finding, ...]:
+        """The findings of one level."""
+        return tuple(finding for finding in self.findings if finding.level == level)
+
+    @property
+    def ranked(self) -> tuple[Finding, ...]:
+        """The findings, the gravest first, otherwise as they came."""
+        return tuple(sorted(self.findings, key=lambda finding: -LEVELS.index(finding.level)))
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: may this be scaled?"""
+        fails, warns, notes = self.at("fail"), self.at("warn"), self.at("note")
+        checks = len(self.findings)
+        if fails:
+            return f"{self.workload} cannot be scaled as it is: {_named(fails)}."
+        if warns:
+            return f"{self.workload} is not yet fit to be scaled: {_named(warns)}."
+        if notes:
+            return (
+                f"{self.workload} is fit to be scaled, as far as {checks} checks can see, "
+                f"with {len(notes)} {'thing' if len(notes) == 1 else 'things'} to know first."
+            )
+        return f"{self.workload} is fit to be scaled, as far as {checks} checks can see."
+
+    def to_json(self) -> str:
+        """Everything, as JSON."""
+        facts: dict[str, Any] = {
+            "workload": self.workload,
+            "size": dataclasses.asdict(self.size),
+            "seed": self.seed,
+            "deep": self.deep,
+            "date": self.date,
+            "versions": dict(self.versions),
+            "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
+            "verdict": self.verdict,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "anatomy": json.loads(self.anatomy.to_json()) if self.anatomy is not None else None,
+        }
+        return json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page, and the same as JSON beside it (`survey.html`, `survey.json`)."""
+        from theodolite.report.page import page
+        from theodolite.report.writing import html_path, write_whole
+
+        path = html_path(path)
+        as_page, as_data = page(self), self.to_json()
+        write_whole(path, as_page)
+        write_whole(path.with_suffix(".json"), as_data)
+        return path
+
+    def __str__(self) -> str:
+        from theodolite.report.terminal import text
+
+        return text(self)
+
+
+def survey(
+    workload: Workload | str,
+    *,
+    size: Size | None = None,
+    only: Iterable[str] | None = None,
+    skip: Iterable[str] | None = None,
+    deep: bool = False,
+    seed: int = 0,
+    roles: Mapping[str, Role] | None = None,
+    progress: Progress | None = None,
+) -> Survey:
+    """Survey a workload: is this network fit to be scaled, and what is wrong with it?
+
+    Args:
+        workload: a Workload, or what names one: `"gpt-sotu"`, `"file.py:name"`, `"hf:config.json"`.
+        size: the size to survey; the workload's own if None.
+        only: names of the sections to examine; all if None.
+        skip: names of the sections to leave out.
+        deep: spend minutes where seconds would give a rougher answer.
+        seed: of the batch and of every model that is built.
+        roles: what `dissect` is to take tensors for that it cannot classify, by pattern of their names.
+        progress: called with a title and the fraction done.
+
+    A section that crashes becomes a finding (TH001), and the others go on. What is wrong with the workload
+    itself raises UseError. No random number generator is moved.
+    """
+    chosen = _choose(find_sections(), only, skip)
+    workload = _resolve(workload)
+    site = Site(workload, size or workload.size, seed, deep, roles)
+    tell = progress or (lambda title, done: None)
+    findings: list[Finding] = []
+    seconds: dict[str, float] = {}
+    with no_trace():
+        tell("Workload", 0.0)
+        check_usable(site)
+        for done, (name, section) in enumerate(chosen.items(), start=1):
+            tell(section.title, done / (len(chosen) + 1))
+            torch.manual_seed(seed)
+            started = time.perf_counter()
+            for finding in _examine(section, site):
+                # A network that cannot be dissected is reported once, by the section that asked first.
+                if not (_undissected(finding) and any(map(_undissected, findings))):
+                    findings.append(dataclasses.replace(finding, section=name))
+            seconds[name] = time.perf_counter() - started
+        anatomy = _anatomy(site)
+    tell("Done", 1.0)
+    return Survey(
+        workload=workload.name,
+        size=site.size,
+        seed=seed,
+        deep=deep,
+        date=datetime.datetime.now().astimezone().date().isoformat(),
+        versions={
+            "theodolite": theodolite.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+        seconds=seconds,
+        findings=tuple(findings),
+        anatomy=anatomy,
+    )
+
+
+def _examine(section: Section, site: Site) -> Iterator[Finding]:
+    """The section's findings; what stops it becomes the last of them."""
+    try:
+        yield from section.examine(site)
+    except AnatomyError as error:
+        yield unruled(error)
+    except UseError:
+        raise
+    except Exception as error:
+        yield Finding(
+            "TH001",
+            "fail",
+            "A check that crashed",
+            f"“{section.title}” could not be examined: {last_line(error)}",
+            why="A check that did not run has not passed. The other sections are not affected.",
+            remedy="If the message does not point to your model, report it together with the model's code.",
+        )
+
+
+def _undissected(finding: Finding) -> bool:
+    return finding.code == "TH107" and finding.level == "fail"
+
+
+def _anatomy(site: Site) -> Anatomy | None:
+    try:
+        return site.anatomy
+    except Exception:  # already a finding of the section that asked
+        return None
+
+
+def _resolve(workload: Workload | str) -> Workload:
+    if isinstance(workload, str):
+        from theodolite.workloads import workload as look_up
+
+        return look_up(workload)
+    if not isinstance(workload, Workload):
+        raise UseError(
+            f"a survey takes a Workload or the name of one, not {type(workload).__name__}: "
+            "theodolite.Workload(name, build, batch, loss)"
+        )
+    return workload
+
+
+def _choose(
+    known: Mapping[str, Section], only: Iterable[str] | None, skip: Iterable[str] | None
+) -> dict[str, Section]:
+    wanted = list(known) if only is None else _names(only)
+    unwanted = [] if skip is None else _names(skip)
+    for name in (*wanted, *unwanted):
+        if name not in known:
+            raise UseError(f"there is no section {name!r}; the sections are {', '.join(known)}")
+    chosen = {name: section for name, section in known.items() if name in wanted and name not in unwanted}
+    if not chosen:
+        raise UseError(f"no section is left to examine; the sections are {', '.join(known)}")
+    return chosen
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _named(findings: Iterable[Finding]) -> str:
+    titles = [f"{finding.title[0].lower()}{finding.title[1:]} ({finding.code})" for finding in findings]
+    return ", ".join(dict.fromkeys(titles))

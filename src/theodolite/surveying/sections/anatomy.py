@@ -1,0 +1,120 @@
+"""Does every tensor fall under a rule, and does any serve twice?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from theodolite.anatomy.folding import fold
+from theodolite.anatomy.part import ROLES, Anatomy, AnatomyError, Part
+from theodolite.surveying.finding import Evidence, Finding, Value
+from theodolite.surveying.section import Section
+from theodolite.surveying.site import Site
+
+WHY_TIED = (
+    "A plan for larger sizes leaves the forward pass alone by absorbing each layer's multiplier into its "
+    "initialisation, learning rate and decay. A tensor that is both embedding and head needs two multipliers "
+    "at once (1 at the input, 1/width at the output), which no single learning rate can give."
+)
+WHY_RULED = (
+    "Learning rate, decay and initialisation at a larger size follow from what a tensor does: whether it "
+    "reads or writes the width, multiplies, or is added. A tensor outside every role would be scaled by "
+    "guesswork, and one wrong tensor is enough to move the optimum."
+)
+
+
+def examine(site: Site) -> Iterator[Finding]:
+    """TH101 and TH107."""
+    yield everything_ruled(site.anatomy)
+    yield tied_head(site.anatomy)
+
+
+def tied_head(anatomy: Anatomy) -> Finding:
+    """TH101: is one tensor both embedding and head?"""
+    title = "Embedding and head"
+    tied = [part for part in anatomy.values() if part.tied]
+    heads = [part for part in tied if part.op == "embedding"]
+    if heads:
+        head = heads[0]
+        return Finding(
+            "TH101",
+            "note",
+            title,
+            f"{head.name} {_shape(head)} is both the embedding and the head ({', '.join(head.tied)}): "
+            f"{_share(head, anatomy)} of the parameters serve two ends.",
+            why=WHY_TIED,
+            remedy="Untie the two if you can afford the parameters. Otherwise multiply the logits by "
+            "base width / width in the forward pass, and treat the tensor as an input weight everywhere "
+            "else; the final norm then belongs to the Output-Norms, which must not decay.",
+            evidence=Evidence(rows=tuple(_row(part) for part in tied)),
+        )
+    if tied:
+        return Finding(
+            "TH101",
+            "note",
+            title,
+            f"{len(tied)} {'tensor serves' if len(tied) == 1 else 'tensors serve'} in more than one place "
+            f"({', '.join(one.pattern for one in fold(tied)[:3])}), though none is both embedding and head.",
+            why=WHY_TIED,
+            remedy="Check that all uses of a shared tensor have the same role; then nothing is lost.",
+            evidence=Evidence(rows=tuple(_row(part) for part in tied)),
+        )
+    outputs = [part for part in anatomy.values() if part.role == "output" and part.block is None]
+    if not outputs:
+        sentence = "No tensor is shared, and no weight reads the width alone: there is no head."
+    else:
+        names = ", ".join(f"{part.name} {_shape(part)}" for part in outputs[:2])
+        sentence = f"The head is a tensor of its own ({names}): it can have its own initialisation and step."
+    return Finding("TH101", "ok", title, sentence, why=WHY_TIED)
+
+
+def everything_ruled(anatomy: Anatomy) -> Finding:
+    """TH107, when the dissection went through: how many tensors of each role."""
+    rows: list[dict[str, Value]] = []
+    for role in ROLES:
+        parts = [part for part in anatomy.values() if part.role == role]
+        if parts:
+            rows.append(
+                {"role": role, "tensors": len(parts), "parameters": sum(part.numel for part in parts)}
+            )
+    return Finding(
+        "TH107",
+        "ok",
+        "A rule for every parameter",
+        f"All {len(anatomy)} tensors, {anatomy.num_parameters:,} parameters, have a role that a rule covers.",
+        why=WHY_RULED,
+        evidence=Evidence(rows=tuple(rows)),
+    )
+
+
+def unruled(error: AnatomyError) -> Finding:
+    """TH107, when the dissection stopped."""
+    return Finding(
+        "TH107",
+        "fail",
+        "Parameters outside any rule",
+        f"The network could not be dissected. {' '.join(str(error).split())}",
+        why=WHY_RULED,
+        remedy="Say what the tensor is, as the message asks: survey(…, roles={pattern: role}), or in a "
+        "terminal --role pattern=role. Until then the findings that rest on the anatomy are missing here.",
+    )
+
+
+def _row(part: Part) -> dict[str, Value]:
+    return {
+        "tensor": part.name,
+        "also": ", ".join(part.tied),
+        "shape": _shape(part),
+        "role": part.role,
+        "parameters": part.numel,
+    }
+
+
+def _share(part: Part, anatomy: Anatomy) -> str:
+    return f"{100 * part.numel / anatomy.num_parameters:.0f} %"
+
+
+def _shape(part: Part) -> str:
+    return " × ".join(map(str, part.shape))
+
+
+section = Section("Anatomy", 10, examine)

@@ -1,0 +1,60 @@
+import torch
+from torch import nn
+
+from theodolite import survey
+from theodolite.surveying import Site
+from theodolite.surveying.sections.anatomy import everything_ruled, tied_head
+
+
+def test_an_untied_head_is_in_order_and_named(gpt):
+    site = Site(gpt(), gpt().size)
+    finding = tied_head(site.anatomy)
+    assert finding.level == "ok"
+    assert "readout.weight 32 × 64" in finding.sentence
+
+
+def test_a_tied_head_is_noted_with_both_names_and_its_share(gpt):
+    site = Site(gpt(tied=True), gpt().size)
+    finding = tied_head(site.anatomy)
+    assert (finding.code, finding.level) == ("TH101", "note")
+    assert "embed.weight 32 × 64" in finding.sentence
+    assert "readout.weight" in finding.sentence
+    share = round(100 * 32 * 64 / site.anatomy.num_parameters)
+    assert f"{share} %" in finding.sentence
+
+
+def test_roles_add_up_to_the_network(gpt):
+    site = Site(gpt(bias=True), gpt().size)
+    rows = everything_ruled(site.anatomy).evidence.rows
+    built = site.build()
+    assert {row["role"] for row in rows} == {"input", "hidden", "output", "bias", "gain"}
+    assert sum(row["tensors"] for row in rows) == len(list(built.parameters()))
+    assert sum(row["parameters"] for row in rows) == sum(p.numel() for p in built.parameters())
+
+
+class Odd(nn.Module):
+    """Holds a tensor that the forward pass does not use."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+        self.idle = nn.Parameter(torch.zeros(3, 5))
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+def test_a_tensor_outside_every_rule_fails_once_and_the_survey_goes_on(rows):
+    made = survey(rows(Odd))
+    (finding,) = made.findings
+    assert (finding.code, finding.level) == ("TH107", "fail")
+    assert "idle has shape (3, 5)" in finding.sentence
+    assert made.anatomy is None
+    assert made.verdict == "mine cannot be scaled as it is: parameters outside any rule (TH107)."
+
+
+def test_saying_what_it_is_mends_it(rows):
+    made = survey(rows(Odd), roles={"idle": "bias"})
+    assert made.anatomy is not None
+    assert made.anatomy["idle"].role == "bias"
+    assert not made.at("fail")

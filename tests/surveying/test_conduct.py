@@ -1,0 +1,168 @@
+import dataclasses
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from theodolite import Size, UseError, survey
+from theodolite.surveying import find_sections, sections
+from theodolite.surveying.conduct import Survey
+
+
+def test_sections_come_in_their_order():
+    assert list(find_sections()) == ["anatomy", "growth", "norms", "initialisation"]
+
+
+NEW = """
+from theodolite.surveying.finding import Finding
+from theodolite.surveying.section import Section
+
+def examine(site):
+    yield Finding("TH900", "warn", "Novelty", f"At {site.size} something new.", why="w")
+    raise RuntimeError("out of\\nluck")
+
+section = Section("Novelties", 15, examine)
+"""
+
+
+@pytest.fixture
+def novelty(tmp_path, monkeypatch):
+    """A section is one new file in the folder of sections, and nothing else."""
+    (tmp_path / "novelty.py").write_text(NEW)
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
+    yield
+    import sys
+
+    sys.modules.pop("theodolite.surveying.sections.novelty", None)
+
+
+@pytest.mark.usefixtures("novelty")
+def test_a_new_file_is_a_new_section_and_its_crash_loses_nothing(gpt):
+    made = survey(gpt())
+    assert list(made.seconds) == ["anatomy", "novelty", "growth", "norms", "initialisation"]
+    found, crashed = [finding for finding in made.findings if finding.section == "novelty"]
+    assert (found.code, found.sentence) == ("TH900", "At 64 × 2 something new.")
+    assert (crashed.code, crashed.level) == ("TH001", "fail")
+    assert "“Novelties”" in crashed.sentence
+    assert "RuntimeError: out of luck" in crashed.sentence
+    assert {"TH101", "TH102", "TH103", "TH104", "TH105", "TH106", "TH107"} < {f.code for f in made.findings}
+
+
+@pytest.mark.usefixtures("novelty")
+def test_an_error_of_use_inside_a_section_is_the_callers_to_see(gpt, monkeypatch):
+    section = find_sections()["novelty"]
+
+    def examine(site):
+        raise UseError("the labels are upside down")
+
+    monkeypatch.setitem(vars(section), "examine", examine)
+    with pytest.raises(UseError, match="upside down"):
+        survey(gpt(), only=["novelty"])
+
+
+def test_only_and_skip_choose(gpt):
+    assert list(survey(gpt(), only=["norms", "anatomy"]).seconds) == ["anatomy", "norms"]
+    assert list(survey(gpt(), only="norms").seconds) == ["norms"]
+    assert list(survey(gpt(), skip=["norms", "initialisation"]).seconds) == ["anatomy", "growth"]
+
+
+@pytest.mark.parametrize("choice", [{"only": ["curvature"]}, {"skip": ["curvature"]}])
+def test_an_unknown_section_is_refused_with_the_known_ones(gpt, choice):
+    with pytest.raises(UseError, match="no section 'curvature'; the sections are anatomy, growth, norms"):
+        survey(gpt(), **choice)
+
+
+def test_nothing_left_to_examine_is_refused(gpt):
+    with pytest.raises(UseError, match="no section is left"):
+        survey(gpt(), only=["norms"], skip=["norms"])
+
+
+def _seed_all(seed):
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def test_no_generator_is_moved_and_the_seed_decides(gpt):
+    _seed_all(5)
+    expected = torch.rand(3), random.random(), np.random.rand()
+    _seed_all(5)
+    plain = gpt()
+
+    def build(width, depth):
+        random.random(), np.random.rand()
+        return plain.build(width, depth)
+
+    first = survey(dataclasses.replace(plain, build=build))
+    assert torch.equal(torch.rand(3), expected[0])
+    assert (random.random(), np.random.rand()) == expected[1:]
+    again, other = survey(plain), survey(plain, seed=1)
+    assert again.findings == first.findings
+    assert other.findings != first.findings
+
+
+def test_the_findings_do_not_depend_on_which_sections_ran(gpt):
+    whole, part = survey(gpt(scaled_init=True)), survey(gpt(scaled_init=True), only=["initialisation"])
+    assert part.findings == tuple(f for f in whole.findings if f.section == "initialisation")
+
+
+def test_the_size_asked_for_is_the_size_surveyed(gpt):
+    made = survey(gpt(), size=Size(96, 3), only=["growth"])
+    assert made.size == Size(96, 3)
+    assert made.anatomy is not None
+    assert made.anatomy["readout.weight"].shape == (32, 96)
+    assert made.anatomy.num_blocks == 3
+
+
+def test_progress_starts_at_nothing_and_ends_at_all(gpt):
+    told = []
+    survey(gpt(), only=["anatomy", "norms"], progress=lambda title, done: told.append((title, done)))
+    assert told == [("Workload", 0.0), ("Anatomy", 1 / 3), ("Norms", 2 / 3), ("Done", 1.0)]
+
+
+@pytest.mark.parametrize(
+    "options, verdict",
+    [
+        ({}, "small is fit to be scaled, as far as 8 checks can see, with 1 thing to know first."),
+        (
+            {"scaled_init": True},
+            "small is not yet fit to be scaled: depth counted twice in the initialisation (TH104).",
+        ),
+    ],
+)
+def test_the_verdict_is_one_sentence_about_the_gravest(gpt, options, verdict):
+    assert survey(gpt(**options)).verdict == verdict
+
+
+def test_the_terminal_says_the_verdict_first_and_the_gravest_next(gpt):
+    lines = str(survey(gpt(scaled_init=True))).splitlines()
+    assert lines[0].startswith("small is not yet fit to be scaled")
+    assert [line.split()[0] for line in lines if line[:4].strip() and line.split()[1].startswith("TH")] == [
+        *["warn"],
+        *["note"],
+        *["ok"] * 6,
+    ]
+
+
+def test_saving_writes_the_page_and_the_data_and_nothing_else(gpt, tmp_path):
+    made = survey(gpt(), skip=["initialisation"])
+    assert made.save(tmp_path / "mine.html") == tmp_path / "mine.html"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "mine.json"]
+    saved = json.loads((tmp_path / "mine.json").read_text())
+    assert saved["verdict"] == made.verdict
+    assert saved["size"] == {"width": 64, "depth": 2}
+    assert [finding["code"] for finding in saved["findings"]] == [f.code for f in made.findings]
+    assert saved["anatomy"]["parameters"] == made.anatomy.num_parameters
+
+
+def test_a_page_that_cannot_be_made_leaves_the_old_one(gpt, tmp_path, monkeypatch):
+    page = tmp_path / "mine.html"
+    page.write_text("old")
+    made = survey(gpt(), only=["anatomy"])
+    monkeypatch.setattr(Survey, "to_json", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.save(page)
+    assert page.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.html"]

@@ -1,0 +1,196 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import theodolite
+from theodolite.cli import main
+
+MINE = """
+import torch
+from torch import nn
+from theodolite import Size, Workload
+
+class Net(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+        self.up = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.down = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x):
+        x = self.first(x)
+        for up, down in zip(self.up, self.down):
+            x = x + down(up(x).relu())
+        return self.last(x)
+
+class Idle(Net):
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        self.idle = nn.Parameter(torch.zeros(3, 5))
+
+def batch(seed, step):
+    inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed + step))
+    return inputs, (inputs.sum(1) > 0).long()
+
+def broken(width, depth):
+    raise KeyError("no such layer")
+
+good = Workload("good", Net, batch, nn.functional.cross_entropy, Size(32, 2))
+idle = Workload("idle", Idle, batch, nn.functional.cross_entropy, Size(32, 2))
+stiff = Workload("stiff", lambda width, depth: Net(16, depth), batch, nn.functional.cross_entropy)
+failing = Workload("failing", broken, batch, nn.functional.cross_entropy)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # What the commands print is compared by words, not by lines.
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def run(*arguments, capsys):
+    """Exit status, standard output, standard error."""
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    code = left.value.code
+    out, err = capsys.readouterr()
+    return code or 0, out, err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["survey", "--help"], ["data", "--help"], ["--show-completion"]]
+)
+def test_what_only_tells_does_not_import_torch(arguments):
+    shell = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "SHELL": "/bin/bash"}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "theodolite", *arguments],
+        env=os.environ | shell,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "theodolite.cli" in imported
+    assert not {"torch", "numpy", "plotly", "jinja2"} & imported
+    assert done.returncode == 0 or arguments == ["--show-completion"]
+
+
+def test_the_version(capsys):
+    assert run("--version", capsys=capsys) == (0, f"theodolite {theodolite.__version__}\n", "")
+
+
+def test_help_teaches_with_examples(capsys):
+    _, out, _ = run("--help", capsys=capsys)
+    for example in (
+        "theodolite survey model.py:workload",
+        "theodolite survey hf:config.json",
+        "dissect gpt-sotu",
+    ):
+        assert example in out
+
+
+def test_completion_offers_the_commands():
+    done = subprocess.run(
+        [sys.executable, "-m", "theodolite"],
+        env=os.environ
+        | {"_THEODOLITE_COMPLETE": "complete_bash", "COMP_WORDS": "theodolite ", "COMP_CWORD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["survey", "dissect", "data"]
+
+
+def test_a_survey_prints_its_findings_and_writes_page_and_data(mine, capsys):
+    code, out, err = run("survey", "mine.py:good", "--out", "here.html", "--depth", "3", capsys=capsys)
+    assert (code, err) == (0, "")
+    assert out.startswith("good is fit to be scaled")
+    assert "good at 32 × 3" in out
+    assert "The page is here.html, the same as data here.json" in out
+    assert sorted(path.name for path in mine.glob("here.*")) == ["here.html", "here.json"]
+    saved = json.loads((mine / "here.json").read_text())
+    assert saved["size"] == {"width": 32, "depth": 3}
+    assert saved["verdict"] in out
+
+
+def test_sections_can_be_chosen(mine, capsys):
+    run("survey", "mine.py:good", "--only", "norms", "--only", "growth", "--skip", "norms", capsys=capsys)
+    assert list(json.loads((mine / "survey.json").read_text())["seconds"]) == ["growth"]
+
+
+def test_strict_turns_a_failed_check_into_exit_1(mine, capsys):
+    assert run("survey", "mine.py:idle", capsys=capsys)[0] == 0
+    code, out, _ = run("survey", "mine.py:idle", "--strict", capsys=capsys)
+    assert code == 1
+    assert "idle has shape (3, 5)" in out
+    assert (mine / "survey.html").exists()
+    assert run("survey", "mine.py:good", "--strict", capsys=capsys)[0] == 0
+    assert run("survey", "mine.py:idle", "--strict", "--role", "idle=bias", capsys=capsys)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["survey", "mine.py:failing"], "build(128, 4) failed: KeyError: 'no such layer'"),
+        (["survey", "mine.py:stiff"], "build ignores width"),
+        (["survey", "mine.py:absent"], "mine.py has no 'absent'"),
+        (["survey", "absent.py:good"], "absent.py is not there"),
+        (["survey", "hf:absent.json"], "absent.json"),
+        (["survey", "gpt-sout"], "Did you mean 'gpt-sotu'?"),
+        (["survey", "mine.py:good", "--only", "norm"], "there is no section 'norm'"),
+        (["survey", "mine.py:good", "--width", "0"], "width is 0"),
+        (["survey", "mine.py:good", "--out", "no/survey.html"], "there is no folder no"),
+        (["survey", "mine.py:good", "--role", "bias"], "write PATTERN=ROLE"),
+        (["dissect", "mine.py:idle"], "idle has shape (3, 5)"),
+        (["data", "path", "cifar"], "Did you mean 'cifar10'?"),
+    ],
+)
+@pytest.mark.usefixtures("mine")
+def test_an_error_of_use_is_one_message_and_exit_2(arguments, words, capsys):
+    code, out, err = run(*arguments, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith("theodolite: ")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_an_unknown_option_is_an_error_of_use_too(capsys):
+    code, _, err = run("survey", "--brave", capsys=capsys)
+    assert code == 2
+    assert "--brave" in err
+
+
+@pytest.mark.usefixtures("mine")
+def test_dissect_prints_a_table_or_json(capsys):
+    _, table, _ = run("dissect", "mine.py:good", capsys=capsys)
+    assert "up.*.weight" in table
+    _, text, _ = run("dissect", "mine.py:good", "--width", "48", "--json", capsys=capsys)
+    roles = {part["name"]: part["role"] for part in json.loads(text)["parts"]}
+    assert (roles["first.weight"], roles["up.0.weight"], roles["last.weight"]) == (
+        "input",
+        "hidden",
+        "output",
+    )
+    assert json.loads(text)["size"] == {"width": 48, "depth": 2}
+
+
+@pytest.mark.usefixtures("mine")
+def test_data_sets_are_listed_with_what_is_here(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path / "empty"))
+    _, out, _ = run("data", "list", capsys=capsys)
+    here = {line.split()[0]: line.split()[1] for line in out.splitlines()[1:] if line.strip()}
+    assert here["sotu"] == here["modular-addition"] == "yes"
+    assert here["enwik8"] == here["mnist"] == "no"
+
+
+def test_the_path_of_a_data_set_is_a_folder_with_it(capsys):
+    _, out, _ = run("data", "path", "sotu", capsys=capsys)
+    assert os.listdir(out.strip()).count("state_of_the_union.txt.xz") == 1
+    _, fetched, _ = run("data", "fetch", "sotu", capsys=capsys)
+    assert fetched == out
