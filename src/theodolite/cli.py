@@ -196,7 +196,7 @@ def data_fetch(
 
 
 @data_app.command("path")
-def data_path(name: Annotated[str, typer.Argument(help="See: data list.")]) -> None:
+def data_path(name: Annotated[str, typer.Argument(metavar="NAME", help="See: data list.")]) -> None:
     """Where a data set lies on this machine."""
     from theodolite import data
 

@@ -18,8 +18,8 @@ def places(specimen: Specimen) -> list[tuple[int, int]]:
     """By residual branch: its block, and which branch of the block it is, both counted from 0.
 
     Branches of one element of a list of modules are one block, unless they are the same modules called again.
-    Where lists do not show blocks, a block ends where a branch is of a kind the block already has, or stands at
-    another position of its outermost list.
+    Where lists do not show blocks, a block ends where a branch is of a kind the block already has, or stands
+    at another position of its outermost list.
     """
     elements = _elements(specimen.model)
     found: list[tuple[int, int]] = []

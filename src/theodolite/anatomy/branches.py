@@ -93,6 +93,11 @@ def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
             continue
         if is_normalisation(flow, node):
             by_norm = True
+            before = [flow.maker(flow.back(source)) for source in flow.signals(node)]
+            gains = [
+                use for maker in before if maker for use in flow.uses.at(maker.index) if use.kind == "gain"
+            ]
+            names.update(dict.fromkeys(use.name for use in gains))  # applied on the way into the norm
             continue
         sources = flow.signals(node)
         if len(sources) > 1 and (node.op == "mul" or flow.is_product_of_signals(node)):

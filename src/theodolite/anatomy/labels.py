@@ -1,7 +1,7 @@
 """Numbers carried through views: where do the elements of a tensor go?
 
-A tensor of labels takes the place of a value, and every view that follows is applied to it with the view's own
-code. Labels repeat along all other dimensions; as those have stride zero, they cost no memory.
+A tensor of labels takes the place of a value, and every view that follows is applied to it with the view's
+own code. Labels repeat along all other dimensions; as those have stride zero, they cost no memory.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def follow(graph: Graph, node: Node, labels: Tensor) -> list[Tensor] | None:
         made = getattr(torch.ops.aten, node.op)(labels, *node.args[1:], **node.kwargs)
         return list(made) if isinstance(made, (tuple, list)) else [made]
     shape = graph.shapes[node.outputs[0]]
-    if node.op in VIEWS and shape and labels.dim() and shape[-1] == labels.shape[-1]:
-        # Tokens picked, padded or gathered by indices the trace does not show.
-        if not any(varies(labels, dim) for dim in range(labels.dim() - 1)):
-            return [labels[(0,) * (labels.dim() - 1)].expand(shape)]
-    return None
+    if node.op not in VIEWS or not shape or labels.dim() == 0 or shape[-1] != labels.shape[-1]:
+        return None
+    # Tokens picked, padded or gathered by indices the trace does not show.
+    by_token = any(varies(labels, dim) for dim in range(labels.dim() - 1))
+    return None if by_token else [labels[(0,) * (labels.dim() - 1)].expand(shape)]

@@ -76,8 +76,7 @@ def follows_normalisation(flow: Flow, use: Use) -> bool:
 def norm_role(flow: Flow, use: Use) -> Norm:
     """`input` if only linear maps with weights of their own sum over the gain's channels, else `output`."""
     tables = {other.name for other in flow.uses.all if other.kind == "table"}
-    start = flow.graph.nodes[use.node].outputs[0]
-    waiting = [(start, _channels(flow, use))]
+    waiting = [(_finished(flow, use), _channels(flow, use))]
     read = False
     while waiting:
         value, labels = waiting.pop()
@@ -97,6 +96,15 @@ def norm_role(flow: Flow, use: Use) -> Norm:
                 return "output"
             waiting += zip(node.outputs, carried, strict=False)
     return "input" if read else "output"
+
+
+def _finished(flow: Flow, use: Use) -> int:
+    """Where both the gain and the normalisation are done, whichever comes first."""
+    made = flow.graph.nodes[use.node].outputs[0]
+    readers = flow.readers(made)
+    if len(readers) == 1 and len(flow.signals(readers[0])) == 2 and is_normalisation(flow, readers[0]):
+        return readers[0].outputs[0]
+    return made
 
 
 def _channels(flow: Flow, use: Use) -> Tensor:
@@ -135,14 +143,15 @@ def _carry(flow: Flow, node: Node, value: int, labels: Tensor) -> list[Tensor] |
         if varies(labels, summed) or flow.signals(node).count(value) > 1 or not shape:
             return None
         return [labels.narrow(summed, 0, 1).expand(shape)]
-    if node.op in ("cat", "stack"):
-        if node.op == "stack":
-            return None
+    if node.op == "cat":
+        dim = node.args[1] if len(node.args) > 1 else 0
+        if not varies(labels, dim):
+            return [labels.narrow(dim, 0, 1).expand(shape)]
         pieces = [
             labels if ref.value == value else labels.new_full(flow.graph.shapes[ref.value], -1)
             for ref in node.args[0]
         ]
-        return [torch.cat(pieces, *node.args[1:])]
+        return [torch.cat(pieces, dim)]
     if len(flow.signals(node)) != 1:
         return None
     if node.op in ("mean", "sum"):

@@ -50,6 +50,8 @@ def _join(flow: Flow, node: Node) -> Join | None:
     if len(shapes) != 1 or not flow.live >> node.outputs[0] & 1:
         return None
     for stream, branch in (operands, operands[::-1]):
+        if node.op == "sub" and len(flow.readers(branch)) > 1:
+            continue  # a difference that is only compared, as in a GRU
         if flow.lineage[stream] & flow.lineage[branch]:
             continue  # two sums that share a term: a mixture of streams, not a branch
         for start in reversed(list(bits(flow.lineage[stream] & flow.ancestors[branch]))):

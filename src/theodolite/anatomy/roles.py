@@ -36,6 +36,8 @@ def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
         out_axes = grown
     elif use.kind in ("bias", "gain"):
         out_axes = tuple(sorted({*out_axes, *grown}))  # an axis of size one may yet grow
+    elif use.op == "linear":
+        in_axes, out_axes = _without_stack(in_axes, grown), _without_stack(out_axes, grown)
     width_in = any(axis in grown for axis in in_axes)
     width_out = any(axis in grown for axis in out_axes)
     if use.kind == "bias" or use.kind == "gain":
@@ -49,6 +51,12 @@ def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
     if role is None and (use.kind != "weight" or _reads_data(flow, use)):
         role = "input"
     return Fans(in_axes, out_axes, width_in, width_out, role)
+
+
+def _without_stack(axes: tuple[int, ...], grown: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes less a leading one that stays put while others grow: experts, or q, k and v, in one tensor."""
+    stacked = len(axes) > 1 and axes[0] == 0 and 0 not in grown and any(axis in grown for axis in axes)
+    return axes[1:] if stacked else axes
 
 
 def fans_by_position(flow: Flow, use: Use, in_branch: bool) -> Fans:

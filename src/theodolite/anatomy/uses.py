@@ -8,6 +8,7 @@ added is a bias.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from theodolite.anatomy.operations import (
     MULTIPLICATIONS,
     NORMS,
     PRODUCTS,
+    VIEWS,
 )
 from theodolite.anatomy.trace import Graph, Node, Ref
 
@@ -75,7 +77,16 @@ def find_uses(graph: Graph) -> Uses:
     return _Finder(graph).find()
 
 
-Expression = dict[str, Axes]
+@dataclass(frozen=True)
+class Factor:
+    """One of two parameters whose product is a weight: its axes are settled, whatever becomes of that."""
+
+    in_axes: tuple[int, ...]
+    out_axes: tuple[int, ...]
+
+
+Expression = dict[str, Axes | Factor]
+"""By parameter: the axes it has in a value that is made of parameters alone."""
 
 
 class _Finder:
@@ -115,7 +126,7 @@ class _Finder:
             return self._at(node, NORMS[node.op][0]) in self.expression
         # A constant or learned tokens going through a layer. Products with vectors alone are how
         # parametrizations (spectral norm) compute a weight.
-        return node.op in PRODUCTS and node.op not in ("mv", "addmv")
+        return node.op in PRODUCTS and node.op not in ("mv", "addmv") and not self._composes(node)
 
     def _selects_matrices(self, node: Node) -> bool:
         """`experts[chosen]`: which matrix, not which row."""
@@ -125,15 +136,40 @@ class _Finder:
         chosen = [position for position, index in enumerate(node.args[1]) if index is not None]
         return chosen == [0]
 
+    def _composes(self, node: Node) -> bool:
+        """Is it the product of two parameters that a layer then uses as its weight (W + B A)?"""
+        pair = factors(node)
+        if node.op != "mm" or pair is None or any(value not in self.expression for value in pair):
+            return False
+        waiting, seen = list(node.outputs), set(node.outputs)
+        while waiting:
+            value = waiting.pop()
+            for reader in (self.graph.nodes[index] for index in self.graph.readers[value]):
+                read = factors(reader)
+                if read is not None:
+                    return read[1] == value and read[0] not in self.expression
+                if reader.op not in VIEWS | ADDITIONS | {"mul", "div"}:
+                    return False
+                waiting += [made for made in reader.outputs if made not in seen]
+                seen.update(reader.outputs)
+        return False
+
     def _express(self, node: Node, weights: list[int]) -> None:
         """Still an expression of parameters: follow its axes."""
         args = tuple(arg for arg in node.args[1:] if not isinstance(arg, Ref))
+        composed = node.op in PRODUCTS and self._composes(node)
+        # The largest first: a weight divided by a norm of itself has the axes of the weight.
+        ordered = sorted(weights, key=lambda value: -math.prod(self.graph.shapes[value]))
         for output in node.outputs:
             shape = self.graph.shapes[output]
             merged: Expression = {}
-            for value in weights:
+            for value in ordered:
                 for name, axes in self.expression[value].items():
-                    merged[name] = moved(node.op, axes, self.graph.shapes[value], shape, args)
+                    if composed and not isinstance(axes, Factor):
+                        axes = Factor(axes[1], axes[0])
+                    elif not isinstance(axes, Factor):
+                        axes = moved(node.op, axes, self.graph.shapes[value], shape, args)
+                    merged.setdefault(name, axes)
             self.expression[output] = merged
 
     def _use(self, node: Node) -> None:
@@ -184,8 +220,8 @@ class _Finder:
         kernel = range(2, rank)
         channels_in, channels_out = (0, 1) if transposed else (1, 0)
         for name, axes in self.expression.get(weight, {}).items():
-            in_axes = _flat(axes, (channels_in, *kernel))
-            self._append(node, name, "weight", "conv", in_axes, _flat(axes, (channels_out,)))
+            in_axes = self._wide(weight, name, _flat(axes, (channels_in, *kernel)))
+            self._append_weight(node, name, "conv", in_axes, _flat(axes, (channels_out,)))
 
     def _use_lookup(self, node: Node) -> None:
         table = self._at(node, 0)
@@ -218,11 +254,24 @@ class _Finder:
 
     def _add_matrix(self, node: Node, value: int, inner: int, outer: int | None) -> None:
         for name, axes in self.expression.get(value, {}).items():
-            in_axes, out_axes = axes[inner], axes[outer] if outer is not None else ()
-            if in_axes or len(self.expression[value]) == 1:
-                self._append(node, name, "weight", "linear", in_axes, out_axes)
-            else:  # a factor of the weight that no input runs over, as in weight normalisation
-                self._append(node, name, "gain", "scale", (), out_axes)
+            if isinstance(axes, Factor):
+                self._append_weight(node, name, "linear", axes.in_axes, axes.out_axes)
+                continue
+            in_axes = self._wide(value, name, axes[inner])
+            self._append_weight(node, name, "linear", in_axes, axes[outer] if outer is not None else ())
+
+    def _wide(self, value: int, name: str, axes: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes; of one parameter among several in a weight, those of more than one entry."""
+        alone = len(self.expression[value]) == 1
+        return axes if alone else tuple(axis for axis in axes if self.shapes[name][axis] > 1)
+
+    def _append_weight(
+        self, node: Node, name: str, op: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
+    ) -> None:
+        if in_axes:
+            self._append(node, name, "weight", op, in_axes, out_axes)
+        else:  # a factor of the weight that no input runs over, as in weight normalisation
+            self._append(node, name, "gain", "scale", (), out_axes)
 
     def _add(self, node: Node, value: int | None, kind: UseKind, op: str) -> None:
         if value is None:
@@ -245,9 +294,11 @@ class _Finder:
     ) -> None:
         self.uses.append(Use(node.index, name, kind, op, tuple(sorted(in_axes)), tuple(sorted(out_axes))))
 
-    def _varying(self, name: str, axes: Axes) -> tuple[int, ...]:
+    def _varying(self, name: str, axes: Axes | Factor) -> tuple[int, ...]:
         """The parameter's dimensions along which the expression varies."""
         shape = self.shapes[name]
+        if isinstance(axes, Factor):
+            axes = (axes.out_axes, axes.in_axes)
         return tuple(sorted({axis for group in axes for axis in group if shape[axis] > 1}))
 
     def _at(self, node: Node, position: int | None) -> int:
@@ -257,5 +308,7 @@ class _Finder:
         return node.args[position].value
 
 
-def _flat(axes: Axes, dims: Any) -> tuple[int, ...]:
+def _flat(axes: Axes | Factor, dims: Any) -> tuple[int, ...]:
+    if isinstance(axes, Factor):
+        axes = (axes.out_axes, axes.in_axes)
     return tuple(dict.fromkeys(axis for dim in dims for axis in axes[dim]))

@@ -44,8 +44,8 @@ class ResidualMLP(nn.Module):
 
     References:
         Spectral condition for muP under width–depth scaling, equations (2) and (38) and appendix B.
-        The copy at hand lost its formulas: the place of φ in one-layer blocks follows Bordelon et al.,
-        Depthwise hyperparameter transfer in residual networks, 2024, which it extends.
+        The place of φ in one-layer blocks follows Bordelon et al., Depthwise hyperparameter transfer in
+        residual networks, 2024.
     """
 
     def __init__(

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from theodolite.anatomy import dissect
+from theodolite.anatomy.folding import fold
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.errors import UseError
 from theodolite.report.figures import Figure, Panel, power_law, signed
@@ -105,15 +107,13 @@ def measure(site: Site) -> tuple[int, list[Ends], list[str]]:
     width, depths = _trial_sizes(site)
     found: dict[str, dict[int, list[float]]] = {}
     for depth in depths:
-        size = Size(width, depth)
-        anatomy = site.dissect(size)
-        tensors = dict(canonical_parameters(site.build(size)))
-        for branch in anatomy.branches:
-            for name in branch.ends:
-                if anatomy[name].role != "bias":
-                    kind = ".".join("*" if piece.isdigit() else piece for piece in name.split("."))
-                    rms = tensors[name].detach().double().square().mean().sqrt().item()
-                    found.setdefault(kind, {}).setdefault(anatomy.num_blocks, []).append(rms)
+        model = site.build(Size(width, depth))
+        anatomy = dissect(model, site.inputs, roles=site.roles)
+        tensors = dict(canonical_parameters(model))
+        for one in fold(part for part in anatomy.values() if part.ends_branch and part.role != "bias"):
+            for part in one.parts:
+                rms = tensors[part.name].detach().double().square().mean().sqrt().item()
+                found.setdefault(one.pattern, {}).setdefault(anatomy.num_blocks, []).append(rms)
     ends, silent = [], []
     for kind, by_blocks in found.items():
         live = {count: mean for count, values in by_blocks.items() if (mean := _geometric_mean(values)) > 0}

@@ -53,6 +53,7 @@ def placement(anatomy: Anatomy) -> Finding:
         (kind,) = counts
         sentence = f"All {len(branches)} branches are {_name(kind)}: {FORMULAS[kind]}."
     else:
+        title = "Branches that place their norms differently"
         listed = ", ".join(f"{count} {_name(kind)}" for kind, count in counts.most_common())
         sentence = f"The {len(branches)} branches do not place their norms alike: {listed}."
     return Finding(
