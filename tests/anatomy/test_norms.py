@@ -233,17 +233,17 @@ def test_a_scale_of_the_branch_is_no_norm_and_ends_it(shape: tuple[int, ...]) ->
     assert (part.op, part.role, part.norm, part.ends_branch) == ("scale", "gain", None, True)
 
 
-def test_a_gate_computed_by_a_reduction_is_no_norm() -> None:
-    """Squeeze and excite: x times a function of its mean, with weights in between."""
+def test_a_gate_computed_by_a_reduction_is_no_norm_and_ends_nothing() -> None:
+    """Squeeze and excite: x times a bounded function of its mean, with weights in between."""
 
     def step(b: Any, x: Tensor) -> Tensor:
-        y = _f(b, b.norm(x))
-        return x + b.g * (y * torch.sigmoid(b.gate(y.mean(1, keepdim=True))))
+        y = b.g * _f(b, b.norm(x))
+        return x + y * torch.sigmoid(b.gate(y.mean(1, keepdim=True)))
 
     anatomy = look(lambda w: {**mlp(w), "gate": nn.Linear(w, w), "g": vector(w)}, step)
     assert (anatomy["blocks.0.g"].op, anatomy["blocks.0.g"].norm) == ("scale", None)
     assert anatomy.branches[0].placement == "pre"
-    assert not anatomy["blocks.0.gate.weight"].ends_branch
+    assert anatomy.branches[0].ends == ("blocks.0.g",)
 
 
 def test_an_activation_reads_the_gain() -> None:

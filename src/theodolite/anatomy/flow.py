@@ -96,7 +96,7 @@ class Flow:
 
     def is_handed_on(self, node: Node) -> bool:
         """Does the node only move the signal, or scale it as a whole?"""
-        return node.op in VIEWS or self.factor(node) is not None
+        return (node.op in VIEWS and len(self.signals(node)) == 1) or self.factor(node) is not None
 
     def factor(self, node: Node) -> float | None:
         """What a node multiplies its whole signal by; nan for a scalar the trace does not show."""

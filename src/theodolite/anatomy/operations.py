@@ -9,9 +9,9 @@ VIEWS = frozenset({
     "chunk", "index", "index_select", "gather", "masked_select", "roll", "flip", "constant_pad_nd",
     "reflection_pad2d", "replication_pad2d", "pixel_shuffle", "pixel_unshuffle", "upsample_nearest2d",
     "clone", "contiguous", "_to_copy", "to", "type_as", "alias", "detach", "lift_fresh", "dropout",
-    "native_dropout",
+    "native_dropout", "masked_fill", "where",
 })
-"""Hand the signal on element by element: moved, copied, cast, cut or repeated."""
+"""Hand the signal on element by element: moved, copied, cast, masked, cut or repeated."""
 
 PICKS = frozenset({
     "select", "split", "split_with_sizes", "unsafe_split", "unbind", "chunk", "index", "index_select",
@@ -21,7 +21,7 @@ PICKS = frozenset({
 
 COPIES = frozenset({
     "clone", "contiguous", "_to_copy", "to", "type_as", "alias", "detach", "lift_fresh", "dropout",
-    "native_dropout",
+    "native_dropout", "masked_fill", "where",
 })
 """Views that change neither shape nor order."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.names import canonical_parameters, unwrap
@@ -42,7 +42,7 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
     if not any(True for _ in model.parameters()):
         raise AnatomyError(f"{type(model).__name__} has no parameters: there is nothing to dissect")
     try:
-        graph = trace(model, inputs)
+        graph = trace(model, _beside(model, inputs))
     except Exception as error:
         raise AnatomyError(
             f"the forward pass of {type(model).__name__} failed: {_summary(error)}\n"
@@ -98,6 +98,16 @@ def _same_rng() -> Iterator[None]:
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         yield
+
+
+def _beside(model: nn.Module, inputs: Any) -> Any:
+    """The inputs on the model's device, where DataParallel and the like would put them."""
+    device = next(iter(model.parameters())).device
+    if device.type == "meta":
+        return inputs
+    return tree_map(
+        lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf, inputs
+    )
 
 
 def _on_meta(model: nn.Module) -> bool:

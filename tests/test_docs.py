@@ -1,0 +1,260 @@
+"""The documentation says what is so: its code runs, prints what stands below it, and names what exists.
+
+The convention, for README.md, CONTRIBUTING.md and every page in docs/, top to bottom, one Python namespace
+for each page:
+
+- a ```python block is run; a ```text block right below it is what it prints;
+- a ```console block holds lines `$ command`, each followed by what it prints. A command without output below
+  it is not run, but it must exist;
+- `<!-- no-run -->` on the line above a block: not run, because it takes long or depends on the machine.
+
+In output `...` stands for anything. `python tests/test_docs.py PAGE...` puts in what is printed now.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import doctest
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import theodolite as th
+from theodolite.cli import main
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+COLUMNS = "100"
+
+_FENCE = re.compile(r"^(?P<skip><!-- no-run -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    start: int
+    """Where its text begins on the page."""
+    run: bool
+    below: bool
+    """Does it stand right below the block before it?"""
+
+
+@dataclass(frozen=True)
+class Output:
+    start: int
+    """Where it begins on the page."""
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    source = page.read_text(encoding="utf-8")
+    found, end = [], 0
+    for match in _FENCE.finditer(source):
+        below = bool(found) and not source[end : match.start()].strip()
+        found.append(
+            Block(match["language"], match["text"], match.start("text"), match["skip"] is None, below)
+        )
+        end = match.end()
+    return found
+
+
+def commands(block: Block) -> Iterator[tuple[str, Output]]:
+    """The commands of a console block, each with what is said to be printed."""
+    for match in re.finditer(r"^\$ (?P<command>.*)\n(?P<said>(?:(?!\$ ).*\n)*)", block.text, re.M):
+        yield (
+            match["command"].partition("  #")[0].strip(),
+            Output(block.start + match.start("said"), match["said"]),
+        )
+
+
+def all_commands() -> Iterator[tuple[Path, str, str]]:
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "console":
+                yield from ((page, command, output.text) for command, output in commands(block))
+
+
+def run_page(page: Path) -> Iterator[tuple[Output, str]]:
+    """Run all that can be run on a page: what is said to be printed, and what is."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    printed: str | None = None
+    for block in blocks(page):
+        if block.language == "text" and block.below and printed is not None:
+            yield Output(block.start, block.text), printed
+        printed = None
+        if not block.run:
+            continue
+        if block.language == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(block.text, str(page), "exec"), namespace)
+            printed = tidy(out.getvalue())
+        elif block.language == "console":
+            for command, said in commands(block):
+                if said.text.strip():
+                    yield said, tidy(run_command(command))
+
+
+def tidy(text: str) -> str:
+    return "\n".join(map(str.rstrip, text.strip("\n").splitlines())) + "\n"
+
+
+def run_command(command: str) -> str:
+    """What a command prints: `theodolite` in this process, which has torch; `python` in one of its own."""
+    program, *arguments = shlex.split(command)
+    if program == "python":
+        run = [sys.executable, "-W", "error", *arguments]
+        return subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    assert program == "theodolite", f"no test knows how to run {command}"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert not left.value.code, command
+    return printed.getvalue()
+
+
+@pytest.fixture
+def in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder like the repository's, where commands may write what they like."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", COLUMNS)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.usefixtures("in_a_copy")
+def test_code_runs_and_prints_what_stands_below_it(page: Path) -> None:
+    checker = doctest.OutputChecker()
+    for said, printed in run_page(page):
+        assert checker.check_output(said.text, printed, doctest.ELLIPSIS), f"it prints\n{printed}"
+
+
+@pytest.mark.parametrize(
+    "page, command", sorted({(str(page.relative_to(ROOT)), command) for page, command, _ in all_commands()})
+)
+def test_commands_exist(page: str, command: str) -> None:
+    program, *arguments = shlex.split(command)
+    if program == "make":
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+        assert set(arguments) <= targets
+    elif program == "theodolite":
+        path: list[str] = []
+        for word in arguments:
+            if word not in _subcommands(tuple(path)):
+                break
+            path.append(word)
+        shown = _help(tuple(path))
+        for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):
+            assert re.search(rf"{option}\b", shown), f"{' '.join(path)} has no {option}"
+        assert path or arguments[0].startswith("--"), f"theodolite has no {arguments[0]}"
+    elif program == "python":
+        assert (ROOT / arguments[0]).exists()
+    else:
+        assert program in ("pip", "git"), f"{page}: no test knows {program}"
+
+
+@cache
+def _help(path: tuple[str, ...]) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", COLUMNS)
+        patch.delenv("FORCE_COLOR", raising=False)
+        return run_command(shlex.join(["theodolite", *path, "--help"]))
+
+
+@cache
+def _subcommands(path: tuple[str, ...]) -> set[str]:
+    _, _, listed = _help(path).partition("─ Commands ")
+    return set(re.findall(r"^│ (\w+)", listed, re.M))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_examples_open_with_a_command_whose_output_is_documented(example: Path) -> None:
+    described = ast.get_docstring(ast.parse(example.read_text(encoding="utf-8")))
+    assert described is not None
+    shown = {command for page, command, output in all_commands() if output.strip()}
+    opening = {line.strip() for line in described.splitlines() if line.startswith("    ")}
+    assert opening & shown, f"no page shows what {example.name} prints"
+
+
+def test_the_section_that_contributors_copy_works() -> None:
+    (code,) = (block.text for block in blocks(ROOT / "CONTRIBUTING.md") if block.language == "python")
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("theodolite.surveying.conduct.find_sections", lambda: {"new": namespace["section"]})
+        (finding,) = th.survey("mlp-mixture").findings
+    assert finding.level == "ok"
+    assert 1 < finding.evidence.numbers["loss"] < 10  # ln 10 is guessing
+
+
+def codes() -> set[str]:
+    sources = (ROOT / "src" / "theodolite" / "surveying").rglob("*.py")
+    return {code for file in sources for code in re.findall(r"\bTH\d{3}\b", file.read_text(encoding="utf-8"))}
+
+
+def test_every_finding_has_a_page_in_the_navigation_and_no_page_is_left_over() -> None:
+    written = {page.stem for page in (ROOT / "docs" / "findings").glob("TH*.md")}
+    linked = set(re.findall(r"findings/(TH\d{3})\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert written == codes()
+    assert linked == codes()
+
+
+@pytest.mark.parametrize("code", sorted(codes()))
+def test_a_finding_page_answers_the_same_questions_as_the_others(code: str) -> None:
+    source = (ROOT / "docs" / "findings" / f"{code}.md").read_text(encoding="utf-8")
+    assert source.startswith(f"# {code}: ")
+    assert re.findall(r"^## (.+)$", source, re.M) == [
+        "What it says",
+        "Why it matters",
+        "How it is measured",
+        "What to do",
+        "Example",
+    ]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in DOCS:
+        assert page.relative_to(ROOT / "docs").as_posix() in navigation
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_of_the_front_pages_lead_somewhere(name: str) -> None:
+    for target in _LINK.findall((ROOT / name).read_text(encoding="utf-8")):
+        assert (ROOT / target).exists(), target
+
+
+def rewrite(page: Path) -> None:
+    """Put what is printed now in the place of what is said to be."""
+    source = page.read_text(encoding="utf-8")
+    for said, printed in reversed(list(run_page(page))):
+        source = source[: said.start] + printed + source[said.start + len(said.text) :]
+    page.write_text(source, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    chosen = [Path(name).resolve() for name in sys.argv[1:]]
+    os.environ["COLUMNS"] = COLUMNS
+    for page in chosen:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            shutil.copytree(ROOT / "examples", "examples")
+            rewrite(page)
