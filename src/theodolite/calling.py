@@ -25,6 +25,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 def logits(output: Any) -> Tensor:
     """What a loss is taken of: the output itself, its `.logits`, its `["logits"]`, a tuple's only tensor.
 
+    >>> import torch
     >>> logits({"logits": torch.ones(2), "cache": None})
     tensor([1., 1.])
     """
@@ -47,6 +48,7 @@ def logits(output: Any) -> Tensor:
 def described(value: Any) -> str:
     """A value in a few words, for an error message.
 
+    >>> import torch
     >>> described((torch.ones(2), None))
     'a tuple of 2 (Tensor, NoneType)'
     """

@@ -162,3 +162,29 @@ def test_a_skip_around_the_whole_body_is_no_branch() -> None:
     assert [b.ends[0] for b in anatomy.branches] == [f"body.{n}.2.weight" for n in range(3)]
     assert anatomy["after.weight"].branch is None
     assert anatomy.grown_blocks == 6
+
+
+def test_sums_of_what_the_blocks_say_are_no_branches() -> None:
+    """WaveNet: each block adds to the stream, and by another map to a sum that alone is read out."""
+
+    class WaveNet(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv1d(6, width, 1), nn.Conv1d(2 * width, 3, 1)
+            self.dilated = nn.ModuleList(nn.Conv1d(width, width, 3, padding=1) for _ in range(depth))
+            self.onward = nn.ModuleList(nn.Conv1d(width, width, 1) for _ in range(depth))
+            self.skip = nn.ModuleList(nn.Conv1d(width, 2 * width, 1) for _ in range(depth))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x, said = self.first(x), 0
+            for dilated, onward, skip in zip(self.dilated, self.onward, self.skip, strict=True):
+                y = torch.tanh(dilated(x))
+                said, x = said + skip(y), x + onward(y)
+            return self.last(torch.relu(said))
+
+    anatomy = dissect(WaveNet, torch.zeros(1, 6, 8), size=Size(16, 4))
+    for number in range(3):  # nothing reads what the last block adds to the stream
+        assert anatomy[f"onward.{number}.weight"].ends_branch
+        assert anatomy[f"dilated.{number}.weight"].block == anatomy[f"onward.{number}.weight"].block == number
+        assert anatomy[f"onward.{number}.weight"].branch_layers == 2
+    assert not any(anatomy[f"skip.{number}.weight"].ends_branch for number in range(4))

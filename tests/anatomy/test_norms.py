@@ -201,12 +201,18 @@ MEANS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "dropout and cast": lambda norm, x: F.dropout(norm(x), 0.1).to(torch.float64).to(torch.float32),
     "map, channels last": lambda norm, x: norm(x.unflatten(1, (5, 1))).mean((1, 2)),
     "pooled map": lambda norm, x: F.adaptive_avg_pool2d(norm(x).transpose(1, 2)[..., None], 1).flatten(1),
+    "pooled sequence": lambda norm, x: F.adaptive_avg_pool1d(norm(x).transpose(1, 2), 1).flatten(1),
+    "more tokens of zeros": lambda norm, x: F.pad(norm(x), (0, 0, 1, 1)),
+    "gated": lambda norm, x: norm(x) * F.silu(x),
+    "shifted and mixed": lambda norm, x: 0.5 * norm(x) + 0.5 * norm(x).roll(1, 1),
     "padded": lambda norm, x: torch.cat((norm(x), torch.zeros(2, 1, x.shape[-1])), 1),
 }
 
 
 @pytest.mark.parametrize("read", MEANS.values(), ids=MEANS)
-def test_what_only_moves_and_averages_tokens_may_stand_between_norm_and_readout(read: Any) -> None:
+def test_what_leaves_channels_apart_may_stand_between_norm_and_readout(read: Any) -> None:
+    """W D γ∘n = (W diag γ) D n for every D that treats each channel by itself."""
+
     class Net(nn.Module):
         def __init__(self, width: int, depth: int) -> None:
             super().__init__()
@@ -216,6 +222,19 @@ def test_what_only_moves_and_averages_tokens_may_stand_between_norm_and_readout(
             return self.head(read(self.norm, self.embed(x)))
 
     assert dissect(Net, torch.zeros(2, 5, 6), size=Size(16, 1))["norm.weight"].norm == "input"
+
+
+def test_a_padded_map_is_still_read_by_the_convolution_alone() -> None:
+    class Net(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(3, width, 3), nn.BatchNorm2d(width)
+            self.last = nn.Conv2d(width, 5, 3, stride=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(F.pad(self.norm(self.first(x)), (0, 1, 0, 1)))
+
+    assert dissect(Net, torch.zeros(2, 3, 8, 8), size=Size(16, 1))["norm.weight"].norm == "input"
 
 
 # Factors that are no norm's.
