@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -7,14 +6,6 @@ import torch
 from theodolite import Size, Survey, Workload, survey
 from theodolite.models import GPT
 from theodolite.workloads import next_token_loss
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,15 +9,6 @@ from torch import nn
 from theodolite.models import GPT
 from theodolite.size import Size
 from theodolite.workloads import Workload, next_token_loss
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    # Networks this small lose more time to waiting threads than they win.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Data sets that may not be on this machine, and one thread: these networks are too small for more."""
+"""For all tests: one thread, the same seed, and data sets that may not be on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ import pytest
 import torch
 
 from theodolite import UseError, data
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    # Networks this small lose more time to waiting threads than they win.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -22,11 +36,3 @@ def need() -> Callable[[str], Path]:
             pytest.skip(str(error).splitlines()[0])
 
     return need
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
