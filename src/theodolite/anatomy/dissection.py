@@ -181,10 +181,9 @@ class _Dissection:
             fans = fans_by_position(self.flow, use, name in self.homes)
         role = said or fans.role
         if role is None:
-            return (
-                f"{name} has shape {shape} and is used by {use.op}: no dimension grows with width. "
-                + _remedy(name, shape)
-            )
+            stacked = self.grown and self.grown[name]
+            grows = "only the number of matrices grows" if stacked else "no dimension grows"
+            return f"{name} has shape {shape}, used by {use.op}: {grows} with width. {_remedy(name, shape)}"
         is_norm = use.kind == "gain" and use.node >= 0 and follows_normalisation(self.flow, use)
         return Part(
             name=name,
@@ -197,7 +196,7 @@ class _Dissection:
             width_out=fans.width_out,
             in_axes=fans.in_axes,
             out_axes=fans.out_axes,
-            norm=norm_role(self.flow, use) if is_norm else None,
+            norm=norm_role(self.flow, [one for one in uses if one.kind == use.kind]) if is_norm else None,
             tied=self._tied(name, uses),
             rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and use.node >= 0 else (),
         )
@@ -239,7 +238,8 @@ def _unclassified(name: str, shape: tuple[int, ...], op: str | None) -> str:
 
 
 def _remedy(name: str, shape: tuple[int, ...]) -> str:
-    example = "hidden" if len([size for size in shape if size > 1]) > 1 else "gain"
+    wide = len([size for size in shape if size > 1]) > 1
+    example = "hidden" if wide else "input" if len(shape) > 1 else "gain"
     return f'Say what it is: roles={{"{name}": "{example}"}}, or another of {", ".join(ROLES)}'
 
 

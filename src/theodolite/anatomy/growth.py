@@ -27,6 +27,10 @@ def grown_axes(main: Specimen, wider: Specimen, size: Size) -> dict[str, tuple[i
             )
         found[name] = tuple(axis for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b)
     if not any(found.values()):
+        if len(wider.shapes) > len(main.shapes):
+            raise AnatomyError(
+                f"{there} has more tensors than {here}, but none that is larger: width adds no width"
+            )
         raise AnatomyError(
             f"{there} has the same shapes as {here}: build ignores its width. Use it to size the layers"
         )

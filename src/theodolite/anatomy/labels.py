@@ -53,6 +53,13 @@ def follow(graph: Graph, node: Node, labels: Tensor) -> list[Tensor] | None:
         made = getattr(torch.ops.aten, node.op)(labels, *node.args[1:], **node.kwargs)
         return list(made) if isinstance(made, (tuple, list)) else [made]
     shape = graph.shapes[node.outputs[0]]
+    if node.op == "as_strided":  # how pooling puts back a memory format
+        return [labels] if shape == tuple(labels.shape) else None
+    if node.op == "constant_pad_nd" or node.op.startswith(("reflection_pad", "replication_pad")):
+        padded = [dim for dim, size in enumerate(shape) if size != labels.shape[dim]]
+        if any(varies(labels, dim) for dim in padded):
+            return None
+        return [(labels.amax(padded, keepdim=True) if padded else labels).expand(shape)]
     if node.op not in VIEWS or not shape or labels.dim() == 0 or shape[-1] != labels.shape[-1]:
         return None
     # Tokens picked, padded or gathered by indices the trace does not show.

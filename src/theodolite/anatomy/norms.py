@@ -6,6 +6,8 @@ stream, a softmax or another nonlinearity could not (Output-Norm).
 
 from __future__ import annotations
 
+import heapq
+
 import torch
 from torch import Tensor
 
@@ -68,34 +70,38 @@ def follows_normalisation(flow: Flow, use: Use) -> bool:
         return False
     maker = flow.maker(flow.back(operands[0]))
     if maker is not None and is_normalisation(flow, maker):
-        return True
+        return not any(other.kind == "gain" for other in flow.uses.at(maker.index))  # it may have its own
     readers = flow.readers(node.outputs[0])
     return len(readers) == 1 and readers[0].op in ("mul", "div") and is_normalisation(flow, readers[0])
 
 
-def norm_role(flow: Flow, use: Use) -> Norm:
+def norm_role(flow: Flow, uses: list[Use]) -> Norm:
     """`input` if only linear maps with weights of their own sum over the gain's channels, else `output`."""
     tables = {other.name for other in flow.uses.all if other.kind == "table"}
-    waiting = [(_finished(flow, use), _channels(flow, use))]
+    carried = {_finished(flow, use): _channels(flow, use) for use in uses}
+    waiting = sorted({node.index for start in carried for node in flow.readers(start)})
     read = False
-    while waiting:
-        value, labels = waiting.pop()
-        if value in flow.graph.outputs:
-            return "output"
-        for node in flow.readers(value):
-            if not any(flow.live >> output & 1 for output in node.outputs):
-                continue
-            weights = [other for other in flow.uses.at(node.index) if other.kind == "weight"]
-            if weights and _sums_channels(node, value, labels):
-                read = True
-                if any(weight.name in tables for weight in weights):  # a tied head: its weight is not its own
-                    return "output"
-                continue
-            carried = _carry(flow, node, value, labels)
-            if carried is None:
+    while waiting:  # in the order of execution: when a node is reached, all it reads has been
+        index = heapq.heappop(waiting)
+        node = flow.graph.nodes[index]
+        if not any(flow.live >> output & 1 for output in node.outputs):
+            continue
+        value = next(value for value in node.inputs if value in carried)
+        weights = [other for other in flow.uses.at(index) if other.kind == "weight"]
+        if weights and _sums_channels(node, value, carried[value]):
+            read = True
+            if any(weight.name in tables for weight in weights):  # a tied head: its weight is not its own
                 return "output"
-            waiting += zip(node.outputs, carried, strict=False)
-    return "input" if read else "output"
+            continue
+        made = _carry(flow, node, value, carried)
+        if made is None:
+            return "output"
+        for output, labels in zip(node.outputs, made, strict=False):
+            carried[output] = labels
+            for reader in flow.readers(output):
+                if reader.index not in waiting:
+                    heapq.heappush(waiting, reader.index)
+    return "input" if read and not flow.graph.outputs & carried.keys() else "output"
 
 
 def _finished(flow: Flow, use: Use) -> int:
@@ -134,8 +140,9 @@ def _sums_channels(node: Node, value: int, labels: Tensor) -> bool:
     return not any(varies(labels, dim) for dim in range(labels.dim()) if dim not in summed)
 
 
-def _carry(flow: Flow, node: Node, value: int, labels: Tensor) -> list[Tensor] | None:
+def _carry(flow: Flow, node: Node, value: int, carried: dict[int, Tensor]) -> list[Tensor] | None:
     """The labels after a node that leaves channels apart; None if it mixes or bends them."""
+    labels = carried[value]
     shape = flow.graph.shapes[node.outputs[0]]
     if factors(node) is not None:
         # A map over tokens, or attention averaging values: what is summed must not be the channels.
@@ -144,16 +151,16 @@ def _carry(flow: Flow, node: Node, value: int, labels: Tensor) -> list[Tensor] |
             return None
         return [labels.narrow(summed, 0, 1).expand(shape)]
     if node.op == "cat":
-        dim = node.args[1] if len(node.args) > 1 else 0
-        if not varies(labels, dim):
-            return [labels.narrow(dim, 0, 1).expand(shape)]
-        pieces = [
-            labels if ref.value == value else labels.new_full(flow.graph.shapes[ref.value], -1)
-            for ref in node.args[0]
-        ]
-        return [torch.cat(pieces, dim)]
-    if len(flow.signals(node)) != 1:
-        return None
+        return [_beside(flow, node, value, labels)]
+    if node.op == "mul" and flow.signals(node).count(value) == 1:  # by a constant, or by a gate
+        return [labels.expand(shape)]
+    if len(flow.signals(node)) > 1:
+        both = [carried.get(signal) for signal in flow.signals(node)]
+        mixed = node.op in ("add", "sub") and all(
+            other is not None and other.shape == labels.shape and bool((other == labels).all())
+            for other in both
+        )
+        return [labels] if mixed else None  # a token mixed with another one, channel by channel
     if node.op in ("mean", "sum"):
         named = len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) and len(node.args[1]) > 0
         dims = [dim % labels.dim() for dim in (node.args[1] if named else range(labels.dim()))]
@@ -161,12 +168,22 @@ def _carry(flow: Flow, node: Node, value: int, labels: Tensor) -> list[Tensor] |
             return None
         return [labels.amax(dims, keepdim=len(shape) == labels.dim())]
     if node.op in POOLS:
-        spatial = range(2, labels.dim())
+        spatial = [dim for dim, size in enumerate(shape) if size != labels.shape[dim]]
         if any(varies(labels, dim) for dim in spatial):
             return None
-        return [labels.amax(list(spatial), keepdim=True).expand(shape)]
+        return [labels.amax(spatial, keepdim=True).expand(shape) if spatial else labels]
     if isinstance(node.args[0], Ref) and (moved := follow(flow.graph, node, labels)) is not None:
         return moved
-    if node.op in ("add", "sub", "mul") or flow.factor(node) is not None:
-        return [labels.expand(shape)]
-    return None
+    return [labels.expand(shape)] if node.op in ("add", "sub") or flow.factor(node) is not None else None
+
+
+def _beside(flow: Flow, node: Node, value: int, labels: Tensor) -> Tensor:
+    """Labels of a concatenation; what else stands there has none of its own."""
+    dim = node.args[1] if len(node.args) > 1 else 0
+    if not varies(labels, dim):
+        return labels.narrow(dim, 0, 1).expand(flow.graph.shapes[node.outputs[0]])
+    shapes = flow.graph.shapes
+    pieces = [
+        labels if ref.value == value else labels.new_full(shapes[ref.value], -1) for ref in node.args[0]
+    ]
+    return torch.cat(pieces, dim)

@@ -57,11 +57,13 @@ JOINTS = frozenset({
 })
 """Set one signal beside another."""
 
-LOOKUPS = frozenset({"index", "index_select", "gather", "embedding", "take"})
+LOOKUPS = frozenset({
+    "index", "index_select", "gather", "take", "embedding", "_embedding_bag", "_embedding_bag_forward_only",
+})
 CONVOLUTIONS = frozenset({"convolution", "_convolution"})
 
 PRODUCTS = {
-    "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "_grouped_mm": (0, 1), "linear": (0, 1), "addmm": (1, 2),
+    "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "_grouped_mm": (0, 1), "addmm": (1, 2),
     "baddbmm": (1, 2), "addmv": (1, 2), "_addmm_activation": (1, 2),
 }
 """Matrix products: positions of the two factors."""

@@ -33,6 +33,13 @@ class Residual:
 def find_residuals(flow: Flow) -> list[Residual]:
     """All branches, in the order in which their first weight is used."""
     joins = [join for node in flow.graph.nodes if (join := _join(flow, node)) is not None]
+    sums = 0
+    for join in joins:
+        sums |= 1 << flow.graph.nodes[join[0]].outputs[0]
+    at = {join[0] for join in joins}
+    for node in flow.graph.nodes:
+        if node.index not in at and (join := _shortcut(flow, node, sums)) is not None:
+            joins.append(join)
     found = [residual for join in _outermost(flow, joins) for residual in _branches(flow, *join)]
     return sorted(found, key=lambda residual: (_first_weight(flow, residual), residual.addition))
 
@@ -43,13 +50,8 @@ Join = tuple[int, int, int]
 
 def _join(flow: Flow, node: Node) -> Join | None:
     """The residual addition at a node, if it is one."""
-    operands = flow.signals(node)
-    if node.op not in ("add", "sub") or len(operands) != 2 or operands[0] == operands[1]:
-        return None
-    shapes = {flow.graph.shapes[value] for value in (*operands, *node.outputs)}
-    if len(shapes) != 1 or not flow.live >> node.outputs[0] & 1:
-        return None
-    for stream, branch in (operands, operands[::-1]):
+    operands = _summands(flow, node)
+    for stream, branch in (operands, operands[::-1]) if operands else ():
         if node.op == "sub" and len(flow.readers(branch)) > 1:
             continue  # a difference that is only compared, as in a GRU
         if flow.lineage[stream] & flow.lineage[branch]:
@@ -57,11 +59,27 @@ def _join(flow: Flow, node: Node) -> Join | None:
         for start in reversed(list(bits(flow.lineage[stream] & flow.ancestors[branch]))):
             if flow.weights_between(start, branch):
                 return node.index, start, branch
-    return _shortcut(flow, node, operands)
+    return None
 
 
-def _shortcut(flow: Flow, node: Node, operands: list[int]) -> Join | None:
-    """A stream that passes one weight on its way, where its shape changes (the projections of a ResNet)."""
+def _summands(flow: Flow, node: Node) -> list[int]:
+    """The two signals of one shape that a node adds; none if it does something else."""
+    operands = flow.signals(node)
+    if node.op not in ("add", "sub") or len(operands) != 2 or operands[0] == operands[1]:
+        return []
+    shapes = {flow.graph.shapes[value] for value in (*operands, *node.outputs)}
+    return operands if len(shapes) == 1 and flow.live >> node.outputs[0] & 1 else []
+
+
+def _shortcut(flow: Flow, node: Node, sums: int) -> Join | None:
+    """A stream that passes one weight on its way, where its shape changes (the projections of a ResNet).
+
+    `sums` are the results of the residual additions found so far: a shortcut spans one branch, so none of
+    them lies on its way.
+    """
+    operands = _summands(flow, node)
+    if not operands:
+        return None
     first, second = operands
     common = flow.ancestors[first] & flow.ancestors[second]
     if not common:
@@ -73,6 +91,7 @@ def _shortcut(flow: Flow, node: Node, operands: list[int]) -> Join | None:
         return None
     for stream, branch in ((first, second), (second, first)):
         one_weight = flow.weights_between(fork, stream) == 1 and flow.layers(fork, branch) > 1
+        one_weight &= not flow.between(fork, branch) & sums & ~(1 << fork)
         if one_weight and not _bends(flow, fork, stream) and _bends(flow, fork, branch):
             return node.index, fork, branch
     return None

@@ -137,9 +137,8 @@ class _Finder:
         return chosen == [0]
 
     def _composes(self, node: Node) -> bool:
-        """Is it the product of two parameters that a layer then uses as its weight (W + B A)?"""
-        pair = factors(node)
-        if node.op != "mm" or pair is None or any(value not in self.expression for value in pair):
+        """Is it a product of parameters, or with a constant, that a layer uses as its weight (W + B A)?"""
+        if node.op != "mm":
             return False
         waiting, seen = list(node.outputs), set(node.outputs)
         while waiting:
@@ -147,7 +146,9 @@ class _Finder:
             for reader in (self.graph.nodes[index] for index in self.graph.readers[value]):
                 read = factors(reader)
                 if read is not None:
-                    return read[1] == value and read[0] not in self.expression
+                    return (
+                        read[1] == value and read[0] not in self.expression and reader.op in ("mm", "addmm")
+                    )
                 if reader.op not in VIEWS | ADDITIONS | {"mul", "div"}:
                     return False
                 waiting += [made for made in reader.outputs if made not in seen]
@@ -157,7 +158,7 @@ class _Finder:
     def _express(self, node: Node, weights: list[int]) -> None:
         """Still an expression of parameters: follow its axes."""
         args = tuple(arg for arg in node.args[1:] if not isinstance(arg, Ref))
-        composed = node.op in PRODUCTS and self._composes(node)
+        composed = node.op in PRODUCTS and len(weights) > 1 and self._composes(node)
         # The largest first: a weight divided by a norm of itself has the axes of the weight.
         ordered = sorted(weights, key=lambda value: -math.prod(self.graph.shapes[value]))
         for output in node.outputs:
@@ -201,11 +202,9 @@ class _Finder:
     def _use_product(self, node: Node) -> None:
         left, right = PRODUCTS[node.op]
         x, w = self._at(node, left), self._at(node, right)
-        if left == 1 or (node.op == "linear" and len(node.args) > 2):
-            self._add_term(node, self._at(node, 0 if left == 1 else 2))
-        if node.op == "linear":
-            self._add_matrix(node, w, inner=-1, outer=-2)
-        elif w in self.expression:
+        if left == 1:
+            self._add_term(node, self._at(node, 0))
+        if w in self.expression:
             vector = len(self.graph.shapes[w]) == 1
             self._add_matrix(node, w, inner=-1 if vector else -2, outer=None if vector else -1)
             self._add(node, x, "token", "concat")
@@ -220,14 +219,14 @@ class _Finder:
         kernel = range(2, rank)
         channels_in, channels_out = (0, 1) if transposed else (1, 0)
         for name, axes in self.expression.get(weight, {}).items():
-            in_axes = self._wide(weight, name, _flat(axes, (channels_in, *kernel)))
-            self._append_weight(node, name, "conv", in_axes, _flat(axes, (channels_out,)))
+            in_axes = _flat(axes, (channels_in, *kernel))
+            self._append_weight(node, weight, name, in_axes, _flat(axes, (channels_out,)))
 
     def _use_lookup(self, node: Node) -> None:
         table = self._at(node, 0)
         if node.op == "index":
             looked_up = [position for position, index in enumerate(node.args[1]) if index is not None]
-        elif node.op == "embedding":
+        elif "embedding" in node.op:
             looked_up = [0]
         else:
             looked_up = [node.args[1] if isinstance(node.args[1], int) else 0]
@@ -255,23 +254,24 @@ class _Finder:
     def _add_matrix(self, node: Node, value: int, inner: int, outer: int | None) -> None:
         for name, axes in self.expression.get(value, {}).items():
             if isinstance(axes, Factor):
-                self._append_weight(node, name, "linear", axes.in_axes, axes.out_axes)
-                continue
-            in_axes = self._wide(value, name, axes[inner])
-            self._append_weight(node, name, "linear", in_axes, axes[outer] if outer is not None else ())
-
-    def _wide(self, value: int, name: str, axes: tuple[int, ...]) -> tuple[int, ...]:
-        """The axes; of one parameter among several in a weight, those of more than one entry."""
-        alone = len(self.expression[value]) == 1
-        return axes if alone else tuple(axis for axis in axes if self.shapes[name][axis] > 1)
+                self._append_weight(node, value, name, axes.in_axes, axes.out_axes)
+            else:
+                out_axes = axes[outer] if outer is not None else ()
+                self._append_weight(node, value, name, axes[inner], out_axes)
 
     def _append_weight(
-        self, node: Node, name: str, op: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
+        self, node: Node, value: int, name: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
     ) -> None:
-        if in_axes:
+        op = "conv" if node.op in CONVOLUTIONS else "linear"
+        if len(self.expression[value]) == 1:
             self._append(node, name, "weight", op, in_axes, out_axes)
-        else:  # a factor of the weight that no input runs over, as in weight normalisation
-            self._append(node, name, "gain", "scale", (), out_axes)
+            return
+        # One parameter of several: a gain if it runs over inputs or outputs only, as in weight normalisation.
+        wide = [tuple(axis for axis in axes if self.shapes[name][axis] > 1) for axes in (in_axes, out_axes)]
+        if all(wide):
+            self._append(node, name, "weight", op, in_axes, out_axes)
+        else:
+            self._append(node, name, "gain", "scale", (), wide[0] + wide[1])
 
     def _add(self, node: Node, value: int | None, kind: UseKind, op: str) -> None:
         if value is None:
