@@ -165,3 +165,59 @@ def test_a_matrix_for_each_head_is_a_stack() -> None:
     with pytest.raises(ValueError, match=r"p has shape \(4, 4, 4\)") as caught:
         _part(lambda w: (w // 4, 4, 4), use)
     assert "no dimension grows" not in str(caught.value)  # one does: the number of matrices
+
+
+def test_a_projection_of_heads_sums_over_heads_and_entries() -> None:
+    """o of (heads, entries, width): the fan-in is all of both, though only the entries grow."""
+
+    def use(x: Tensor, p: Tensor) -> Tensor:
+        return torch.einsum("bthc,hcd->btd", x.unflatten(-1, (4, -1)), p)
+
+    part = _part(lambda w: (4, w // 4, w), use)
+    assert (part.in_axes, part.out_axes, part.fan_in, part.stack) == ((0, 1), (2,), W, 1)
+    assert part.grown_axes == (1, 2)
+
+
+def test_the_axes_that_grow_are_those_whose_sizes_grew() -> None:
+    queries = _part(lambda w: (w, 4, w // 4), lambda x, p: torch.einsum("btd,dhc->bthc", x, p))
+    assert queries.grown_axes == (0, 2)
+    gain = _part(lambda w: (5, w), lambda x, p: x * p)
+    assert (gain.role, gain.grown_axes, gain.width_out) == ("gain", (1,), True)
+
+
+def test_a_bias_for_each_entry_of_each_head_is_a_bias() -> None:
+    """Transformer-XL's u: (heads, entries), added to queries that were split into heads."""
+
+    class Net(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.embed, self.q, self.head = nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 3)
+            self.u = nn.Parameter(torch.zeros(width // 4, 4))
+            self.places = nn.Parameter(torch.zeros(5, width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q = self.q(self.embed(x) + self.places).unflatten(-1, (-1, 4)) + self.u
+            return self.head(torch.relu(q).flatten(-2))
+
+    anatomy = dissect(Net, torch.zeros(2, 5, 6), size=Size(W, 1))
+    assert (anatomy["u"].role, anatomy["u"].out_axes) == ("bias", (0, 1))
+    assert (anatomy["places"].role, anatomy["places"].in_axes) == ("input", (0,))
+
+
+def test_the_kinds_of_use_tell_a_tied_head_from_tied_embeddings() -> None:
+    class Net(nn.Module):
+        def __init__(self, width: int, depth: int, head: bool) -> None:
+            super().__init__()
+            self.source, self.target = nn.Embedding(9, width), nn.Embedding(9, width)
+            self.head = nn.Linear(width, 9, bias=False)
+            (self.head if head else self.target).weight = self.source.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.source(x) + self.target(x)))
+
+    def uses(head: bool) -> tuple[str, ...]:
+        tokens = torch.zeros(2, 5, dtype=torch.long)
+        return dissect(lambda w, d: Net(w, d, head), tokens, size=Size(W, 1))["source.weight"].uses
+
+    assert uses(head=True) == ("table", "weight")
+    assert uses(head=False) == ("table",)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from theodolite.anatomy import AnatomyError, dissect
+from theodolite.anatomy import AnatomyError, UnclassifiedError, dissect
 from theodolite.errors import UseError
 from theodolite.size import Size
 
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 def _refused(build: Any, inputs: Any = INPUTS, **kwargs: Any) -> str:
     kwargs.setdefault("size", None if isinstance(build, nn.Module) else SIZE)
-    with pytest.raises(AnatomyError) as caught:
+    with pytest.raises(UseError) as caught:
         dissect(build, inputs, **kwargs)
     assert isinstance(caught.value, UseError)  # so the command line prints it without a traceback
     return str(caught.value)
@@ -72,11 +72,11 @@ def test_a_tensor_that_cannot_be_classified_is_named_and_the_remedy_works(case: 
     assert str(shape) in message
     assert operation in message
     roles = _remedy(message)
-    assert list(roles) == ["blocks.1.odd"]
+    assert list(roles) == ["blocks.*.odd"]
     anatomy = dissect(build, INPUTS, size=SIZE, roles=roles)
-    assert anatomy["blocks.1.odd"].role == roles["blocks.1.odd"]
+    assert anatomy["blocks.1.odd"].role == roles["blocks.*.odd"]
     if len(shape) == 1:
-        assert roles["blocks.1.odd"] not in ("hidden", "output"), (
+        assert roles["blocks.*.odd"] not in ("hidden", "output"), (
             "no matrix: the remedy should not call it one"
         )
 
@@ -260,3 +260,22 @@ def test_a_model_that_returns_no_tensor() -> None:
             self.layer(x)
 
     assert "Mute" in _refused(Mute)
+
+
+def test_a_size_that_is_no_size() -> None:
+    message = _refused(lambda width, depth: nn.Linear(6, width), size=(16, 2))
+    assert "(16, 2)" in message
+    assert "Size(width, depth)" in message
+
+
+def test_only_tensors_are_unclassified() -> None:
+    """A survey reports what it cannot classify; what is wrong with the call itself it refuses."""
+
+    def act(odd: nn.Parameter, y: Tensor) -> Tensor:
+        return y
+
+    with pytest.raises(UnclassifiedError):
+        dissect(lambda w, d: Net(w, (7,), act), INPUTS, size=SIZE)
+    with pytest.raises(AnatomyError) as caught:
+        dissect(lambda w, d: Net(w, (7,), act), INPUTS, size=SIZE, roles={"nothing.*": "bias"})
+    assert not isinstance(caught.value, UnclassifiedError)

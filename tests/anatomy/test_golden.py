@@ -120,7 +120,8 @@ def test_dissect_finds_what_the_source_says(golden: Golden) -> None:
         f"{name}.{field.name}: {getattr(anatomy[name], field.name)!r}, by the source {value!r}"
         for name, part in expected.items()
         for field in dataclasses.fields(part)
-        if (value := getattr(part, field.name)) != getattr(anatomy[name], field.name)
+        if field.name not in ("grown_axes", "uses")  # not in the tables; see test_axes
+        and (value := getattr(part, field.name)) != getattr(anatomy[name], field.name)
     ]
     assert not wrong, "\n" + "\n".join(wrong)
 

@@ -34,7 +34,7 @@ SAME = [
     "torch-encoder-post",
 ]
 # What two widths tell and one cannot.
-BY_GROWTH = {"width_in", "width_out"}
+BY_GROWTH = {"width_in", "width_out", "grown_axes", "uses"}
 
 
 @pytest.mark.parametrize("name", SAME)

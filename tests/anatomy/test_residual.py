@@ -274,3 +274,33 @@ def test_a_network_without_a_stream_has_no_branches(kind: str) -> None:
     assert anatomy.branches == ()
     assert {part.role for name, part in anatomy.items() if name.startswith("body.weight")} <= {"hidden"}
     assert anatomy["head.weight"].role == "output"
+
+
+def test_a_stream_may_begin_as_a_parameter() -> None:
+    """DETR's queries: three branches in the first layer as in the others."""
+
+    class Net(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            layer = nn.TransformerDecoderLayer(width, 2, 2 * width, batch_first=True, norm_first=True)
+            self.embed, self.head = nn.Linear(6, width), nn.Linear(width, 3)
+            self.queries = nn.Parameter(torch.zeros(1, 4, width))
+            self.decoder = nn.TransformerDecoder(layer, depth)
+
+        def forward(self, x: Tensor) -> Tensor:
+            memory = self.embed(x)
+            return self.head(self.decoder(self.queries.expand(len(x), -1, -1), memory))
+
+    anatomy = dissect(Net, torch.zeros(2, 5, 6), size=Size(16, 2))
+    assert [(b.block, b.branch) for b in anatomy.branches] == [(n, r) for n in range(2) for r in range(3)]
+    assert (anatomy["queries"].role, anatomy["queries"].tied) == ("input", ())
+
+
+def test_a_norm_between_two_weights_is_an_inner_one() -> None:
+    """ConvNeXt: every path through the branch leads through it; values pass by a norm of queries."""
+    inner = look(mlp_with_norm_inside, lambda b, x: x + b.down(F.gelu(b.norm(b.up(x)))))
+    assert [branch.placement for branch in inner.branches] == ["inner", "inner"]
+
+
+def mlp_with_norm_inside(width: int) -> dict[str, Any]:
+    return {**mlp(width), "norm": nn.LayerNorm(2 * width)}

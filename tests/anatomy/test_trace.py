@@ -285,3 +285,54 @@ def test_what_the_network_returns_does_not_change_what_is_in_it(returns: Callabl
         ("pre", "blocks.1.down.weight"),
     ]
     assert anatomy["head.weight"].role == "output"
+
+
+class Caching(Net):
+    """Keeps a mask and registers a buffer at the first call, as causal masks and rotary tables are kept."""
+
+    def __init__(self, width: int = 16, depth: int = 2, real: bool = False) -> None:
+        super().__init__(width, depth, lambda block, x: x + _f(block, x))
+        self.mask: Tensor | None = None
+        self.real = real
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.ones(x.shape[-1])
+            self.register_buffer("late", torch.ones(3))
+        if self.real and float(x.sum()) < 0:
+            return x
+        x.mul_(1.5)
+        return super().forward(x * self.mask)
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["fake", "real"])
+def test_what_a_forward_pass_keeps_or_writes_is_undone(real: bool) -> None:
+    model, inputs = Caching(real=real), torch.ones(2, 6)
+    dissect(model, inputs)
+    assert model.mask is None
+    assert "late" not in dict(model.named_buffers())
+    assert torch.equal(inputs, torch.ones(2, 6))
+    assert type(model(inputs)) is Tensor
+
+
+def test_a_build_may_draw_from_any_generator() -> None:
+    import random
+
+    import numpy as np
+
+    def build(width: int, depth: int) -> nn.Module:
+        random.random(), np.random.rand()
+        return Net(width, depth, lambda block, x: x + _f(block, x))
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    dissect(build, torch.zeros(2, 6), size=Size(16, 2))
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_inference_mode_hides_nothing() -> None:
+    model = Net(16, 2, lambda block, x: x + _f(block, x))
+    with torch.inference_mode():
+        anatomy = dissect(model, torch.zeros(2, 6))
+    assert [branch.layers for branch in anatomy.branches] == [2, 2]

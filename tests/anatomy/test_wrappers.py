@@ -118,7 +118,6 @@ def test_ddp_has_the_anatomy_of_the_bare_module(tmp_path: Path) -> None:
         wrapped = DistributedDataParallel(_gpt())
         assert _facts(dissect(wrapped, TOKENS)) == bare
         assert _facts(dissect(_compile(wrapped), TOKENS)) == bare
-        wrapped(TOKENS).sum().backward()  # and it still trains
 
 
 def test_gradient_checkpointing_of_transformers_changes_nothing() -> None:

@@ -132,7 +132,28 @@ def placement_of(flow: Flow, residual: Residual, ends_in_norm: bool) -> Placemen
         return "peri" if ends_in_norm else "pre"
     if ends_in_norm:
         return "out"
-    return "post" if normed_sum(flow, residual) is not None else "none"
+    return "post" if normed_sum(flow, residual) is not None else inside_of(flow, residual)
+
+
+def inside_of(flow: Flow, residual: Residual) -> Placement:
+    """`inner` if the whole branch passes a norm between its weights, else `none`."""
+    norms = [node for node in _nodes(flow, residual) if is_normalisation(flow, node)]
+    return "inner" if any(_all_pass(flow, residual, node) for node in norms) else "none"
+
+
+def _all_pass(flow: Flow, residual: Residual, gate: Node) -> bool:
+    """Does every path through the branch lead through this node? (Not so for a norm of queries.)"""
+    waiting, seen = [residual.start], {residual.start}
+    while waiting:
+        value = waiting.pop()
+        if value in residual.ends:
+            return False
+        for node in flow.readers(value):
+            if node.index != gate.index:
+                fresh = [made for made in node.outputs if made not in seen and residual.region >> made & 1]
+                seen.update(fresh)
+                waiting += fresh
+    return True
 
 
 def normed_sum(flow: Flow, residual: Residual) -> int | None:

@@ -11,12 +11,30 @@ from typing import Any
 from torch import nn
 
 from theodolite.anatomy.blocks import places
-from theodolite.anatomy.branches import ends_of, feeders, heads_of, names_in, normed_sum, placement_of
+from theodolite.anatomy.branches import (
+    ends_of,
+    feeders,
+    heads_of,
+    inside_of,
+    names_in,
+    normed_sum,
+    placement_of,
+)
 from theodolite.anatomy.growth import grown_axes
 from theodolite.anatomy.names import all_parameter_names
 from theodolite.anatomy.norms import follows_normalisation, norm_role
-from theodolite.anatomy.part import ROLES, Anatomy, AnatomyError, Attention, Branch, Part, Placement, Role
-from theodolite.anatomy.roles import fans_by_growth, fans_by_position, is_looked_up_bias
+from theodolite.anatomy.part import (
+    ROLES,
+    Anatomy,
+    AnatomyError,
+    Attention,
+    Branch,
+    Part,
+    Placement,
+    Role,
+    UnclassifiedError,
+)
+from theodolite.anatomy.roles import Fans, fans_by_growth, fans_by_position, is_looked_up_bias
 from theodolite.anatomy.rows import row_blocks
 from theodolite.anatomy.siblings import lend
 from theodolite.anatomy.specimen import Specimen, examine, examine_built
@@ -68,6 +86,8 @@ def dissect(
     if not callable(build):
         raise AnatomyError(f"build is {build!r}: pass build(width, depth) -> nn.Module, or a ready module")
     size = size or Size(128, 4)
+    if not isinstance(size, Size):
+        raise AnatomyError(f"size is {size!r}: write Size(width, depth)")
     main = examine_built(build, size, inputs)
     wider = examine_built(build, Size(2 * size.width, size.depth), inputs)
     deeper = examine_built(build, Size(size.width, 2 * size.depth), inputs)
@@ -114,7 +134,7 @@ class _Dissection:
             parts[name] = part
         if problems:
             more = f"\n... and {len(problems) - 5} more" if len(problems) > 5 else ""
-            raise AnatomyError("\n".join(problems[:5]) + more)
+            raise UnclassifiedError("\n".join(problems[:5]) + more)
         return Anatomy(parts, tuple(branches), self.size)
 
     def _homes(self) -> dict[str, tuple[int, int]]:
@@ -161,7 +181,12 @@ class _Dissection:
             flow.back(made) in starts if (made := normed_sum(flow, r)) else False for r in residuals
         ]
         post = [kind == "post" and again for kind, again in zip(found, read_again, strict=True)]
-        return ["none" if kind == "post" and not any(post) else kind for kind in found]
+        if any(post):
+            return found
+        return [
+            inside_of(flow, residual) if kind == "post" else kind
+            for kind, residual in zip(found, residuals, strict=True)
+        ]
 
     def _part(self, name: str) -> Part | str:
         """The Part, without its place in a branch; or what is wrong with it."""
@@ -196,10 +221,18 @@ class _Dissection:
             width_out=fans.width_out,
             in_axes=fans.in_axes,
             out_axes=fans.out_axes,
+            grown_axes=self._grown(name, fans),
             norm=norm_role(self.flow, [one for one in uses if one.kind == use.kind]) if is_norm else None,
             tied=self._tied(name, uses),
+            uses=tuple(dict.fromkeys(one.kind for one in uses)),
             rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and use.node >= 0 else (),
         )
+
+    def _grown(self, name: str, fans: Fans) -> tuple[int, ...]:
+        if self.grown is not None:
+            return self.grown[name]
+        grown = {*(fans.in_axes[:1] if fans.width_in else ()), *(fans.out_axes[:1] if fans.width_out else ())}
+        return tuple(sorted(grown))
 
     def _tied(self, name: str, uses: list[Use]) -> tuple[str, ...]:
         """The tensor's other names; where it has none, the operations it is also used by."""
@@ -240,7 +273,8 @@ def _unclassified(name: str, shape: tuple[int, ...], op: str | None) -> str:
 def _remedy(name: str, shape: tuple[int, ...]) -> str:
     wide = len([size for size in shape if size > 1]) > 1
     example = "hidden" if wide else "input" if len(shape) > 1 else "gain"
-    return f'Say what it is: roles={{"{name}": "{example}"}}, or another of {", ".join(ROLES)}'
+    pattern = ".".join("*" if piece.isdigit() else piece for piece in name.split("."))
+    return f'Say what it is: roles={{"{pattern}": "{example}"}}, or another of {", ".join(ROLES)}'
 
 
 def _use_for(name: str, shape: tuple[int, ...], role: Role) -> Use:

@@ -14,13 +14,17 @@ from theodolite.size import Size
 
 Role = Literal["input", "hidden", "output", "bias", "gain"]
 Norm = Literal["input", "output"]
-Placement = Literal["pre", "post", "peri", "out", "none"]
+Placement = Literal["pre", "post", "peri", "out", "inner", "none"]
 
 ROLES: tuple[str, ...] = get_args(Role)
 
 
 class AnatomyError(UseError):
-    """A network that cannot be dissected; the message names the tensor and what to pass."""
+    """A network that cannot be dissected; the message names what is in the way."""
+
+
+class UnclassifiedError(AnatomyError):
+    """Tensors whose role cannot be found by looking; the message names them and what to pass."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Part:
     """Does the output fan grow with width?"""
     in_axes: tuple[int, ...]
     out_axes: tuple[int, ...]
+    grown_axes: tuple[int, ...] = ()
+    """The dimensions that are larger at twice the width; of a ready module, those taken to grow."""
     block: int | None = None
     """Residual block, counted from 0; None outside of every branch."""
     branch: int | None = None
@@ -60,6 +66,8 @@ class Part:
     """For a norm's gain: `input` if only linear maps read it, else `output`."""
     tied: tuple[str, ...] = ()
     """Other names of the same tensor; an operation's name where a second use has no name of its own."""
+    uses: tuple[str, ...] = ()
+    """The kinds of its uses, first to last: an embedding that is the head too is a `table` and a `weight`."""
     rows: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Row blocks of a fused tensor (QKV, gate-up): for each block its half-open ranges along the output."""
 
@@ -95,7 +103,8 @@ class Branch:
     block: int
     branch: int
     placement: Placement
-    """`pre` x + f(Nx), `post` N(x + f(x)), `peri` x + N f(N x), `out` x + N f(x), `none` x + f(x)."""
+    """`pre` x + f(Nx), `post` N(x + f(x)), `peri` x + N f(N x), `out` x + N f(x), `inner` x + f(N g(x)),
+    `none` x + f(x)."""
     layers: int
     """Weights on the longest path through the branch."""
     parts: tuple[str, ...]

@@ -37,7 +37,7 @@ def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
     elif use.kind in ("bias", "gain"):
         out_axes = tuple(sorted({*out_axes, *grown}))  # an axis of size one may yet grow
     elif use.op == "linear":
-        in_axes, out_axes = _without_stack(in_axes, grown), _without_stack(out_axes, grown)
+        out_axes = _without_stack(out_axes, grown)
     width_in = any(axis in grown for axis in in_axes)
     width_out = any(axis in grown for axis in out_axes)
     if use.kind == "bias" or use.kind == "gain":
@@ -54,7 +54,7 @@ def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
 
 
 def _without_stack(axes: tuple[int, ...], grown: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes less a leading one that stays put while others grow: experts, or q, k and v, in one tensor."""
+    """Output axes less a leading one that stays put while others grow: experts, or q, k and v, in one."""
     stacked = len(axes) > 1 and axes[0] == 0 and 0 not in grown and any(axis in grown for axis in axes)
     return axes[1:] if stacked else axes
 

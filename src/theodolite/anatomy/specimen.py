@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -17,6 +14,7 @@ from theodolite.anatomy.part import AnatomyError
 from theodolite.anatomy.residual import Residual, find_residuals
 from theodolite.anatomy.trace import trace
 from theodolite.anatomy.uses import find_uses
+from theodolite.building import build_hollow, build_model, in_one_line
 from theodolite.calling import Build
 from theodolite.size import Size
 
@@ -45,7 +43,7 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
         graph = trace(model, _beside(model, inputs))
     except Exception as error:
         raise AnatomyError(
-            f"the forward pass of {type(model).__name__} failed: {_summary(error)}\n"
+            f"the forward pass of {type(model).__name__} failed: {in_one_line(error)}\n"
             f"It was called with {_shown(inputs)}. Check that the model runs on these inputs"
         ) from error
     flow = Flow(find_uses(graph))
@@ -54,50 +52,24 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
 
 def examine_built(build: Build, size: Size, inputs: Any) -> Specimen:
     """Build a network at a size and trace it; for real only if it cannot be done without computing."""
-    model = build_on_meta(build, size)
+    model = build_hollow(build, size)
     try:
         return examine(model, inputs)
-    except AnatomyError:
+    except AnatomyError as error:
         count = sum(tensor.numel() for tensor in model.parameters())
-        if not _on_meta(model) or count > _MOST_REAL_PARAMETERS:
+        if not any(tensor.is_meta for tensor in model.parameters()):
             raise
-    return examine(_build(build, size, "cpu"), inputs)
-
-
-def build_on_meta(build: Build, size: Size) -> nn.Module:
-    """The network without memory for its weights, or a real one where it cannot be built so."""
-    try:
-        return unwrap(_build(build, size, "meta"))
-    except AnatomyError:
-        return unwrap(_build(build, size, "cpu"))
+        if count > _MOST_REAL_PARAMETERS:
+            raise AnatomyError(
+                f"{error}\nA network whose control flow depends on values has to be built for real, and "
+                f"{count:,} parameters are more than {_MOST_REAL_PARAMETERS:,}: dissect it at a smaller size"
+            ) from error
+    return examine(build_model(build, size), inputs)
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Shapes by canonical name, tied tensors once."""
     return {name: tuple(tensor.shape) for name, tensor in canonical_parameters(model)}
-
-
-def _build(build: Build, size: Size, device: str) -> nn.Module:
-    try:
-        with _same_rng(), torch.device(device):
-            model = build(size.width, size.depth)
-    except Exception as error:
-        raise AnatomyError(
-            f"build(width={size.width}, depth={size.depth}) failed: {_summary(error)}"
-        ) from error
-    if not isinstance(model, nn.Module):
-        raise AnatomyError(
-            f"build(width={size.width}, depth={size.depth}) returned a {type(model).__name__}, "
-            "not an nn.Module"
-        )
-    return model
-
-
-@contextmanager
-def _same_rng() -> Iterator[None]:
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        yield
 
 
 def _beside(model: nn.Module, inputs: Any) -> Any:
@@ -108,10 +80,6 @@ def _beside(model: nn.Module, inputs: Any) -> Any:
     return tree_map(
         lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf, inputs
     )
-
-
-def _on_meta(model: nn.Module) -> bool:
-    return any(tensor.is_meta for tensor in model.parameters())
 
 
 def _check_inputs(inputs: Any) -> None:
@@ -130,7 +98,3 @@ def _check_inputs(inputs: Any) -> None:
 def _shown(inputs: Any) -> str:
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return ", ".join(f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in tensors)
-
-
-def _summary(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

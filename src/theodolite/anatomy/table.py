@@ -23,7 +23,7 @@ def table(anatomy: Anatomy, width: int | None = None) -> str:
     for one in fold(anatomy.values()):
         part = one.part
         rows.add_row(one.pattern, part.role, _shape(part), _place(one), _notes(part))
-    width = width or min(max(shutil.get_terminal_size((100, 24)).columns, 80), 140)
+    width = width or min(max(shutil.get_terminal_size((100, 24)).columns, 40), 140)
     console = Console(width=width, no_color=True, highlight=False, emoji=False, legacy_windows=False)
     with console.capture() as captured:
         console.print(rows)
@@ -39,9 +39,7 @@ def table(anatomy: Anatomy, width: int | None = None) -> str:
 
 def _shape(part: Part) -> str:
     """The shape, dimensions that grow with width marked."""
-    grown = {*part.in_axes[:1]} if part.width_in else set()
-    grown |= {*part.out_axes[:1]} if part.width_out else set()
-    sizes = [f"{size}*" if axis in grown else str(size) for axis, size in enumerate(part.shape)]
+    sizes = [f"{size}*" if axis in part.grown_axes else str(size) for axis, size in enumerate(part.shape)]
     return "×".join(sizes) or "scalar"
 
 

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.building import untouched_randomness
 from theodolite.calling import call, described, logits
 from theodolite.errors import UseError
 
@@ -111,13 +112,14 @@ def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Grap
 
 
 def _trace_real(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Graph:
-    # A forward pass may write to buffers: it gets copies. Detached, the parameters carry no history.
+    # A forward pass may write to buffers and inputs: it gets copies. Detached, parameters carry no history.
     parameters = {id(tensor): tensor.detach() for tensor in model.parameters()}
     state = parameters | {id(tensor): tensor.clone() for tensor in model.buffers()}
     swapped = {name: state[id(tensor)] for name, tensor in _named_tensors(model)}
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=list(devices)):
-        return _record(model, inputs, {id(parameters[key]): name for key, name in names.items()}, swapped)
+    inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
+    named = {id(parameters[key]): name for key, name in names.items()}
+    with untouched_randomness():
+        return _record(model, inputs, named, swapped)
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -241,8 +243,15 @@ def _silenced(logger: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet(model: nn.Module) -> Iterator[None]:
-    """Eval mode, one plain path through attention and recurrent layers, no compilation; all undone after."""
-    modes = {module: module.training for module in model.modules()}
+    """Eval mode, one plain path through attention and recurrent layers, no compilation; all undone after.
+
+    Attributes a forward pass sets (a mask or a cache it keeps) are undone too: they would hold fake tensors.
+    """
+    attributes = {module: dict(vars(module)) for module in model.modules()}
+    registries = [
+        held[name] for held in attributes.values() for name in ("_parameters", "_buffers", "_modules")
+    ]
+    registered = [dict(registry) for registry in registries]
     fast = torch.backends.mha.get_fastpath_enabled()
     onednn = torch._C._get_mkldnn_enabled()
     try:
@@ -251,6 +260,7 @@ def _quiet(model: nn.Module) -> Iterator[None]:
         torch._C._set_mkldnn_enabled(False)
         with (
             warnings.catch_warnings(action="ignore"),
+            torch.inference_mode(False),
             torch.no_grad(),
             sdpa_kernel(SDPBackend.MATH),
             torch.compiler.set_stance("force_eager"),
@@ -259,8 +269,12 @@ def _quiet(model: nn.Module) -> Iterator[None]:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch._C._set_mkldnn_enabled(onednn)
-        for module, training in modes.items():
-            module.training = training
+        for module, held in attributes.items():
+            vars(module).clear()
+            vars(module).update(held)
+        for registry, entries in zip(registries, registered, strict=True):
+            registry.clear()
+            registry.update(entries)
 
 
 def _name(func: Any) -> str:

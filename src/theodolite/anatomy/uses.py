@@ -246,10 +246,23 @@ class _Finder:
             return
         for name, axes in self.expression.get(value, {}).items():
             dims = self._varying(name, axes)
-            if len(dims) > 1:
+            if len(dims) > 1 and not self._spans_heads(node, value, name):
                 self._append(node, name, "table", "add", dims[:-1], dims[-1:])
             else:
                 self._append(node, name, "bias", "add", (), dims)
+
+    def _spans_heads(self, node: Node, value: int, name: str) -> bool:
+        """Is it added to a weight's output that was split into heads, an entry for each output?"""
+        others = [other for other in node.inputs if other != value and other in self.signal]
+        size = math.prod(self.shapes[name])
+        while len(others) == 1 and (maker := self.graph.maker[others[0]]) is not None:
+            made = self.graph.nodes[maker]
+            if made.op in PRODUCTS:
+                return self.graph.shapes[others[0]][-1] == size
+            if made.op not in VIEWS | {"add"}:
+                return False
+            others = [other for other in made.inputs if other in self.signal]
+        return False
 
     def _add_matrix(self, node: Node, value: int, inner: int, outer: int | None) -> None:
         for name, axes in self.expression.get(value, {}).items():
@@ -282,6 +295,9 @@ class _Finder:
                 self._append(node, name, kind, op, dims[:-1], dims[-1:])
             else:
                 self._append(node, name, kind, op, (), dims)
+        if kind == "token" and value in self.expression:
+            del self.expression[value]  # from here on it is signal: a stream may begin as a parameter
+            self.signal.add(value)
 
     def _append(
         self,

@@ -107,8 +107,8 @@ def convnext(d: int, n: int) -> Table:
         return [
             Limb(
                 f"convnext.encoder.stages.{stage}.layers.{layer}.",
-                # There is a norm, but inside: the branch reads the bare stream and adds no normed thing.
-                "none",
+                # The norm stands inside: the branch reads the bare stream and adds no normed thing.
+                "inner",
                 {
                     # groups = channels: 49 inputs for each output at every width.
                     "dwconv.weight": conv(1, d, 7, role="input"),

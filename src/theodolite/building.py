@@ -1,0 +1,71 @@
+"""Building a network at a size: its own exceptions are errors of use, and no random number is spent."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+from theodolite.calling import Build
+from theodolite.errors import UseError
+from theodolite.size import Size
+
+
+def build_model(build: Build, size: Size, *, seed: int | None = None, device: str = "cpu") -> nn.Module:
+    """`build(width, depth)` on a device, its random numbers from the seed if there is one."""
+    called = f"build(width={size.width}, depth={size.depth})"
+    try:
+        with untouched_randomness(seed), torch.device(device):
+            model = build(size.width, size.depth)
+    except Exception as error:
+        raise UseError(f"{called} failed: {in_one_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise UseError(f"{called} returned a {type(model).__name__}, not a torch.nn.Module")
+    lazy = [name for name, tensor in model.named_parameters() if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise UseError(f"{called}: {lazy[0]} has no shape yet. Give lazy modules their sizes from width")
+    return model
+
+
+def build_hollow(build: Build, size: Size) -> nn.Module:
+    """The network without memory for its weights, or a real one where it cannot be built so."""
+    try:
+        return build_model(build, size, device="meta")
+    except UseError:  # some builds read a tensor's value; if it fails for real as well, that is what to show
+        return build_model(build, size)
+
+
+@contextmanager
+def untouched_randomness(seed: int | None = None) -> Iterator[None]:
+    """Leave the generators of torch (on all devices in use), numpy and Python as they were found.
+
+    >>> before = torch.get_rng_state()
+    >>> with untouched_randomness(seed=0):
+    ...     first = torch.rand(1)
+    >>> with untouched_randomness(seed=0):
+    ...     assert torch.equal(first, torch.rand(1))
+    >>> torch.equal(torch.get_rng_state(), before)
+    True
+    """
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            if seed is not None:
+                torch.manual_seed(seed)
+                np.random.seed(seed % 2**32)
+                random.seed(seed)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def in_one_line(error: BaseException) -> str:
+    """An exception as the last line of its traceback would name it."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
