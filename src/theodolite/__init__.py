@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from theodolite import data, models
-    from theodolite.anatomy import Anatomy, AnatomyError, Part, dissect
+    from theodolite.anatomy import Anatomy, AnatomyError, Part, UnclassifiedError, dissect
     from theodolite.errors import UseError
     from theodolite.size import Size
     from theodolite.surveying import Finding, Survey, survey
@@ -31,6 +31,7 @@ __all__ = [
     "Anatomy",
     "AnatomyError",
     "Part",
+    "UnclassifiedError",
     "dissect",
     # what is wrong with it
     "Finding",
@@ -48,6 +49,7 @@ _HOMES = {
     "Part": "anatomy",
     "Size": "size",
     "Survey": "surveying",
+    "UnclassifiedError": "anatomy",
     "UseError": "errors",
     "Workload": "workloads",
     "data": None,
