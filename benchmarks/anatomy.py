@@ -8,6 +8,7 @@ Nothing is downloaded and no weight is allocated: the configuration below is Lla
 from __future__ import annotations
 
 import resource
+import sys
 import time
 
 import torch
@@ -39,6 +40,8 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(anatomy)
     print(f"\ndissected in {seconds:.1f} s (limit 30), peak memory of the process {peak:.2f} GB (limit 2)")
+    if seconds > 30 or peak > 2:
+        sys.exit("over the limit")
 
 
 if __name__ == "__main__":
