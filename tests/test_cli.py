@@ -41,6 +41,10 @@ def broken(width, depth):
 good = Workload("good", Net, batch, nn.functional.cross_entropy, Size(32, 2))
 idle = Workload("idle", Idle, batch, nn.functional.cross_entropy, Size(32, 2))
 stiff = Workload("stiff", lambda width, depth: Net(16, depth), batch, nn.functional.cross_entropy)
+def unreadable(seed, step):
+    raise OSError("disk gone")
+
+dry = Workload("dry", Net, unreadable, nn.functional.cross_entropy)
 failing = Workload("failing", broken, batch, nn.functional.cross_entropy)
 """
 
@@ -137,7 +141,7 @@ def test_strict_turns_a_failed_check_into_exit_1(mine, capsys):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["survey", "mine.py:failing"], "build(128, 4) failed: KeyError: 'no such layer'"),
+        (["survey", "mine.py:failing"], "build(width=128, depth=4) failed: KeyError: 'no such layer'"),
         (["survey", "mine.py:stiff"], "build ignores width"),
         (["survey", "mine.py:absent"], "mine.py has no 'absent'"),
         (["survey", "absent.py:good"], "absent.py is not there"),
@@ -147,7 +151,12 @@ def test_strict_turns_a_failed_check_into_exit_1(mine, capsys):
         (["survey", "mine.py:good", "--width", "0"], "width is 0"),
         (["survey", "mine.py:good", "--out", "no/survey.html"], "there is no folder no"),
         (["survey", "mine.py:good", "--role", "bias"], "write PATTERN=ROLE"),
+        (["survey", "mine.py:good", "--role", "first.weight=big"], "a role is one of"),
+        (["survey", "mine.py:good", "--role", "second.*=bias"], "matches no parameter"),
+        (["survey", "mine.py:good", "--seed", "-1"], "seed is -1"),
         (["dissect", "mine.py:idle"], "idle has shape (3, 5)"),
+        (["dissect", "mine.py:dry"], "workload 'dry': batch(0, 0) failed: OSError: disk gone"),
+        (["dissect", "mine.py:good", "--role", "second.*=bias"], "matches no parameter"),
         (["data", "path", "cifar"], "Did you mean 'cifar10'?"),
     ],
 )
@@ -158,6 +167,27 @@ def test_an_error_of_use_is_one_message_and_exit_2(arguments, words, capsys):
     assert err.startswith("theodolite: ")
     assert words in err
     assert "Traceback" not in err
+
+
+def test_a_survey_does_not_overwrite_what_is_no_survey(mine, capsys):
+    (mine / "config.json").write_text('{"model_type": "llama"}')
+    code, out, err = run("survey", "mine.py:good", "--out", "config.html", capsys=capsys)
+    assert (code, out) == (2, "")
+    assert "config.json, which is no survey" in err
+    assert (mine / "config.json").read_text() == '{"model_type": "llama"}'
+    assert not (mine / "config.html").exists()
+
+
+def test_a_terminal_without_greek_shows_what_it_can(mine):
+    done = subprocess.run(
+        [sys.executable, "-m", "theodolite", "survey", "mine.py:good", "--only", "anatomy"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "good at 32 ? 2 (width ? depth)" in done.stdout
 
 
 def test_an_unknown_option_is_an_error_of_use_too(capsys):

@@ -21,6 +21,8 @@ def build_model(build: Build, size: Size, *, seed: int | None = None, device: st
     try:
         with untouched_randomness(seed), torch.device(device):
             model = build(size.width, size.depth)
+    except UseError as error:  # our own models say what is wrong with the size themselves
+        raise UseError(f"{called}: {error}") from error
     except Exception as error:
         raise UseError(f"{called} failed: {in_one_line(error)}") from error
     if not isinstance(model, nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,9 @@ Depth = Annotated[int | None, typer.Option(help="Depth to look at; the workload'
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; an error of use is one message and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no × or √ shows ? in their place
     try:
         app(args=None if arguments is None else list(arguments), prog_name="theodolite")
     except UseError as error:
@@ -161,10 +165,10 @@ def dissect(
 
       theodolite dissect hf:config.json --json > anatomy.json
     """
-    from theodolite.anatomy import dissect as look
+    from theodolite.surveying import Site
 
     chosen = _look_up(workload)
-    anatomy = look(chosen.build, chosen.draw(0, 0)[0], size=_size(chosen, width, depth), roles=_roles(role))
+    anatomy = Site(chosen, _size(chosen, width, depth), roles=_roles(role)).anatomy
     print(anatomy.to_json() if json else anatomy)
 
 

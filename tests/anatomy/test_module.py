@@ -73,3 +73,10 @@ def test_a_gpt_looks_the_same_with_and_without_other_widths(options: dict[str, A
 def test_a_resnet_looks_the_same_with_and_without_other_widths() -> None:
     images = torch.zeros(2, 3, 16, 16)
     assert dict(dissect(ResNet(8, 2), images)) == dict(dissect(ResNet, images, size=Size(8, 2)))
+
+
+def test_the_callers_word_on_an_unused_tensor_of_a_ready_module() -> None:
+    model = GPT(32, 1, vocab=61, context=16, head_dim=8)
+    model.spare = torch.nn.Parameter(torch.zeros(7, 32))
+    part = dissect(model, torch.zeros(2, 8, dtype=torch.long), roles={"spare": "hidden"})["spare"]
+    assert (part.role, part.op, part.fan_in, part.fan_out) == ("hidden", "unseen", 32, 7)

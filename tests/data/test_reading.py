@@ -15,7 +15,7 @@ from theodolite.data.reading import locate, read
 from theodolite.data.sources import File
 
 CONTENT = b"all of it " * 1000
-FILE = File("text", hashlib.sha256(CONTENT).hexdigest())
+FILE = File("text", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 
 def _write(place: Path, suffix: str) -> Path:
@@ -65,14 +65,40 @@ def test_a_missing_set_names_the_command_that_fetches_it(name: str, tmp_path: Pa
         data.path(name)
 
 
+LENGTHS = {"train-images-idx3": 47_040_016, "train-labels-idx1": 60_008}
+LENGTHS |= {"t10k-images-idx3": 7_840_016, "t10k-labels-idx1": 10_008}
+
+
+def _write_sparse(file: Path, length: int) -> None:
+    """Nothing but zeros, which take no place on the disk."""
+    with file.open("wb") as stream:
+        stream.truncate(length)
+
+
 def test_half_a_set_is_a_missing_set(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
-    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte"):
-        (tmp_path / "mnist" / name).touch()
+    for name, length in LENGTHS.items():
         assert not data.present("mnist")
-    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").touch()
+        _write_sparse(tmp_path / "mnist" / f"{name}-ubyte", length)
     assert data.path("mnist") == tmp_path / "mnist"
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_that_is_too_short_is_not_there(suffix: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    for name, length in LENGTHS.items():
+        _write_sparse(tmp_path / "mnist" / f"{name}-ubyte", length)
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
+    torn = tmp_path / "mnist" / f"t10k-labels-idx1-ubyte{suffix}"
+    whole = gzip.compress(bytes(10_008)) if suffix else bytes(10_008)
+    torn.write_bytes(whole)
+    assert data.present("mnist")
+    torn.write_bytes(whole[: len(whole) // 2])
+    assert not data.present("mnist")
+    with pytest.raises(UseError, match=rf"{torn} is damaged.*theodolite data fetch mnist"):
+        data.path("mnist")
 
 
 def test_what_the_package_carries_does_not_depend_on_the_data_folder(tmp_path: Path, monkeypatch) -> None:

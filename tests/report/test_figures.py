@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from theodolite.report.figures import power_law, stacked_bars
+from theodolite.figures import power_law, stacked_bars
 from theodolite.report.network import parameters_by_block
 
 

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 
 from theodolite import UseError
-from theodolite.report.figures import Figure, Panel
+from theodolite.figures import Figure, Panel
 from theodolite.report.page import page
 from theodolite.report.terminal import text
 from theodolite.report.writing import html_path, write_whole
@@ -111,10 +111,21 @@ def test_the_terminal_keeps_its_width(surveyed, width):
 
 @pytest.mark.parametrize(
     "name, words",
-    [("page.txt", "must end in .html"), ("no/page.html", "no folder"), ("sub.html", "a folder")],
+    [
+        ("page.txt", "must end in .html"),
+        ("no/page.html", "no folder"),
+        ("sub.html", "a folder"),
+        (f"{'x' * 300}.html", "File name too long"),
+        ("config.html", r"take the place of .*config\.json, which is no survey"),
+        ("list.html", r"take the place of .*list\.json, which is no survey"),
+        ("text.html", r"take the place of .*text\.json, which is no survey"),
+    ],
 )
 def test_a_page_that_cannot_be_written_is_refused_before_work(tmp_path, name, words):
     (tmp_path / "sub.html").mkdir()
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "findings": 3}')
+    (tmp_path / "list.json").write_text('["findings", "verdict"]')
+    (tmp_path / "text.json").write_text("findings, verdict")
     with pytest.raises(UseError, match=words):
         html_path(tmp_path / name)
 
@@ -128,3 +139,24 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
     write_whole(target, "new √")
     assert target.read_text(encoding="utf-8") == "new √"
+
+
+def test_an_older_survey_may_be_overwritten(surveyed, tmp_path):
+    surveyed.save(tmp_path / "survey.html")
+    (tmp_path / "survey.html").unlink()
+    surveyed.save(tmp_path / "survey.html")
+    assert (tmp_path / "survey.html").exists()
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_use(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UseError, match="folder cannot be written: Is a directory"):
+        write_whole(tmp_path / "folder", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_row_may_have_no_value_in_a_column(surveyed):
+    rows = ({"tensor": "a.b", "L = 2": 0.5, "L = 4": None}, {"tensor": "c.d", "L = 2": None, "L = 4": 0.25})
+    finding = Finding("TH900", "warn", "t", "s", why="w", evidence=Evidence(rows=rows))
+    said = words(page(dataclasses.replace(surveyed, findings=(finding,))))
+    assert "tensor L = 2 L = 4 a.b 0.500 – c.d – 0.250" in said

@@ -58,3 +58,32 @@ def test_saying_what_it_is_mends_it(rows):
     assert made.anatomy is not None
     assert made.anatomy["idle"].role == "bias"
     assert not made.at("fail")
+
+
+class Twins(nn.Module):
+    """Two embeddings that share their tensor, and a head of its own."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        self.source, self.target = nn.Embedding(16, width), nn.Embedding(16, width)
+        self.target.weight = self.source.weight
+        self.head = nn.Linear(width, 16, bias=False)
+
+    def forward(self, tokens):
+        return self.head(self.source(tokens) + self.target(tokens.flip(1)))
+
+
+def test_two_embeddings_that_share_a_tensor_are_no_tied_head(rows):
+    def batch(seed, step):
+        tokens = torch.arange(8).reshape(2, 4)
+        return tokens, tokens
+
+    workload = rows(Twins, batch=batch)
+    finding = tied_head(Site(workload, workload.size).anatomy)
+    assert finding.sentence.startswith("1 tensor serves in more than one place (source.weight), though none")
+
+
+def test_one_tensor_is_one_tensor(rows):
+    workload = rows(lambda width, depth: nn.Linear(8, width, bias=False))
+    finding = everything_ruled(Site(workload, workload.size).anatomy)
+    assert finding.sentence == "The only tensor, 256 parameters, has a role that a rule covers."

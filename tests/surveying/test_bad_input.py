@@ -1,6 +1,6 @@
 """What is wrong with the workload itself is one clear error of use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -40,7 +40,9 @@ def test_a_build_that_fails_shows_its_own_exception(rows):
     def build(width, depth):
         raise KeyError("no such layer")
 
-    assert refusal(rows(build)) == "workload 'mine': build(32, 2) failed: KeyError: 'no such layer'"
+    assert refusal(rows(build)) == (
+        "workload 'mine': build(width=32, depth=2) failed: KeyError: 'no such layer'"
+    )
 
 
 def test_a_build_that_fails_only_when_wider(rows):
@@ -49,11 +51,12 @@ def test_a_build_that_fails_only_when_wider(rows):
             raise MemoryError("too wide")
         return Plain(width, depth)
 
-    assert refusal(rows(build)) == "workload 'mine': build(64, 2) failed: MemoryError: too wide"
+    assert refusal(rows(build)) == ("workload 'mine': build(width=64, depth=2) failed: MemoryError: too wide")
 
 
 def test_a_build_that_returns_no_module(rows):
-    assert "build(32, 2) returned NoneType, not a torch.nn.Module" in refusal(rows(lambda width, depth: None))
+    message = refusal(rows(lambda width, depth: None))
+    assert message == "workload 'mine': build(width=32, depth=2) returned a NoneType, not a torch.nn.Module"
 
 
 def test_a_build_without_parameters(rows):
@@ -119,7 +122,56 @@ def test_a_loss_that_is_not_one_number(rows):
     def loss(logits, targets):
         return nn.functional.cross_entropy(logits, targets, reduction="none")
 
-    assert "loss returned shape (4,)" in refusal(rows(Plain, loss=loss))
+    assert "workload 'mine': loss returned a tensor of shape (4,), not" in refusal(rows(Plain, loss=loss))
+
+
+@pytest.mark.parametrize("returned, described", [(0.5, "a float"), (None, "a NoneType")])
+def test_a_loss_that_is_no_tensor(rows, returned, described):
+    message = refusal(rows(Plain, loss=lambda logits, targets: returned))
+    assert message == f"workload 'mine': loss returned {described}, not a tensor with one number"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite(rows, value):
+    message = refusal(rows(Plain, loss=lambda logits, targets: logits.sum() * value))
+    assert "workload 'mine': the loss of a new model on batch(0, 0) is " in message
+
+
+def test_a_build_that_fails_only_when_deeper(rows):
+    def build(width, depth):
+        if depth > 2:
+            raise ValueError("too deep")
+        return Plain(width, depth)
+
+    assert "build(width=32, depth=4) failed: ValueError: too deep" in refusal(rows(build))
+
+
+def test_a_forward_pass_that_fails_only_when_deeper(rows):
+    def build(width, depth):
+        def dress(logits):
+            return logits if depth == 2 else logits.reshape(7, 7)
+
+        return Plain(width, depth, dress)
+
+    assert "the forward pass of Plain failed" in refusal(rows(build))
+
+
+@pytest.mark.parametrize(
+    "roles, words",
+    [({"first.weight": "big"}, "a role is one of"), ({"second.*": "bias"}, "matches no parameter")],
+)
+def test_roles_that_cannot_be(rows, roles, words):
+    with pytest.raises(UseError, match=words):
+        survey(rows(Plain), roles=roles)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [({"size": (32, 2)}, r"size is \(32, 2\)"), ({"name": 3}, "a workload's name is a text")],
+)
+def test_a_workload_with_the_wrong_kind_of_thing(rows, changes, words):
+    with pytest.raises(UseError, match=words):
+        replace(rows(Plain), **changes)
 
 
 def test_a_file_that_is_not_there():

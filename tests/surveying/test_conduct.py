@@ -136,6 +136,11 @@ def test_the_verdict_is_one_sentence_about_the_gravest(gpt, options, verdict):
     assert survey(gpt(**options)).verdict == verdict
 
 
+def test_one_check_is_one_check(gpt):
+    made = survey(gpt(), only=["initialisation"])
+    assert made.verdict == "small is fit to be scaled, as far as 1 check can see."
+
+
 def test_the_terminal_says_the_verdict_first_and_the_gravest_next(gpt):
     lines = str(survey(gpt(scaled_init=True))).splitlines()
     assert lines[0].startswith("small is not yet fit to be scaled")

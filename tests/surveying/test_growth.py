@@ -47,7 +47,7 @@ def test_key_value_heads_that_stay_fixed_are_noted_by_name(gpt):
 def test_width_that_reaches_nothing_fails():
     finding = width_followed(anatomy(parts=[matrix("a", False, False), matrix("b", False, False)]))
     assert (finding.code, finding.level) == ("TH105", "fail")
-    assert "None of the 2" in finding.sentence
+    assert "Of 2 weight matrices none grows" in finding.sentence
 
 
 def test_a_depth_that_adds_no_block_fails(rows):

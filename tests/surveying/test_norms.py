@@ -16,6 +16,7 @@ def branches(*kinds):
         (["pre", "pre"], "ok"),
         (["peri"], "ok"),
         (["out"], "ok"),
+        (["inner", "inner"], "ok"),
         (["post"], "note"),
         (["none", "none"], "note"),
         (["pre", "peri"], "note"),
@@ -31,6 +32,18 @@ def test_branches_of_one_kind_are_one_row_with_their_blocks():
     assert (row["blocks"], row["computes"]) == ("0–2", "x + f(N x)")
 
 
+@pytest.mark.parametrize(
+    "count, sentence",
+    [
+        (1, "The only branch is inner-norm: x + f(N g(x))."),
+        (2, "Both branches are inner-norm: x + f(N g(x))."),
+        (3, "All 3 branches are inner-norm: x + f(N g(x))."),
+    ],
+)
+def test_branches_of_one_kind_are_counted(count, sentence):
+    assert placement(branches(*["inner"] * count)).sentence == sentence
+
+
 def test_a_mixture_is_counted():
     assert "2 pre-norm, 1 peri-norm" in placement(branches("pre", "peri", "pre")).sentence
 
@@ -42,7 +55,7 @@ def by_gain(finding):
 def test_gains_of_a_pre_norm_gpt_may_decay(gpt):
     finding = gains(Site(gpt(), Size(64, 2)).anatomy)
     assert finding.level == "note"
-    assert finding.sentence == "Of 5 gains, 5 belong to Input-Norms and may decay."
+    assert finding.sentence == "All 5 gains belong to Input-Norms and may decay."
     assert set(by_gain(finding).values()) == {("Input-Norm", "yes")}
 
 
@@ -62,3 +75,10 @@ def test_the_remedy_names_who_decays_and_who_does_not(gpt):
 
 def test_without_gains_there_is_nothing_to_decay(gpt):
     assert gains(Site(gpt(norm_placement="none"), Size(64, 2)).anatomy).level == "ok"
+
+
+def test_gains_of_several_kinds_are_counted(gpt):
+    sentence = gains(Site(gpt(norm_placement="peri"), Size(64, 1)).anatomy).sentence
+    assert sentence == (
+        "Of 5 gains, 3 belong to Input-Norms and may decay; 2 belong to Output-Norms and must not decay."
+    )

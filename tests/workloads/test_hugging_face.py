@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from theodolite import Size, UseError, workload
+from theodolite import Size, UseError, dissect, workload
 from theodolite.workloads import config_size
 
 transformers = pytest.importorskip("transformers")
@@ -207,3 +207,13 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(UseError, match=r"pip install 'theodolite\[hf\]'"):
         workload(f"hf:{tmp_path}")
+
+
+def test_a_mixture_of_experts_is_dissected_at_its_full_size(tmp_path: Path) -> None:
+    large = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 32000}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8}
+    transformers.MixtralConfig(**large, **heads).save_pretrained(tmp_path)
+    chosen = workload(f"hf:{tmp_path}")
+    anatomy = dissect(chosen.build, chosen.batch(0, 0)[0], size=Size(4096, 2))
+    experts = anatomy["model.layers.0.mlp.experts.down_proj"]
+    assert (experts.shape, experts.role, experts.ends_branch) == ((8, 4096, 14336), "hidden", True)

@@ -70,7 +70,7 @@ def test_a_wrong_name_is_answered_with_what_is_there(file: Path, name: str, mess
             "import torch\nimport no_such_package\n",
             r"ModuleNotFoundError: No module named 'no_such_package' \(line 2\)",
         ),
-        ("x = 1\ny = (\n", r"SyntaxError: '\(' was never closed \(line 2\)"),
+        ("x = 1\ny = (\n", r"SyntaxError: '\(' was never closed \(mymodel\.py, line 2\)"),
         ("import sys\n\nsys.exit(3)\n", r"SystemExit: 3 \(line 3\)"),
         ("def f():\n    raise KeyError('gone')\n\nf()\n", r"KeyError: 'gone' \(line 2\)"),
     ],
@@ -101,3 +101,51 @@ def test_a_file_without_any_workload_says_so(file: Path) -> None:
 def test_what_cannot_be_meant_is_answered_with_what_can(spec: str, message: str) -> None:
     with pytest.raises(UseError, match=message):
         workload(spec)
+
+
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises(UseError, match="looked up by a text such as 'gpt-sotu', not by an int"):
+        workload(3)
+
+
+PLAIN = """
+import {helper}
+from theodolite import Workload
+
+def build(width, depth): return {helper}.word
+def late(width, depth):
+    import lazy_beside
+    return lazy_beside.word
+
+mine = Workload("mine", build, build, build)
+lazy = Workload("lazy", late, late, late)
+"""
+
+
+def _write(folder: Path, helper: str, word: str) -> str:
+    folder.mkdir()
+    (folder / f"{helper}.py").write_text(f"word = {word!r}\n")
+    (folder / "lazy_beside.py").write_text(f"word = {word!r}\n")
+    (folder / "model.py").write_text(PLAIN.format(helper=helper))
+    return str(folder / "model.py")
+
+
+def test_two_files_each_have_the_helper_beside_them(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    first, second = (_write(tmp_path / word, "common_helper", word) for word in ("first", "second"))
+    built = [workload(f"{file}:mine").build for file in (first, second, first)]
+    assert [build(1, 1) for build in built] == ["first", "second", "first"]
+
+
+def test_a_module_beside_the_file_comes_before_an_installed_one(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "popular_name.py").write_text("word = 'installed'\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path / "installed"), *__import__("sys").path])
+    file = _write(tmp_path / "mine", "popular_name", "mine")
+    assert workload(f"{file}:mine").build(1, 1) == "mine"
+
+
+def test_a_module_beside_the_file_can_be_imported_by_build(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    file = _write(tmp_path / "mine", "other_helper", "mine")
+    assert workload(f"{file}:lazy").build(1, 1) == "mine"

@@ -202,8 +202,10 @@ class _Dissection:
             use = dataclasses.replace(use, kind="bias", op="add", in_axes=(), out_axes=use.out_axes)
         if self.grown is not None:
             fans = fans_by_growth(self.flow, use, self.grown[name])
-        else:
+        elif use.node >= 0:
             fans = fans_by_position(self.flow, use, name in self.homes)
+        else:
+            fans = Fans(use.in_axes, use.out_axes, bool(use.in_axes), True, said)
         role = said or fans.role
         if role is None:
             stacked = self.grown and self.grown[name]

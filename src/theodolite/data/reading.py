@@ -25,7 +25,10 @@ def path(name: str) -> Path:
 
 
 def present(name: str) -> bool:
-    """Are all files of a data set there, or is it computed? What is in them is checked when they are read."""
+    """Are all files of a data set there and of the right length, or is it computed?
+
+    The length of an `.xz` or `.zip` is not looked at, and what files hold is checked when they are read.
+    """
     chosen = source(name)
     return not chosen.forms or _search(chosen) is not None
 
@@ -37,6 +40,11 @@ def locate(name: str) -> tuple[Path, tuple[File, ...]]:
         raise UseError(f"{name} is computed, it has no files")
     if found := _search(chosen):
         return found
+    if torn := _torn(chosen):
+        raise UseError(
+            f"{torn} is damaged: it has not the length it should have. "
+            f"Fetch it again with: theodolite data fetch {name}"
+        )
     by_hand = " or ".join(", ".join(file.name for file in form) for form in chosen.forms)
     raise UseError(
         f"the data set {name} is not in {folder()}. Fetch it with: theodolite data fetch {name}\n"
@@ -74,9 +82,30 @@ def _search(chosen: Source) -> tuple[Path, tuple[File, ...]] | None:
     for relative in chosen.places:
         place = folder() / relative
         for form in chosen.forms:
-            if all(packed(place, file) for file in form):
+            if all((found := packed(place, file)) and _length(found) in (None, file.size) for file in form):
                 return place, form
     return None
+
+
+def _torn(chosen: Source) -> Path | None:
+    """A file that is there, but too short or too long."""
+    for relative in chosen.places:
+        for file in (file for form in chosen.forms for file in form):
+            found = packed(folder() / relative, file)
+            if found and _length(found) not in (None, file.size):
+                return found
+    return None
+
+
+def _length(found: Path) -> int | None:
+    """How much a file holds unpacked, where that can be seen without unpacking it."""
+    if found.suffix in (".xz", ".zip"):
+        return None
+    if found.suffix != ".gz":
+        return found.stat().st_size
+    with found.open("rb") as stream:  # the last four bytes say it, modulo 2³²
+        stream.seek(max(0, found.stat().st_size - 4))
+        return int.from_bytes(stream.read(), "little")
 
 
 def _unpack(archive: Path, file: File) -> bytes:

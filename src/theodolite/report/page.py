@@ -6,14 +6,12 @@ import json
 import re
 from collections.abc import Iterable
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from theodolite.anatomy.folding import Fold, fold
-from theodolite.report.figures import Figure
+from theodolite.figures import Figure
 from theodolite.report.network import ROLE_MEANINGS, parameters_by_block, stages
-
-if TYPE_CHECKING:
-    from theodolite.surveying import Survey
+from theodolite.surveying import Survey
 
 _DOTTED = re.compile(r"(?<![\w/*.])[A-Za-z_*][\w*]*(?:\.[\w*]+)+")
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from theodolite.surveying import Finding, Survey
+from theodolite.surveying import Finding, Survey
 
 STYLES = {"fail": "bold red", "warn": "bold yellow", "note": "bold blue", "ok": "green"}
 

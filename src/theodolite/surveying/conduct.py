@@ -15,15 +15,17 @@ from typing import Any
 import torch
 
 import theodolite
-from theodolite.anatomy import Anatomy, AnatomyError
+from theodolite.anatomy import Anatomy, UnclassifiedError
 from theodolite.anatomy.part import Role
+from theodolite.building import untouched_randomness
 from theodolite.errors import UseError
 from theodolite.size import Size
 from theodolite.surveying.finding import LEVELS, Finding, Level
 from theodolite.surveying.section import Section, find_sections
-from theodolite.surveying.sections.anatomy import unruled
-from theodolite.surveying.site import Site, last_line, no_trace
+from theodolite.surveying.site import Site
+from theodolite.surveying.stopped import crashed, unruled
 from theodolite.surveying.usable import check_usable
+from theodolite.surveying.wording import counted
 from theodolite.workloads import Workload
 
 Progress = Callable[[str, float], None]
@@ -59,17 +61,17 @@ class Survey:
     def verdict(self) -> str:
         """One sentence: may this be scaled?"""
         fails, warns, notes = self.at("fail"), self.at("warn"), self.at("note")
-        checks = len(self.findings)
+        seen = f"as far as {counted(len(self.findings), 'check')} can see"
         if fails:
             return f"{self.workload} cannot be scaled as it is: {_named(fails)}."
         if warns:
             return f"{self.workload} is not yet fit to be scaled: {_named(warns)}."
         if notes:
             return (
-                f"{self.workload} is fit to be scaled, as far as {checks} checks can see, "
-                f"with {len(notes)} {'thing' if len(notes) == 1 else 'things'} to know first."
+                f"{self.workload} is fit to be scaled, {seen}, "
+                f"with {counted(len(notes), 'thing')} to know first."
             )
-        return f"{self.workload} is fit to be scaled, as far as {checks} checks can see."
+        return f"{self.workload} is fit to be scaled, {seen}."
 
     def to_json(self) -> str:
         """Everything, as JSON."""
@@ -128,25 +130,25 @@ def survey(
         progress: called with a title and the fraction done.
 
     A section that crashes becomes a finding (TH001), and the others go on. What is wrong with the workload
-    itself raises UseError. No random number generator is moved.
+    itself, or with what is asked of it, raises UseError. No random number generator is moved.
     """
     chosen = _choose(find_sections(), only, skip)
     workload = _resolve(workload)
-    site = Site(workload, size or workload.size, seed, deep, roles)
+    site = Site(workload, workload.size if size is None else size, seed, deep, roles)
     tell = progress or (lambda title, done: None)
     findings: list[Finding] = []
     seconds: dict[str, float] = {}
-    with no_trace():
+    with untouched_randomness(seed):
         tell("Workload", 0.0)
         check_usable(site)
         for done, (name, section) in enumerate(chosen.items(), start=1):
             tell(section.title, done / (len(chosen) + 1))
-            torch.manual_seed(seed)
             started = time.perf_counter()
-            for finding in _examine(section, site):
-                # A network that cannot be dissected is reported once, by the section that asked first.
-                if not (_undissected(finding) and any(map(_undissected, findings))):
-                    findings.append(dataclasses.replace(finding, section=name))
+            with untouched_randomness(seed):
+                for finding in _examine(section, site):
+                    # What stops several sections is said once, by the first of them.
+                    if all(finding != dataclasses.replace(said, section="") for said in findings):
+                        findings.append(dataclasses.replace(finding, section=name))
             seconds[name] = time.perf_counter() - started
         anatomy = _anatomy(site)
     tell("Done", 1.0)
@@ -171,28 +173,21 @@ def _examine(section: Section, site: Site) -> Iterator[Finding]:
     """The section's findings; what stops it becomes the last of them."""
     try:
         yield from section.examine(site)
-    except AnatomyError as error:
+    except UnclassifiedError as error:
         yield unruled(error)
     except UseError:
         raise
     except Exception as error:
-        yield Finding(
-            "TH001",
-            "fail",
-            "A check that crashed",
-            f"“{section.title}” could not be examined: {last_line(error)}",
-            why="A check that did not run has not passed. The other sections are not affected.",
-            remedy="If the message does not point to your model, report it together with the model's code.",
-        )
-
-
-def _undissected(finding: Finding) -> bool:
-    return finding.code == "TH107" and finding.level == "fail"
+        yield crashed(section.title, error)
 
 
 def _anatomy(site: Site) -> Anatomy | None:
     try:
         return site.anatomy
+    except UnclassifiedError:
+        return None
+    except UseError:
+        raise
     except Exception:  # already a finding of the section that asked
         return None
 

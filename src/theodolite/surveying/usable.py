@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from torch import nn
+import torch
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.calling import described
 from theodolite.errors import UseError
 from theodolite.size import Size
 from theodolite.surveying.site import Site
@@ -30,19 +31,22 @@ def check_usable(site: Site) -> None:
             "Let the first argument of build set the size of the hidden layers"
         )
     if sum(math.prod(shape) for shape in here.values()) <= TRIAL_PARAMETERS:
-        loss = site.evaluate(site.build())
-        if loss.numel() != 1:
-            raise UseError(f"workload {name!r}: loss returned shape {tuple(loss.shape)}, not a single number")
+        _check_loss(site)
 
 
 def shapes(site: Site, size: Size) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter at a size; nothing is allocated unless build insists on it."""
-    return {key: tuple(tensor.shape) for key, tensor in canonical_parameters(_hollow(site, size))}
+    """The shape of every parameter at a size."""
+    return {name: tuple(tensor.shape) for name, tensor in canonical_parameters(site.build_hollow(size))}
 
 
-def _hollow(site: Site, size: Size) -> nn.Module:
-    try:
-        return site.build(size, device="meta")
-    except UseError:
-        # Some builds read a tensor's value. If it fails for real as well, that is the exception to show.
-        return site.build(size)
+def _check_loss(site: Site) -> None:
+    loss = site.evaluate(site.build())
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise UseError(
+            f"workload {site.workload.name!r}: loss returned {described(loss)}, not a tensor with one number"
+        )
+    if not loss.isfinite():
+        raise UseError(
+            f"workload {site.workload.name!r}: the loss of a new model on batch({site.seed}, 0) is "
+            f"{loss.item()}. Check the initialisation, the batch and the loss for what is not finite"
+        )

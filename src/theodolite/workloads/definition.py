@@ -51,6 +51,10 @@ class Workload:
     size: Size = field(default=Size(128, 4))
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise UseError(f"a workload's name is a text, not {self.name!r}")
+        if not isinstance(self.size, Size):
+            raise UseError(f"workload {self.name!r}: size is {self.size!r}. Give a Size, as in Size(256, 4)")
         for name in ("build", "batch", "loss"):
             if not callable(value := getattr(self, name)):
                 raise UseError(f"workload {self.name!r}: {name} is {value!r}, which cannot be called")

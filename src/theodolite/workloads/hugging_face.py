@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from theodolite import data
+from theodolite.building import in_one_line
 from theodolite.errors import UseError
 from theodolite.models.options import require_multiple
 from theodolite.size import Size
@@ -71,19 +72,21 @@ def _build(path: str, width: int, depth: int) -> nn.Module:
     unit = _head_width(config)
     require_multiple("width", width, unit, f"{config.model_type} has one head for each {unit} of its width")
     values = scale_values(config, width, depth)
+    # Eager attention and experts are plain operations, which can be differentiated twice, forward and
+    # backward; fused ones cannot. But which experts eager code runs depends on values, and on the meta device
+    # there are none: there transformers may choose, which is grouped_mm for a model that has experts.
+    hollow = torch.get_default_device().type == "meta"
     try:
-        # Eager attention and experts are plain operations, which can be differentiated twice, forward and
-        # backward; fused ones cannot. Experts in one batched product would take gigabytes.
         return transformers.AutoModelForCausalLM.from_config(
             type(config).from_dict(values),
             dtype=torch.float32,
             attn_implementation="eager",
-            experts_implementation="eager",
+            experts_implementation=None if hollow else "eager",
         )
     except Exception as error:
         raise UseError(
             f"{path}: transformers could not build {config.model_type} at {Size(width, depth)}: "
-            f"{type(error).__name__}: {error}"
+            f"{in_one_line(error)}"
         ) from error
 
 
@@ -125,7 +128,7 @@ def _config(path: str | Path) -> Any:
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:
-        raise UseError(f"{path} was refused by transformers: {type(error).__name__}: {error}") from error
+        raise UseError(f"{path} was refused by transformers: {in_one_line(error)}") from error
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or "text_config" in config.sub_configs:
         # Of a model that also sees or hears, the part that reads.
         config = config.get_text_config(decoder=True)

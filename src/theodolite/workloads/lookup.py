@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.util
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
 
+from theodolite.building import in_one_line
 from theodolite.errors import UseError
 from theodolite.workloads.builtin import built_in
 from theodolite.workloads.definition import Workload
 from theodolite.workloads.hugging_face import hugging_face
+
+_folders: set[Path] = set()
+"""Where the files lie that were looked up in this process."""
 
 
 def workload(spec: str) -> Workload:
@@ -23,7 +28,9 @@ def workload(spec: str) -> Workload:
 
             - the name of a built-in workload: `gpt-sotu`;
             - `path/to/file.py:name`, a `Workload` in a file of yours, or a function without arguments that
-              returns one;
+              returns one. As with `python file.py`, modules beside the file come before installed ones, also
+              when `build` imports them later. Of two files with a `helper.py` each, each imports its own; a
+              function that imports one only when it is called gets that of the file looked up last;
             - `hf:path/to/config.json`, a causal language model of transformers, or the folder of its config.
 
     >>> workload("mlp-mixture").name
@@ -32,6 +39,8 @@ def workload(spec: str) -> Workload:
     Traceback (most recent call last):
     theodolite.errors.UseError: there is no workload 'mlp-mixtures'. Did you mean 'mlp-mixture'? Built in ...
     """
+    if not isinstance(spec, str):
+        raise UseError(f"a workload is looked up by a text such as 'gpt-sotu', not by {_a(spec)}")
     if spec.startswith("hf:"):
         return hugging_face(spec.removeprefix("hf:"))
     file, colon, name = spec.rpartition(":")
@@ -66,7 +75,7 @@ def _from_file(file: Path, name: str) -> Workload:
     except UseError:
         raise
     except Exception as error:
-        raise UseError(f"{file}: {name}() failed: {_last_line(error, file)}") from error
+        raise UseError(f"{file}: {name}() failed: {_with_line(error, file)}") from error
     if not isinstance(made, Workload):
         raise UseError(f"{file}: {name}() returned {_a(made)}, not a Workload")
     return made
@@ -75,30 +84,41 @@ def _from_file(file: Path, name: str) -> Workload:
 def _import(file: Path) -> ModuleType:
     if not file.is_file():
         raise UseError(f"{file} is not there (looked for {file.absolute()})")
-    spec = importlib.util.spec_from_file_location(f"theodolite_user_{file.stem}", file.absolute())
+    unique = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
+    spec = importlib.util.spec_from_file_location(f"theodolite_user_{file.stem}_{unique}", file.absolute())
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # As `python file.py` would: modules beside the file can be imported, also later, by `build`.
-    if (beside := str(file.absolute().parent)) not in sys.path:
-        sys.path.append(beside)
+    _put_first(file.resolve().parent)
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
-        raise UseError(f"{file} could not be imported: {_last_line(error, file)}") from error
+        raise UseError(f"{file} could not be imported: {_with_line(error, file)}") from error
     return module
 
 
-def _last_line(error: BaseException, file: Path) -> str:
+def _put_first(folder: Path) -> None:
+    """Let modules of this folder be imported before all others, and not those of a file looked up before."""
+    names = {entry.stem for entry in folder.iterdir()}
+    for name, module in list(sys.modules.items()):
+        top, file = name.partition(".")[0], getattr(module, "__dict__", {}).get("__file__")
+        if file and top in names and any(_is_beside(Path(file), top, old) for old in _folders - {folder}):
+            del sys.modules[name]
+    _folders.add(folder)
+    sys.path[:] = [str(folder), *(entry for entry in sys.path if entry != str(folder))]
+
+
+def _is_beside(file: Path, top: str, folder: Path) -> bool:
+    return file == folder / f"{top}.py" or file.is_relative_to(folder / top)
+
+
+def _with_line(error: BaseException, file: Path) -> str:
     """What went wrong, and the last line of the user's own file on the way there."""
-    said = traceback.format_exception_only(error)[-1].strip()
-    if isinstance(error, SyntaxError):
-        return f"{said} (line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
-    return f"{said} (line {lines[-1]})" if lines else said
+    return f"{in_one_line(error)} (line {lines[-1]})" if lines else in_one_line(error)
 
 
 def _a(value: object) -> str:

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from theodolite.anatomy.folding import fold
-from theodolite.anatomy.part import ROLES, Anatomy, AnatomyError, Part
+from theodolite.anatomy.part import ROLES, Anatomy, Part
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site
+from theodolite.surveying.stopped import WHY_RULED
+from theodolite.surveying.wording import all_of, counted
 
 WHY_TIED = (
     "A plan for larger sizes leaves the forward pass alone by absorbing each layer's multiplier into its "
     "initialisation, learning rate and decay. A tensor that is both embedding and head needs two multipliers "
     "at once (1 at the input, 1/width at the output), which no single learning rate can give."
-)
-WHY_RULED = (
-    "Learning rate, decay and initialisation at a larger size follow from what a tensor does: whether it "
-    "reads or writes the width, multiplies, or is added. A tensor outside every role would be scaled by "
-    "guesswork, and one wrong tensor is enough to move the optimum."
 )
 
 
@@ -32,7 +29,7 @@ def tied_head(anatomy: Anatomy) -> Finding:
     """TH101: is one tensor both embedding and head?"""
     title = "Embedding and head"
     tied = [part for part in anatomy.values() if part.tied]
-    heads = [part for part in tied if part.op == "embedding"]
+    heads = [part for part in tied if part.op == "embedding" and "weight" in part.uses]
     if heads:
         head = heads[0]
         return Finding(
@@ -52,8 +49,9 @@ def tied_head(anatomy: Anatomy) -> Finding:
             "TH101",
             "note",
             title,
-            f"{len(tied)} {'tensor serves' if len(tied) == 1 else 'tensors serve'} in more than one place "
-            f"({', '.join(one.pattern for one in fold(tied)[:3])}), though none is both embedding and head.",
+            f"{counted(len(tied), 'tensor')} {'serves' if len(tied) == 1 else 'serve'} in more than one "
+            f"place ({', '.join(one.pattern for one in fold(tied)[:3])}), though none is both embedding and "
+            "head.",
             why=WHY_TIED,
             remedy="Check that all uses of a shared tensor have the same role; then nothing is lost.",
             evidence=Evidence(rows=tuple(_row(part) for part in tied)),
@@ -80,22 +78,10 @@ def everything_ruled(anatomy: Anatomy) -> Finding:
         "TH107",
         "ok",
         "A rule for every parameter",
-        f"All {len(anatomy)} tensors, {anatomy.num_parameters:,} parameters, have a role that a rule covers.",
+        f"{all_of(len(anatomy), 'tensor')}, {counted(anatomy.num_parameters, 'parameter')}, "
+        f"{'has' if len(anatomy) == 1 else 'have'} a role that a rule covers.",
         why=WHY_RULED,
         evidence=Evidence(rows=tuple(rows)),
-    )
-
-
-def unruled(error: AnatomyError) -> Finding:
-    """TH107, when the dissection stopped."""
-    return Finding(
-        "TH107",
-        "fail",
-        "Parameters outside any rule",
-        f"The network could not be dissected. {' '.join(str(error).split())}",
-        why=WHY_RULED,
-        remedy="Say what the tensor is, as the message asks: survey(…, roles={pattern: role}), or in a "
-        "terminal --role pattern=role. Until then the findings that rest on the anatomy are missing here.",
     )
 
 

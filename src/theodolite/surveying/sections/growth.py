@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from theodolite.anatomy.folding import fold, ranges
 from theodolite.anatomy.part import Anatomy, Attention
-from theodolite.report.figures import signed
+from theodolite.figures import signed
 from theodolite.surveying.finding import LEVELS, Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site
+from theodolite.surveying.wording import counted
 
 WHY_WIDTH = (
     "What is tuned on a small network carries over only along directions in which everything grows "
@@ -48,7 +49,7 @@ def width_followed(anatomy: Anatomy) -> Finding:
             "TH105",
             "fail",
             "Width that no tensor follows",
-            f"None of the {len(matrices)} weight matrices grows with width.",
+            f"Of {counted(len(matrices), 'weight matrix')} none grows with width.",
             why=WHY_WIDTH,
             remedy="Let the first argument of build set the size of the hidden layers.",
             evidence=Evidence(numbers),
@@ -61,7 +62,8 @@ def width_followed(anatomy: Anatomy) -> Finding:
             "TH105",
             "ok",
             title,
-            f"{len(growing)} of {len(matrices)} weight matrices grow with width"
+            f"{len(growing)} of {counted(len(matrices), 'weight matrix')} "
+            f"{'grows' if len(growing) == 1 else 'grow'} with width"
             f"{', those inside the blocks on both sides' if anatomy.num_blocks else ''}.",
             why=WHY_WIDTH,
             evidence=Evidence(numbers),
@@ -83,7 +85,7 @@ def width_followed(anatomy: Anatomy) -> Finding:
         "TH105",
         "note",
         "Sides that width does not reach",
-        f"{count} {'matrix' if count == 1 else 'matrices'} inside the blocks "
+        f"{counted(count, 'matrix')} inside the blocks "
         f"{'has' if count == 1 else 'have'} a side that stays fixed while the width grows: {names}.",
         why=WHY_WIDTH,
         remedy="Meant, for routers, key/value heads shared by many queries, or low-rank adapters: leave "
@@ -107,7 +109,8 @@ def depth_followed(anatomy: Anatomy) -> Finding:
     elif grown is None:
         level = "note"
         sentence = (
-            f"The network has {blocks} residual blocks; a ready module cannot be built at another depth."
+            f"The network has {counted(blocks, 'residual block')}; "
+            "a ready module cannot be built at another depth."
         )
         remedy = "Hand over build(width, depth) instead of a module."
     elif grown <= blocks:

@@ -10,19 +10,21 @@ from theodolite.anatomy.part import Anatomy, Branch, Part
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site
+from theodolite.surveying.wording import all_of, counted
 
 FORMULAS = {
     "pre": "x + f(N x)",
     "post": "N(x + f(x))",
     "peri": "x + N f(N x)",
     "out": "x + N f(x)",
+    "inner": "x + f(N g(x))",
     "none": "x + f(x)",
 }
 WHY_PLACEMENT = (
-    "The norm's place decides what depth does to the stream. Before the branch (pre), the stream grows with "
-    "every block and later branches count for less. After it (peri, out), each branch adds a fixed amount. "
-    "After the sum (post), the stream is renewed each time and gradients pass through every norm. Without "
-    "any, nothing but the branch's weight keeps the stream finite."
+    "The norm's place decides what depth does to the stream. Before the branch or inside it (pre, inner), "
+    "the stream grows with every block and later branches count for less. After it (peri, out), each branch "
+    "adds a fixed amount. After the sum (post), the stream is renewed each time and gradients "
+    "pass through every norm. Without any, nothing but the branch's weight keeps the stream finite."
 )
 WHY_GAINS = (
     "A gain γ that only linear maps read (Input-Norm) is part of the next matrix, W·diag(γ): under gradient "
@@ -51,11 +53,12 @@ def placement(anatomy: Anatomy) -> Finding:
     level, remedy = _judge(set(counts))
     if len(counts) == 1:
         (kind,) = counts
-        sentence = f"All {len(branches)} branches are {_name(kind)}: {FORMULAS[kind]}."
+        are = "is" if len(branches) == 1 else "are"
+        sentence = f"{all_of(len(branches), 'branch')} {are} {_name(kind)}: {FORMULAS[kind]}."
     else:
         title = "Branches that place their norms differently"
         listed = ", ".join(f"{count} {_name(kind)}" for kind, count in counts.most_common())
-        sentence = f"The {len(branches)} branches do not place their norms alike: {listed}."
+        sentence = f"The {counted(len(branches), 'branch')} do not place their norms alike: {listed}."
     return Finding(
         "TH102",
         level,
@@ -78,17 +81,21 @@ def gains(anatomy: Anatomy) -> Finding:
     inputs = [part for part in all_gains if part.norm == "input"]
     outputs = [part for part in all_gains if part.norm == "output"]
     others = [part for part in all_gains if part.norm is None]
-    counted = [
-        f"{len(parts)} {'belongs to an' if len(parts) == 1 else 'belong to'} {owner}"
-        f"{'' if len(parts) == 1 else 's'} and {verdict}"
+    kinds = {
+        f"{'belongs to an' if len(parts) == 1 else 'belong to'} {owner}"
+        f"{'' if len(parts) == 1 else 's'} and {verdict}": len(parts)
         for owner, parts, verdict in (
             ("Input-Norm", inputs, "may decay"),
             ("Output-Norm", outputs, "must not decay"),
             ("elementwise scale", others, "must not decay"),
         )
         if parts
-    ]
-    sentence = f"Of {len(all_gains)} {_plural('gain', all_gains)}, {'; '.join(counted)}."
+    }
+    if len(kinds) == 1:
+        sentence = f"{all_of(len(all_gains), 'gain')} {next(iter(kinds))}."
+    else:
+        each = "; ".join(f"{count} {kind}" for kind, count in kinds.items())
+        sentence = f"Of {len(all_gains)} gains, {each}."
     level: Level = "ok"
     remedy = ""
     if inputs:
@@ -156,10 +163,6 @@ def _listed(folds: list[Fold]) -> str:
 
 def _name(kind: str) -> str:
     return "without a norm" if kind == "none" else f"{kind}-norm"
-
-
-def _plural(noun: str, things: list[Part]) -> str:
-    return noun if len(things) == 1 else f"{noun}s"
 
 
 section = Section("Norms", 30, examine)
