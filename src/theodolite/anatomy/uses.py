@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from theodolite.anatomy.axes import Axes, moved, own_axes
@@ -55,13 +56,12 @@ class Uses:
         """The uses at one node."""
         return self._by_node.get(node, ())
 
-    def __post_init__(self) -> None:
-        by_node: dict[int, tuple[Use, ...]] = {}
+    @cached_property
+    def _by_node(self) -> dict[int, tuple[Use, ...]]:
+        found: dict[int, tuple[Use, ...]] = {}
         for use in self.all:
-            by_node[use.node] = (*by_node.get(use.node, ()), use)
-        object.__setattr__(self, "_by_node", by_node)
-
-    _by_node: Any = None
+            found[use.node] = (*found.get(use.node, ()), use)
+        return found
 
 
 def factors(node: Node) -> tuple[int, int] | None:
