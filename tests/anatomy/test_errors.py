@@ -268,6 +268,12 @@ def test_a_size_that_is_no_size() -> None:
     assert "Size(width, depth)" in message
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit says so of itself
+def test_a_scripted_module() -> None:
+    scripted = torch.jit.trace(nn.Sequential(nn.Linear(6, 8), nn.ReLU()), INPUTS)
+    assert "dissect the module it was made from" in _refused(scripted)
+
+
 def test_only_tensors_are_unclassified() -> None:
     """A survey reports what it cannot classify; what is wrong with the call itself it refuses."""
 

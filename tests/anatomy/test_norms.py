@@ -237,6 +237,19 @@ def test_a_padded_map_is_still_read_by_the_convolution_alone() -> None:
     assert dissect(Net, torch.zeros(2, 3, 8, 8), size=Size(16, 1))["norm.weight"].norm == "input"
 
 
+def test_a_product_of_two_normed_tokens_is_not_linear_in_the_gain() -> None:
+    class Net(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.embed, self.norm, self.head = nn.Linear(6, width), nn.LayerNorm(width), nn.Linear(width, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.embed(x))
+            return self.head(y * y.roll(1, 1))
+
+    assert dissect(Net, torch.zeros(2, 5, 6), size=Size(16, 1))["norm.weight"].norm == "output"
+
+
 # Factors that are no norm's.
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from theodolite import UseError, survey
+from theodolite.anatomy.specimen import shapes_of
 from theodolite.size import Size
 from theodolite.surveying import Site
-from theodolite.surveying.usable import shapes
 
 
 def test_the_seed_alone_decides_how_a_model_starts(gpt):
@@ -22,7 +22,7 @@ def test_the_seed_alone_decides_how_a_model_starts(gpt):
 def test_shapes_are_those_of_the_real_model(gpt):
     site = Site(gpt(tied=True), Size(64, 2))
     real = {name: tuple(tensor.shape) for name, tensor in site.build().named_parameters()}
-    assert shapes(site, Size(64, 2)) == real
+    assert shapes_of(site.build_hollow(Size(64, 2))) == real
 
 
 def test_the_network_is_dissected_once(gpt):

@@ -152,8 +152,8 @@ def _carry(flow: Flow, node: Node, value: int, carried: dict[int, Tensor]) -> li
         return [labels.narrow(summed, 0, 1).expand(shape)]
     if node.op == "cat":
         return [_beside(flow, node, value, labels)]
-    if node.op == "mul" and flow.signals(node).count(value) == 1:  # by a constant, or by a gate
-        return [labels.expand(shape)]
+    if node.op == "mul" and sum(signal in carried for signal in flow.signals(node)) == 1:
+        return [labels.expand(shape)]  # by a constant, or by a gate that the gain is not in
     if len(flow.signals(node)) > 1:
         both = [carried.get(signal) for signal in flow.signals(node)]
         mixed = node.op in ("add", "sub") and all(

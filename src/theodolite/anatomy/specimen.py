@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -37,6 +38,10 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
     """Trace a ready module."""
     model = unwrap(model)
     _check_inputs(inputs)
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise AnatomyError(
+            f"{type(model).__name__} is scripted or traced by torch.jit: dissect the module it was made from"
+        )
     if not any(True for _ in model.parameters()):
         raise AnatomyError(f"{type(model).__name__} has no parameters: there is nothing to dissect")
     try:

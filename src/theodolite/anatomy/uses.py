@@ -108,7 +108,7 @@ class _Finder:
     def _visit(self, node: Node) -> None:
         weights = [value for value in node.inputs if value in self.expression]
         has_signal = any(value in self.signal for value in node.inputs)
-        if weights and self._is_use(node, weights, has_signal):
+        if weights and self._is_use(node, has_signal):
             self._use(node)
         elif weights:
             self._express(node, weights)
@@ -117,7 +117,7 @@ class _Finder:
             return
         self.signal.update(output for output in node.outputs if self.graph.floating[output])
 
-    def _is_use(self, node: Node, weights: list[int], has_signal: bool) -> bool:
+    def _is_use(self, node: Node, has_signal: bool) -> bool:
         if node.op in LOOKUPS:
             return not self._selects_matrices(node)
         if has_signal:
@@ -240,10 +240,8 @@ class _Finder:
             in_axes, out_axes = _flat(axes, looked_up), _flat(axes, kept)
             self._append(node, name, "table", "embedding", in_axes, out_axes)
 
-    def _add_term(self, node: Node, value: int | None) -> None:
+    def _add_term(self, node: Node, value: int) -> None:
         """Something added: a bias, or, if it varies along several dimensions, a table of positions."""
-        if value is None:
-            return
         for name, axes in self.expression.get(value, {}).items():
             dims = self._varying(name, axes)
             if len(dims) > 1 and not self._spans_heads(node, value, name):
@@ -286,9 +284,7 @@ class _Finder:
         else:
             self._append(node, name, "gain", "scale", (), wide[0] + wide[1])
 
-    def _add(self, node: Node, value: int | None, kind: UseKind, op: str) -> None:
-        if value is None:
-            return
+    def _add(self, node: Node, value: int, kind: UseKind, op: str) -> None:
         for name, axes in self.expression.get(value, {}).items():
             dims = self._varying(name, axes)
             if kind == "token":

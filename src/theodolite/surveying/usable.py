@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.specimen import shapes_of
 from theodolite.calling import described
 from theodolite.errors import UseError
 from theodolite.size import Size
@@ -20,11 +20,11 @@ def check_usable(site: Site) -> None:
     """Raise UseError if the workload gives no batch, cannot be built, fails when called or ignores width."""
     _ = site.inputs
     name, size = site.workload.name, site.size
-    here = shapes(site, size)
+    here = shapes_of(site.build_hollow(size))
     if not here:
         raise UseError(f"workload {name!r}: build({size.width}, {size.depth}) has no parameters")
     wider = Size(2 * size.width, size.depth)
-    if shapes(site, wider) == here:
+    if shapes_of(site.build_hollow(wider)) == here:
         raise UseError(
             f"workload {name!r}: build ignores width: build({size.width}, {size.depth}) and "
             f"build({wider.width}, {wider.depth}) have the same {len(here)} shapes. "
@@ -32,11 +32,6 @@ def check_usable(site: Site) -> None:
         )
     if sum(math.prod(shape) for shape in here.values()) <= TRIAL_PARAMETERS:
         _check_loss(site)
-
-
-def shapes(site: Site, size: Size) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter at a size."""
-    return {name: tuple(tensor.shape) for name, tensor in canonical_parameters(site.build_hollow(size))}
 
 
 def _check_loss(site: Site) -> None:
