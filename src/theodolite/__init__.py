@@ -11,9 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite import data, models
+    from theodolite import data, models, probes, rules
     from theodolite.anatomy import Anatomy, AnatomyError, Part, UnclassifiedError, dissect
     from theodolite.errors import UseError
+    from theodolite.planning import Plan, plan
     from theodolite.size import Size
     from theodolite.surveying import Finding, Survey, survey
     from theodolite.workloads import Workload, workload
@@ -33,6 +34,12 @@ __all__ = [
     "Part",
     "UnclassifiedError",
     "dissect",
+    # how each tensor is to be trained at another size
+    "Plan",
+    "plan",
+    "rules",
+    # what can be measured
+    "probes",
     # what is wrong with it
     "Finding",
     "Survey",
@@ -47,6 +54,7 @@ _HOMES = {
     "AnatomyError": "anatomy",
     "Finding": "surveying",
     "Part": "anatomy",
+    "Plan": "planning",
     "Size": "size",
     "Survey": "surveying",
     "UnclassifiedError": "anatomy",
@@ -55,6 +63,9 @@ _HOMES = {
     "data": None,
     "dissect": "anatomy",
     "models": None,
+    "plan": "planning",
+    "probes": None,
+    "rules": None,
     "survey": "surveying",
     "workload": "workloads",
 }

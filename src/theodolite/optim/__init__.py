@@ -1,0 +1,1 @@
+"""Optimizers that no well-kept library has right, and the one object that holds several."""

@@ -1,0 +1,150 @@
+"""The plan: for every tensor how it starts and how it is trained at the target size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from theodolite.calling import Build
+from theodolite.errors import UseError
+from theodolite.planning.law import Law
+from theodolite.size import Size
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor: how it starts, and its hyperparameters."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    block: int | None
+    fan_in: int
+    fan_out: int
+    in_axes: tuple[int, ...]
+    out_axes: tuple[int, ...]
+    rule: str
+    """The optimizer that trains it: the plan's own, or the one its vectors get."""
+    multiplier: float
+    """A real one, on the readout of a tied embedding; 1 where it was absorbed into all that follows."""
+    init: Law
+    lr: float
+    weight_decay: float
+    eps: float
+    extent: float
+    """Factor on what the optimizer keeps in units of the weight (the radius of SSO, the clip of Sophia)."""
+    reasons: Mapping[str, str]
+    """In words, with the numbers put in: what it is, and where each column comes from."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A rule over an anatomy. Made by `theodolite.plan`."""
+
+    size: Size
+    base: Size
+    optimizer_name: str
+    lr: float
+    weight_decay: float
+    eps: float
+    policy: str
+    options: Mapping[str, Any]
+    """Further options of the optimizer: betas, momentum, …"""
+    vector_options: Mapping[str, Any]
+    """The same for the optimizer that vectors get beside a matrix optimizer."""
+    rows: Mapping[str, Row]
+    multipliers: Mapping[str, float]
+    """By module: the real multiplier on its input. Only the readout of a tied embedding has one."""
+    notes: tuple[str, ...] = ()
+    """What the reader should know beside the numbers."""
+    build_function: Build | None = field(default=None, compare=False, repr=False)
+
+    def __getitem__(self, name: str) -> Row:
+        try:
+            return self.rows[name]
+        except KeyError:
+            raise UseError(f"{name!r} is not a tensor of this plan") from None
+
+    def __str__(self) -> str:
+        from theodolite.planning.table import table
+
+        return table(self)
+
+    def explain(self, name: str) -> str:
+        """Where the numbers of one tensor come from."""
+        from theodolite.planning.explaining import explained
+
+        return explained(self, name)
+
+    def build(self, seed: int = 0, *, device: str = "cpu") -> nn.Module:
+        """The network at the target size, initialised by the plan."""
+        from theodolite.planning.initialising import build
+
+        return build(self, seed, device=device)
+
+    def initialize(self, model: nn.Module, seed: int = 0) -> nn.Module:
+        """Draw the network's weights by the plan, in place; the same for the same seed on every device."""
+        from theodolite.planning.initialising import initialize
+
+        return initialize(self, model, seed)
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        """Put the plan's real multipliers on the network, if it has any and they are not there yet."""
+        from theodolite.planning.readout import attach
+
+        return attach(self, model)
+
+    def param_groups(self, model: nn.Module, *, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Plain parameter groups, equal rows merged. `skip` holds patterns of tensors to leave out."""
+        from theodolite.planning.grouping import param_groups
+
+        return param_groups(self, model, skip=skip)
+
+    def optimizer(
+        self,
+        model: nn.Module,
+        *,
+        skip: Sequence[str] = (),
+        make: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
+    ) -> Optimizer:
+        """One torch optimizer for all tensors, whatever the number of rules.
+
+        `make` turns parameter groups into an optimizer, for a rule that is none of the built-in ones.
+        """
+        from theodolite.planning.grouping import make_optimizer
+
+        return make_optimizer(self, model, skip=skip, make=make)
+
+    def schedule(
+        self, optimizer: Optimizer, kind: str = "cosine", *, steps: int, warmup: int = 0, final: float = 0.0
+    ) -> LambdaLR:
+        """One factor for all groups at every step, so that their ratios stay."""
+        from theodolite.planning.schedule import schedule
+
+        return schedule(optimizer, kind, steps=steps, warmup=warmup, final=final)
+
+    def diff(self, other: Plan) -> str:
+        """What another plan does differently, tensor by tensor."""
+        from theodolite.planning.diff import diff
+
+        return diff(self, other)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON."""
+        from theodolite.planning.storing import save
+
+        return save(self, path)
+
+    @staticmethod
+    def load(path: str | Path, build: Build | None = None) -> Plan:
+        """Read a plan; `build` is what `plan.build` will call."""
+        from theodolite.planning.storing import load
+
+        return load(path, build)

@@ -1,0 +1,188 @@
+"""`plan`: a rule over an anatomy."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from theodolite.anatomy import Anatomy, dissect
+from theodolite.anatomy.part import Part, Role
+from theodolite.calling import Build
+from theodolite.errors import UseError
+from theodolite.planning.counterparts import counterparts
+from theodolite.planning.explaining import reasons
+from theodolite.planning.law import Law
+from theodolite.planning.laws import read_laws
+from theodolite.planning.plan import Plan, Row
+from theodolite.planning.readout import readouts
+from theodolite.rules import MATRIX_RULES, POLICIES, RULES, Base, Policy, Ratios, Rule
+from theodolite.rules.decay import decayed
+from theodolite.size import Size
+
+Covers = Literal["hidden", "all"]
+
+
+def plan(
+    build: Build,
+    inputs: Any,
+    *,
+    size: Size,
+    base: Size,
+    optimizer: str | Rule = "adamw",
+    lr: float,
+    weight_decay: float = 0.0,
+    eps: float | None = None,
+    decay: Policy = "paper",
+    covers: Covers = "hidden",
+    vector_lr: float | None = None,
+    init: Mapping[str, float] | None = None,
+    roles: Mapping[str, Role] | None = None,
+    options: Mapping[str, Any] | None = None,
+    vector_options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Say for every tensor how it has to start and to be trained at a size, from what is right at another.
+
+    At the base size the plan is the network as it is, trained with the plain optimizer.
+
+    Args:
+        build: `build(width, depth) -> nn.Module`.
+        inputs: what the model is called with.
+        size: the size to plan for.
+        base: the size at which the hyperparameters below are right.
+        optimizer: a name in `theodolite.rules.RULES`, or a rule of your own.
+        lr: learning rate at base size.
+        weight_decay: weight decay at base size, of `W ← W − lr·(A + weight_decay·W)`.
+        eps: the optimizer's eps at base size; its usual value if not given.
+        decay: `paper`, `independent` or `none`, see `theodolite.rules.decay`.
+        covers: which weights a matrix optimizer trains: the `hidden` ones, or `all`. The rest gets AdamW.
+        vector_lr: learning rate at base size of what a matrix optimizer leaves to AdamW; `lr` if not given.
+        init: by pattern of names, the std at base size where it should not be the network's own; 0 for zeros.
+        roles: what tensors are that cannot be classified by looking, by pattern of names.
+        options: further options of the optimizer, such as betas.
+        vector_options: the same of the AdamW beside a matrix optimizer.
+
+    >>> import torch, theodolite as th
+    >>> tokens = torch.zeros(1, 8, dtype=torch.long)
+    >>> made = plan(th.models.GPT, tokens, size=Size(256, 8), base=Size(64, 2), lr=2**-8)
+    >>> made["blocks.7.feed_forward.branch.up.weight"].lr == 2**-8 / 4      # four times as wide
+    True
+    """
+    rule, name = _rule(optimizer)
+    eps = USUAL_EPS.get(name, 1e-8) if eps is None else eps
+    vectors = name in MATRIX_RULES
+    _check(size, base, decay, covers, lr=lr, weight_decay=weight_decay, eps=eps, vector_lr=vector_lr)
+    target = dissect(build, inputs, size=size, roles=roles)
+    reference = target if size == base else dissect(build, inputs, size=base, roles=roles)
+    depth = len(target.branches) / len(reference.branches) if reference.branches else 1.0
+    partners = counterparts(target, reference)
+    laws = _overridden(read_laws(build, base), reference, init)
+    multipliers, tied = readouts(target, partners)
+    rows: dict[str, Row] = {}
+    for part in target.values():
+        partner = partners[part.name]
+        ratios = Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth)
+        by_matrix = not vectors or _is_matrix(part, covers)
+        its_rule, rule_name = (rule, name) if by_matrix else (RULES["adamw"], "adamw")
+        law = laws[partner.name]
+        given = Base(
+            lr=lr if by_matrix or vector_lr is None else vector_lr,
+            weight_decay=weight_decay,
+            eps=eps if by_matrix else 1e-8,
+            std=1.0,
+        )
+        explicit = its_rule(part, ratios, given)
+        explicit = replace(explicit, weight_decay=decayed(decay, part, explicit, weight_decay))
+        hyper = explicit.absorbed()
+        rows[part.name] = Row(
+            name=part.name,
+            shape=part.shape,
+            role=part.role,
+            block=part.block,
+            fan_in=part.fan_in,
+            fan_out=part.fan_out,
+            in_axes=part.in_axes,
+            out_axes=part.out_axes,
+            rule=rule_name,
+            multiplier=tied.get(part.name, 1.0),
+            init=law.scaled(hyper.std),
+            lr=hyper.lr,
+            weight_decay=hyper.weight_decay,
+            eps=hyper.eps,
+            extent=hyper.extent,
+            reasons=reasons(part, partner, ratios, given, law, explicit, hyper),
+        )
+    return Plan(
+        size=size,
+        base=base,
+        optimizer_name=name,
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
+        policy=decay,
+        options=dict(options or {}),
+        vector_options=dict(vector_options or {}),
+        rows=rows,
+        multipliers=multipliers,
+        notes=(),
+        build_function=build,
+    )
+
+
+USUAL_EPS = {
+    "muon": 1e-7,
+    "muon-original": 1e-7,
+    "muon-kimi": 1e-7,
+    "muon-spectral": 1e-7,
+    "shampoo": 1e-6,
+    "sophia": 1e-12,
+}
+"""Where it is not 1e-8."""
+
+
+def _is_matrix(part: Part, covers: Covers) -> bool:
+    return part.role == "hidden" or (covers == "all" and part.role in ("input", "output"))
+
+
+def _rule(optimizer: str | Rule) -> tuple[Rule, str]:
+    if callable(optimizer):
+        return optimizer, getattr(optimizer, "__name__", "custom")
+    if optimizer not in RULES:
+        near = difflib.get_close_matches(str(optimizer), RULES, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UseError(f"optimizer is {optimizer!r}: there is a rule for {', '.join(RULES)}.{hint}")
+    return RULES[optimizer], optimizer
+
+
+def _check(size: Size, base: Size, decay: str, covers: str, **numbers: float | None) -> None:
+    for name, value in (("size", size), ("base", base)):
+        if not isinstance(value, Size):
+            raise UseError(f"{name} is {value!r}: give a Size, for example Size(256, 4)")
+    if decay not in POLICIES:
+        raise UseError(f"decay is {decay!r}: it is one of {', '.join(POLICIES)}")
+    if covers not in ("hidden", "all"):
+        raise UseError(f"covers is {covers!r}: it is hidden or all")
+    for name, number in numbers.items():
+        if number is None:
+            continue
+        lowest = "not negative" if name in ("weight_decay", "eps") else "positive"
+        good = isinstance(number, (int, float)) and math.isfinite(number) and number >= 0
+        if not good or (number == 0 and lowest == "positive"):
+            raise UseError(f"{name} is {number!r}: it has to be a finite number and {lowest}")
+
+
+def _overridden(
+    laws: Mapping[str, Law], anatomy: Anatomy, init: Mapping[str, float] | None
+) -> dict[str, Law]:
+    found = dict(laws)
+    for pattern, std in (init or {}).items():
+        names = fnmatch.filter(anatomy, pattern)
+        if not names:
+            raise UseError(f"init: no tensor's name matches {pattern!r}")
+        if not (math.isfinite(std) and std >= 0):
+            raise UseError(f"init: the std for {pattern!r} is {std!r}: it has to be finite and not negative")
+        found.update(dict.fromkeys(names, Law("normal", std=std) if std else Law("constant")))
+    return found

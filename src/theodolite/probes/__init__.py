@@ -1,0 +1,1 @@
+"""Measurements on a network that leave it as it was."""

@@ -1,0 +1,39 @@
+"""Hyperparameters as functions of size: one pure function `(part, ratios, base) -> Hyper` per optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from theodolite.anatomy.part import Part
+from theodolite.rules.adam import adamw, lion, sophia
+from theodolite.rules.condition import meet
+from theodolite.rules.decay import POLICIES, Policy
+from theodolite.rules.hyper import Base, Hyper, Ratios
+from theodolite.rules.muon import muon, muon_kimi, muon_original, muon_spectral, shampoo, soap
+from theodolite.rules.sgd import sgd
+from theodolite.rules.sphere import sso
+
+Rule = Callable[[Part, Ratios, Base], Hyper]
+
+RULES: dict[str, Rule] = {
+    "sgd": sgd,
+    "adamw": adamw,
+    "lion": lion,
+    "sophia": sophia,
+    "muon": muon,
+    "muon-original": muon_original,
+    "muon-kimi": muon_kimi,
+    "muon-spectral": muon_spectral,
+    "shampoo": shampoo,
+    "soap": soap,
+    "sso": sso,
+}
+
+MATRIX_RULES = frozenset({"muon", "muon-original", "muon-kimi", "muon-spectral", "shampoo", "soap", "sso"})
+"""Rules for weights only: vectors need another."""
+
+__all__ = [
+    "Base", "Hyper", "Ratios", "Rule", "RULES", "MATRIX_RULES", "Policy", "POLICIES", "meet",
+    "sgd", "adamw", "lion", "sophia", "muon", "muon_original", "muon_kimi", "muon_spectral",
+    "shampoo", "soap", "sso",
+]  # fmt: skip
