@@ -20,23 +20,18 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
     found: dict[str, Part] = {}
     for part in target.values():
         if part.block is None:
-            blocks: list[int | None] = [None]
+            candidates = alike.get((_starred(part.name), None))
         else:
             middle = part.block * base.num_blocks // target.num_blocks
             # Where blocks are of several kinds, the nearest of the same kind.
             blocks = sorted(range(base.num_blocks), key=lambda block: (abs(block - middle), block))
-        candidates = next(
-            (group for block in blocks if (group := alike.get((_starred(part.name), block)))), None
-        )
-        if candidates is None and len(base) and part.block is None:
+            groups = (alike.get((_starred(part.name), block)) for block in blocks)
+            candidates = next((group for group in groups if group), None)
+        if not candidates:
+            place = "" if part.block is None else f" in block {part.block} of {target.num_blocks}"
             raise UseError(
-                f"{part.name} has no counterpart at base size: no tensor there has its name and place. "
-                "Plan between sizes at which the network has the same kinds of tensors"
-            )
-        if candidates is None:
-            raise UseError(
-                f"{part.name} in block {part.block} has no counterpart among the {base.num_blocks} blocks of "
-                "the base network. Choose a base depth at which every kind of block occurs"
+                f"{part.name}{place} has no counterpart at the base size {base.size}, where the network has "
+                f"{base.num_blocks} blocks. Choose a base at which every kind of tensor and block occurs"
             )
         found[part.name] = max(candidates, key=lambda one: _agreement(one.name, part.name))
         if found[part.name].role != part.role:
