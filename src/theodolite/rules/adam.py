@@ -5,6 +5,8 @@ Without momentum `A = sign(∇W)`. At low rank `‖A‖₂ ~ ‖A‖_F = √(n_i
 
 from __future__ import annotations
 
+import dataclasses
+
 from theodolite.anatomy.part import Part
 from theodolite.rules.condition import gradient_entry, meet
 from theodolite.rules.hyper import Base, Hyper, Ratios
@@ -23,9 +25,10 @@ def lion(part: Part, ratios: Ratios, base: Base) -> Hyper:
 def sophia(part: Part, ratios: Ratios, base: Base) -> Hyper:
     """`A = clip(m/max(h, eps), ±p)` with h the Hessian's diagonal: entries of at most p.
 
-    m/h has the units of the weight, not of the gradient: with a multiplier α it grows as `W' = αW` does, and
-    the clip must (`extent`), while the learning rate stays. This is degree −1. eps follows h, a second
-    derivative, as the square of the gradient's entries.
+    m/h has the units of the weight, and is of degree −1: h goes as the square of the gradient's entries g, so
+    m/h as 1/g. The clip p follows it (`extent`), so that the share of entries that are clipped stays, and
+    lr·p is what lr is for AdamW. A multiplier scales m/h and p as it does the weight, and eps as h.
     """
-    floor = gradient_entry(part, ratios) ** 2
-    return meet(part, ratios, base, update=ratios.fan_in, degree=-1, floor=floor, floor_degree=2)
+    entry = gradient_entry(part, ratios)
+    met = meet(part, ratios, base, update=ratios.fan_in / entry, degree=-1, floor=entry**2, floor_degree=2)
+    return dataclasses.replace(met, extent=1 / entry)
