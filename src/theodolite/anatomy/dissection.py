@@ -227,6 +227,8 @@ class _Dissection:
             norm=norm_role(self.flow, [one for one in uses if one.kind == use.kind]) if is_norm else None,
             tied=self._tied(name, uses),
             uses=tuple(dict.fromkeys(one.kind for one in uses)),
+            readout=_readout(uses),
+            offset=use.offset if use.kind == "gain" else 0.0,
             rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and use.node >= 0 else (),
         )
 
@@ -240,6 +242,15 @@ class _Dissection:
         """The tensor's other names; where it has none, the operations it is also used by."""
         others = dict.fromkeys(use.op for use in uses[1:] if use.kind != uses[0].kind)
         return self.aliases[name] or tuple(others)
+
+
+def _readout(uses: list[Use]) -> tuple[str, ...]:
+    """The names by which a table is used as a weight; the operation where that is the table's own name."""
+    tables = {use.alias for use in uses if use.kind == "table"}
+    if not tables:
+        return ()
+    weights = [use for use in uses if use.kind == "weight"]
+    return tuple(dict.fromkeys(use.op if use.alias in tables else use.alias for use in weights))
 
 
 def _aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -6,9 +6,10 @@ Names are folded for reading only; what a tensor is comes from its Part.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from theodolite.anatomy.part import Part
 
@@ -48,18 +49,39 @@ def fold(parts: Iterable[Part]) -> list[Fold]:
     >>> one.pattern, one.blocks
     ('blocks.*.norm', '0–1')
     """
-    alike: dict[object, list[Part]] = {}
+    folds = gather(parts, lambda part: dataclasses.replace(part, name="", block=None, tied=()))
+    return [Fold(pattern, members) for pattern, members in folds]
+
+
+class Placed(Protocol):
+    """What can be folded: it has a name and sits in a block, or in none."""
+
+    @property
+    def name(self) -> str:
+        """Canonical."""
+
+    @property
+    def block(self) -> int | None:
+        """Counted from 0."""
+
+
+Item = TypeVar("Item", bound=Placed)
+
+
+def gather(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[tuple[str, tuple[Item, ...]]]:
+    """Patterns, each with the items it stands for: those of one key whose names differ in numbers only."""
+    alike: dict[Hashable, list[Item]] = {}
     order: dict[str, int] = {}
-    for part in parts:
-        order[part.name] = len(order)
-        starred = ".".join("*" if piece.isdigit() else piece for piece in part.name.split("."))
-        alike.setdefault((starred, dataclasses.replace(part, name="", block=None, tied=())), []).append(part)
+    for item in items:
+        order[item.name] = len(order)
+        starred = ".".join("*" if piece.isdigit() else piece for piece in item.name.split("."))
+        alike.setdefault((starred, key(item)), []).append(item)
     folds = [
-        Fold(starred_name([part.name for part in members]), tuple(members))
+        (starred_name([item.name for item in members]), tuple(members))
         for group in alike.values()
         for members in _columns(group)
     ]
-    return sorted(folds, key=lambda one: order[one.part.name])
+    return sorted(folds, key=lambda one: order[one[1][0].name])
 
 
 def starred_name(names: Sequence[str]) -> str:
@@ -92,11 +114,11 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _columns(group: list[Part]) -> list[list[Part]]:
+def _columns(group: list[Item]) -> list[list[Item]]:
     """Split a group that has several members in each block into the first of each, the second of each, …"""
-    places: dict[int | None, list[Part]] = {}
-    for part in group:
-        places.setdefault(part.block, []).append(part)
+    places: dict[int | None, list[Item]] = {}
+    for item in group:
+        places.setdefault(item.block, []).append(item)
     counts = {len(members) for members in places.values()}
     if len(counts) != 1 or (count := counts.pop()) >= MANY or (None in places and count > 1):
         return [group]

@@ -68,6 +68,11 @@ class Part:
     """Other names of the same tensor; an operation's name where a second use has no name of its own."""
     uses: tuple[str, ...] = ()
     """The kinds of its uses, first to last: an embedding that is the head too is a `table` and a `weight`."""
+    readout: tuple[str, ...] = ()
+    """Of a table that is a weight too, as a tied readout: the names by which it is one; an operation's name
+    where that use has no name of its own."""
+    offset: float = 0.0
+    """What is added to a gain before it multiplies: 1 for a zero-centred one, `(1 + γ)·x`."""
     rows: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Row blocks of a fused tensor (QKV, gate-up): for each block its half-open ranges along the output."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.building import untouched_randomness
 from theodolite.calling import call, described, logits
 from theodolite.errors import UseError
@@ -63,6 +63,8 @@ class Graph:
     """By value: the nodes that read it."""
     parameters: dict[int, str] = field(default_factory=dict)
     """By value: canonical name."""
+    aliases: dict[int, str] = field(default_factory=dict)
+    """By value: the name by which the network holds the parameter there; a tied one has a value for each."""
     inputs: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
 
@@ -91,6 +93,16 @@ def trace(model: nn.Module, inputs: Any) -> Graph:
     return _trace_real(model, inputs, names)
 
 
+def watch(model: nn.Module, inputs: Any, seen: Callable[[int, Tensor], None]) -> Graph:
+    """Record one forward pass on the model's own weights; the model is left as it was.
+
+    `seen(value, tensor)` is called the moment an operation has made a value: an operation in place may
+    overwrite it later.
+    """
+    names = {id(tensor): name for name, tensor in canonical_parameters(model)}
+    return _trace_real(model, inputs, names, seen)
+
+
 def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -111,7 +123,12 @@ def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Grap
         return _record(model, fake_inputs, parameters, swapped)
 
 
-def _trace_real(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Graph:
+def _trace_real(
+    model: nn.Module,
+    inputs: Any,
+    names: Mapping[int, str],
+    seen: Callable[[int, Tensor], None] | None = None,
+) -> Graph:
     # A forward pass may write to buffers and inputs: it gets copies. Detached, parameters carry no history.
     parameters = {id(tensor): tensor.detach() for tensor in model.parameters()}
     state = parameters | {id(tensor): tensor.clone() for tensor in model.buffers()}
@@ -119,7 +136,7 @@ def _trace_real(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Grap
     inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
     named = {id(parameters[key]): name for key, name in names.items()}
     with untouched_randomness():
-        return _record(model, inputs, named, swapped)
+        return _record(model, inputs, named, swapped, seen)
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -128,13 +145,22 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _record(model: nn.Module, inputs: Any, parameters: Mapping[int, str], state: dict[str, Tensor]) -> Graph:
+def _record(
+    model: nn.Module,
+    inputs: Any,
+    parameters: Mapping[int, str],
+    state: dict[str, Tensor],
+    seen: Callable[[int, Tensor], None] | None = None,
+) -> Graph:
     """Run the model with `state` in place of its own tensors, under a recorder."""
-    recorder = _Recorder()
-    for tensor in state.values():
+    recorder = _Recorder(seen)
+    state, places = _one_for_each_place(model, state)
+    for name, tensor in state.items():
         value = recorder.value(tensor)
-        if id(tensor) in parameters:
-            recorder.graph.parameters[value] = parameters[id(tensor)]
+        known = parameters.get(id(places[name][0])) if name in places else None
+        if known is not None:
+            recorder.graph.parameters[value] = known
+            recorder.graph.aliases.setdefault(value, places[name][1])
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, Tensor):
             recorder.graph.inputs.add(recorder.value(leaf))
@@ -146,6 +172,35 @@ def _record(model: nn.Module, inputs: Any, parameters: Mapping[int, str], state:
     if not recorder.graph.outputs:
         raise UseError(f"it returned {described(output)}, in which there is no tensor")
     return recorder.graph
+
+
+def _one_for_each_place(
+    model: nn.Module, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, str]]]:
+    """A tied parameter as a tensor of its own in each module that holds it: its uses can be told apart.
+
+    Also returns, by name, what it is an alias of and the canonical name of the place.
+    """
+    canonical: dict[tuple[int, str], str] = {}
+    for prefix, module in canonical_modules(model):
+        for attribute in module._parameters:
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            canonical.setdefault((id(module), attribute), name)
+    separate, places = dict(state), {}
+    by_place: dict[tuple[int, str], Tensor] = {}
+    taken: set[int] = set()
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for attribute in module._parameters:
+            name, place = (f"{prefix}.{attribute}" if prefix else attribute), (id(module), attribute)
+            if name not in state:
+                continue
+            if place not in by_place:
+                tensor = state[name]
+                by_place[place] = tensor.detach() if id(tensor) in taken else tensor
+                taken.add(id(tensor))
+            separate[name] = by_place[place]
+            places[name] = state[name], canonical.get(place, name)
+    return separate, places
 
 
 class _Runner(nn.Module):
@@ -160,8 +215,9 @@ class _Runner(nn.Module):
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, seen: Callable[[int, Tensor], None] | None) -> None:
         super().__init__()
+        self.seen = seen
         self.graph = Graph()
         self.values: dict[int, int] = {}
         self.kept: list[Tensor] = []  # an id is only a name while its tensor lives
@@ -176,6 +232,8 @@ class _Recorder(TorchDispatchMode):
         self.kept.append(tensor)
         if (key := _storage(tensor)) is not None:
             self.by_storage.setdefault(key, []).append(tensor)
+        if self.seen is not None and maker is not None:
+            self.seen(index, tensor)
         return index
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

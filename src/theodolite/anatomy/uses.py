@@ -40,6 +40,10 @@ class Use:
     """The Part's operation: `linear`, `conv`, `embedding`, `concat`, `norm`, `scale` or `add`."""
     in_axes: tuple[int, ...]
     out_axes: tuple[int, ...]
+    alias: str = ""
+    """The name it was taken by: a tied tensor has several."""
+    offset: float = 0.0
+    """The number that was added to it before."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,8 @@ class _Finder:
             value: {name: own_axes(graph.shapes[value])} for value, name in graph.parameters.items()
         }
         self.shapes = {name: graph.shapes[value] for value, name in graph.parameters.items()}
+        self.alias = dict(graph.aliases)
+        self.offset: dict[int, float] = {}
         self.signal = {value for value in graph.inputs if graph.floating[value]}
         self.uses: list[Use] = []
         self.unknown: dict[str, str] = {}
@@ -159,6 +165,7 @@ class _Finder:
         """Still an expression of parameters: follow its axes."""
         args = tuple(arg for arg in node.args[1:] if not isinstance(arg, Ref))
         composed = node.op in PRODUCTS and len(weights) > 1 and self._composes(node)
+        offset = self._offset(node, weights)
         # The largest first: a weight divided by a norm of itself has the axes of the weight.
         ordered = sorted(weights, key=lambda value: -math.prod(self.graph.shapes[value]))
         for output in node.outputs:
@@ -172,6 +179,19 @@ class _Finder:
                         axes = moved(node.op, axes, self.graph.shapes[value], shape, args)
                     merged.setdefault(name, axes)
             self.expression[output] = merged
+            self.offset[output] = offset
+            if (alias := self.alias.get(ordered[0])) is not None:
+                self.alias[output] = alias
+
+    def _offset(self, node: Node, weights: list[int]) -> float:
+        """The number that an expression of one parameter has been shifted by: 1 in `1 + gain`."""
+        if len(weights) != 1:
+            return 0.0
+        before = self.offset.get(weights[0], 0.0)
+        if node.op in VIEWS:
+            return before
+        numbers = [arg for arg in node.args if isinstance(arg, (int, float))]
+        return before + numbers[0] if node.op == "add" and len(numbers) == 1 else 0.0
 
     def _use(self, node: Node) -> None:
         if node.op in PRODUCTS:
@@ -304,7 +324,19 @@ class _Finder:
         in_axes: tuple[int, ...],
         out_axes: tuple[int, ...],
     ) -> None:
-        self.uses.append(Use(node.index, name, kind, op, tuple(sorted(in_axes)), tuple(sorted(out_axes))))
+        value = next(value for value in node.inputs if name in self.expression.get(value, ()))
+        self.uses.append(
+            Use(
+                node.index,
+                name,
+                kind,
+                op,
+                tuple(sorted(in_axes)),
+                tuple(sorted(out_axes)),
+                self.alias.get(value, name),
+                self.offset.get(value, 0.0),
+            )
+        )
 
     def _varying(self, name: str, axes: Axes | Factor) -> tuple[int, ...]:
         """The parameter's dimensions along which the expression varies."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -116,6 +117,7 @@ def llama(
 
 def gemma2(d: int, n: int) -> Table:
     """A norm at both ends of each branch, gains stored as γ − 1, tied head, its own logit scale."""
+    zero_centred = partial(gain, offset=1.0)
 
     def block(i: int) -> list[Limb]:
         return [
@@ -123,9 +125,9 @@ def gemma2(d: int, n: int) -> Table:
                 f"model.layers.{i}.",
                 "peri",
                 {
-                    "input_layernorm.weight": gain(d, read_by=QKV),
+                    "input_layernorm.weight": zero_centred(d, read_by=QKV),
                     **llama_attention(d, hidden(d, d // 2)),
-                    "post_attention_layernorm.weight": gain(d, reaches="stream"),
+                    "post_attention_layernorm.weight": zero_centred(d, reaches="stream"),
                 },
                 # The norm undoes any scale of o_proj: what scales the branch is the norm's gain.
                 ends=("post_attention_layernorm.weight",),
@@ -135,11 +137,11 @@ def gemma2(d: int, n: int) -> Table:
                 f"model.layers.{i}.",
                 "peri",
                 {
-                    "pre_feedforward_layernorm.weight": gain(
+                    "pre_feedforward_layernorm.weight": zero_centred(
                         d, read_by=("mlp.gate_proj.weight", "mlp.up_proj.weight")
                     ),
                     **gated_mlp(d),
-                    "post_feedforward_layernorm.weight": gain(d, reaches="stream"),
+                    "post_feedforward_layernorm.weight": zero_centred(d, reaches="stream"),
                 },
                 ends=("post_feedforward_layernorm.weight",),
             ),
@@ -147,7 +149,7 @@ def gemma2(d: int, n: int) -> Table:
 
     outside = {
         "model.embed_tokens.weight": lookup(VOCAB, d, tied=("lm_head.weight",)),
-        "model.norm.weight": gain(d, reaches="a tied head"),
+        "model.norm.weight": zero_centred(d, reaches="a tied head"),
     }
     return Table(outside, [block(i) for i in range(n)])
 

@@ -33,6 +33,8 @@ class Fact:
     norm: Norm | None = None
     read_by: tuple[str, ...] = ()
     tied: tuple[str, ...] = ()
+    readout: tuple[str, ...] = ()
+    offset: float = 0.0
     rows: Rows = ()
 
 
@@ -144,5 +146,7 @@ def _part(name: str, fact: Fact) -> Part:
         out_axes=fact.out_axes,
         norm=fact.norm,
         tied=fact.tied,
+        readout=fact.readout,
+        offset=fact.offset,
         rows=fact.rows,
     )

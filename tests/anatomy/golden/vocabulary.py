@@ -35,8 +35,11 @@ def entry(fan_in: int, fan_out: int) -> Fact:
 
 
 def lookup(count: int, d: int, tied: tuple[str, ...] = ()) -> Fact:
-    """nn.Embedding (count, d). A tied head does not change it: the first use names the part."""
-    return Fact((count, d), "embedding", "input", (0,), (1,), "out", tied=tied)
+    """nn.Embedding (count, d). A tied head does not change it: the first use names the part.
+
+    Of several that share it, the head is the last.
+    """
+    return Fact((count, d), "embedding", "input", (0,), (1,), "out", tied=tied, readout=tied[-1:])
 
 
 def conv(fan_in: int, fan_out: int, kernel: int, role: Role = "hidden") -> Fact:
@@ -51,7 +54,11 @@ def bias(d: int, grows: bool = True, rows: Rows = (), tied: tuple[str, ...] = ()
 
 
 def gain(
-    *shape: int, read_by: tuple[str, ...] | str = (), reaches: str | None = None, grows: bool = True
+    *shape: int,
+    read_by: tuple[str, ...] | str = (),
+    reaches: str | None = None,
+    grows: bool = True,
+    offset: float = 0.0,
 ) -> Fact:
     """A vector that multiplies what a norm returns: Input-Norm if `read_by`, Output-Norm if it `reaches`."""
     readers = (read_by,) if isinstance(read_by, str) else read_by
@@ -59,7 +66,8 @@ def gain(
         raise ValueError("a gain is either read by weights only, or reaches something else")
     axes = tuple(range(len(shape)))
     norm: Norm = "input" if readers else "output"
-    return Fact(shape, "norm", "gain", (), axes, "out" if grows else "neither", norm=norm, read_by=readers)
+    growth = "out" if grows else "neither"
+    return Fact(shape, "norm", "gain", (), axes, growth, norm=norm, read_by=readers, offset=offset)
 
 
 def layer_scale(d: int) -> Fact:
