@@ -18,7 +18,7 @@ class Law:
     """A distribution of initial values.
 
     >>> Law("normal", std=0.02).scaled(0.5)
-    Law(kind='normal', std=0.01, mean=0.0, bound=None)
+    Law(kind='normal', std=0.01, mean=0.0, bound=None, factor=1.0)
     >>> print(Law("uniform", std=1 / 3**0.5), Law("constant", mean=1.0), sep="; ")
     uniform, std 0.5774; 1
     """
@@ -30,11 +30,23 @@ class Law:
     bound: float | None = None
     """Of a truncated normal: how far from the mean values may lie. Its `std` is that of the values that
     result."""
+    factor: float = 1.0
+    """Of `own`: by how much it was scaled. Biases and gains are the network's own values times this."""
 
     def scaled(self, factor: float) -> Law:
         """The law of `factor` times a value."""
         bound = None if self.bound is None else self.bound * factor
-        return dataclasses.replace(self, std=self.std * factor, mean=self.mean * factor, bound=bound)
+        return dataclasses.replace(
+            self,
+            std=self.std * factor,
+            mean=self.mean * factor,
+            bound=bound,
+            factor=self.factor * factor if self.kind == "own" else 1.0,
+        )
+
+    def shifted(self, by: float) -> Law:
+        """The law of a value plus a number."""
+        return dataclasses.replace(self, mean=self.mean + by)
 
     def __str__(self) -> str:
         if self.kind == "constant":
@@ -49,7 +61,7 @@ class Law:
         >>> round(values.std().item(), 2), round(values.max().item(), 2)
         (1.0, 1.73)
         """
-        values = torch.empty(shape, dtype=torch.float32)
+        values = torch.empty(shape, dtype=torch.float32, device="cpu")
         if self.kind == "constant":
             return values.fill_(self.mean)
         if self.kind == "normal":
@@ -57,4 +69,46 @@ class Law:
         if self.kind == "uniform":
             half = self.std * math.sqrt(3)
             return values.uniform_(self.mean - half, self.mean + half, generator=generator)
+        if self.kind == "truncated" and self.bound is not None:
+            return self._draw_truncated(shape, self.bound, generator)
         raise ValueError(f"a law of kind {self.kind!r} cannot be drawn")
+
+    def _draw_truncated(self, shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
+        """By the inverse of the distribution function, in float64: its tails need the digits."""
+        if self.std == 0:
+            return torch.full(shape, self.mean, device="cpu")
+        cut = cut_of(self.std / bound)
+        edge = math.erf(cut / math.sqrt(2))
+        values = torch.empty(shape, dtype=torch.float64, device="cpu")
+        values.uniform_(-edge, edge, generator=generator).erfinv_().mul_(bound / cut * math.sqrt(2))
+        return values.clamp_(-bound, bound).add_(self.mean).float()
+
+
+def truncated_std(cut: float) -> float:
+    """Std of a standard normal variable that lies within ±cut: `√(1 − 2cφ(c)/(2Φ(c) − 1))`.
+
+    >>> round(truncated_std(2.0), 6)
+    0.879626
+    """
+    if cut > 38:  # beyond the last float64 of the normal density
+        return 1.0
+    if cut < 0.01:  # nearly uniform; the closed form would cancel
+        return cut / math.sqrt(3)
+    density = math.exp(-(cut**2) / 2) / math.sqrt(2 * math.pi)
+    return math.sqrt(1 - 2 * cut * density / math.erf(cut / math.sqrt(2)))
+
+
+def cut_of(ratio: float) -> float:
+    """The cut at which the std is this part of the bound: solves `truncated_std(c)/c = ratio`.
+
+    >>> round(cut_of(truncated_std(2.0) / 2.0), 6)
+    2.0
+    """
+    low, high = 0.005, max(40.0, 2 / ratio)
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        if truncated_std(middle) / middle > ratio:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -1,21 +1,101 @@
-"""The one multiplier that cannot be absorbed: on the readout of a tied embedding."""
+"""The one multiplier that cannot be absorbed: on the readout of a tied embedding.
+
+One tensor is the table that tokens are looked up in and the weight of the readout. As a table it has to start
+and to move by Θ(1) at every width, as a readout by 1/width. It follows the rule of the table, and what the
+readout reads is multiplied by `1/r`, r the ratio of widths.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from theodolite.anatomy import Anatomy
+from theodolite.anatomy.names import canonical_modules
 from theodolite.anatomy.part import Part
+from theodolite.errors import UseError
 from theodolite.planning.plan import Plan
 
 
 def readouts(target: Anatomy, partners: Mapping[str, Part]) -> tuple[dict[str, float], dict[str, float]]:
     """Multipliers on the inputs of modules by their names, and the same by the name of the tied tensor."""
-    return {}, {}
+    by_module: dict[str, float] = {}
+    by_tensor: dict[str, float] = {}
+    for part in target.values():
+        multiplier = partners[part.name].fan_out / part.fan_out
+        if not part.readout or multiplier == 1:
+            continue
+        for name in part.readout:
+            module = name.rpartition(".")[0]
+            if not module or _does_more(target, module, part):
+                raise UseError(
+                    f"{part.name} is both the table that is looked up in and the weight of a readout that "
+                    f"has no module of its own, so the readout's multiplier {multiplier:.4g} has no place. "
+                    "Read out by a module that shares the weight: "
+                    "head = nn.Linear(width, vocab, bias=False) and head.weight = embed.weight; or untie them"
+                )
+            by_module[module] = multiplier
+        by_tensor[part.name] = multiplier
+    return by_module, by_tensor
 
 
 def attach(plan: Plan, model: nn.Module) -> nn.Module:
-    """Put the plan's multipliers on a network."""
+    """Put the plan's multipliers on a network, in place of those of any other plan.
+
+    Doing it again changes nothing. Copies of the network have them too; a network that is built anew and gets
+    its weights from a checkpoint has to be attached to. Attach before the first call of a compiled network,
+    which does not look at hooks again.
+    """
+    modules = dict(canonical_modules(model))
+    for module in modules.values():
+        _detach(module)
+    for name, factor in plan.multipliers.items():
+        if name not in modules:
+            raise UseError(
+                f"the plan multiplies what {name} reads by {factor:.4g}, but this {type(model).__name__} has "
+                f"no module {name}. Plan for this network, or build the network at the plan's size"
+            )
+        modules[name].register_forward_pre_hook(Multiplier(factor), with_kwargs=True)
     return model
+
+
+def _does_more(target: Anatomy, module: str, readout: Part) -> bool:
+    """Does a module hold anything but the readout's weight and bias?"""
+    prefix = f"{module}." if module else ""
+    return any(
+        name.startswith(prefix)
+        for part in target.values()
+        if part is not readout and part.role != "bias"
+        for name in (part.name, *part.tied)
+    )
+
+
+class Multiplier:
+    """A forward pre-hook that multiplies the first tensor a module is called with."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __repr__(self) -> str:
+        return f"Multiplier({self.factor:.4g})"
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the first tensor scaled."""
+        for position, value in enumerate(args):
+            if isinstance(value, Tensor):
+                return (*args[:position], value * self.factor, *args[position + 1 :]), kwargs
+        for name, value in kwargs.items():
+            if isinstance(value, Tensor):
+                return args, kwargs | {name: value * self.factor}
+        return args, kwargs
+
+
+def _detach(module: nn.Module) -> None:
+    hooks = module._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if isinstance(hook, Multiplier)]:
+        del hooks[key]
+        module._forward_pre_hooks_with_kwargs.pop(key, None)

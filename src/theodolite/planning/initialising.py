@@ -1,0 +1,117 @@
+"""Drawing a network's initial weights by a plan: the same numbers for the same seed, wherever they go."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.building import build_model
+from theodolite.errors import UseError
+from theodolite.planning.fitting import matched
+from theodolite.planning.plan import Plan, Row
+
+
+def build(plan: Plan, seed: int, *, device: str = "cpu") -> nn.Module:
+    """The network at the plan's size, initialised by the plan, with its multipliers attached.
+
+    >>> import theodolite as th, torch
+    >>> tokens = torch.zeros(1, 8, dtype=torch.long)
+    >>> plan = th.plan(th.models.GPT, tokens, size=th.Size(256, 2), base=th.Size(64, 2), lr=2**-8)
+    >>> model = build(plan, 0)
+    >>> round(model.readout.weight.std().item() * 64**0.5, 2)     # 1/√64 at base size, over the ratio 4
+    0.25
+    """
+    if torch.device(device).type == "meta":
+        raise UseError("device is meta, where tensors have no values: build on cpu or cuda")
+    model = _built(plan, seed)
+    _fill(plan, matched(plan, model), seed, own=matched(plan, model))
+    plan.attach(model)
+    return model.to(device)
+
+
+def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
+    """Draw the network's weights by the plan, in place, and attach its multipliers.
+
+    Every tensor has a generator of its own, seeded by the seed and the tensor's name, and is drawn in float32
+    on the CPU: neither device, dtype, wrapper, sharding nor the order of construction changes the numbers.
+    Buffers are left as they are.
+    """
+    tensors = matched(plan, model)
+    hollow = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if hollow:
+        raise UseError(
+            f"{hollow[0]} is on the meta device and has no memory to draw into ({len(hollow)} such tensors): "
+            'call model.to_empty(device="cuda") first, and fill its buffers'
+        )
+    own: Mapping[str, Tensor] = {}
+    if any(row.init.kind == "own" for row in plan.rows.values()):
+        own = matched(plan, _built(plan, seed))
+    _fill(plan, tensors, seed, own)
+    plan.attach(model)
+    return model
+
+
+def _built(plan: Plan, seed: int) -> nn.Module:
+    """The network as it initialises itself, on the CPU."""
+    if plan.build_function is None:
+        names = [name for name, row in plan.rows.items() if row.init.kind == "own"]
+        why = f", which {names[0]} starts from" if names else ""
+        raise UseError(f"the plan has no build function{why}: read it with Plan.load(path, build)")
+    return build_model(plan.build_function, plan.size, seed=seed)
+
+
+@torch.no_grad()
+def _fill(plan: Plan, tensors: Mapping[str, Tensor], seed: int, own: Mapping[str, Tensor]) -> None:
+    seeds = _seeds(plan.rows, seed)
+    for name, tensor in tensors.items():
+        row = plan.rows[name]
+        if row.init.kind == "own":
+            values = _rescaled(row, own[name].detach())
+        else:
+            values = row.init.draw(row.shape, torch.Generator().manual_seed(seeds[name]))
+        _put(tensor, values)
+
+
+def _rescaled(row: Row, values: Tensor) -> Tensor:
+    """The network's own values: a weight's with the planned std, others times what was absorbed."""
+    std = values.double().std(correction=0).item()
+    if row.role in ("bias", "gain") or std == 0:
+        return values * row.init.factor
+    return values * (row.init.std / std)
+
+
+def _put(tensor: Tensor, values: Tensor) -> None:
+    """Write them into the tensor; of a sharded one, into this rank's part."""
+    if hasattr(tensor, "device_mesh"):  # before the import, which takes a while
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(tensor, DTensor)
+        # Every rank has drawn the whole and keeps its part: nothing is sent.
+        values = values.to(tensor.dtype)
+        whole = distribute_tensor(values, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        tensor, values = tensor.to_local(), whole.to_local()
+    tensor.copy_(values)
+
+
+def _seeds(names: Iterable[str], seed: int) -> dict[str, int]:
+    """A seed for each tensor, no two alike: torch's CPU generator heeds only 32 bits.
+
+    >>> _seeds(["a", "b"], 0)
+    {'a': 2848605546, 'b': 3439470678}
+    """
+    found: dict[str, int] = {}
+    taken: set[int] = set()
+    for name in sorted(names):
+        attempt = 0
+        while (number := _hashed(f"{seed}/{attempt}/{name}")) in taken:
+            attempt += 1
+        taken.add(number)
+        found[name] = number
+    return found
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
