@@ -13,11 +13,13 @@ from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.part import Part, Role
 from theodolite.calling import Build
 from theodolite.errors import UseError
+from theodolite.planning.caveats import caveats, refuse_endless
 from theodolite.planning.counterparts import counterparts
 from theodolite.planning.explaining import reasons
 from theodolite.planning.law import Law
-from theodolite.planning.laws import read_laws
+from theodolite.planning.laws import depth_in_init, read_laws
 from theodolite.planning.plan import Plan, Row
+from theodolite.planning.quantities import Case
 from theodolite.planning.readout import readouts
 from theodolite.rules import MATRIX_RULES, POLICIES, RULES, Base, Policy, Ratios, Rule
 from theodolite.rules.decay import decayed
@@ -78,7 +80,9 @@ def plan(
     target = dissect(build, inputs, size=size, roles=roles)
     reference = target if size == base else dissect(build, inputs, size=base, roles=roles)
     depth = len(target.branches) / len(reference.branches) if reference.branches else 1.0
+    refuse_endless(target, depth)
     partners = counterparts(target, reference)
+    own_depth = depth_in_init(build, base) if depth != 1 else {}
     laws = _overridden(read_laws(build, base), reference, init)
     multipliers, tied = readouts(target, partners)
     rows: dict[str, Row] = {}
@@ -91,7 +95,7 @@ def plan(
         given = Base(
             lr=lr if by_matrix or vector_lr is None else vector_lr,
             weight_decay=weight_decay,
-            eps=eps if by_matrix else 1e-8,
+            eps=eps if by_matrix else (vector_options or {}).get("eps", 1e-8),
             std=1.0,
         )
         explicit = its_rule(part, ratios, given)
@@ -108,12 +112,27 @@ def plan(
             out_axes=part.out_axes,
             rule=rule_name,
             multiplier=tied.get(part.name, 1.0),
-            init=law.scaled(hyper.std),
+            # What multiplies is offset + gain: that is what an absorbed multiplier scales.
+            init=law.scaled(hyper.std).shifted(part.offset * (hyper.std - 1)),
             lr=hyper.lr,
             weight_decay=hyper.weight_decay,
             eps=hyper.eps,
             extent=hyper.extent,
-            reasons=reasons(part, partner, ratios, given, law, explicit, hyper),
+            reasons=reasons(
+                Case(
+                    part=part,
+                    partner=partner,
+                    ratios=ratios,
+                    num_branches=(len(target.branches), len(reference.branches)),
+                    rule=rule_name,
+                    policy=decay,
+                    base=given,
+                    law=law,
+                    explicit=explicit,
+                    hyper=hyper,
+                    readout=tied.get(part.name, 1.0),
+                )
+            ),
         )
     return Plan(
         size=size,
@@ -127,7 +146,7 @@ def plan(
         vector_options=dict(vector_options or {}),
         rows=rows,
         multipliers=multipliers,
-        notes=(),
+        notes=tuple(caveats(target, reference, own_depth)),
         build_function=build,
     )
 
@@ -148,6 +167,11 @@ def _is_matrix(part: Part, covers: Covers) -> bool:
 
 
 def _rule(optimizer: str | Rule) -> tuple[Rule, str]:
+    if isinstance(optimizer, type):
+        raise UseError(
+            f"optimizer is the class {optimizer.__name__}: give the name of its rule, one of "
+            f"{', '.join(RULES)}, or a rule of your own, a function (part, ratios, base) -> Hyper"
+        )
     if callable(optimizer):
         return optimizer, getattr(optimizer, "__name__", "custom")
     if optimizer not in RULES:
@@ -166,10 +190,11 @@ def _check(size: Size, base: Size, decay: str, covers: str, **numbers: float | N
     if covers not in ("hidden", "all"):
         raise UseError(f"covers is {covers!r}: it is hidden or all")
     for name, number in numbers.items():
-        if number is None:
+        if number is None and name == "vector_lr":
             continue
         lowest = "not negative" if name in ("weight_decay", "eps") else "positive"
         good = isinstance(number, (int, float)) and math.isfinite(number) and number >= 0
+        good = good and not isinstance(number, bool)
         if not good or (number == 0 and lowest == "positive"):
             raise UseError(f"{name} is {number!r}: it has to be a finite number and {lowest}")
 
@@ -178,11 +203,17 @@ def _overridden(
     laws: Mapping[str, Law], anatomy: Anatomy, init: Mapping[str, float] | None
 ) -> dict[str, Law]:
     found = dict(laws)
+    if init is not None and not isinstance(init, Mapping):
+        raise UseError(f"init is {init!r}: give the std by pattern of names, as in {{'embed.*': 0.02}}")
     for pattern, std in (init or {}).items():
         names = fnmatch.filter(anatomy, pattern)
         if not names:
-            raise UseError(f"init: no tensor's name matches {pattern!r}")
-        if not (math.isfinite(std) and std >= 0):
+            some = ", ".join(list(anatomy)[:4])
+            raise UseError(
+                f"init: no tensor at the base size {anatomy.size} has a name that matches {pattern!r}; "
+                f"there are {some}, …"
+            )
+        if not (isinstance(std, (int, float)) and math.isfinite(std) and std >= 0):
             raise UseError(f"init: the std for {pattern!r} is {std!r}: it has to be finite and not negative")
         found.update(dict.fromkeys(names, Law("normal", std=std) if std else Law("constant")))
     return found

@@ -1,0 +1,53 @@
+"""What a plan cannot do for a network, and what its reader should know beside the numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from theodolite.anatomy import Anatomy
+from theodolite.anatomy.folding import fold
+from theodolite.errors import UseError
+from theodolite.figures import signed
+
+
+def refuse_endless(target: Anatomy, depth: float) -> None:
+    """Raise if the network gets deeper and there is a branch whose size no tensor sets."""
+    for branch in target.branches:
+        if depth != 1 and not branch.ends:
+            inside = f" (it holds {branch.parts[0]})" if branch.parts else ""
+            raise UseError(
+                f"branch {branch.branch} of block {branch.block}{inside} ends in no tensor that scales it, "
+                f"so its weight 1/{depth:g} at this depth has no place. End the branch with a linear map or "
+                "a norm that has a gain; or keep the depth of the base"
+            )
+
+
+def caveats(target: Anatomy, base: Anatomy, own_depth: Mapping[str, float]) -> Iterator[str]:
+    """One sentence each.
+
+    `own_depth` says for which tensors the network's own initial std changes with depth: by what factor at
+    twice the depth.
+    """
+    if not target.branches and target.size and base.size and target.size.depth != base.size.depth:
+        yield (
+            "The network has no residual branches: the plan is for its width. Nothing here keeps a plain "
+            "stack of layers trainable when it gets deeper."
+        )
+    if own_depth:
+        named = [one.pattern for one in fold(part for part in base.values() if part.name in own_depth)]
+        exponents = sorted({round(math.log2(factor), 2) for factor in own_depth.values()})
+        yield (
+            f"The network's own initialisation of {', '.join(named)} goes with depth to the "
+            f"{', '.join(signed(value) for value in exponents)}. The plan starts from its value at the base "
+            "depth, so that depth counts once."
+        )
+    growing = [branch for branch in target.branches if (one := branch.attention) and one.head_dim_grows]
+    for attention in (branch.attention for branch in growing[:1]):
+        assert attention is not None
+        before, after = attention.scale, attention.scale_at_double_width
+        if before is None or after is None or abs(after / before - 0.5) > 0.01:
+            yield (
+                f"Heads have {attention.head_dim} entries and grow with width, which wants attention logits "
+                "scaled by 1/d, not 1/√d: see TH106. The plan leaves the forward pass alone."
+            )
