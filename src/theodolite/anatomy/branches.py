@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from theodolite.anatomy.flow import Flow, bits
 from theodolite.anatomy.norms import follows_normalisation, is_normalisation
-from theodolite.anatomy.operations import BOUNDED, SOFTMAXES
+from theodolite.anatomy.operations import BENDING, BOUNDED, HOMOGENEOUS, SOFTMAXES
 from theodolite.anatomy.part import Placement
 from theodolite.anatomy.residual import Residual
 from theodolite.anatomy.trace import Node
@@ -74,7 +74,10 @@ def _first_homes(flow: Flow, node: Node, home: Mapping[int, int], stream: int) -
 
 
 def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
-    """The tensors that end the branch, and whether a norm does."""
+    """The tensors that end the branch, and whether a norm does.
+
+    None, if a nonlinearity stands between them and the stream that a factor does not pass.
+    """
     names: dict[str, None] = {}
     by_norm = False
     waiting, seen = list(residual.ends), set(residual.ends)
@@ -99,6 +102,8 @@ def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
             ]
             names.update(dict.fromkeys(use.name for use in gains))  # applied on the way into the norm
             continue
+        if node.op in BENDING - HOMOGENEOUS:
+            return (), False
         sources = flow.signals(node)
         if len(sources) > 1 and (node.op == "mul" or flow.is_product_of_signals(node)):
             sources = [source for source in sources if not _is_gate(flow, source)]

@@ -46,6 +46,9 @@ BENDING = BOUNDED | {
 }
 """Nonlinearities."""
 
+HOMOGENEOUS = frozenset({"relu", "leaky_relu", "_prelu_kernel"})
+"""Those that commute with a positive factor."""
+
 SUMS = frozenset({"add", "sub", "write", "copy"})
 """Carry on all of their terms."""
 ADDITIONS = frozenset({"add", "sub", "rsub"})

@@ -1,0 +1,104 @@
+"""Which tensor at base size a tensor corresponds to."""
+
+import re
+
+import pytest
+from torch import nn
+
+from theodolite import Size, UseError, dissect
+from theodolite.planning.counterparts import counterparts
+
+from .zoo import INPUTS, Zoo
+
+
+class Kinds(nn.Module):
+    """A block of each of these kinds."""
+
+    def __init__(self, width, kinds):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 3)
+        self.layers = nn.ModuleList(nn.ModuleDict({kind: mlp(width)}) for kind in kinds)
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            for branch in layer.values():
+                x = x + branch(x)
+        return self.last(x)
+
+
+def mlp(width):
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+
+
+def partners(build, target, base):
+    found = counterparts(dissect(build, INPUTS, size=target), dissect(build, INPUTS, size=base))
+    return {name: part.name for name, part in found.items()}
+
+
+@pytest.mark.parametrize("depth, base_depth", [(6, 2), (5, 2), (4, 4), (7, 3), (2, 6), (1, 4)])
+def test_block_l_of_L_corresponds_to_block_floor_of_l_times_the_ratio(depth, base_depth):
+    found = partners(Zoo, Size(32, depth), Size(16, base_depth))
+    for name, partner in found.items():
+        if match := re.fullmatch(r"blocks\.(\d+)\.(.*)", name):
+            block, rest = int(match[1]), match[2]
+            assert partner == f"blocks.{block * base_depth // depth}.{rest}"
+        else:
+            assert partner == name
+
+
+def test_blocks_of_several_kinds_meet_the_nearest_of_their_kind():
+    def build(width, depth):
+        return Kinds(width, [("dense", "sparse")[layer % 2] for layer in range(depth)])
+
+    found = partners(build, Size(32, 8), Size(16, 4))
+    assert found["layers.0.dense.0.weight"] == "layers.0.dense.0.weight"
+    # Blocks 2 and 3 of 8 both lie at block 1 of 4, which is of the kind of block 3 only.
+    assert found["layers.3.sparse.0.weight"] == "layers.1.sparse.0.weight"
+    assert found["layers.2.dense.0.weight"] == "layers.0.dense.0.weight"
+    assert found["layers.6.dense.2.bias"] == "layers.2.dense.2.bias"
+    assert found["layers.7.sparse.2.bias"] == "layers.3.sparse.2.bias"
+
+
+def test_numbers_inside_of_a_block_are_kept_apart():
+    found = partners(Zoo, Size(32, 4), Size(16, 2))
+    assert len(found) == len(set(found)) == 6 + 4 * 14
+    found = partners(lambda width, depth: Kinds(width, ["mlp"] * depth), Size(32, 4), Size(16, 2))
+    assert found["layers.3.mlp.0.weight"] == "layers.1.mlp.0.weight"
+    assert found["layers.3.mlp.2.weight"] == "layers.1.mlp.2.weight"
+
+
+def test_a_kind_of_block_that_the_base_does_not_have_is_named():
+    def build(width, depth):
+        return Kinds(width, ["dense"] * min(depth, 2) + ["sparse"] * (depth - 2))
+
+    with pytest.raises(UseError) as caught:
+        partners(build, Size(32, 8), Size(16, 2))
+    said = str(caught.value)
+    assert "layers.2.sparse.0.weight in block 2 of 8 has no counterpart at the base size 16 × 2" in said
+    assert "2 blocks" in said
+    assert "Choose a base at which every kind of tensor and block occurs" in said
+
+
+def test_a_tensor_outside_of_the_blocks_that_the_base_does_not_have_is_named():
+    class WithNorm(Kinds):
+        def __init__(self, width, depth):
+            super().__init__(width, ["mlp"] * depth)
+            if depth >= 2:
+                self.last = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 3))
+
+    with pytest.raises(UseError, match=r"last.0.weight has no counterpart at the base size 16 × 1"):
+        partners(WithNorm, Size(32, 2), Size(16, 1))
+
+
+def test_a_tensor_whose_role_changes_on_the_way_is_named():
+    def build(width, depth):  # a bottleneck that stops growing
+        return nn.Sequential(
+            nn.Linear(8, min(width, 64)), nn.Linear(min(width, 64), width), nn.Linear(width, 3)
+        )
+
+    with pytest.raises(UseError) as caught:
+        partners(build, Size(256, 1), Size(16, 1))
+    said = str(caught.value)
+    assert "1.weight is input at 256 × 1 and hidden at 16 × 1: shapes (256, 64) and (16, 16)" in said
+    assert 'say what it is: roles={"1.weight": …}' in said
