@@ -1,21 +1,230 @@
-"""The reasons behind a row, in words and numbers."""
+"""The reasons behind a row: formulas in symbols, the numbers put in, and why.
+
+The symbols are those of `theodolite.planning.quantities`, and at base size η, λ, ε and σ for the learning
+rate, the weight decay, eps and the initial std.
+"""
 
 from __future__ import annotations
 
-from theodolite.anatomy.part import Part
-from theodolite.planning.law import Law
-from theodolite.planning.plan import Plan
-from theodolite.rules.hyper import Base, Hyper, Ratios
+import difflib
+import fnmatch
+import math
+import textwrap
+
+from theodolite.errors import UseError
+from theodolite.planning.plan import Plan, Row
+from theodolite.planning.quantities import (
+    COMPARED,
+    EXTENTS,
+    UPDATES,
+    Case,
+    alpha_symbol,
+    digits,
+    fraction,
+    update_size,
+)
+from theodolite.planning.table import WITH_EXTENT, WITHOUT_EPS, folded
+from theodolite.rules.condition import change, deviation, multiplier, norm
+from theodolite.rules.decay import decays
 
 
-def reasons(
-    part: Part, partner: Part, ratios: Ratios, base: Base, law: Law, explicit: Hyper, hyper: Hyper
-) -> dict[str, str]:
-    """What the tensor is, and for each column the formula with its numbers."""
-    return {}
+def reasons(case: Case) -> dict[str, str]:
+    """What the tensor is, and for each column the formula with its numbers; below it, why."""
+    found = {"tensor": _identity(case), "sizes": _sizes(case)}
+    if case.explicit.multiplier != 1 or alpha_symbol(case) != "1":
+        found["α"] = _alpha(case)
+    if case.readout != 1:
+        found["multiplier"] = (
+            f"{fraction(case.readout)}, in the forward pass of the readout: it shares this tensor with the "
+            "embedding, which has none, so that the tensor cannot absorb it"
+        )
+    found |= {"init": _init(case), "lr": _lr(case), "decay": _decay(case)}
+    if case.rule not in WITHOUT_EPS:
+        found["eps"] = _eps(case)
+    if word := WITH_EXTENT.get(case.rule):
+        found[word] = _extent(case)
+    return found
 
 
 def explained(plan: Plan, name: str) -> str:
-    """One row and its reasons."""
-    row = plan[name]
-    return "\n".join(f"{column}: {reason}" for column, reason in row.reasons.items())
+    """One row and its reasons; a pattern will do if the tensors it matches are alike."""
+    chosen = [plan.rows[name]] if name in plan.rows else _matching(plan, name)
+    width = max(map(len, chosen[0].reasons), default=0) + 2
+    lines = [chosen[0].name]
+    if len(chosen) > 1:
+        lines[0] += f", and the same for {len(chosen) - 1} more of {name}"
+    for column, reason in chosen[0].reasons.items():
+        text = (line for part in reason.split("\n") for line in textwrap.wrap(part, 98 - width))
+        for label, line in zip([column, *[""] * len(reason)], text, strict=False):
+            lines.append(f"{label:{width}}{line}")
+    return "\n".join(lines)
+
+
+def _matching(plan: Plan, pattern: str) -> list[Row]:
+    found = [plan.rows[name] for name in fnmatch.filter(plan.rows, pattern)]
+    if not found:
+        near = [name for name in plan.rows if pattern in name] if pattern else []
+        near = (near or difflib.get_close_matches(pattern, plan.rows))[:3]
+        hint = f"Did you mean {' or '.join(near)}?" if near else "print(plan) shows all of them"
+        raise UseError(f"{pattern!r} is not a tensor of this plan. {hint}")
+    kinds = folded(found, lambda row: (row.role, row.rule, row.init, row.lr, row.weight_decay, row.eps))
+    if len(kinds) > 1:
+        listed = ", ".join(kind for kind, _ in kinds[:6]) + (", …" if len(kinds) > 6 else "")
+        raise UseError(f"{pattern!r} matches {len(kinds)} kinds of tensors: {listed}. Name one of them")
+    return found
+
+
+def _identity(case: Case) -> str:
+    part = case.part
+    nouns = {"bias": "bias", "gain": "gain"}
+    words = [
+        nouns.get(part.role, f"{part.role} weight"),
+        f"of shape {'×'.join(map(str, part.shape)) or '()'}",
+    ]
+    if part.norm:
+        words.append(f"of an {part.norm.capitalize()}-Norm")
+    where = [] if part.block is None else [f"in block {part.block}"]
+    if part.branch_layers == 1:
+        where.append("in a branch of one layer")
+    if part.ends_branch:
+        where.append("where its branch ends")
+    described = ", ".join([" ".join(words), *where])
+    return f"{described}; trained by {case.rule}"
+
+
+def _sizes(case: Case) -> str:
+    ratios, (here, there) = case.ratios, case.num_branches
+    lines = [
+        f"r_in = {fraction(ratios.fan_in)}: "
+        f"fan-in {case.part.fan_in} = {fraction(ratios.fan_in)} × {case.partner.fan_in}",
+        f"r_out = {fraction(ratios.fan_out)}: "
+        f"fan-out {case.part.fan_out} = {fraction(ratios.fan_out)} × {case.partner.fan_out}",
+    ]
+    if case.part.block is not None:
+        lines.append(
+            f"r_L = {fraction(ratios.depth)}: residual branches {here} = {fraction(ratios.depth)} × {there}"
+        )
+    return "\n".join(lines)
+
+
+def _alpha(case: Case) -> str:
+    alpha = case.explicit.multiplier
+    if not math.isclose(alpha, multiplier(case.part, case.ratios)):
+        return f"{fraction(alpha)}, the multiplier that the rule asks for, absorbed below"
+    whose = []
+    if case.part.role == "output":
+        whose.append("an output's multiplier")
+    if case.part.ends_branch:
+        whose.append("the branch's multiplier")
+    return f"{alpha_symbol(case)} = {fraction(alpha)}: {' and '.join(whose)}, absorbed below"
+
+
+def _init(case: Case) -> str:
+    constant = case.law.kind == "constant"
+    at_base = case.law.mean if constant else case.law.std
+    factor = case.explicit.std / case.base.std
+    is_usual = math.isclose(factor, deviation(case.part, case.ratios))
+    by_fan = case.part.role != "output" and is_usual
+    formula = _product(
+        ("value" if constant else "σ", at_base),
+        ("1/√r_in" if by_fan else "1" if is_usual else "d", factor),
+        *_power(case, 1),
+    )
+    if constant and not at_base:
+        return f"{formula}\nzeros stay zeros"
+    if by_fan:
+        vector = case.part.role in ("bias", "gain")
+        why = "a vector has no fan-in to sum over" if vector else "a sum over the fan-in keeps its size"
+    elif is_usual:
+        why = "an output keeps its std, and its multiplier lets it start small"
+    else:
+        why = "d: as the rule asks"
+    drawn = "as the network draws it" if case.law.kind == "own" else f"{case.law.kind} at base size"
+    return f"{formula}\n{drawn}; {why}"
+
+
+def _lr(case: Case) -> str:
+    factor = case.explicit.lr / case.base.lr
+    formula = _product(("η", case.base.lr), ("c/u", factor), *_power(case, 1 + case.explicit.degree))
+    return f"{formula}\n{_allowed(case)}; {_update(case)}"
+
+
+def _decay(case: Case) -> str:
+    if case.policy == "none":
+        return "0: the policy is that nothing decays"
+    if not decays(case.part):
+        whose = "an Output-Norm" if case.part.norm else "no norm"
+        return f"0: the gain of {whose} never decays"
+    if case.policy == "independent":
+        return (
+            f"λ / lr = {digits(case.base.weight_decay)} / {digits(case.hyper.lr)} = "
+            f"{digits(case.hyper.weight_decay)}\n"
+            "independent: each step takes the fraction λ of the weight, whatever its learning rate"
+        )
+    size = norm(case.part, case.ratios)
+    usual = update_size(case) / size
+    factor = case.explicit.weight_decay / case.base.weight_decay if case.base.weight_decay else usual
+    named = math.isclose(factor, usual)
+    formula = _product(
+        ("λ", case.base.weight_decay),
+        ("u/w" if named else "d", factor),
+        *_power(case, -1 - case.explicit.degree),
+    )
+    symbol = "r_in = " if case.part.role == "output" else ""
+    why = f"w = {symbol}{fraction(size)}, the size of the weight: the decay stays comparable to the update"
+    return f"{formula}\n{why if named else 'd: as the rule asks'}"
+
+
+def _eps(case: Case) -> str:
+    factor = case.explicit.eps / case.base.eps if case.base.eps else 1.0
+    formula = _product(("ε", case.base.eps), ("f", factor), *_power(case, -case.explicit.eps_degree))
+    compared = COMPARED.get(case.rule)
+    if compared is None or not math.isclose(factor, compared.value(case)):
+        return f"{formula}\nf: as the rule asks"
+    return f"{formula}\nf = {compared.symbol(case)} = {fraction(factor)}, as {compared.why(case)}"
+
+
+def _extent(case: Case) -> str:
+    factor = case.explicit.extent
+    own = [] if factor == 1 else [("e", factor)]
+    words = "times the optimizer's own, in units of the weight"
+    known = EXTENTS.get(case.rule)
+    if own and known and math.isclose(factor, known.value(case)):
+        words += f"; e = {known.symbol(case)} = {fraction(factor)}, as {known.why(case)}"
+    return f"{_product(('1', 1.0), *own, *_power(case, 1))}\n{words}"
+
+
+def _allowed(case: Case) -> str:
+    value = change(case.part, case.ratios)
+    above = "r_in" if case.part.role == "output" else "1"
+    symbol = f"{above}/√r_L" if case.part.branch_layers == 1 else above
+    written = fraction(value) if symbol == "1" else f"{symbol} = {fraction(value)}"
+    return f"c = {written}, the change allowed"
+
+
+def _update(case: Case) -> str:
+    size = update_size(case)
+    known = UPDATES.get(case.rule)
+    if known is None or not math.isclose(size, known.value(case)):
+        return f"u = {fraction(size)}: the size of the update, as the rule says"
+    symbol = known.symbol(case)
+    written = fraction(size) if symbol == "1" else f"{symbol} = {fraction(size)}"
+    return f"u = {written}, as {known.why(case)}"
+
+
+def _power(case: Case, power: int) -> list[tuple[str, float]]:
+    """The factor that an absorbed multiplier leaves; none where there is no multiplier."""
+    alpha = case.explicit.multiplier
+    if not power or (alpha == 1 and alpha_symbol(case) == "1"):
+        return []
+    symbol = "α" if abs(power) == 1 else "α²"
+    return [(symbol if power > 0 else f"1/{symbol}", alpha**power)]
+
+
+def _product(*factors: tuple[str, float]) -> str:
+    """`η · α = 0.01 · 1/4 = 0.0025`; the first factor in digits, the others as fractions where they are."""
+    (first, value), *rest = factors
+    result = math.prod(factor for _, factor in factors)
+    symbols = " · ".join([first, *(symbol for symbol, _ in rest)])
+    numbers = " · ".join([digits(value), *(fraction(factor) for _, factor in rest)])
+    return f"{symbols} = {numbers} = {digits(result)}"

@@ -57,7 +57,8 @@ def plan(
         base: the size at which the hyperparameters below are right.
         optimizer: a name in `theodolite.rules.RULES`, or a rule of your own.
         lr: learning rate at base size.
-        weight_decay: weight decay at base size, of `W ← W − lr·(A + weight_decay·W)`.
+        weight_decay: weight decay at base size, of `W ← W − lr·(A + weight_decay·W)`; under the policy
+            `independent` the fraction that a weight loses per step, at base size too.
         eps: the optimizer's eps at base size; its usual value if not given.
         decay: `paper`, `independent` or `none`, see `theodolite.rules.decay`.
         covers: which weights a matrix optimizer trains: the `hidden` ones, or `all`. The rest gets AdamW.
@@ -76,6 +77,11 @@ def plan(
     rule, name = _rule(optimizer)
     eps = USUAL_EPS.get(name, 1e-8) if eps is None else eps
     vectors = name in MATRIX_RULES
+    if not vectors and (vector_options or vector_lr is not None):
+        raise UseError(
+            f"vector_lr and vector_options are for what a matrix optimizer leaves to AdamW; {name} trains "
+            "every tensor. Leave them out"
+        )
     _check(size, base, decay, covers, lr=lr, weight_decay=weight_decay, eps=eps, vector_lr=vector_lr)
     target = dissect(build, inputs, size=size, roles=roles)
     reference = target if size == base else dissect(build, inputs, size=base, roles=roles)

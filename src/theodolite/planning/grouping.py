@@ -1,0 +1,126 @@
+"""From a plan and a network to parameter groups and an optimizer."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from theodolite.errors import UseError
+from theodolite.optim.choosing import CHOICES, Choice, maker
+from theodolite.optim.planned import Make, Planned
+from theodolite.planning.fitting import matched
+from theodolite.planning.plan import Plan, Row
+
+
+def param_groups(plan: Plan, model: nn.Module, *, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Plain parameter groups, equal rows merged, in the order of their first tensors.
+
+    Beside `params`, `param_names`, `lr` and `weight_decay` a group has what its optimizer understands of
+    eps and of the plan's options, the `rule` that gave the numbers, and `planned_lr`, by which the ratios
+    between groups can be checked later.
+
+    >>> import theodolite as th, torch
+    >>> tokens = torch.zeros(1, 8, dtype=torch.long)
+    >>> plan = th.plan(th.models.GPT, tokens, size=th.Size(64, 2), base=th.Size(64, 2), lr=0.25)
+    >>> groups = param_groups(plan, th.models.GPT(64, 2))
+    >>> len(groups), groups[0]["lr"], groups[0]["param_names"][0]       # at base size all tensors are alike
+    (1, 0.25, 'embed.weight')
+    """
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, tensor in _trained(matched(plan, model), skip).items():
+        options = _options(plan, plan[name])
+        group = groups.setdefault(_key(options), {"params": [], "param_names": [], **options})
+        group["params"].append(tensor)
+        group["param_names"].append(name)
+    return list(groups.values())
+
+
+def num_groups(plan: Plan) -> int:
+    """How many groups there are if none of the network's tensors is skipped."""
+    return len({_key(_options(plan, row)) for row in plan.rows.values()})
+
+
+def make_optimizer(
+    plan: Plan, model: nn.Module, *, skip: Sequence[str] = (), make: Make | None = None
+) -> Optimizer:
+    """One optimizer for all tensors, and the plan's real multipliers on the network.
+
+    `make` takes the place of the plan's own optimizer; what a matrix optimizer leaves to AdamW stays there.
+    """
+    own = plan.optimizer_name
+    if make is None and own not in CHOICES:
+        raise UseError(
+            f"{own} is a rule of yours, so there is no optimizer for it here: "
+            "plan.optimizer(model, make=lambda groups: YourOptimizer(groups))"
+        )
+    groups = param_groups(plan, model, skip=skip)
+    makes: dict[str, Callable[..., Optimizer]] = {
+        rule: make if make is not None and rule == own else maker(rule, _given(plan, rule))
+        for rule in dict.fromkeys(group["rule"] for group in groups)
+    }
+    optimizer = Planned(groups, makes)
+    plan.attach(model)
+    return optimizer
+
+
+def _trained(tensors: dict[str, Tensor], skip: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors that are not skipped, none of them frozen."""
+    if isinstance(skip, str):
+        raise UseError(f"skip is {skip!r}: give a list of patterns, skip=[{skip!r}]")
+    skipped: set[str] = set()
+    for pattern in skip:
+        found = fnmatch.filter(tensors, pattern)
+        if not found:
+            raise UseError(f"skip: no tensor's name matches {pattern!r}")
+        skipped.update(found)
+    kept = {name: tensor for name, tensor in tensors.items() if name not in skipped}
+    frozen = [name for name, tensor in kept.items() if not tensor.requires_grad]
+    if frozen:
+        more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
+        raise UseError(
+            f"{', '.join(frozen[:3])}{more}: frozen (requires_grad is False), but the plan trains them. "
+            f"Unfreeze them, or leave them out: skip=[{frozen[0]!r}]"
+        )
+    if not kept:
+        raise UseError(f"skip={list(skip)!r} leaves no tensor to train")
+    return kept
+
+
+def _options(plan: Plan, row: Row) -> dict[str, Any]:
+    """What stands in the group of a row, except for its tensors."""
+    given = _given(plan, row.rule)
+    choice = CHOICES.get(row.rule, Choice("", row.rule))
+    options = {
+        "lr": row.lr,
+        "weight_decay": row.weight_decay,
+        "rule": row.rule,
+        "planned_lr": row.lr,
+        **given,
+        **choice.fixed,
+    }
+    if choice.eps:
+        options[choice.eps] = row.eps
+    if choice.extent:
+        option, usual = choice.extent
+        value = given.get(option, usual)
+        options[option] = None if value is None else value * row.extent
+    if choice.axes:
+        options["axes"] = (tuple(row.in_axes), tuple(row.out_axes))
+    return options
+
+
+def _given(plan: Plan, rule: str) -> dict[str, Any]:
+    return dict(plan.options if rule == plan.optimizer_name else plan.vector_options)
+
+
+def _key(options: dict[str, Any]) -> tuple[Any, ...]:
+    """Equal but for rounding is equal: rows come to the same number by different ways."""
+    return (*options, *(_rounded(value) for value in options.values()))
+
+
+def _rounded(value: Any) -> Any:
+    return f"{value:.12e}" if isinstance(value, float) else repr(value)

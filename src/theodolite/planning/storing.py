@@ -1,0 +1,150 @@
+"""Plans as JSON files: whole or not there, and read back exactly as they were."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from theodolite.calling import Build
+from theodolite.errors import UseError
+from theodolite.planning.plan import Plan
+
+KIND = "theodolite plan"
+VERSION = 1
+
+
+def save(plan: Plan, path: str | Path) -> Path:
+    """Write the plan as JSON; a reader sees the old file or the new one, never a half."""
+    from theodolite.report.writing import write_whole  # a plan does not need the report to be one
+
+    path = plan_path(path)
+    write_whole(path, to_json(plan))
+    return path
+
+
+def plan_path(path: str | Path) -> Path:
+    """The path a plan may be written to; it takes the place of nothing but an older plan."""
+    path = Path(path).expanduser()
+    refused = f"the plan cannot be written to {path}"
+    if not path.parent.is_dir():
+        raise UseError(f"{refused}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UseError(f"{refused}: that is a folder. Name a file, for example {path / 'plan.json'}")
+    if path.exists() and not _is_plan(path):
+        raise UseError(f"{refused}: there is a file that is no plan. Give the plan another name")
+    return path
+
+
+def to_json(plan: Plan) -> str:
+    """Everything in the plan but the function that builds the network."""
+    content = {"kind": KIND, "version": VERSION, **_plain(plan, "the plan")}
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def load(path: str | Path, build: Build | None = None) -> Plan:
+    """Read a plan that `save` wrote. `build` is what `plan.build` will call."""
+    path = Path(path).expanduser()
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UseError(f"the plan {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UseError(f"{path} is not a plan: it is not JSON ({error})") from error
+    if not isinstance(content, dict) or content.get("kind") != KIND:
+        raise UseError(f'{path} is not a plan: it has no "kind": "{KIND}". Plans are written by plan.save')
+    if content.get("version") != VERSION:
+        raise UseError(
+            f"{path} has version {content.get('version')!r} of the format, and this is version {VERSION}. "
+            "Plan again, or use the version of theodolite that wrote it"
+        )
+    del content["kind"], content["version"]
+    try:
+        plan: Plan = _read(Plan, content, "the plan")
+    except (_Misfit, UseError) as error:
+        raise UseError(f"{path} is not a whole plan: {error}. Save it again with plan.save") from None
+    return dataclasses.replace(plan, build_function=build)
+
+
+def _is_plan(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("kind") == KIND
+
+
+class _Misfit(Exception):
+    """Something in the file that is not as it should be."""
+
+
+def _stored(kind: type) -> dict[str, Any]:
+    """The fields of a dataclass that a file holds, with their types."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.compare}
+
+
+def _plain(value: Any, where: str) -> Any:
+    """The value in the types of JSON; tuples become lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(getattr(value, name), f"{where}: {name}") for name in _stored(type(value))}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{where}: {key}") for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item, where) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UseError(f"{where} is {value}: only finite numbers can be saved")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise UseError(f"{where} is a {type(value).__name__}: only numbers, texts and their lists can be saved")
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """The value as what the type hint says; lists become tuples."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        return _read_fields(hint, value, where)
+    if hint is Any:
+        return _frozen(value)
+    if origin is Literal:
+        return value if value in arguments else _refuse(value, where, " or ".join(map(repr, arguments)))
+    if origin in (typing.Union, types.UnionType):
+        options = [option for option in arguments if option is not type(None)]
+        return None if value is None else _read(options[0], value, where)
+    if origin is tuple:
+        items = value if isinstance(value, list) else _refuse(value, where, "a list")
+        return tuple(_read(arguments[0], item, where) for item in items)
+    if origin is not None:  # a mapping from names
+        held = value if isinstance(value, dict) else _refuse(value, where, "an object")
+        return {name: _read(arguments[1], item, f"{where}: {name}") for name, item in held.items()}
+    good = isinstance(value, int | float if hint is float else hint) and not isinstance(value, bool)
+    if not good or (hint is float and not math.isfinite(value)):
+        _refuse(value, where, {float: "a finite number", int: "a whole number"}.get(hint, "a text"))
+    return value
+
+
+def _read_fields(kind: type, value: Any, where: str) -> Any:
+    fields = _stored(kind)
+    if not isinstance(value, dict):
+        _refuse(value, where, "an object")
+    if missing := [name for name in fields if name not in value]:
+        raise _Misfit(f"{where} has no {' and no '.join(missing)}")
+    if strange := [name for name in value if name not in fields]:
+        raise _Misfit(f"{where} has a {strange[0]!r}, which means nothing")
+    return kind(**{name: _read(hint, value[name], f"{where}: {name}") for name, hint in fields.items()})
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _frozen(item) for name, item in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _refuse(value: Any, where: str, wanted: str) -> typing.NoReturn:
+    raise _Misfit(f"{where} is {value!r} where {wanted} belongs")

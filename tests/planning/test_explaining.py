@@ -1,0 +1,177 @@
+"""What a plan says about its numbers is true: put the numbers into the formulas, and they come out."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from theodolite import Part, UseError
+from theodolite.planning.explaining import reasons
+from theodolite.planning.law import Law
+from theodolite.planning.quantities import Case
+from theodolite.rules import MATRIX_RULES, RULES, Base, Ratios, adamw, meet
+
+from .zoo import BASE, zoo_plan
+
+COLUMNS = {
+    "init": "init",
+    "lr": "lr",
+    "decay": "weight_decay",
+    "eps": "eps",
+    "radius": "extent",
+    "p": "extent",
+}
+LACKING = {"eps": {"sgd", "lion"}, "radius": set(RULES) - {"sso"}, "p": set(RULES) - {"sophia"}}
+
+
+def value(text, names):
+    """A formula as it is printed, evaluated."""
+    text = text.replace("²", "**2").replace("·", "*")
+    text = re.sub(r"√(\w+)", r"sqrt(\1)", text).replace("√(", "sqrt(")
+    return eval(text, {"__builtins__": {}, "sqrt": math.sqrt}, names)
+
+
+def ratios_of(row):
+    return {
+        name: value(number, {}) for name, number in re.findall(r"(r_\w+) = ([\d./]+)", row.reasons["sizes"])
+    }
+
+
+def symbols(row):
+    """Every symbol a row's reasons define, with its value; each definition is checked on the way."""
+    names = ratios_of(row)
+    if "α" in row.reasons:
+        formula, number = re.match(r"(.*) = ([\d./]+):", row.reasons["α"]).groups()
+        assert value(formula, names) == pytest.approx(value(number, names), rel=1e-3)
+        names["α"] = value(number, names)
+    for column in COLUMNS:
+        why = row.reasons.get(column, "").partition("\n")[2]
+        for name, chain in re.findall(r"\b([cuwfe]) = ((?:[^,;]|, (?=\d))+?)(?=[,;]|$)", why):
+            *formulas, number = chain.split(" = ")
+            for formula in formulas:
+                assert value(formula, names) == pytest.approx(value(number, names), rel=1e-3), (
+                    row.name,
+                    chain,
+                )
+            names[name] = value(number, names)
+    return names
+
+
+@pytest.mark.parametrize(
+    "optimizer, covers",
+    [*((name, "hidden") for name in RULES), *((name, "all") for name in sorted(MATRIX_RULES))],
+)
+def test_numbers_put_into_the_formulas_give_the_rows(optimizer, covers):
+    plan = zoo_plan(optimizer=optimizer, covers=covers, vector_lr=2**-9, eps=1e-5)
+    seen = set()
+    for row in plan.rows.values():
+        assert "as the rule" not in str(row.reasons)  # every built-in rule has words of its own
+        names = symbols(row)
+        at_base = plan.lr if row.rule == optimizer else 2**-9
+        names |= {"η": at_base, "λ": plan.weight_decay, "ε": plan.eps if row.rule == optimizer else 1e-8}
+        for column, field in COLUMNS.items():
+            if column not in row.reasons:
+                assert row.rule in LACKING[column]
+                continue
+            truth = getattr(row, field)
+            if column == "init":
+                truth = truth.mean if truth.kind == "constant" else truth.std
+            *formula, result = re.split(" = |: ", row.reasons[column].partition("\n")[0])[:3]
+            if formula == ["0"]:  # and then a reason why it is
+                formula, result = [], "0"
+            assert value(result, {}) == pytest.approx(truth, rel=1e-3), (row.name, column)
+            if formula:
+                symbolic, numbers = formula
+                assert value(numbers, {}) == pytest.approx(truth, rel=2e-3), (row.name, column)
+                names["σ"] = names["value"] = float(numbers.split(" · ")[0])
+                assert value(symbolic, names) == pytest.approx(truth, rel=3e-3), (row.name, column)
+                seen.add((row.role, column))
+    assert {role for role, column in seen if column == "lr"} == {"input", "hidden", "output", "bias", "gain"}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon-kimi"])
+def test_the_words_are_those_of_the_rule_in_use(optimizer):
+    plan = zoo_plan(optimizer=optimizer)
+    said = plan["blocks.0.up.weight"].reasons["lr"]
+    assert ("each entry of the update is about one" in said) == (optimizer == "adamw")
+    assert ("0.2·√max(fan-in, fan-out)" in said) == (optimizer == "muon-kimi")
+    assert "each entry of a vector" in plan["first.bias"].reasons["lr"]
+
+
+def test_decay_policies_are_named():
+    gain, weight = "blocks.1.norm_out.weight", "blocks.1.up.weight"
+    for policy in ("paper", "independent"):
+        assert zoo_plan(decay=policy)[gain].reasons["decay"] == "0: the gain of an Output-Norm never decays"
+    assert "nothing decays" in zoo_plan(decay="none")[weight].reasons["decay"]
+    row = zoo_plan(decay="independent")[weight]
+    left, numbers, result = row.reasons["decay"].partition("\n")[0].split(" = ")
+    assert left == "λ / lr"
+    assert value(numbers, {}) == pytest.approx(row.weight_decay, rel=1e-3)
+    assert float(result) * row.lr == pytest.approx(0.1, rel=1e-3)
+
+
+def test_a_rule_of_ones_own_gets_no_words_it_did_not_say():
+    def adamw(part, ratios, base):  # the name of a rule, but not what it does
+        return meet(part, ratios, base, update=5.0, floor=7.0)
+
+    said = zoo_plan(optimizer=adamw)["blocks.0.up.weight"].reasons
+    assert "u = 5: the size of the update, as the rule says" in said["lr"]
+    assert said["eps"].endswith("f: as the rule asks")
+
+
+def test_an_explanation_says_what_the_tensor_is_and_how_much_it_grew():
+    said = zoo_plan().explain("blocks.4.down.weight")
+    assert "hidden weight of shape 128×384, in block 4, where its branch ends; trained by adamw" in said
+    assert "fan-in 384 = 8 × 48" in said
+    assert "fan-out 128 = 8 × 16" in said
+    assert "residual branches 18 = 3 × 6" in said
+    assert "η · c/u · α = 0.01562 · 1/8 · 1/3 = 0.000651" in said
+    assert max(map(len, said.splitlines())) <= 100
+
+
+def test_a_multiplier_that_stays_is_explained():
+    table = Part("embed", (9, 64), "embedding", "input", 9, 64, False, True, (0,), (1,))
+    base, ratios = Base(lr=0.1), Ratios(fan_out=4)
+    hyper = adamw(table, ratios, base)
+    case = Case(
+        part=table,
+        partner=replace(table, fan_out=16),
+        ratios=ratios,
+        num_branches=(1, 1),
+        rule="adamw",
+        policy="paper",
+        base=base,
+        law=Law("normal", std=1.0),
+        explicit=hyper,
+        hyper=hyper,
+        readout=0.25,
+    )
+    assert reasons(case)["multiplier"].startswith("1/4, in the forward pass of the readout")
+    assert "multiplier" not in reasons(replace(case, readout=1.0))
+
+
+def test_a_pattern_will_do_where_all_it_matches_are_alike():
+    plan = zoo_plan()
+    assert plan.explain("blocks.*.up.weight").splitlines()[0] == (
+        "blocks.0.up.weight, and the same for 5 more of blocks.*.up.weight"
+    )
+    with pytest.raises(UseError, match=r"matches 2 kinds of tensors: blocks.*.up.weight, blocks.*.up.bias"):
+        plan.explain("blocks.*.up.*")
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        (
+            "blocks.0.up.wieght",
+            "'blocks.0.up.wieght' is not a tensor of this plan. Did you mean blocks.0.up.",
+        ),
+        ("last", "Did you mean last.weight or last.bias?"),
+        ("qqqq", r"print\(plan\) shows all of them"),
+        ("blocks.9.*", "'blocks.9.*' is not a tensor"),
+    ],
+)
+def test_an_unknown_name_is_met_with_near_ones(name, words):
+    with pytest.raises(UseError, match=words):
+        zoo_plan(size=BASE).explain(name)
