@@ -1,7 +1,7 @@
 """Does the best learning rate of a small GPT stay the best at other widths and depths?
 
     python examples/learning_rate_transfer.py --out transfer.jsonl --jobs 14 --device cuda
-    python examples/learning_rate_transfer.py --show transfer.jsonl
+    python examples/learning_rate_transfer.py --show docs/studies/transfer.jsonl
 
 Each cell trains a byte-level GPT on the built-in text: with a plan from 128 × 4, and with the standard
 parameterization (the network's own initialisation, one learning rate for every tensor). Cells are written as

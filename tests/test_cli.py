@@ -68,7 +68,15 @@ def run(*arguments, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--version"], ["--help"], ["survey", "--help"], ["data", "--help"], ["--show-completion"]]
+    "arguments",
+    [
+        ["--version"],
+        ["--help"],
+        ["survey", "--help"],
+        ["plan", "--help"],
+        ["data", "--help"],
+        ["--show-completion"],
+    ],
 )
 def test_what_only_tells_does_not_import_torch(arguments):
     shell = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "SHELL": "/bin/bash"}
@@ -95,8 +103,11 @@ def test_help_teaches_with_examples(capsys):
         "theodolite survey model.py:workload",
         "theodolite survey hf:config.json",
         "dissect gpt-sotu",
+        "theodolite plan gpt-sotu --width 1024",
     ):
         assert example in out
+    _, out, _ = run("plan", "--help", capsys=capsys)
+    assert "theodolite plan hf:config.json --base-width 256 --base-depth 4 --lr 0.004" in out
 
 
 def test_completion_offers_the_commands():
@@ -108,7 +119,7 @@ def test_completion_offers_the_commands():
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["survey", "dissect", "data"]
+    assert done.stdout.split() == ["survey", "dissect", "plan", "data", "study"]
 
 
 def test_a_survey_prints_its_findings_and_writes_page_and_data(mine, capsys):
@@ -138,6 +149,9 @@ def test_strict_turns_a_failed_check_into_exit_1(mine, capsys):
     assert run("survey", "mine.py:idle", "--strict", "--role", "idle=bias", capsys=capsys)[0] == 0
 
 
+PLAN = ["plan", "mine.py:good", "--width", "64", "--lr", "0.1"]
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -157,6 +171,24 @@ def test_strict_turns_a_failed_check_into_exit_1(mine, capsys):
         (["dissect", "mine.py:idle"], "idle has shape (3, 5)"),
         (["dissect", "mine.py:dry"], "workload 'dry': batch(0, 0) failed: OSError: disk gone"),
         (["dissect", "mine.py:good", "--role", "second.*=bias"], "matches no parameter"),
+        (
+            ["plan", "mine.py:good", "--lr", "0.1"],
+            "from 32 × 2 to 32 × 2 there is nothing to plan. Give --width",
+        ),
+        (
+            ["plan", "mine.py:good", "--width", "64"],
+            "--lr is missing: give the learning rate that is right at base",
+        ),
+        ([*PLAN, "--lr", "nan"], "lr is nan"),
+        ([*PLAN, "--optimizer", "adam"], "Did you mean 'adamw'?"),
+        ([*PLAN, "--decay", "some"], "decay is 'some'"),
+        ([*PLAN, "--init", "last"], "--init last: write PATTERN=STD"),
+        ([*PLAN, "--init", "last.*=wide"], "--init last.*=wide: write PATTERN=STD"),
+        ([*PLAN, "--init", "lost.*=1"], "'lost.*'"),
+        ([*PLAN, "--explain", "lost"], "'lost' is not a tensor of this plan"),
+        ([*PLAN, "--diff", "mine.py"], "mine.py is not a plan"),
+        ([*PLAN, "--out", "mine.py"], "mine.py: there is a file that is no plan"),
+        (["plan", "mine.py:idle", "--width", "64", "--lr", "0.1"], "idle has shape (3, 5)"),
         (["data", "path", "cifar"], "Did you mean 'cifar10'?"),
     ],
 )
@@ -208,6 +240,55 @@ def test_dissect_prints_a_table_or_json(capsys):
         "output",
     )
     assert json.loads(text)["size"] == {"width": 48, "depth": 2}
+
+
+def test_a_plan_is_printed_explained_compared_and_saved(mine, capsys):
+    code, out, err = run(*PLAN, "--depth", "6", "--weight-decay", "0.5", "--out", "plan.json", capsys=capsys)
+    assert (code, err) == (0, "The plan is plan.json\n")
+    assert out.startswith(
+        "adamw, 32 × 2 → 64 × 6 (width × 2, depth × 3)\nat base size lr 0.1, weight decay 0.5"
+    )
+    assert next(line.split()[-3:] for line in out.splitlines() if line.startswith("up.*.weight")) == [
+        "0.05", "1", "1.67e-09",
+    ]  # fmt: skip
+    plan = theodolite.Plan.load(mine / "plan.json")
+    assert plan["down.5.weight"].lr == pytest.approx(0.1 / 2 / 3)
+
+    _, out, _ = run(*PLAN, "--depth", "6", "--explain", "down.*.weight", capsys=capsys)
+    assert "η · c/u · α = 0.1 · 1/2 · 1/3 = 0.01667" in out
+    _, out, _ = run(*PLAN, "--depth", "6", "--diff", "plan.json", capsys=capsys)
+    assert out.startswith("base weight decay: 0.5 → 0\n")
+    _, out, _ = run(*PLAN, "--depth", "6", "--weight-decay", "0.5", "--diff", "plan.json", capsys=capsys)
+    assert out == "the plans are the same\n"
+    _, out, _ = run(*PLAN, "--depth", "6", "--weight-decay", "0.5", "--json", capsys=capsys)
+    assert out == (mine / "plan.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_plan_may_come_down_from_the_workloads_own_size(capsys):
+    arguments = ["--base-width", "16", "--base-depth", "1", "--lr", "0.25", "--optimizer", "muon"]
+    _, out, _ = run("plan", "mine.py:good", *arguments, "--vector-lr", "0.125", "--json", capsys=capsys)
+    plan = json.loads(out)
+    assert (plan["size"], plan["base"]) == ({"width": 32, "depth": 2}, {"width": 16, "depth": 1})
+    assert plan["rows"]["up.0.weight"]["lr"] == 0.25  # Muon's learning rate stays
+    assert plan["rows"]["last.weight"]["lr"] == 0.125 / 2
+    _, out, _ = run(
+        "plan", "mine.py:good", *arguments, "--covers", "all", "--init", "up.*.weight=0", capsys=capsys
+    )
+    assert next(line.split()[1:4] for line in out.splitlines() if line.startswith("last.weight"))[:2] == [
+        "output", "muon",
+    ]  # fmt: skip
+    assert next(line.split()[3] for line in out.splitlines() if line.startswith("up.*.weight")) == "0"
+
+
+def test_a_config_is_planned_at_its_own_size_from_a_small_one(mine, capsys):
+    values = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 6, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512}
+    (mine / "config.json").write_text(json.dumps(values | heads))
+    _, out, _ = run("plan", "hf:config.json", "--lr", "0.25", "--json", capsys=capsys)
+    plan = json.loads(out)
+    assert (plan["size"], plan["base"]) == ({"width": 256, "depth": 6}, {"width": 128, "depth": 4})
+    assert plan["rows"]["model.layers.5.mlp.up_proj.weight"]["lr"] == 0.125
 
 
 @pytest.mark.usefixtures("mine")

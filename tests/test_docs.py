@@ -130,10 +130,16 @@ def run_command(command: str) -> str:
     return printed.getvalue()
 
 
+def copy_what_commands_read(folder: Path) -> None:
+    """Examples, and the results that studies have left."""
+    for name in ("examples", "docs/studies"):
+        shutil.copytree(ROOT / name, folder / name)
+
+
 @pytest.fixture
 def in_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder like the repository's, where commands may write what they like."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    copy_what_commands_read(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", COLUMNS)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -256,5 +262,5 @@ if __name__ == "__main__":
     os.environ["COLUMNS"] = COLUMNS
     for page in chosen:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            shutil.copytree(ROOT / "examples", "examples")
+            copy_what_commands_read(Path(folder))
             rewrite(page)

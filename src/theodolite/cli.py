@@ -17,6 +17,8 @@ from theodolite.errors import UseError
 
 if TYPE_CHECKING:
     from theodolite.anatomy.part import Role
+    from theodolite.planning.planner import Covers
+    from theodolite.rules import Policy
     from theodolite.size import Size
     from theodolite.workloads import Workload
 
@@ -29,6 +31,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="The data sets: which there are, fetch one, where it lies.")
 app.add_typer(data_app, name="data")
+study_app = typer.Typer(no_args_is_help=True, help="Claims of the papers, run again.")
+app.add_typer(study_app, name="study")
 
 WorkloadName = Annotated[
     str,
@@ -83,6 +87,8 @@ def _theodolite(
 
       theodolite dissect gpt-sotu            what every tensor is
 
+      theodolite plan gpt-sotu --width 1024 --lr 0.004    how to train it eight times as wide
+
       theodolite data list                   data sets, and which are here
     """
 
@@ -131,7 +137,7 @@ def survey(
     with _progress() as tell:
         made = conduct(
             chosen,
-            size=_size(chosen, width, depth),
+            size=_size(chosen.size, width, depth),
             only=only,
             skip=skip,
             deep=deep,
@@ -168,8 +174,106 @@ def dissect(
     from theodolite.surveying import Site
 
     chosen = _look_up(workload)
-    anatomy = Site(chosen, _size(chosen, width, depth), roles=_roles(role)).anatomy
+    anatomy = Site(chosen, _size(chosen.size, width, depth), roles=_roles(role)).anatomy
     print(anatomy.to_json() if json else anatomy)
+
+
+@app.command()
+def plan(
+    workload: WorkloadName,
+    width: Annotated[
+        int | None, typer.Option(help="To plan for; the workload's or the config's own if not given.")
+    ] = None,
+    depth: Annotated[int | None, typer.Option(help="The same for the depth.")] = None,
+    base_width: Annotated[
+        int | None,
+        typer.Option(
+            help="At which lr and the rest are right; the workload's own, or a small one of a config."
+        ),
+    ] = None,
+    base_depth: Annotated[int | None, typer.Option(help="The same for the depth.")] = None,
+    optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …: see docs/rules.md.")] = "adamw",
+    lr: Annotated[float | None, typer.Option(help="Learning rate at base size.", show_default=False)] = None,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay at base size.")] = 0.0,
+    eps: Annotated[float | None, typer.Option(help="eps at base size; the optimizer's usual one.")] = None,
+    decay: Annotated[str, typer.Option(help="How weight decay scales: paper, independent, none.")] = "paper",
+    covers: Annotated[
+        str, typer.Option(help="Weights that a matrix optimizer trains: hidden or all. The rest gets AdamW.")
+    ] = "hidden",
+    vector_lr: Annotated[
+        float | None, typer.Option(help="Base lr of what a matrix optimizer leaves to AdamW.")
+    ] = None,
+    init: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN=STD", help="Std at base size, not the network's own; may be repeated."),
+    ] = None,
+    role: Roles = None,
+    explain: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Print where the numbers of one tensor come from.")
+    ] = None,
+    diff: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="Print what differs from a saved plan.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Save the plan here, for Plan.load.")] = None,
+) -> None:
+    """Which init, learning rate, decay and eps does every tensor need at another size?
+
+    Tune at a small base size, plan for the large one.
+
+    [bold]Examples[/bold]
+
+      theodolite plan gpt-sotu --width 1024 --depth 16 --lr 0.004
+
+      theodolite plan model.py:workload --width 1024 --lr 0.004 --weight-decay 0.1 --out plan.json
+
+      theodolite plan hf:config.json --base-width 256 --base-depth 4 --lr 0.004 --optimizer muon-kimi
+
+      theodolite plan gpt-sotu --width 1024 --lr 0.004 --explain readout.weight
+
+      theodolite plan gpt-sotu --width 2048 --lr 0.004 --diff plan.json
+    """
+    from theodolite.planning import Plan
+    from theodolite.planning import plan as make
+    from theodolite.planning.storing import plan_path, to_json
+    from theodolite.surveying import Site
+
+    chosen = _look_up(workload)
+    size = _size(_own_size(workload, chosen), width, depth)
+    base = _size(chosen.size, base_width, base_depth)
+    if size == base:
+        raise UseError(
+            f"from {base} to {size} there is nothing to plan. Give --width or --depth to plan for, or "
+            "--base-width or --base-depth to plan from"
+        )
+    if lr is None:
+        raise UseError(f"--lr is missing: give the learning rate that is right at base size {base}")
+    other = Plan.load(diff) if diff else None
+    if out is not None:
+        plan_path(out)  # refused before any work is done
+    made = make(
+        chosen.build,
+        Site(chosen, size).inputs,
+        size=size,
+        base=base,
+        optimizer=optimizer,
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
+        decay=cast("Policy", decay),
+        covers=cast("Covers", covers),
+        vector_lr=vector_lr,
+        init=_stds(init),
+        roles=_roles(role),
+    )
+    if json:
+        print(to_json(made), end="")
+    elif explain is not None:
+        print(made.explain(explain))
+    else:
+        print(made if other is None else other.diff(made))
+    if out is not None:
+        print(f"The plan is {made.save(out)}", file=sys.stderr)
 
 
 @data_app.command("list")
@@ -207,15 +311,70 @@ def data_path(name: Annotated[str, typer.Argument(metavar="NAME", help="See: dat
     print(data.path(name))
 
 
+@study_app.command("coordinates")
+def study_coordinates(
+    out: Annotated[
+        Path, typer.Option(help="The records, one line of JSON for each run; figures go beside it.")
+    ] = Path("coordinates.jsonl"),
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, or cuda, which the processes share.")] = "cpu",
+    network: Annotated[
+        list[str] | None, typer.Option(help="One of the study's networks alone; may be repeated.")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None, typer.Option(help="adamw or muon-kimi alone; may be repeated.")
+    ] = None,
+    small: Annotated[bool, typer.Option("--small", help="Three widths and depths up to 128 and 8.")] = False,
+    draw: Annotated[bool, typer.Option("--draw", help="Run nothing: draw what the file holds.")] = False,
+) -> None:
+    """Do stream, branches and logits keep their size from width 64 to 1024 and from depth 2 to 32?
+
+    Runs what the file of records does not hold yet, so that it goes on where it was stopped; then prints the
+    claims and draws the figures from the file.
+
+    [bold]Examples[/bold]
+
+      theodolite study coordinates --small --network gpt-pre --optimizer adamw
+
+      theodolite study coordinates --jobs 14 --device cuda
+
+      theodolite study coordinates --out docs/studies/coordinates.jsonl --draw
+    """
+    from theodolite.studies import reporting
+    from theodolite.studies.coordinates import FULL, OPTIMIZERS, SMALL, conduct
+    from theodolite.studies.networks import NETWORKS
+
+    if not draw:
+        conduct(
+            out,
+            grid=SMALL if small else FULL,
+            networks=network or tuple(NETWORKS),
+            optimizers=optimizer or OPTIMIZERS,
+            jobs=jobs,
+            device=device,
+            tell=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    print(reporting.report(out))
+
+
 def _look_up(name: str) -> Workload:
     from theodolite.workloads import workload
 
     return workload(name)
 
 
-def _size(workload: Workload, width: int | None, depth: int | None) -> Size:
+def _size(usual: Size, width: int | None, depth: int | None) -> Size:
     given = {key: value for key, value in (("width", width), ("depth", depth)) if value is not None}
-    return dataclasses.replace(workload.size, **given)
+    return dataclasses.replace(usual, **given)
+
+
+def _own_size(name: str, workload: Workload) -> Size:
+    """The size one would train: that of a config, where there is one, and not the small one to look at."""
+    if not name.startswith("hf:"):
+        return workload.size
+    from theodolite.workloads.hugging_face import config_size
+
+    return config_size(name.removeprefix("hf:"))
 
 
 def _roles(given: list[str] | None) -> dict[str, Role] | None:
@@ -224,6 +383,19 @@ def _roles(given: list[str] | None) -> dict[str, Role] | None:
         if not pattern:
             raise UseError(f"--role {text}: write PATTERN=ROLE, for example --role 'blocks.*.scale=gain'")
     return {pattern: cast("Role", role) for pattern, _, role in pairs} or None
+
+
+def _stds(given: list[str] | None) -> dict[str, float] | None:
+    found = {}
+    for text in given or ():
+        pattern, _, std = text.rpartition("=")
+        try:
+            found[pattern] = float(std)
+        except ValueError:
+            pattern = ""
+        if not pattern:
+            raise UseError(f"--init {text}: write PATTERN=STD, for example --init 'embed.*=0.02'")
+    return found or None
 
 
 @contextmanager
