@@ -45,7 +45,7 @@ def refusal(call, *arguments, **options):
         ({"covers": "most"}, ["covers is 'most'", "hidden or all"]),
         (
             {"init": {"blok*": 0.1}},
-            ["'blok*'", "at the base size 16 × 2", "there are first.weight, first.bias"],
+            ["'blok*'", "there are first.weight, first.bias"],
         ),
         ({"init": {"last.*": -1.0}}, ["std for 'last.*' is -1.0", "finite and not negative"]),
         ({"init": {"last.*": "0.1"}}, ["std for 'last.*' is '0.1'"]),
@@ -167,3 +167,17 @@ def test_what_a_plan_cannot_do_it_says():
     )
     with pytest.raises(UseError, match="'lost' is not a tensor of this plan"):
         zoo_plan()["lost"]
+
+
+def test_options_for_vectors_are_refused_where_one_rule_trains_everything():
+    for options in ({"vector_lr": 0.1}, {"vector_options": {"betas": (0.9, 0.95)}}):
+        said = refusal(zoo_plan, **options)
+        assert "adamw trains every tensor" in said
+
+
+def test_init_patterns_may_name_tensors_of_the_target_that_the_base_does_not_have():
+    made = zoo_plan(size=Size(32, 6), init={"blocks.5.*.weight": 0.0})
+    assert {
+        row.init.std for name, row in made.rows.items() if name.startswith("blocks.5.") and "weight" in name
+    } == {0.0}
+    assert any(row.init.std > 0 for name, row in made.rows.items() if name.startswith("blocks.4."))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from theodolite.anatomy import Anatomy, dissect
+from theodolite.anatomy import dissect
 from theodolite.anatomy.part import Part, Role
 from theodolite.calling import Build
 from theodolite.errors import UseError
@@ -89,7 +89,7 @@ def plan(
     refuse_endless(target, depth)
     partners = counterparts(target, reference)
     own_depth = depth_in_init(build, base) if depth != 1 else {}
-    laws = _overridden(read_laws(build, base), reference, init)
+    laws = _overridden(read_laws(build, base), partners, init)
     multipliers, tied = readouts(target, partners)
     rows: dict[str, Row] = {}
     for part in target.values():
@@ -97,7 +97,7 @@ def plan(
         ratios = Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth)
         by_matrix = not vectors or _is_matrix(part, covers)
         its_rule, rule_name = (rule, name) if by_matrix else (RULES["adamw"], "adamw")
-        law = laws[partner.name]
+        law = laws[part.name]
         given = Base(
             lr=lr if by_matrix or vector_lr is None else vector_lr,
             weight_decay=weight_decay,
@@ -206,19 +206,21 @@ def _check(size: Size, base: Size, decay: str, covers: str, **numbers: float | N
 
 
 def _overridden(
-    laws: Mapping[str, Law], anatomy: Anatomy, init: Mapping[str, float] | None
+    laws: Mapping[str, Law], partners: Mapping[str, Part], init: Mapping[str, float] | None
 ) -> dict[str, Law]:
-    found = dict(laws)
+    """By tensor of the target, its law at base size; patterns may mean its name at either size."""
     if init is not None and not isinstance(init, Mapping):
         raise UseError(f"init is {init!r}: give the std by pattern of names, as in {{'embed.*': 0.02}}")
+    found = {name: laws[partner.name] for name, partner in partners.items()}
     for pattern, std in (init or {}).items():
-        names = fnmatch.filter(anatomy, pattern)
+        names = [
+            name
+            for name, partner in partners.items()
+            if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(partner.name, pattern)
+        ]
         if not names:
-            some = ", ".join(list(anatomy)[:4])
-            raise UseError(
-                f"init: no tensor at the base size {anatomy.size} has a name that matches {pattern!r}; "
-                f"there are {some}, …"
-            )
+            some = ", ".join(list(partners)[:4])
+            raise UseError(f"init: no tensor has a name that matches {pattern!r}; there are {some}, …")
         if not (isinstance(std, (int, float)) and math.isfinite(std) and std >= 0):
             raise UseError(f"init: the std for {pattern!r} is {std!r}: it has to be finite and not negative")
         found.update(dict.fromkeys(names, Law("normal", std=std) if std else Law("constant")))
