@@ -3,8 +3,9 @@
     python benchmarks/plan.py
     python benchmarks/plan.py cuda
 
-Steps are timed in turns, plan and plain, on copies of one network. Planning allocates the base network
-only: the 70B configuration is never built with weights.
+Steps are timed in turns, plan and plain, on copies of one network; on a GPU AdamW is the fused one, as
+otherwise it is the launches of its kernels that are timed, group by group. Planning allocates the base
+network only: the 70B configuration is never built with weights.
 """
 
 from __future__ import annotations
@@ -44,8 +45,13 @@ def llama(width: int, depth: int) -> torch.nn.Module:
     return LlamaForCausalLM(config)
 
 
+def adamw_options(device: str) -> dict[str, bool]:
+    return {"fused": True} if device == "cuda" else {}
+
+
 def plain_adamw(model: torch.nn.Module) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    options = adamw_options(next(model.parameters()).device.type)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, **options)
     return lambda: optimizer.step()
 
 
@@ -54,7 +60,7 @@ def plain_pair(model: torch.nn.Module) -> Callable[[], None]:
     for name, param in model.named_parameters():
         (matrices if param.ndim == 2 and name.startswith("blocks.") else others).append(param)
     muon = Muon(matrices, lr=1e-3, weight_decay=0.1, scale="rms")
-    adamw = torch.optim.AdamW(others, lr=1e-3, weight_decay=0.1)
+    adamw = torch.optim.AdamW(others, lr=1e-3, weight_decay=0.1, **adamw_options(others[0].device.type))
 
     def step() -> None:
         muon.step()
@@ -75,8 +81,16 @@ def seconds(step: Callable[[], object], device: str, repetitions: int) -> float:
 def compare(
     rule: str, plain: Callable[[torch.nn.Module], Callable[[], None]], device: str
 ) -> tuple[float, int]:
+    options = "options" if rule == "adamw" else "vector_options"
     plan = th.plan(
-        gpt, TOKENS, size=th.Size(256, 12), base=th.Size(64, 2), optimizer=rule, lr=1e-3, weight_decay=0.1
+        gpt,
+        TOKENS,
+        size=th.Size(256, 12),
+        base=th.Size(64, 2),
+        optimizer=rule,
+        lr=1e-3,
+        weight_decay=0.1,
+        **{options: adamw_options(device)},
     )
     model = gpt(256, 12).to(device)
     for param in model.parameters():
