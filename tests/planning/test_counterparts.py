@@ -102,3 +102,52 @@ def test_a_tensor_whose_role_changes_on_the_way_is_named():
     said = str(caught.value)
     assert "1.weight is input at 256 × 1 and hidden at 16 × 1: shapes (256, 64) and (16, 16)" in said
     assert 'say what it is: roles={"1.weight": …}' in said
+
+
+def test_stages_of_a_network_are_not_mixed_up():
+    """Three stages, one of which gets deeper: at equal width no ratio is anything but one."""
+
+    class Staged(nn.Module):
+        def __init__(self, width, depth):
+            super().__init__()
+            self.first = nn.Linear(8, width)
+            self.stages = nn.ModuleList(
+                nn.ModuleList(
+                    nn.Sequential(nn.Linear(size, 2 * size), nn.ReLU(), nn.Linear(2 * size, size))
+                    for _ in range(blocks)
+                )
+                for size, blocks in ((width, 2), (2 * width, depth), (4 * width, 2))
+            )
+            self.widen = nn.ModuleList([nn.Linear(width, 2 * width), nn.Linear(2 * width, 4 * width)])
+            self.last = nn.Linear(4 * width, 3)
+
+        def forward(self, x):
+            x = self.first(x)
+            for number, stage in enumerate(self.stages):
+                for block in stage:
+                    x = x + block(x)
+                if number < 2:
+                    x = self.widen[number](x)
+            return self.last(x)
+
+    target, base = (dissect(Staged, INPUTS, size=Size(32, depth)) for depth in (9, 3))
+    found = counterparts(target, base)
+    assert {part.fan_in / found[name].fan_in for name, part in target.items()} == {1.0}
+    assert {part.fan_out / found[name].fan_out for name, part in target.items()} == {1.0}
+
+
+def test_numbers_inside_a_piece_of_a_name_may_differ():
+    class Recurrent(nn.Module):
+        def __init__(self, width, depth):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, width), nn.Linear(width, 3)
+            self.cells = nn.ModuleDict({f"layer_{k}": nn.Linear(width, width) for k in range(depth)})
+
+        def forward(self, x):
+            x = self.first(x)
+            for cell in self.cells.values():
+                x = cell(x).relu()
+            return self.last(x)
+
+    found = partners(Recurrent, Size(32, 4), Size(16, 2))
+    assert found["cells.layer_3.weight"] == "cells.layer_1.weight"

@@ -55,7 +55,7 @@ class Head(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         for layer in self.layers:
-            x = x + layer(x).tanh()
+            x = x + layer(x).relu()
         if self.way == "function":
             return F.linear(x, self.embed.weight)
         if self.way == "product":

@@ -78,7 +78,8 @@ def test_columns_that_would_say_nothing_are_left_out():
     assert heads(with_one) == ["role", "multiplier", "init", "lr", "decay", "eps"]
 
 
-def test_blocks_that_differ_say_which_they_are():
+def test_blocks_that_differ_say_which_they_are(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     plan = zoo_plan()
     odd = {name: replace(row, lr=1.0) for name, row in plan.rows.items() if name == "blocks.3.up.weight"}
     lines = [

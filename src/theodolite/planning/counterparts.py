@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Hashable
+
 from theodolite.anatomy import Anatomy
 from theodolite.anatomy.part import Part
 from theodolite.errors import UseError
@@ -13,8 +16,8 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
     That is its namesake if the names are the same at both sizes. At another depth numbers in names are not
     compared, as depth moves them. Block l of L corresponds to block `⌊l·L_base/L⌋` or, where blocks are of
     several kinds, to the nearest that has such tensors: an initialisation that varies from block to block
-    keeps its shape. Within a block, and outside of the blocks, tensors of equal names, roles and operations
-    correspond in their order.
+    keeps its shape. Within a block, and outside of the blocks, tensors of equal names, roles, operations and
+    fans in units of the width correspond in their order.
     """
     if set(target) == set(base):
         for name, part in target.items():
@@ -25,31 +28,58 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
                     f'roles={{"{name}": …}}'
                 )
         return {name: base[name] for name in target}
-    here, there = _alike(target), _alike(base)
     found: dict[str, Part] = {}
-    for (kind, block), parts in here.items():
-        partners = there.get((kind, None))
-        if block is not None:
-            middle = block * base.num_blocks // target.num_blocks
-            nearest = sorted(range(base.num_blocks), key=lambda one: (abs(one - middle), one))
-            partners = next((there[kind, one] for one in nearest if (kind, one) in there), None)
-        if partners is None:
-            raise UseError(_unmatched(parts[0], target, base))
-        for index, part in enumerate(parts):
-            found[part.name] = partners[index * len(partners) // len(parts)]
+    for kind in KINDS:
+        here, there = _alike(target, kind), _alike(base, kind)
+        for (key, block), parts in here.items():
+            partners = there.get((key, None))
+            if block is not None:
+                middle = block * base.num_blocks // target.num_blocks
+                nearest = sorted(range(base.num_blocks), key=lambda one: (abs(one - middle), one))
+                partners = next((there[key, one] for one in nearest if (key, one) in there), None)
+            for index, part in enumerate(parts if partners else ()):
+                assert partners is not None
+                found.setdefault(part.name, partners[index * len(partners) // len(parts)])
+    for part in target.values():
+        if part.name not in found:
+            raise UseError(_unmatched(part, target, base))
     return {name: found[name] for name in target}
 
 
-Kind = tuple[str, str, str, int]
-"""Name without numbers, role, operation, number of dimensions."""
+Kind = Callable[[Part, int], Hashable]
 
 
-def _alike(anatomy: Anatomy) -> dict[tuple[Kind, int | None], list[Part]]:
+def _named(part: Part, width: int) -> Hashable:
+    """Name without pieces that are numbers, role, operation, number of dimensions."""
+    starred = ".".join("*" if piece.isdigit() else piece for piece in part.name.split("."))
+    return starred, part.role, part.op, len(part.shape)
+
+
+def _roughly_named(part: Part, width: int) -> Hashable:
+    """The same without any number, as for `weight_ih_l0`."""
+    return re.sub(r"\d+", "*", part.name), part.role, part.op, len(part.shape)
+
+
+def _fans(part: Part, width: int) -> Hashable:
+    """Fans in units of the width, which tell the stages of a network apart."""
+    return part.width_in and part.fan_in / width, part.width_out and part.fan_out / width
+
+
+KINDS: tuple[Kind, ...] = (
+    lambda part, width: (_named(part, width), _fans(part, width)),
+    lambda part, width: (_roughly_named(part, width), _fans(part, width)),
+    _named,
+    _roughly_named,
+)
+"""What has to be equal, the strictest first."""
+
+
+def _alike(anatomy: Anatomy, kind: Kind) -> dict[tuple[Hashable, int | None], list[Part]]:
     """Tensors of one kind in one block, in order."""
-    found: dict[tuple[Kind, int | None], list[Part]] = {}
+    width = anatomy.size.width if anatomy.size else 1
+    found: dict[tuple[Hashable, int | None], list[Part]] = {}
     for part in anatomy.values():
-        kind = (_starred(part.name), part.role, part.op, len(part.shape))
-        found.setdefault((kind, part.block), []).append(part)
+        found.setdefault((kind(part, width), part.block), []).append(part)
     return found
 
 
@@ -59,7 +89,3 @@ def _unmatched(part: Part, target: Anatomy, base: Anatomy) -> str:
         f"{part.name}{place} has no counterpart at the base size {base.size}, where the network "
         f"has {base.num_blocks} blocks. Choose a base at which every kind of tensor and block occurs"
     )
-
-
-def _starred(name: str) -> str:
-    return ".".join("*" if piece.isdigit() else piece for piece in name.split("."))

@@ -73,7 +73,7 @@ def _trained(tensors: dict[str, Tensor], skip: Sequence[str]) -> dict[str, Tenso
         raise UseError(f"skip is {skip!r}: give a list of patterns, skip=[{skip!r}]")
     skipped: set[str] = set()
     for pattern in skip:
-        found = fnmatch.filter(tensors, pattern)
+        found = [name for name in tensors if name == pattern or fnmatch.fnmatchcase(name, pattern)]
         if not found:
             raise UseError(f"skip: no tensor's name matches {pattern!r}")
         skipped.update(found)

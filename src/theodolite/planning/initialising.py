@@ -56,6 +56,8 @@ def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
 
 def _built(plan: Plan, seed: int) -> nn.Module:
     """The network as it initialises itself, on the CPU."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise UseError(f"seed is {seed!r}: a seed is a whole number from 0 to 2⁶³ − 1")
     if plan.build_function is None:
         names = [name for name, row in plan.rows.items() if row.init.kind == "own"]
         why = f", which {names[0]} starts from" if names else ""
@@ -76,11 +78,17 @@ def _fill(plan: Plan, tensors: Mapping[str, Tensor], seed: int, own: Mapping[str
 
 
 def _rescaled(row: Row, values: Tensor) -> Tensor:
-    """The network's own values: a weight's with the planned std, others times what was absorbed."""
+    """The network's own values: a weight's with the planned std, others times what was absorbed.
+
+    A gain whose own values go with the width, as those of weight normalisation do, gets its planned size.
+    """
+    if row.role in ("bias", "gain"):
+        scaled = values * row.init.factor
+        size = scaled.double().square().mean().sqrt().item()
+        goes_with_width = row.role == "gain" and size > 0 and abs(row.init.size / size - 1) > 0.1
+        return scaled * (row.init.size / size) if goes_with_width else scaled
     std = values.double().std(correction=0).item()
-    if row.role in ("bias", "gain") or std == 0:
-        return values * row.init.factor
-    return values * (row.init.std / std)
+    return values * (row.init.std / std if std else row.init.factor)
 
 
 def _put(tensor: Tensor, values: Tensor) -> None:

@@ -33,6 +33,11 @@ class Law:
     factor: float = 1.0
     """Of `own`: by how much it was scaled. Biases and gains are the network's own values times this."""
 
+    @property
+    def size(self) -> float:
+        """The root mean square of a value."""
+        return math.hypot(self.mean, self.std)
+
     def scaled(self, factor: float) -> Law:
         """The law of `factor` times a value."""
         bound = None if self.bound is None else self.bound * factor

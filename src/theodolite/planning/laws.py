@@ -83,7 +83,7 @@ def laws_without_values(build: Build, size: Size) -> dict[str, Law]:
 
 
 def depth_in_init(build: Build, base: Size) -> dict[str, float]:
-    """By what factor each tensor's own std changes when the network is twice as deep; only where it does.
+    """By what factor each tensor's own initial size changes at twice the depth; only where it does.
 
     GPT-2's `1/√(2L)` shows as `√½` on the projections that end a branch:
 
@@ -102,7 +102,7 @@ def depth_in_init(build: Build, base: Size) -> dict[str, float]:
     for name, law in shallow.items():
         if name not in deep or not law.std or not deep[name].std:
             continue
-        factor = deep[name].std / law.std
+        factor = deep[name].size / law.size
         # A measured std is uncertain; one that was read is not.
         doubt = 0.1 if "own" in (law.kind, deep[name].kind) else 1e-6
         if abs(math.log(factor)) > doubt:

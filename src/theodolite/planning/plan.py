@@ -134,6 +134,8 @@ class Plan:
         """What another plan does differently, tensor by tensor."""
         from theodolite.planning.diff import diff
 
+        if not isinstance(other, Plan):
+            raise UseError(f"other is {other!r}: give a Plan, for example Plan.load(path)")
         return diff(self, other)
 
     def save(self, path: str | Path) -> Path:

@@ -7,6 +7,7 @@ import fnmatch
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Real
 from typing import Any, Literal
 
 from theodolite.anatomy import dissect
@@ -48,7 +49,8 @@ def plan(
 ) -> Plan:
     """Say for every tensor how it has to start and to be trained at a size, from what is right at another.
 
-    At the base size the plan is the network as it is, trained with the plain optimizer.
+    At the base size the plan is the network as it is, trained with the plain optimizer, except that gains
+    which must not decay (`theodolite.rules.decay`) do not.
 
     Args:
         build: `build(width, depth) -> nn.Module`.
@@ -82,7 +84,19 @@ def plan(
             f"vector_lr and vector_options are for what a matrix optimizer leaves to AdamW; {name} trains "
             "every tensor. Leave them out"
         )
-    _check(size, base, decay, covers, lr=lr, weight_decay=weight_decay, eps=eps, vector_lr=vector_lr)
+    vector_eps = (vector_options or {}).get("eps", 1e-8)
+    _check(
+        size,
+        base,
+        decay,
+        covers,
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=eps,
+        vector_lr=vector_lr,
+        vector_eps=vector_eps,
+    )
+    lr, weight_decay, eps = float(lr), float(weight_decay), float(eps)
     target = dissect(build, inputs, size=size, roles=roles)
     reference = target if size == base else dissect(build, inputs, size=base, roles=roles)
     depth = len(target.branches) / len(reference.branches) if reference.branches else 1.0
@@ -94,19 +108,25 @@ def plan(
     rows: dict[str, Row] = {}
     for part in target.values():
         partner = partners[part.name]
-        ratios = Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth)
+        own = part.factor / partner.factor
+        ratios = Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth, own)
         by_matrix = not vectors or _is_matrix(part, covers)
         its_rule, rule_name = (rule, name) if by_matrix else (RULES["adamw"], "adamw")
         law = laws[part.name]
         given = Base(
             lr=lr if by_matrix or vector_lr is None else vector_lr,
             weight_decay=weight_decay,
-            eps=eps if by_matrix else (vector_options or {}).get("eps", 1e-8),
+            eps=eps if by_matrix else vector_eps,
             std=1.0,
         )
         explicit = its_rule(part, ratios, given)
         explicit = replace(explicit, weight_decay=decayed(decay, part, explicit, weight_decay))
         hyper = explicit.absorbed()
+        if not all(map(math.isfinite, (hyper.lr, hyper.weight_decay, hyper.eps, hyper.std))):
+            raise UseError(
+                f"{part.name}: lr {lr!r}, weight decay {weight_decay!r} or eps {given.eps!r} is beyond what "
+                f"a number can hold at {size}. Check the values at base size"
+            )
         rows[part.name] = Row(
             name=part.name,
             shape=part.shape,
@@ -149,7 +169,7 @@ def plan(
         eps=eps,
         policy=decay,
         options=dict(options or {}),
-        vector_options=dict(vector_options or {}),
+        vector_options={key: value for key, value in (vector_options or {}).items() if key != "eps"},
         rows=rows,
         multipliers=multipliers,
         notes=tuple(caveats(target, reference, own_depth)),
@@ -187,7 +207,7 @@ def _rule(optimizer: str | Rule) -> tuple[Rule, str]:
     return RULES[optimizer], optimizer
 
 
-def _check(size: Size, base: Size, decay: str, covers: str, **numbers: float | None) -> None:
+def _check(size: Size, base: Size, decay: str, covers: str, **numbers: Any) -> None:
     for name, value in (("size", size), ("base", base)):
         if not isinstance(value, Size):
             raise UseError(f"{name} is {value!r}: give a Size, for example Size(256, 4)")
@@ -198,8 +218,8 @@ def _check(size: Size, base: Size, decay: str, covers: str, **numbers: float | N
     for name, number in numbers.items():
         if number is None and name == "vector_lr":
             continue
-        lowest = "not negative" if name in ("weight_decay", "eps") else "positive"
-        good = isinstance(number, (int, float)) and math.isfinite(number) and number >= 0
+        lowest = "positive" if name in ("lr", "vector_lr") else "not negative"
+        good = isinstance(number, Real) and 0 <= float(number) < math.inf
         good = good and not isinstance(number, bool)
         if not good or (number == 0 and lowest == "positive"):
             raise UseError(f"{name} is {number!r}: it has to be a finite number and {lowest}")
@@ -216,7 +236,7 @@ def _overridden(
         names = [
             name
             for name, partner in partners.items()
-            if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(partner.name, pattern)
+            if any(one == pattern or fnmatch.fnmatchcase(one, pattern) for one in (name, partner.name))
         ]
         if not names:
             some = ", ".join(list(partners)[:4])
