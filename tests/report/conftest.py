@@ -18,4 +18,5 @@ def surveyed() -> Survey:
         return tokens[:, :-1], tokens[:, 1:]
 
     build = partial(GPT, vocab=32, context=8, head_dim=16, norm="layer", bias=True, scaled_init=True)
-    return survey(Workload("<small & sharp>", build, batch, next_token_loss, Size(64, 3)))
+    workload = Workload("<small & sharp>", build, batch, next_token_loss, Size(64, 3))
+    return survey(workload, only=["anatomy", "growth", "norms", "initialisation"])

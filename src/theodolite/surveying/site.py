@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from theodolite.building import build_hollow, build_model, in_one_line
 from theodolite.errors import UseError
 from theodolite.size import Size
 from theodolite.workloads import Batch, Workload
+
+if TYPE_CHECKING:
+    from theodolite.surveying.trials import Trials
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,13 @@ class Site:
             return dissect(self.workload.build, self.inputs, size=self.size, roles=self.roles)
         except UnclassifiedError as error:
             return error
+
+    @cached_property
+    def trials(self) -> Trials:
+        """Small networks to train for a few steps."""
+        from theodolite.surveying.trials import find_trials
+
+        return find_trials(self)
 
     def build(self, size: Size | None = None) -> nn.Module:
         """A model of this size, initialised from the survey's seed."""

@@ -34,6 +34,15 @@ def listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
+def times(factor: float) -> str:
+    """A factor in two digits, a large one in three.
+
+    >>> times(3.14159), times(144.2)
+    ('3.1', '144')
+    """
+    return f"{factor:.3g}" if factor >= 100 else f"{factor:.2g}"
+
+
 def _plural(noun: str) -> str:
     if noun.endswith("matrix"):
         return f"{noun[:-1]}ces"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
 from theodolite.calling import Build, call, described, logits
@@ -28,6 +30,8 @@ class Workload:
             (`model(*inputs)`) or a dict (`model(**inputs)`).
         loss: `loss(logits, targets) -> scalar`. What the model returns goes through `logits` first.
         size: the size the network has when nobody says otherwise.
+        schedule: the learning-rate schedule you train with, if the survey should check it:
+            `schedule(optimizer) -> LRScheduler`.
 
     >>> import torch
     >>> from torch import nn
@@ -49,14 +53,16 @@ class Workload:
     batch: Callable[[int, int], Batch]
     loss: Callable[[Tensor, Any], Tensor]
     size: Size = field(default=Size(128, 4))
+    schedule: Callable[[Optimizer], LRScheduler] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise UseError(f"a workload's name is a text, not {self.name!r}")
         if not isinstance(self.size, Size):
             raise UseError(f"workload {self.name!r}: size is {self.size!r}. Give a Size, as in Size(256, 4)")
-        for name in ("build", "batch", "loss"):
-            if not callable(value := getattr(self, name)):
+        for name in ("build", "batch", "loss", "schedule"):
+            value = getattr(self, name)
+            if not callable(value) and not (name == "schedule" and value is None):
                 raise UseError(f"workload {self.name!r}: {name} is {value!r}, which cannot be called")
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -1,0 +1,128 @@
+"""The RMS operator norms of every tensor during the first steps of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from theodolite.anatomy import Anatomy
+from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.part import Part
+from theodolite.building import untouched_randomness
+from theodolite.errors import UseError
+from theodolite.planning.plan import Plan
+from theodolite.probes.rms_norm import rms_norms
+from theodolite.size import Size
+from theodolite.workloads import Batch, Workload
+
+
+@dataclass(frozen=True)
+class Course:
+    """One tensor: `‖W₀‖_R`, and its changes."""
+
+    part: Part
+    start: float
+    """`‖W₀‖_R`."""
+    steps: tuple[float, ...]
+    """`‖W_t − W_{t−1}‖_R` for t = 1, 2, …"""
+    drifts: tuple[float, ...]
+    """`‖W_t − W₀‖_R` for t = 1, 2, …"""
+    converged: bool
+    """Did every iteration behind these numbers converge?"""
+
+    @property
+    def step(self) -> float:
+        """The geometric mean of the steps that moved the tensor; 0 if none did.
+
+        >>> part = Part("w", (8, 8), "linear", "hidden", 8, 8, True, True, (1,), (0,))
+        >>> round(Course(part, 1.0, (0.0, 1.0, 4.0), (0.0, 1.0, 3.0), converged=True).step, 6)
+        2.0
+        """
+        moved = [step for step in self.steps if step != 0]
+        return math.exp(sum(map(math.log, moved)) / len(moved)) if moved else 0.0
+
+    @property
+    def drift(self) -> float:
+        """The change since the start, after the last step."""
+        return self.drifts[-1]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training under a plan did to its tensors."""
+
+    size: Size
+    anatomy: Anatomy
+    courses: Mapping[str, Course]
+    losses: tuple[float, ...]
+    """Before each step."""
+
+
+def observe(
+    workload: Workload,
+    plan: Plan,
+    anatomy: Anatomy,
+    *,
+    steps: int = 8,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Training:
+    """Train a new network under a plan for a few steps, and measure every tensor at each of them.
+
+    The anatomy is that of the network at the plan's size. A plan whose size is its base is the standard
+    parameterization at that size: the network's own initialisation, and one learning rate for all.
+    """
+    if steps < 1:
+        raise UseError(f"steps is {steps!r}: a change can be measured after one step or more")
+    losses: list[float] = []
+    sizes: list[dict[str, tuple[float, bool]]] = []
+    drifts: list[dict[str, tuple[float, bool]]] = []
+    with untouched_randomness(seed):
+        model = plan.build(seed, device=device).train()
+        optimizer = plan.optimizer(model)
+        tensors = dict(canonical_parameters(model))
+        first = _copied(tensors)
+        start = rms_norms(first, anatomy)
+        before = first
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = workload.evaluate(model, on_device(workload.draw(seed, step), device))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            now = _copied(tensors)
+            sizes.append(rms_norms(_difference(now, before), anatomy))
+            drifts.append(rms_norms(_difference(now, first), anatomy))
+            before = now
+    courses = {
+        name: Course(
+            part=part,
+            start=start[name][0],
+            steps=tuple(size[name][0] for size in sizes),
+            drifts=tuple(drift[name][0] for drift in drifts),
+            converged=all(one[name][1] for one in (start, *sizes, *drifts)),
+        )
+        for name, part in anatomy.items()
+    }
+    return Training(plan.size, anatomy, courses, tuple(losses))
+
+
+def on_device(batch: Batch, device: str) -> Batch:
+    """The batch with its tensors on a device."""
+    moved: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+    return moved
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def _difference(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # In float32: the difference of two bf16 numbers may not be one.
+    return {name: now[name].float() - before[name].float() for name in now}

@@ -1,0 +1,124 @@
+"""What a network's branches, its stream and its logits are on a batch, without a hook and without a name.
+
+The forward pass is recorded as for the anatomy, on the real weights. The dataflow says which of the values
+are branches and which the stream; the next passes only look at these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from theodolite.anatomy.blocks import places
+from theodolite.anatomy.branches import normed_sum
+from theodolite.anatomy.flow import Flow
+from theodolite.anatomy.names import unwrap
+from theodolite.anatomy.residual import Residual, find_residuals
+from theodolite.anatomy.specimen import Specimen, shapes_of
+from theodolite.anatomy.trace import Graph, watch
+from theodolite.anatomy.uses import find_uses
+from theodolite.errors import UseError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where in one recorded forward pass the values stand. Made by `find_layout`."""
+
+    places: tuple[tuple[int, int], ...]
+    """By branch: its block, and which branch of the block it is."""
+    layers: tuple[int, ...]
+    """By branch: weights on the longest path through it."""
+    branches: tuple[tuple[int, ...], ...]
+    """By branch: the values whose sum it adds to the stream."""
+    stream: tuple[int, ...]
+    """By branch: the value of the stream after it; of a post-norm, what the norm makes of the sum."""
+    logits: int
+    ops: tuple[str, ...]
+    """All operations of the pass; another pass with the same operations has the same layout."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The values of one forward pass, as copies."""
+
+    layout: Layout
+    branches: tuple[Tensor, ...]
+    stream: tuple[Tensor, ...]
+    logits: Tensor
+
+
+def find_layout(model: nn.Module, inputs: Any) -> Layout:
+    """Record a forward pass and find the residual branches in it."""
+    model = unwrap(model)
+    graph = watch(model, inputs, lambda value, tensor: None)
+    if len(graph.outputs) != 1:
+        raise UseError(
+            f"the model returned {len(graph.outputs)} tensors, in which the logits cannot be told. Return a "
+            "tensor, an object with .logits, or a dict with the key 'logits'"
+        )
+    flow = Flow(find_uses(graph))
+    residuals = find_residuals(flow)
+    return Layout(
+        places=tuple(places(Specimen(model, shapes_of(model), flow, residuals))),
+        layers=tuple(residual.layers for residual in residuals),
+        branches=tuple(residual.ends for residual in residuals),
+        stream=tuple(_stream(flow, residuals)),
+        logits=next(iter(graph.outputs)),
+        ops=_ops(graph),
+    )
+
+
+def look(model: nn.Module, inputs: Any, layout: Layout | None = None) -> Sight:
+    """Run the model on the inputs, in eval mode and without gradients; it is left as it was.
+
+    Args:
+        model: any module.
+        inputs: what it is called with, on its device.
+        layout: of an earlier pass, which saves finding it. If the pass took another way this time (experts
+            pick their tokens by value), it is found again.
+
+    >>> import torch, theodolite as th
+    >>> sight = look(th.models.GPT(64, 2), torch.zeros(1, 8, dtype=torch.long))
+    >>> len(sight.branches), sight.logits.shape
+    (4, torch.Size([1, 8, 256]))
+    """
+    found = layout or find_layout(model, inputs)
+    sight = _look(model, inputs, found)
+    if sight is None and layout is not None:
+        sight = _look(model, inputs, find_layout(model, inputs))
+    if sight is None:
+        raise UseError(
+            f"two forward passes of {type(model).__name__} on the same inputs ran different operations, so "
+            "its values cannot be told apart. Make it deterministic in eval mode"
+        )
+    return sight
+
+
+def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
+    """The values at the places of a layout; None if the pass ran other operations."""
+    kept: dict[int, Tensor] = {}
+    wanted = {value for branch in layout.branches for value in branch} | {*layout.stream, layout.logits}
+
+    def keep(value: int, tensor: Tensor) -> None:
+        if value in wanted:
+            kept[value] = tensor.detach().clone()
+
+    if _ops(watch(unwrap(model), inputs, keep)) != layout.ops:
+        return None
+    branches = (sum((kept[value] for value in rest), kept[first]) for first, *rest in layout.branches)
+    return Sight(layout, tuple(branches), tuple(kept[value] for value in layout.stream), kept[layout.logits])
+
+
+def _stream(flow: Flow, residuals: list[Residual]) -> list[int]:
+    """The stream after each branch; a norm after the sum counts if the next branch reads what it makes."""
+    starts = {flow.back(residual.start) for residual in residuals}
+    normed = [normed_sum(flow, residual) for residual in residuals]
+    post = any(value is not None and flow.back(value) in starts for value in normed)
+    sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
+    return [value if post and value is not None else total for value, total in zip(normed, sums, strict=True)]
+
+
+def _ops(graph: Graph) -> tuple[str, ...]:
+    return tuple(node.op for node in graph.nodes)

@@ -1,0 +1,139 @@
+"""One network followed through its first steps: how large its values are, and how far they moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from theodolite.building import untouched_randomness
+from theodolite.planning import Plan
+from theodolite.probes.sighting import Layout, Sight, look
+from theodolite.size import Size
+from theodolite.workloads import Workload
+
+Status = Literal["finished", "diverged"]
+
+PROBE_STEP = 10_000
+"""The batch that is looked at is one that is not trained on."""
+
+
+@dataclass(frozen=True)
+class Track:
+    """The root mean squares of one run, by step: `steps + 1` of each, the first before training.
+
+    Quantities are `stream` (after the last block), `stream.first` and `stream.middle` (after the first and
+    the middle one), `branch.0`, `branch.1`, … (of each block's first branch, second branch, …; the root mean
+    square over blocks), `logits`, and for the stream, the branches and the logits `change of …`: how far the
+    values are from where they were before training.
+    """
+
+    size: Size
+    seed: int
+    status: Status
+    values: Mapping[str, tuple[float, ...]]
+    """By quantity, by step. nan from where the run diverged."""
+    expected: Mapping[str, float]
+    """By quantity: the power of the depth it should follow. Everything should follow the width's 0th."""
+    branches: tuple[tuple[float, ...], ...]
+    """By step, by branch: what each branch adds to the stream."""
+    stream: tuple[tuple[float, ...], ...]
+    """By step, by branch: the stream after each branch."""
+
+
+def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str = "cpu") -> Track:
+    """Build the network by the plan, train it for some steps, and look at it before and after each.
+
+    The batches are `workload.batch(seed, step)`, and the one looked at `workload.batch(seed, 10_000)`. No
+    random number is spent.
+    """
+    with untouched_randomness(seed):
+        probe = _moved(workload.draw(seed, PROBE_STEP)[0], device)
+        model = plan.build(seed, device=device)
+        optimizer = plan.optimizer(model)
+        first = last = look(model, probe)
+        sizes = [_sizes(first, first)]
+        branches, stream = [rms(*first.branches)], [rms(*first.stream)]
+        for step in range(steps):
+            batch = _moved(workload.draw(seed, step), device)
+            optimizer.zero_grad()
+            workload.evaluate(model, batch).backward()
+            optimizer.step()
+            last = look(model, probe, last.layout)
+            sizes.append(_sizes(last, first))
+            branches.append(rms(*last.branches))
+            stream.append(rms(*last.stream))
+            if not all(math.isfinite(value) for value in sizes[-1].values()):
+                break
+    finished = all(math.isfinite(value) for value in sizes[-1].values())
+    missing = [math.nan] * (steps + 1 - len(sizes))
+    return Track(
+        size=plan.size,
+        seed=seed,
+        status="finished" if finished else "diverged",
+        values={name: (*(one[name] for one in sizes), *missing) for name in sizes[0]},
+        expected=_expected(first.layout),
+        branches=tuple(branches),
+        stream=tuple(stream),
+    )
+
+
+def rms(*tensors: Tensor) -> tuple[float, ...]:
+    """The root mean square of the entries of each.
+
+    >>> rms(torch.tensor([3.0, 4.0, 0.0, 0.0]), torch.ones(3))
+    (2.5, 1.0)
+    """
+    if not tensors:
+        return ()
+    # One copy from the device for all of them.
+    return tuple(torch.stack([tensor.double().square().mean().sqrt() for tensor in tensors]).tolist())
+
+
+def _sizes(now: Sight, before: Sight) -> dict[str, float]:
+    sizes: dict[str, float] = {}
+    if now.stream:
+        first, middle, last = 0, (len(now.stream) - 1) // 2, -1
+        chosen = rms(*(now.stream[index] for index in (first, middle, last)))
+        sizes |= dict(zip(("stream.first", "stream.middle", "stream"), chosen, strict=True))
+    sizes |= _by_kind("branch", now.layout, now.branches)
+    (sizes["logits"],) = rms(now.logits)
+    if now.stream:
+        (sizes["change of stream"],) = rms(now.stream[-1] - before.stream[-1])
+    moved = tuple(one - other for one, other in zip(now.branches, before.branches, strict=True))
+    sizes |= _by_kind("change of branch", now.layout, moved)
+    (sizes["change of logits"],) = rms(now.logits - before.logits)
+    return sizes
+
+
+def _by_kind(name: str, layout: Layout, tensors: tuple[Tensor, ...]) -> dict[str, float]:
+    """The root mean square over all blocks, for each block's first branch, second branch, …"""
+    each = rms(*tensors)
+    return {
+        f"{name}.{kind}": math.sqrt(sum(each[index] ** 2 for index in members) / len(members))
+        for kind, members in _kinds(layout)
+    }
+
+
+def _expected(layout: Layout) -> dict[str, float]:
+    """A branch of L is 1/L of the stream, if of one layer 1/√L at first; its change is 1/L in any case."""
+    expected: dict[str, float] = {}
+    for kind, members in _kinds(layout):
+        one_layer = layout.layers[members[0]] == 1
+        expected |= {f"branch.{kind}": -0.5 if one_layer else -1.0, f"change of branch.{kind}": -1.0}
+    return expected
+
+
+def _kinds(layout: Layout) -> Iterator[tuple[int, list[int]]]:
+    """Branches by which of their block they are."""
+    for kind in sorted({branch for _, branch in layout.places}):
+        yield kind, [index for index, (_, branch) in enumerate(layout.places) if branch == kind]
+
+
+def _moved(batch: Any, device: str) -> Any:
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)

@@ -1,0 +1,215 @@
+"""Small networks to train for a few steps: of which sizes, on what, and under which plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
+from theodolite.anatomy.part import Role
+from theodolite.anatomy.specimen import shapes_of
+from theodolite.errors import UseError
+from theodolite.planning import Plan, plan
+from theodolite.size import Size
+from theodolite.surveying.site import Site
+from theodolite.workloads import Batch, Workload
+
+OPTIMIZER, LR = "adamw", 2.0**-8
+"""What trial networks are trained with. A moderate learning rate; how sizes compare hardly depends on it."""
+SMALLEST_WIDTH, SMALLEST_DEPTH = 64, 2
+GROWTHS: Mapping[str, tuple[int, ...]] = {"width": (2, 4), "depth": (4,)}
+"""How many times larger than the base trial networks are, …"""
+DEEP_GROWTHS: Mapping[str, tuple[int, ...]] = {"width": (2, 4, 8), "depth": (2, 4, 8)}
+"""… and where there is time."""
+MOST_PARAMETERS = 30_000_000
+"""Of one trial network; eight times as many where there is time."""
+MOST_ENTRIES, FEWEST_EXAMPLES = 512, 4
+"""Unless there is time, batches are cut to about so many numbers in their inputs, and not below so many
+examples, …"""
+MOST_LOGITS = 4_000_000
+"""… unless each target has a large vocabulary of logits, which would take most of the time."""
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Untried(UseError):
+    """No network is small enough to be tried, or none of the small ones can be built."""
+
+
+class Unplannable(Untried):
+    """No plan can be made; the message is the planner's."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A base size, sizes that are wider and deeper, and the workload with smaller batches."""
+
+    workload: Workload
+    base: Size
+    widths: tuple[Size, ...]
+    """The wider ones, the widest last; at least one."""
+    depths: tuple[Size, ...]
+    """The deeper ones; none where depth adds no residual block, or where they are too large."""
+    site: Site = field(repr=False)
+    _kept: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def seed(self) -> int:
+        """Of the initial weights and the batches."""
+        return self.site.seed
+
+    @cached_property
+    def roles(self) -> dict[str, Role]:
+        """Of the site's, those for tensors that a network of base size has: a pattern must match one."""
+        names = list(shapes_of(self.site.build_hollow(self.base)))
+        given = self.site.roles or {}
+        return {pattern: role for pattern, role in given.items() if fnmatch.filter(names, pattern)}
+
+    @property
+    def largest(self) -> tuple[Size, ...]:
+        """The widest and the deepest."""
+        return (*self.widths[-1:], *self.depths[-1:])
+
+    def planned(self, size: Size) -> Plan:
+        """The plan from the base size."""
+        return self._plan(size, self.base)
+
+    def standard(self, size: Size) -> Plan:
+        """The standard parameterization: the plan of a network that is its own base."""
+        return self._plan(size, size)
+
+    def anatomy(self, size: Size) -> Anatomy:
+        """What is in the network of a size."""
+        if size not in self._kept:
+            inputs = self.site.inputs
+            self._kept[size] = dissect(self.workload.build, inputs, size=size, roles=self.roles)
+        found: Anatomy = self._kept[size]
+        return found
+
+    def _plan(self, size: Size, base: Size) -> Plan:
+        if (size, base) not in self._kept:
+            self._kept[size, base] = plan(
+                self.workload.build,
+                self.site.inputs,
+                size=size,
+                base=base,
+                optimizer=OPTIMIZER,
+                lr=LR,
+                roles=self.roles,
+            )
+        found: Plan = self._kept[size, base]
+        return found
+
+
+def find_trials(site: Site) -> Trials:
+    """The narrowest networks that can be built and planned for.
+
+    Raises Unplannable where no plan can be made at any width, Untried where no trial can be built or all are
+    too large, and UnclassifiedError like everyone who asks for the anatomy.
+    """
+    grown = site.anatomy.grown_blocks or 0
+    has_depth = grown > site.anatomy.num_blocks > 0
+    workload = site.workload if site.deep else _lighter(site.workload, site.anatomy)
+    problem: UseError | None = None
+    for base in _bases(site, has_depth):
+        try:
+            widths = _grown(site, base, "width")
+            depths = _grown(site, base, "depth") if has_depth else ()
+            if not widths:
+                raise UseError(f"networks wider than {base} have over {_most(site):,} parameters")
+        except UseError as error:
+            problem = problem if isinstance(problem, Unplannable) else error
+            continue
+        trials = Trials(workload, base, widths, depths, site)
+        try:
+            for size in trials.largest:
+                trials.planned(size)
+        except UnclassifiedError as error:  # at the surveyed size all was clear
+            problem = error
+            continue
+        except UseError as error:
+            problem = Unplannable(str(error))
+            continue
+        return trials
+    raise problem if isinstance(problem, Unplannable) else Untried(str(problem))
+
+
+def _bases(site: Site, has_depth: bool) -> Iterator[Size]:
+    """The narrowest and shallowest first."""
+    halvings = [site.size.width >> k for k in range(12) if site.size.width % (1 << k) == 0]
+    widths = sorted(width for width in halvings if width >= SMALLEST_WIDTH) or [site.size.width]
+    depths = (SMALLEST_DEPTH, site.size.depth) if has_depth else (site.size.depth,)
+    for depth in dict.fromkeys(depths):
+        for width in widths:
+            yield Size(width, depth)
+
+
+def _grown(site: Site, base: Size, axis: Literal["width", "depth"]) -> tuple[Size, ...]:
+    """The larger sizes along an axis that are not too large."""
+    factors = (DEEP_GROWTHS if site.deep else GROWTHS)[axis]
+    if axis == "depth":
+        sizes = [Size(base.width, base.depth * factor) for factor in factors]
+        return tuple(size for size in sizes if _count(_shapes(site, size)) <= _most(site))
+    here = _shapes(site, base)
+    found = []
+    for factor in factors:
+        size = Size(base.width * factor, base.depth)
+        shapes = _shapes(site, size)
+        if not _in_proportion(site.anatomy, here, shapes, factor):
+            raise UseError(f"the tensors of {base} and {size} do not all grow as those at {site.size} do")
+        if _count(shapes) <= _most(site):
+            found.append(size)
+    return tuple(found)
+
+
+def _in_proportion(anatomy: Anatomy, here: Shapes, grown: Shapes, factor: int) -> bool:
+    """Do the same dimensions grow by the factor that grow at the surveyed size? Heads can be too few to."""
+    return all(
+        size == before * (factor if axis in anatomy[name].grown_axes else 1)
+        for name in here
+        if name in anatomy and name in grown
+        for axis, (before, size) in enumerate(zip(here[name], grown[name], strict=True))
+    )
+
+
+def _shapes(site: Site, size: Size) -> Shapes:
+    return shapes_of(site.build_hollow(size))
+
+
+def _count(shapes: Shapes) -> int:
+    return sum(map(math.prod, shapes.values()))
+
+
+def _most(site: Site) -> int:
+    return MOST_PARAMETERS * (8 if site.deep else 1)
+
+
+def _lighter(workload: Workload, anatomy: Anatomy) -> Workload:
+    """The workload with fewer examples in a batch, if all its tensors have them along the first dimension."""
+    ends = (part for part in anatomy.values() if (part.block is None and part.role == "output") or part.tied)
+    vocabulary = max((max(part.fan_in, part.fan_out) for part in ends), default=1)
+
+    def batch(seed: int, step: int) -> Batch:
+        drawn = workload.draw(seed, step)
+        leaves = [leaf for leaf in tree_leaves(drawn) if isinstance(leaf, Tensor)]
+        if any(leaf.ndim == 0 for leaf in leaves) or len({leaf.shape[0] for leaf in leaves}) != 1:
+            return drawn
+        entries, targets = (
+            max((leaf[0].numel() for leaf in tree_leaves(half) if isinstance(leaf, Tensor)), default=1)
+            for half in drawn
+        )
+        kept = max(FEWEST_EXAMPLES, MOST_ENTRIES // entries)
+        kept = max(1, min(kept, MOST_LOGITS // (targets * vocabulary)))
+        lighter: Batch = tree_map(lambda leaf: leaf[:kept] if isinstance(leaf, Tensor) else leaf, drawn)
+        return lighter
+
+    return dataclasses.replace(workload, batch=batch)
