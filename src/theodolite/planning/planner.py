@@ -10,7 +10,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
 
-from theodolite.anatomy import dissect
+from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.part import Part, Role
 from theodolite.calling import Build
 from theodolite.errors import UseError
@@ -46,6 +46,7 @@ def plan(
     roles: Mapping[str, Role] | None = None,
     options: Mapping[str, Any] | None = None,
     vector_options: Mapping[str, Any] | None = None,
+    anatomies: Mapping[Size, Anatomy] | None = None,
 ) -> Plan:
     """Say for every tensor how it has to start and to be trained at a size, from what is right at another.
 
@@ -69,6 +70,7 @@ def plan(
         roles: what tensors are that cannot be classified by looking, by pattern of names.
         options: further options of the optimizer, such as betas.
         vector_options: the same of the AdamW beside a matrix optimizer.
+        anatomies: of the network at either size, if they are at hand: they need not be found again.
 
     >>> import torch, theodolite as th
     >>> tokens = torch.zeros(1, 8, dtype=torch.long)
@@ -97,8 +99,11 @@ def plan(
         vector_eps=vector_eps,
     )
     lr, weight_decay, eps = float(lr), float(weight_decay), float(eps)
-    target = dissect(build, inputs, size=size, roles=roles)
-    reference = target if size == base else dissect(build, inputs, size=base, roles=roles)
+    known = dict(anatomies or {})
+    for one in (size, base):
+        if one not in known:
+            known[one] = dissect(build, inputs, size=one, roles=roles)
+    target, reference = known[size], known[base]
     depth = len(target.branches) / len(reference.branches) if reference.branches else 1.0
     refuse_endless(target, depth)
     partners = counterparts(target, reference)

@@ -105,6 +105,7 @@ class Trials:
                 optimizer=OPTIMIZER,
                 lr=LR,
                 roles=self.roles,
+                anatomies={one: self.anatomy(one) for one in (size, base)},
             )
         found: Plan = self._kept[size, base]
         return found
