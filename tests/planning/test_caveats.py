@@ -154,19 +154,18 @@ class EncoderDecoder(nn.Module):
 
     def __init__(self, width: int, encoder: int, decoder: int, post: bool) -> None:
         super().__init__()
-        self.post = post
         self.first, self.second = nn.Linear(8, width), nn.Linear(8, width)
         self.encoder = nn.ModuleList(nn.Linear(width, width) for _ in range(encoder))
         self.decoder = nn.ModuleList(nn.Linear(width, width) for _ in range(decoder))
         self.keys, self.values = nn.Linear(width, width), nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width) if post else None
         self.last = nn.Linear(width, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         memory, y = self.first(x), self.second(x)
         for layer in self.encoder:
             memory = memory + layer(memory)
-            memory = self.norm(memory) if self.post else memory
+            memory = memory if self.norm is None else self.norm(memory)
         keys, values = self.keys(memory), self.values(memory)
         for layer in self.decoder:
             y = y + layer((y @ keys.mT).softmax(-1) @ values)
@@ -175,13 +174,14 @@ class EncoderDecoder(nn.Module):
 
 @pytest.mark.parametrize("post", [False, True])
 def test_streams_that_do_not_get_deeper_together_are_named(post: bool) -> None:
-    def note(decoder: int | None) -> tuple[str, ...]:
+    def notes(decoder: int | None) -> list[str]:
         def build(width: int, depth: int) -> nn.Module:
             return EncoderDecoder(width, depth, decoder or depth, post)
 
-        return plan(build, th.Size(32, 6), torch.zeros(1, 4, 8)).notes
+        made = plan(build, th.Size(32, 6), torch.zeros(1, 4, 8))
+        return [note for note in made.notes if "streams" in note]
 
-    (said,) = note(2)
+    (said,) = notes(2)
     assert "2 residual streams, and their numbers of branches go from 2 to 6, 2 to 2" in said
     assert "one ratio for all, 2:" in said
-    assert not note(None)
+    assert not notes(None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from theodolite.anatomy.flow import Flow, bits
-from theodolite.anatomy.norms import follows_normalisation, is_normalisation
+from theodolite.anatomy.norms import follows_normalisation, is_normalisation, is_scale_free
 from theodolite.anatomy.operations import BENDING, BOUNDED, HOMOGENEOUS, SOFTMAXES
 from theodolite.anatomy.part import Placement
 from theodolite.anatomy.residual import Residual
@@ -76,7 +76,8 @@ def _first_homes(flow: Flow, node: Node, home: Mapping[int, int], stream: int) -
 def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
     """The tensors that end the branch, and whether a norm does.
 
-    None, if a nonlinearity stands between them and the stream that a factor does not pass.
+    None, if a nonlinearity stands between them and the stream that a factor does not pass, or if one of them
+    is divided by a norm of itself, so that a factor on it does nothing.
     """
     names: dict[str, None] = {}
     by_norm = False
@@ -92,6 +93,8 @@ def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
             continue
         names.update(dict.fromkeys(use.name for use in uses))
         if any(use.kind in ("weight", "gain") for use in uses):
+            if any(use.kind != "bias" and is_scale_free(flow, use) for use in uses):
+                return (), False
             by_norm |= any(use.kind == "gain" and follows_normalisation(flow, use) for use in uses)
             continue
         if is_normalisation(flow, node):
@@ -125,6 +128,32 @@ def _is_gate(flow: Flow, value: int) -> bool:
         seen.update(fresh)
         waiting += fresh
     return False
+
+
+def streams_of(flow: Flow, residuals: list[Residual]) -> list[int]:
+    """By branch: its residual stream, counted from 0.
+
+    Two sums are of one stream if one reaches the other on a way outside of all branches: an encoder's reach
+    the decoder's only through its branches.
+    """
+    inside = 0
+    for residual in residuals:
+        inside |= residual.region
+    sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
+    streams = list(range(len(residuals)))
+    for index, total in enumerate(sums):
+        reached = {total}
+        for value in bits(flow.descendants[total] & flow.live & ~(1 << total)):
+            node = flow.maker(value)
+            if node is None or reached.isdisjoint(flow.signals(node)):
+                continue
+            if value in sums:  # the next one, which goes on from there
+                old, new = streams[sums.index(value)], streams[index]
+                streams = [new if one == old else one for one in streams]
+            elif not inside >> value & 1:
+                reached.add(value)
+    order = list(dict.fromkeys(streams))
+    return [order.index(one) for one in streams]
 
 
 def placement_of(flow: Flow, residual: Residual, ends_in_norm: bool) -> Placement:

@@ -19,8 +19,10 @@ from theodolite.anatomy.branches import (
     names_in,
     normed_sum,
     placement_of,
+    streams_of,
 )
 from theodolite.anatomy.growth import grown_axes
+from theodolite.anatomy.multipliers import factor_outside, factor_to_stream
 from theodolite.anatomy.names import all_parameter_names
 from theodolite.anatomy.norms import follows_normalisation, norm_role
 from theodolite.anatomy.part import (
@@ -130,6 +132,7 @@ class _Dissection:
                     branch=branch.branch,
                     ends_branch=name in branch.ends,
                     branch_layers=branch.layers,
+                    factor=self._factor_to_stream(name) if name in branch.ends else 1.0,
                 )
             parts[name] = part
         if problems:
@@ -151,6 +154,7 @@ class _Dissection:
     def _branches(self) -> list[Branch]:
         ends = [ends_of(self.flow, residual) for residual in self.main.residuals]
         placements = self._placements([by_norm for _, by_norm in ends])
+        streams = streams_of(self.flow, self.main.residuals)
         wider = (
             [heads_of(self.wider.flow, residual) for residual in self.wider.residuals] if self.wider else []
         )
@@ -169,7 +173,8 @@ class _Dissection:
             used = names_in(self.flow, residual)  # all it has, where weights are shared between blocks
             names = tuple(name for name in self.main.shapes if self.homes.get(name) == place) or tuple(used)
             last = tuple(name for name in names if self.lent.get(name, name) in ends[index][0])
-            found.append(Branch(*place, placements[index], residual.layers, names, last, attention))
+            layers, stream = residual.layers, streams[index]
+            found.append(Branch(*place, placements[index], layers, names, last, attention, stream))
         return found
 
     def _placements(self, ends_in_norm: list[bool]) -> list[Placement]:
@@ -229,8 +234,21 @@ class _Dissection:
             uses=tuple(dict.fromkeys(one.kind for one in uses)),
             readout=_readout(uses),
             offset=use.offset if use.kind == "gain" else 0.0,
+            factor=self._factor_outside(name, role, [one for one in uses if one.kind == use.kind]),
+            readout_factor=self._factor_outside(
+                name, "output", [one for one in uses if one.kind == "weight" != use.kind]
+            ),
             rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and use.node >= 0 else (),
         )
+
+    def _factor_to_stream(self, name: str) -> float:
+        index = places(self.main).index(self.homes[name])
+        return factor_to_stream(self.flow, self.main.residuals[index], self.uses[self.lent.get(name, name)])
+
+    def _factor_outside(self, name: str, role: Role, uses: list[Use]) -> float:
+        if name in self.homes or role == "hidden" or any(use.node < 0 for use in uses):
+            return 1.0
+        return factor_outside(self.flow, self.main.residuals, uses, role == "output")
 
     def _grown(self, name: str, fans: Fans) -> tuple[int, ...]:
         if self.grown is not None:

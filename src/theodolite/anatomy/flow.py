@@ -108,6 +108,11 @@ class Flow:
         numbers = [
             float(arg) for arg in node.args if isinstance(arg, (int, float)) and not isinstance(arg, bool)
         ]
+        for other in others:  # a tensor of one element that the forward pass fills
+            while (maker := self.maker(other)) is not None and maker.op in VIEWS:
+                other = maker.inputs[0]
+            if maker is not None and maker.op in ("full", "scalar_tensor"):
+                numbers.append(float(maker.args[-1]))
         if not numbers:
             return math.nan
         return 1.0 / numbers[0] if node.op == "div" and isinstance(node.args[0], Ref) else numbers[0]

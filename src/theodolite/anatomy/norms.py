@@ -7,16 +7,20 @@ stream, a softmax or another nonlinearity could not (Output-Norm).
 from __future__ import annotations
 
 import heapq
+import math
 
 import torch
 from torch import Tensor
 
 from theodolite.anatomy.flow import Flow, bits
 from theodolite.anatomy.labels import follow, labels_along, varies
-from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, POOLS, REDUCTIONS
+from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, POOLS, REDUCTIONS, VIEWS
 from theodolite.anatomy.part import Norm
 from theodolite.anatomy.trace import Node, Ref
 from theodolite.anatomy.uses import Use, factors
+
+POWERS = {"square": 2.0, "var": 2.0, "var_mean": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
+"""Operations that raise their argument to a power; of several results, the first."""
 
 
 def is_normalisation(flow: Flow, node: Node) -> bool:
@@ -73,6 +77,59 @@ def follows_normalisation(flow: Flow, use: Use) -> bool:
         return not any(other.kind == "gain" for other in flow.uses.at(maker.index))  # it may have its own
     readers = flow.readers(node.outputs[0])
     return len(readers) == 1 and readers[0].op in ("mul", "div") and is_normalisation(flow, readers[0])
+
+
+def is_scale_free(flow: Flow, use: Use) -> bool:
+    """Does the use read parameters divided by a norm of themselves, so that scaling them changes nothing?
+
+    `g·v/‖v‖` is not of this kind, as it grows with g.
+    """
+    for value in flow.graph.nodes[use.node].inputs:
+        if value not in flow.uses.signal:
+            nodes, names = _expression(flow, value)
+            if use.name in names:
+                return _degrees(flow, nodes).get(value) == 0
+    return False
+
+
+def _expression(flow: Flow, value: int) -> tuple[list[Node], set[str]]:
+    """The nodes that made a value and the parameters it is made of."""
+    nodes, names = set(), set()
+    waiting, seen = [value], {value}
+    while waiting:
+        value = waiting.pop()
+        if value in flow.graph.parameters:
+            names.add(flow.graph.parameters[value])
+        elif (node := flow.maker(value)) is not None:
+            nodes.add(node.index)
+            waiting += [source for source in node.inputs if source not in seen]
+            seen.update(node.inputs)
+    return [flow.graph.nodes[index] for index in sorted(nodes)], names
+
+
+def _degrees(flow: Flow, nodes: list[Node]) -> dict[int, float]:
+    """By value: the power of s it goes with when all parameters are scaled by s; nan if that is not known."""
+    found = dict.fromkeys(flow.graph.parameters, 1.0)
+    for node in nodes:
+        held = [found[value] for value in node.inputs if value in found]
+        if not held:
+            continue  # a constant
+        same = held[0] if len(set(held)) == 1 else math.nan
+        degree = math.nan
+        if node.op in ("mul", "dot", "vdot", "mm", "mv", "bmm"):
+            degree = sum(held)
+        elif node.op == "div":
+            degree = found.get(node.inputs[0], 0.0) - sum(found.get(value, 0.0) for value in node.inputs[1:])
+        elif node.op == "_weight_norm_interface":  # g·v/‖v‖ of v and g
+            degree = found.get(node.inputs[1], 0.0)
+        elif node.op == "pow" and isinstance(node.args[1], (int, float)):
+            degree = same * node.args[1]
+        elif node.op in POWERS:
+            degree = same * POWERS[node.op]
+        elif node.op in VIEWS | REDUCTIONS | {"add", "sub", "clamp", "clamp_min", "maximum", "neg", "abs"}:
+            degree = same
+        found.update(dict.fromkeys(node.outputs, degree))
+    return found
 
 
 def norm_role(flow: Flow, uses: list[Use]) -> Norm:

@@ -73,6 +73,12 @@ class Part:
     where that use has no name of its own."""
     offset: float = 0.0
     """What is added to a gain before it multiplies: 1 for a zero-centred one, `(1 + γ)·x`."""
+    factor: float = 1.0
+    """The product of the plain numbers its output is multiplied by before it meets the stream (what ends a
+    branch), the logits (a readout; numbers on its input since the last weight, norm or sum count too) or the
+    first branch (what else stands outside of the blocks). 1 for all others, and where it cannot be told."""
+    readout_factor: float = 1.0
+    """Of a table that is a readout too: the same for the readout."""
     rows: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Row blocks of a fused tensor (QKV, gate-up): for each block its half-open ranges along the output."""
 
@@ -114,8 +120,10 @@ class Branch:
     """Weights on the longest path through the branch."""
     parts: tuple[str, ...]
     ends: tuple[str, ...]
-    """The tensors that end the branch."""
+    """The tensors that end the branch; none, if no tensor sets the size of what it adds."""
     attention: Attention | None = None
+    stream: int = 0
+    """The residual stream it is added to, counted from 0: an encoder and a decoder have one each."""
 
 
 class Anatomy(Mapping[str, Part]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from theodolite.anatomy import Anatomy
@@ -34,6 +35,15 @@ def caveats(target: Anatomy, base: Anatomy, own_depth: Mapping[str, float]) -> I
             "The network has no residual branches: the plan is for its width. Nothing here keeps a plain "
             "stack of layers trainable when it gets deeper."
         )
+    here, there = (_by_stream(anatomy) for anatomy in (target, base))
+    ratios = [here[stream] / there[stream] for stream in here if stream in there]
+    if len(here) == len(there) and max(ratios, default=1.0) > min(ratios, default=1.0) * (1 + 1e-9):
+        listed = ", ".join(f"{there[stream]} to {here[stream]}" for stream in here)
+        mean = len(target.branches) / len(base.branches)
+        yield (
+            f"The network has {len(here)} residual streams, and their numbers of branches go from {listed}. "
+            f"The plan takes one ratio for all, {mean:.4g}: each stream wants its own."
+        )
     if own_depth:
         named = [one.pattern for one in fold(part for part in base.values() if part.name in own_depth)]
         exponents = sorted({round(math.log2(factor), 2) for factor in own_depth.values()})
@@ -51,3 +61,8 @@ def caveats(target: Anatomy, base: Anatomy, own_depth: Mapping[str, float]) -> I
                 f"Heads have {attention.head_dim} entries and grow with width, which wants attention logits "
                 "scaled by 1/d, not 1/√d: see TH106. The plan leaves the forward pass alone."
             )
+
+
+def _by_stream(anatomy: Anatomy) -> Counter[int]:
+    """How many branches each residual stream has."""
+    return Counter(branch.stream for branch in anatomy.branches)

@@ -36,7 +36,7 @@ def reasons(case: Case) -> dict[str, str]:
     if case.readout != 1:
         found["multiplier"] = (
             f"{fraction(case.readout)}, in the forward pass of the readout: it shares this tensor with the "
-            "embedding, which has none, so that the tensor cannot absorb it"
+            "embedding, which goes without it, so that the tensor cannot absorb it"
         )
     found |= {"init": _init(case), "lr": _lr(case), "decay": _decay(case)}
     if case.rule not in WITHOUT_EPS:
@@ -116,7 +116,14 @@ def _alpha(case: Case) -> str:
         whose.append("an output's multiplier")
     if case.part.ends_branch:
         whose.append("the branch's multiplier")
-    return f"{alpha_symbol(case)} = {fraction(alpha)}: {' and '.join(whose)}, absorbed below"
+    written, named = f"{alpha_symbol(case)} = {fraction(alpha)}", " and ".join(whose)
+    own = case.ratios.own
+    if own == 1:
+        return f"{written}: {named}, absorbed below"
+    return (
+        f"{written}: {named or 'the multiplier of this layer'} is {fraction(alpha * own)}, of which the "
+        f"network's own forward pass does o = {fraction(own)}; the rest is absorbed below"
+    )
 
 
 def _init(case: Case) -> str:

@@ -3,7 +3,8 @@
 All of them in units of the base size,
 
     r_in, r_out, r_L   fan-in, fan-out and number of residual branches
-    α                  multiplier of the layer, absorbed into everything else
+    o                  what the network's own forward pass multiplies the layer by
+    α                  multiplier of the layer beside o, absorbed into everything else
     c, u, w            sizes ‖·‖_R of the change allowed, of an update and of the weight
     f                  what eps is compared with
 """
@@ -178,7 +179,7 @@ def alpha_symbol(case: Case) -> str:
     below = ["r_in"] if case.part.role == "output" else []
     if case.part.ends_branch:
         below.append("√r_L" if case.part.branch_layers == 1 else "r_L")
-    return _inverse(below)
+    return _inverse([*below, "o"] if case.ratios.own != 1 else below)
 
 
 def fraction(value: float) -> str:

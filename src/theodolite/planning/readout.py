@@ -2,11 +2,14 @@
 
 One tensor is the table that tokens are looked up in and the weight of the readout. As a table it has to start
 and to move by Θ(1) at every width, as a readout by 1/width. It follows the rule of the table, and what the
-readout reads is multiplied by `1/r`, r the ratio of widths.
+readout reads is multiplied by `1/r`, r the ratio of widths. Where the network's own forward pass multiplies
+the readout by numbers that change with size, that much less; and what the tensor absorbs for such numbers
+behind the table, the readout takes back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +27,10 @@ def readouts(target: Anatomy, partners: Mapping[str, Part]) -> tuple[dict[str, f
     by_module: dict[str, float] = {}
     by_tensor: dict[str, float] = {}
     for part in target.values():
-        multiplier = partners[part.name].fan_out / part.fan_out
-        if not part.readout or multiplier == 1:
+        partner = partners[part.name]
+        table, readout = part.factor / partner.factor, part.readout_factor / partner.readout_factor
+        multiplier = partner.fan_out / part.fan_out * table / readout
+        if not part.readout or math.isclose(multiplier, 1):
             continue
         for name in part.readout:
             module = name.rpartition(".")[0]

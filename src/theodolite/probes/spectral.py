@@ -196,7 +196,8 @@ def compare(here: Training, base: Training) -> Spectral:
     for name, partner in counterparts(here.anatomy, base.anatomy).items():
         mine, theirs = here.courses[name], base.courses[partner.name]
         part = mine.part
-        ratios = Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth)
+        own = part.factor / partner.factor
+        ratios = Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth, own)
         alpha = multiplier(part, ratios)
         size = alpha * deviation(part, ratios) * _spread(part) / _spread(partner)
         lines.append(

@@ -63,11 +63,15 @@ def meet(
 
 
 def multiplier(part: Part, ratios: Ratios) -> float:
-    """α: `1/r_in` for outputs, `1/r_L` (one layer: `1/√r_L`) for what ends a branch, else 1."""
+    """α: `1/r_in` for outputs, `1/r_L` (one layer: `1/√r_L`) for what ends a branch, else 1.
+
+    That is what a layer is multiplied by in all. What the network's own forward pass does of it is taken off:
+    the rest is left to be done.
+    """
     alpha = 1 / ratios.fan_in if part.role == "output" else 1.0
     if part.ends_branch:
         alpha /= math.sqrt(ratios.depth) if part.branch_layers == 1 else ratios.depth
-    return alpha
+    return alpha / ratios.own
 
 
 def deviation(part: Part, ratios: Ratios) -> float:

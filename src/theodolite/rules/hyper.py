@@ -14,12 +14,14 @@ class Ratios:
     """How many times larger than at base size: one tensor's fans, and the number of residual branches.
 
     >>> Ratios(fan_in=8, fan_out=8, depth=4)
-    Ratios(fan_in=8, fan_out=8, depth=4)
+    Ratios(fan_in=8, fan_out=8, depth=4, own=1.0)
     """
 
     fan_in: float = 1.0
     fan_out: float = 1.0
     depth: float = 1.0
+    own: float = 1.0
+    """The same of what the network's own forward pass multiplies the tensor's output by."""
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():

@@ -150,7 +150,10 @@ def t5(d: int, n: int) -> Table:
     position = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     outside = {
         "shared.weight": lookup(
-            VOCAB, d, tied=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+            VOCAB,
+            d,
+            tied=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+            factor=d**-0.5,  # on what the head reads
         ),
         f"encoder.{position}": lookup(8, d // HEAD),
         f"decoder.{position}": lookup(8, d // HEAD),

@@ -213,7 +213,8 @@ def cohere(d: int, n: int) -> Table:
         ]
 
     outside = {
-        "model.embed_tokens.weight": lookup(VOCAB, d, tied=("lm_head.weight",)),
+        # logit_scale is 1/16, whatever the width.
+        "model.embed_tokens.weight": lookup(VOCAB, d, tied=("lm_head.weight",), factor=1 / 16),
         "model.norm.weight": gain(d, reaches="a tied head"),
     }
     return Table(outside, [block(i) for i in range(n)])

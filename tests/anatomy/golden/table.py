@@ -33,6 +33,7 @@ class Fact:
     norm: Norm | None = None
     read_by: tuple[str, ...] = ()
     tied: tuple[str, ...] = ()
+    readout_factor: float = 1.0
     readout: tuple[str, ...] = ()
     offset: float = 0.0
     rows: Rows = ()
@@ -146,6 +147,7 @@ def _part(name: str, fact: Fact) -> Part:
         out_axes=fact.out_axes,
         norm=fact.norm,
         tied=fact.tied,
+        readout_factor=fact.readout_factor,
         readout=fact.readout,
         offset=fact.offset,
         rows=fact.rows,
