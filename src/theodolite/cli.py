@@ -324,7 +324,7 @@ def study_coordinates(
     optimizer: Annotated[
         list[str] | None, typer.Option(help="adamw or muon-kimi alone; may be repeated.")
     ] = None,
-    small: Annotated[bool, typer.Option("--small", help="Three widths and depths up to 128 and 8.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Widths up to 192 and depths up to 8.")] = False,
     draw: Annotated[bool, typer.Option("--draw", help="Run nothing: draw what the file holds.")] = False,
 ) -> None:
     """Do stream, branches and logits keep their size from width 64 to 1024 and from depth 2 to 32?

@@ -1,0 +1,41 @@
+"""What a coordinate study found, from its file of records: the claims, and figures beside the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from theodolite.errors import UseError
+from theodolite.probes.slopes import AXES
+from theodolite.report.writing import write_whole
+from theodolite.size import Size
+from theodolite.studies.coordinates import claims, table
+from theodolite.studies.drawing import draw
+from theodolite.studies.records import read_records
+
+
+def report(path: str | Path) -> str:
+    """Draw one figure for each optimizer and axis beside the file, and give the table of claims."""
+    path = Path(path)
+    about, records = read_records(path)
+    if about.get("study") != "coordinates":
+        raise UseError(f"{path} holds no coordinate study: its first line is about {about.get('study')!r}")
+    if not records:
+        raise UseError(f"{path} holds no runs yet: run the study first")
+    centre = Size(**about["centre"])
+    drawn = []
+    for optimizer in dict.fromkeys(record["optimizer"] for record in records):
+        for axis in AXES:
+            figure = path.with_name(f"{path.stem}-{optimizer}-{axis}.svg")
+            svg = draw(records, optimizer=optimizer, axis=axis, centre=centre, step=about["steps"])
+            write_whole(figure, svg)
+            drawn.append(figure.name)
+    found = claims(records)
+    held = sum(claim.holds for claim in found)
+    return "\n".join(
+        [
+            table(found),
+            "",
+            f"{held} of {len(found)} claims hold: slopes within ±0.1 of what they should be, after "
+            f"{about['steps']} steps. Figures: {', '.join(drawn)}",
+        ]
+    )
