@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.planning import plan
 from theodolite.probes import Coordinates, coordinates
-from theodolite.probes.coordinates import zero_readout
+from theodolite.probes.coordinates import with_zero_readout
 from theodolite.probes.track import follow
 from theodolite.studies.networks import NETWORKS, network
 
@@ -123,9 +123,8 @@ LINE = th.Workload("line", Line, line_batch, nn.functional.cross_entropy, th.Siz
 def test_values_of_a_network_that_can_be_done_by_hand() -> None:
     """With all weights alike every block doubles its input, from inputs of root mean square √5."""
     size = th.Size(4, 3)
-    init = zero_readout(LINE, size, line_batch(0, 0)[0])
-    assert init == {"readout.weight": 0.0}
-    made = plan(LINE.build, line_batch(0, 0)[0], size=size, base=size, lr=0.01, init=init)
+    made = with_zero_readout(plan(LINE.build, line_batch(0, 0)[0], size=size, base=size, lr=0.01))
+    assert [name for name, row in made.rows.items() if not row.init.size] == ["readout.weight"]
     track = follow(LINE, made, seed=0, steps=2)
     start = math.sqrt(5)
     assert track.stream[0] == pytest.approx([2 * start, 4 * start, 8 * start])

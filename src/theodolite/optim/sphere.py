@@ -159,7 +159,9 @@ def leading(matrices: Tensor, width: int = 8, rounds: int = 12) -> tuple[Tensor,
     for _ in range(3):
         power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(tiny)
         power = power @ power
-    vectors = power[..., :width]
+    # Random, as columns of the matrix may all miss the leading direction; the same at every call.
+    start = torch.randn(power.shape[-1], width, generator=torch.Generator().manual_seed(0))
+    vectors = power @ start.to(power)
     for _ in range(rounds):
         vectors, _ = torch.linalg.qr(power @ vectors)
     left, values, right = torch.linalg.svd(vectors.mT @ wide, full_matrices=False)

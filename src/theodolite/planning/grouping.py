@@ -95,11 +95,11 @@ def _options(plan: Plan, row: Row) -> dict[str, Any]:
     given = _given(plan, row.rule)
     choice = CHOICES.get(row.rule, Choice("", row.rule))
     options = {
+        **given,
         "lr": row.lr,
         "weight_decay": row.weight_decay,
         "rule": row.rule,
         "planned_lr": row.lr,
-        **given,
         **choice.fixed,
     }
     if choice.eps:

@@ -26,6 +26,7 @@ def build(plan: Plan, seed: int, *, device: str = "cpu") -> nn.Module:
     """
     if torch.device(device).type == "meta":
         raise UseError("device is meta, where tensors have no values: build on cpu or cuda")
+    _check_seed(seed)
     model = _built(plan, seed)
     _fill(plan, matched(plan, model), seed, own=matched(plan, model))
     plan.attach(model)
@@ -39,6 +40,7 @@ def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
     on the CPU: neither device, dtype, wrapper, sharding nor the order of construction changes the numbers.
     Buffers are left as they are.
     """
+    _check_seed(seed)
     tensors = matched(plan, model)
     hollow = [name for name, tensor in tensors.items() if tensor.is_meta]
     if hollow:
@@ -54,10 +56,13 @@ def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
-def _built(plan: Plan, seed: int) -> nn.Module:
-    """The network as it initialises itself, on the CPU."""
+def _check_seed(seed: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise UseError(f"seed is {seed!r}: a seed is a whole number from 0 to 2⁶³ − 1")
+
+
+def _built(plan: Plan, seed: int) -> nn.Module:
+    """The network as it initialises itself, on the CPU."""
     if plan.build_function is None:
         names = [name for name, row in plan.rows.items() if row.init.kind == "own"]
         why = f", which {names[0]} starts from" if names else ""

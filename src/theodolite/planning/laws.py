@@ -100,7 +100,7 @@ def depth_in_init(build: Build, base: Size) -> dict[str, float]:
         return {}
     found = {}
     for name, law in shallow.items():
-        if name not in deep or not law.std or not deep[name].std:
+        if name not in deep or not law.size or not deep[name].size:
             continue
         factor = deep[name].size / law.size
         # A measured std is uncertain; one that was read is not.

@@ -125,9 +125,14 @@ def plan(
             std=1.0,
         )
         explicit = its_rule(part, ratios, given)
+        if not explicit.lr > 0:
+            raise UseError(
+                f"{part.name}: the rule {rule_name} gives it the learning rate {explicit.lr!r}. Give a "
+                "positive one; what is not to be trained is left out by plan.optimizer(model, skip=[…])"
+            )
         explicit = replace(explicit, weight_decay=decayed(decay, part, explicit, weight_decay))
         hyper = explicit.absorbed()
-        if not all(map(math.isfinite, (hyper.lr, hyper.weight_decay, hyper.eps, hyper.std))):
+        if not all(map(math.isfinite, (hyper.lr, hyper.weight_decay, hyper.eps, hyper.std, hyper.extent))):
             raise UseError(
                 f"{part.name}: lr {lr!r}, weight decay {weight_decay!r} or eps {given.eps!r} is beyond what "
                 f"a number can hold at {size}. Check the values at base size"
@@ -203,6 +208,9 @@ def _rule(optimizer: str | Rule) -> tuple[Rule, str]:
             f"optimizer is the class {optimizer.__name__}: give the name of its rule, one of "
             f"{', '.join(RULES)}, or a rule of your own, a function (part, ratios, base) -> Hyper"
         )
+    for name, known in RULES.items():
+        if optimizer is known:
+            return known, name
     if callable(optimizer):
         return optimizer, getattr(optimizer, "__name__", "custom")
     if optimizer not in RULES:
@@ -233,16 +241,13 @@ def _check(size: Size, base: Size, decay: str, covers: str, **numbers: Any) -> N
 def _overridden(
     laws: Mapping[str, Law], partners: Mapping[str, Part], init: Mapping[str, float] | None
 ) -> dict[str, Law]:
-    """By tensor of the target, its law at base size; patterns may mean its name at either size."""
+    """By tensor of the target, its law at base size; patterns mean names there, or else at the target."""
     if init is not None and not isinstance(init, Mapping):
         raise UseError(f"init is {init!r}: give the std by pattern of names, as in {{'embed.*': 0.02}}")
     found = {name: laws[partner.name] for name, partner in partners.items()}
     for pattern, std in (init or {}).items():
-        names = [
-            name
-            for name, partner in partners.items()
-            if any(one == pattern or fnmatch.fnmatchcase(one, pattern) for one in (name, partner.name))
-        ]
+        names = [name for name, partner in partners.items() if _matches(partner.name, pattern)]
+        names = names or [name for name in partners if _matches(name, pattern)]
         if not names:
             some = ", ".join(list(partners)[:4])
             raise UseError(f"init: no tensor has a name that matches {pattern!r}; there are {some}, …")
@@ -250,3 +255,7 @@ def _overridden(
             raise UseError(f"init: the std for {pattern!r} is {std!r}: it has to be finite and not negative")
         found.update(dict.fromkeys(names, Law("normal", std=std) if std else Law("constant")))
     return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)

@@ -188,6 +188,8 @@ def fraction(value: float) -> str:
     >>> [fraction(value) for value in (4.0, 0.125, 2**0.5)]
     ['4', '1/8', '1.414']
     """
+    if not value:
+        return "0"
     for whole, written in ((value, "{}"), (1 / value, "1/{}")):
         if abs(whole) >= 1 and math.isclose(whole, round(whole), rel_tol=1e-12):
             return written.format(round(whole))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from theodolite.anatomy import dissect
-from theodolite.anatomy.part import Role
 from theodolite.errors import UseError
 from theodolite.planning import Plan, plan
+from theodolite.planning.law import Law
 from theodolite.probes.slopes import AXES, Slope, fit_slopes, worst_first
 from theodolite.probes.track import Track, follow
 from theodolite.size import Size
@@ -117,9 +117,6 @@ def coordinates(
     sizes = list(dict.fromkeys(sizes))
     _check(sizes, seeds, steps, parameterization)
     inputs = workload.draw(seeds[0], 0)[0]
-    init = zero_readout(workload, base, inputs, planning.get("roles")) | dict(
-        planning.pop("init", None) or {}
-    )
     tracks: list[Track] = []
     for size in sizes:
         made = plan_for(
@@ -131,9 +128,9 @@ def coordinates(
             optimizer=optimizer,
             lr=lr,
             weight_decay=weight_decay,
-            init=init,
             **planning,
         )
+        made = with_zero_readout(made)
         for seed in seeds:
             if progress is not None:
                 progress(f"{workload.name} {size}, seed {seed}", len(tracks) / len(sizes) / len(seeds))
@@ -155,12 +152,18 @@ def plan_for(
     return plan(workload.build, inputs, size=size, base=start, **planning)
 
 
-def zero_readout(
-    workload: Workload, size: Size, inputs: Any, roles: Mapping[str, Role] | None = None
-) -> dict[str, float]:
-    """`init` for `theodolite.plan` that starts the readout at zero; empty where it is the embedding too."""
-    anatomy = dissect(workload.build, inputs, size=size, roles=roles)
-    return {part.name: 0.0 for part in anatomy.values() if part.role == "output" and part.block is None}
+def with_zero_readout(plan: Plan) -> Plan:
+    """The plan with a readout that starts at zero, so that the logits hold nothing but what was learnt.
+
+    A readout that is the embedding too is an input, and starts as it does.
+    """
+    rows = {
+        name: dataclasses.replace(row, init=Law("constant"))
+        if row.role == "output" and row.block is None
+        else row
+        for name, row in plan.rows.items()
+    }
+    return dataclasses.replace(plan, rows=rows)
 
 
 def _check(sizes: Sequence[Size], seeds: Sequence[int], steps: int, parameterization: str) -> None:

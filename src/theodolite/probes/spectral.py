@@ -103,6 +103,13 @@ class Spectral:
         """Did every power iteration converge?"""
         return all(line.converged for line in self.lines)
 
+    @property
+    def finite(self) -> bool:
+        """Did neither network diverge?"""
+        pairs = [getattr(line, name) for line in self.lines for name in CONDITIONS]
+        sizes = [size for pair in pairs for size in (pair.here, pair.base)]
+        return all(map(math.isfinite, (*self.losses, *self.base_losses, *sizes)))
+
     def exponent(self, off: float) -> float:
         """The power of the growth that a factor is."""
         return math.log(off) / math.log(self.growth) if off > 0 and self.growth != 1 else math.nan
@@ -122,7 +129,7 @@ class Spectral:
 
     def holds(self, tolerance: float = TOLERANCE) -> bool:
         """Is the condition met, at the start and by every step?"""
-        return not (self.broken("start", tolerance) or self.broken("step", tolerance))
+        return self.finite and not (self.broken("start", tolerance) or self.broken("step", tolerance))
 
     def __str__(self) -> str:
         """A table: how many times too large each tensor starts, steps and has moved."""

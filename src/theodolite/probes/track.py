@@ -54,7 +54,7 @@ def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str
     """
     with untouched_randomness(seed):
         probe = _moved(workload.draw(seed, PROBE_STEP)[0], device)
-        model = plan.build(seed, device=device)
+        model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model)
         first = last = look(model, probe)
         sizes = [_sizes(first, first)]

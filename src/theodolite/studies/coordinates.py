@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization, plan_for, zero_readout
+from theodolite.errors import UseError
+from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization, plan_for, with_zero_readout
 from theodolite.probes.slopes import AXES, Axis, Slope, fit_slopes, worst_first
 from theodolite.probes.track import Track, follow
 from theodolite.size import Size
@@ -140,6 +141,8 @@ def conduct(
     """Run what is not yet in the file, and give all that is in it then. Runs that fail are told and left."""
     for name in networks:
         network(name, num=grid.num, length=grid.length)  # an unknown one fails before any work is done
+    if unknown := [name for name in optimizers if name not in OPTIMIZERS]:
+        raise UseError(f"the study has no optimizer {unknown[0]!r}: it has {' and '.join(OPTIMIZERS)}")
     records = Records(out, about(grid))
     cells = [
         Cell(name, optimizer, parameterization, size, grid.seeds)
@@ -181,9 +184,9 @@ def run_cell(grid: Grid, device: str, cell: Cell) -> list[dict[str, Any]]:
         base=grid.base,
         inputs=inputs,
         optimizer=cell.optimizer,
-        init=_zero_readout(cell.network, grid),
         **_learning_rates(cell),
     )
+    plan = with_zero_readout(plan)
     found = []
     for seed in cell.seeds:
         track = follow(workload, plan, seed=seed, steps=grid.steps, device=device)
@@ -283,12 +286,6 @@ def _learning_rates(cell: Cell) -> dict[str, float]:
     rates = LEARNING_RATES[cell.network]
     beside = rates.get(f"beside {cell.optimizer}")
     return {"lr": rates[cell.optimizer], **({"vector_lr": beside} if beside else {})}
-
-
-@cache
-def _zero_readout(name: str, grid: Grid) -> dict[str, float]:
-    workload = network(name, num=grid.num, length=grid.length)
-    return zero_readout(workload, grid.base, workload.batch(0, 0)[0])
 
 
 def _short(value: float) -> float | None:

@@ -107,6 +107,8 @@ def _panel(
             pieces.append(
                 f'<text x="{x:.1f}" y="{top + HIGH + 14}" text-anchor="middle" font-size="9">{size}</text>'
             )
+    if not math.isfinite(scale):  # the plan's run there diverged: there is nothing to measure by
+        return pieces
     for kind, line in lines.items():
         points = [(across(size), up(math.log2(value / scale))) for size, value in line.items() if value > 0]
         dash = ' stroke-dasharray="4 3"' if kind == "standard" else ""

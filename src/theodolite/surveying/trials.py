@@ -135,7 +135,7 @@ def find_trials(site: Site) -> Trials:
             for size in trials.largest:
                 trials.planned(size)
         except UnclassifiedError as error:  # at the surveyed size all was clear
-            problem = error
+            problem = problem if isinstance(problem, Unplannable) else error
             continue
         except UseError as error:
             problem = Unplannable(str(error))

@@ -39,9 +39,9 @@ def tied_head(anatomy: Anatomy) -> Finding:
             f"{head.name} {_shape(head)} is both the embedding and the head ({', '.join(head.tied)}): "
             f"{_share(head, anatomy)} of the parameters serve two ends.",
             why=WHY_TIED,
-            remedy="Untie the two if you can afford the parameters. Otherwise multiply the logits by "
-            "base width / width in the forward pass, and treat the tensor as an input weight everywhere "
-            "else; the final norm then belongs to the Output-Norms, which must not decay.",
+            remedy="Untie the two if you can afford the parameters, or train under th.plan, which treats the "
+            "tensor as an input weight and multiplies what the readout reads by base width / width; by hand, "
+            "do the same. The final norm belongs to the Output-Norms then, which must not decay.",
             evidence=Evidence(rows=tuple(_row(part) for part in tied)),
         )
     if tied:

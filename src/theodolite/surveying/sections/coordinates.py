@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,7 @@ from dataclasses import dataclass
 from theodolite.errors import UseError
 from theodolite.figures import Figure, Panel, power_law, signed
 from theodolite.planning import Plan
-from theodolite.planning.law import Law
-from theodolite.probes.coordinates import Coordinates, Parameterization
+from theodolite.probes.coordinates import Coordinates, Parameterization, with_zero_readout
 from theodolite.probes.slopes import Slope
 from theodolite.probes.track import Track, follow
 from theodolite.size import Size
@@ -114,20 +112,8 @@ def coordinates_kept(check: Check) -> Finding:
 
 def _tracks(trials: Trials, plans: Sequence[Plan]) -> list[Track]:
     seeds = range(trials.seed, trials.seed + (DEEP_SEEDS if trials.site.deep else SEEDS))
-    return [
-        follow(trials.workload, _silent(plan), seed=seed, steps=STEPS) for plan in plans for seed in seeds
-    ]
-
-
-def _silent(plan: Plan) -> Plan:
-    """The plan with a readout that starts at zero, so that the logits hold nothing but what was learnt."""
-    rows = {
-        name: dataclasses.replace(row, init=Law("constant"))
-        if row.role == "output" and row.block is None
-        else row
-        for name, row in plan.rows.items()
-    }
-    return dataclasses.replace(plan, rows=rows)
+    silent = [with_zero_readout(plan) for plan in plans]
+    return [follow(trials.workload, plan, seed=seed, steps=STEPS) for plan in silent for seed in seeds]
 
 
 def _axes(found: Coordinates) -> list[str]:
@@ -191,7 +177,7 @@ def _figure(check: Check, axis: str) -> Figure:
     )
     lines = {how: _points(found, quantity, axis) for how, found in _by_how(check)}
     values = [value for _, y in lines.values() for value in y if math.isfinite(value) and value > 0]
-    bounds = (min(values) / 1.6, max(values) * 1.6)
+    bounds = (min(values) / 1.6, max(values) * 1.6) if values else (0.1, 10.0)
     for how, found in _by_how(check):
         slope = next(one for one in found.slopes if (one.quantity, one.axis) == (quantity, axis))
         x, y = lines[how]

@@ -102,11 +102,11 @@ def depth_counted(ends: Sequence[Ends], width: int) -> Finding:
         said.append(
             f"The deeper the network, the smaller {_start(falling)}: std {first:.3g} with "
             f"{counted(few, 'block')}, {last:.3g} with {many}, as L to the "
-            f"{signed(one.slope)}{_law(one.slope)}. A plan that scales with depth would count it again."
+            f"{signed(one.slope)}{_law(one.slope)}. A rule that scales with depth would count it again."
         )
         remedy = (
-            "Initialise them like the other matrices of their block, without a factor in L, and let the plan "
-            "weigh the branches; or keep the factor, and scale width only."
+            "Initialise them like the other matrices of their block, without a factor in L; or train under "
+            "th.plan, which starts from the value at the base depth, so that depth counts once."
         )
     elif rising:
         level, title = "warn", "Branches that start larger with depth"

@@ -19,7 +19,8 @@ from theodolite.surveying.site import Site
 from theodolite.surveying.trials import Untried
 from theodolite.surveying.wording import counted
 
-MOST_STEPS = 1000
+MOST_STEPS = 20_000
+"""Of a schedule that says when it ends; of another a twentieth."""
 TOLERANCE = 0.01
 """On a ratio, relative: rounding in schedulers that go on from the last value stays far below."""
 NEGLIGIBLE = 1e-4
@@ -83,7 +84,7 @@ def ratios_kept(bend: Bend, steps: int, groups: int) -> Finding:
 
 
 def walk(site: Site, optimizer: Optimizer, attach: Callable[[Optimizer], LRScheduler]) -> tuple[Bend, int]:
-    """Step the schedule until it ends, up to a thousand times: the worst ratio, and the number of steps."""
+    """Step the schedule to its end, as far as it tells it: the worst ratio, and the number of steps."""
     planned = [float(group["lr"]) for group in optimizer.param_groups]
     with warnings.catch_warnings():
         # The scheduler's about the order of calls, and the optimizer's about the very thing sought here.
@@ -100,7 +101,9 @@ def walk(site: Site, optimizer: Optimizer, attach: Callable[[Optimizer], LRSched
                 "not a scheduler of torch.optim.lr_scheduler"
             )
         worst = _bend(planned, _rates(optimizer), 0)
-        for step in range(1, MOST_STEPS):
+        end = getattr(schedule, "T_max", None) or getattr(schedule, "total_steps", None)
+        last = min(int(end) + 1, MOST_STEPS) if end else MOST_STEPS // 20
+        for step in range(1, last):
             try:
                 optimizer.step()  # without gradients it moves nothing
                 _advance(schedule)
@@ -112,7 +115,7 @@ def walk(site: Site, optimizer: Optimizer, attach: Callable[[Optimizer], LRSched
                     f"{in_one_line(error)}"
                 ) from error
             worst = max(worst, _bend(planned, _rates(optimizer), step), key=lambda bend: bend.factor)
-    return worst, MOST_STEPS
+    return worst, last
 
 
 def _advance(schedule: LRScheduler) -> None:

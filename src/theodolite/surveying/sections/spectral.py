@@ -121,7 +121,7 @@ def judge(question: Question, growths: Sequence[Growth]) -> Finding:
     level: Level = "note" if said else "ok"
     remedy = question.remedy if said else ""
     left = [line.name for growth in growths for line in _broken(growth.planned, question.condition)]
-    lost = [growth.planned.size for growth in growths if not _finite(growth.planned)]
+    lost = [growth.planned.size for growth in growths if not growth.planned.finite]
     steepest = max((_steepest(growth.planned, question.condition) for growth in growths), key=abs)
     if lost:
         level = "warn"
@@ -151,7 +151,7 @@ def judge(question: Question, growths: Sequence[Growth]) -> Finding:
 def _without_plan(question: Question, growth: Growth) -> str:
     """The worst tensor at ten times the size; empty where all is well."""
     measured, axis = growth.standard, growth.axis
-    if not _finite(measured):
+    if not measured.finite:
         return f"Without a plan the training diverges at {measured.size}."
     broken = _broken(measured, question.condition)
     if not broken:
@@ -173,10 +173,6 @@ def _broken(measured: Spectral, condition: Condition) -> tuple[Line, ...]:
         for line in measured.broken(condition, TOLERANCE)
         if abs(math.log(line.off(condition))) > math.log(least.get(line.role, NOISE))
     )
-
-
-def _finite(measured: Spectral) -> bool:
-    return all(map(math.isfinite, measured.losses))
 
 
 def _steepest(measured: Spectral, condition: Condition) -> float:
