@@ -97,3 +97,11 @@ def test_a_weight_that_is_zero_has_no_radius() -> None:
 def test_a_radius_is_positive(radius: float) -> None:
     with pytest.raises(UseError, match="radius is"):
         SpectralSphere([nn.Parameter(torch.ones(2, 2))], radius=radius)
+
+
+def test_the_leading_direction_is_found_wherever_it_lies() -> None:
+    """In the last two of twelve directions; and beside rows of zeros."""
+    crowded = torch.diag(torch.tensor([1.0] * 10 + [2.0, 3.0], dtype=torch.float64))
+    assert leading(crowded)[0].item() == pytest.approx(3.0, rel=1e-9)
+    padded = torch.cat([torch.zeros(8, 32, dtype=torch.float64), _random(8, 32)])
+    assert leading(padded)[0].item() == pytest.approx(torch.linalg.matrix_norm(padded, 2).item(), rel=1e-6)

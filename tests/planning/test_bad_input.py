@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite import Plan, Size, UnclassifiedError, UseError, plan
+from theodolite import Plan, Size, UnclassifiedError, UseError, plan, rules
 
 from .zoo import BASE, INPUTS, TARGET, Zoo, zoo_plan
 
@@ -181,3 +181,23 @@ def test_init_patterns_may_name_tensors_of_the_target_that_the_base_does_not_hav
         row.init.std for name, row in made.rows.items() if name.startswith("blocks.5.") and "weight" in name
     } == {0.0}
     assert any(row.init.std > 0 for name, row in made.rows.items() if name.startswith("blocks.4."))
+
+
+def test_a_rule_that_trains_nothing_is_refused():
+    def frozen(part, ratios, base):
+        return replace(rules.adamw(part, ratios, base), lr=0.0)
+
+    said = refusal(zoo_plan, optimizer=frozen)
+    assert "the rule frozen gives it the learning rate 0.0" in said
+    assert "skip" in said
+
+
+def test_a_built_in_rule_may_be_given_as_the_function_it_is():
+    assert zoo_plan(optimizer=rules.muon_kimi) == zoo_plan(optimizer="muon-kimi")
+
+
+def test_options_do_not_override_what_is_planned():
+    made = zoo_plan(options={"lr": 7.0, "weight_decay": 3.0})
+    model = Zoo(TARGET.width, TARGET.depth)
+    assert {group["lr"] for group in made.param_groups(model)} == {row.lr for row in made.rows.values()}
+    assert "is set by the plan" in refusal(made.optimizer, model)

@@ -197,3 +197,24 @@ def test_bad_input_is_named(changes: dict[str, Any], message: str) -> None:
     sizes = given.pop("sizes")
     with pytest.raises(th.UseError, match=message):
         coordinates(th.workload("mlp-mixture"), sizes, base=th.Size(16, 1), lr=0.01, **given)
+
+
+def test_the_readout_is_known_by_its_role_where_depth_moves_its_name() -> None:
+    """In a plain list the readout's name at base size is a hidden layer's at another depth."""
+
+    class Residual(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(self.up(x).relu())
+
+    def build(width: int, depth: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(8, width), *(Residual(width) for _ in range(depth)), nn.Linear(width, 2)
+        )
+
+    made = plan(build, torch.zeros(1, 8), size=th.Size(32, 4), base=th.Size(16, 2), lr=0.01)
+    silent = with_zero_readout(made)
+    assert [name for name in made.rows if silent[name].init != made[name].init] == ["5.weight"]

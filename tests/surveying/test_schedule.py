@@ -108,3 +108,11 @@ def test_a_schedule_that_fails_is_an_error_of_use(surveyed, schedule, words):
 def test_a_schedule_that_is_none_is_refused_at_once(rows):
     with pytest.raises(UseError, match="'mine': schedule is 3, which cannot be called"):
         rows(build, schedule=3)
+
+
+def test_a_schedule_is_walked_to_its_end(surveyed):
+    """A cosine of five thousand steps has hardly bent after a thousand."""
+    (finding,) = surveyed(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5000, eta_min=1e-3))
+    assert finding.level != "ok"
+    (finding,) = surveyed(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5000))
+    assert finding.level == "ok"
