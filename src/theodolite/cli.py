@@ -129,8 +129,8 @@ def survey(
     from rich.console import Console
 
     from theodolite.report.terminal import view
-    from theodolite.report.writing import html_path
     from theodolite.surveying import survey as conduct
+    from theodolite.writing import html_path
 
     html_path(out)
     chosen = _look_up(workload)

@@ -8,8 +8,8 @@ from theodolite import UseError
 from theodolite.figures import Figure, Panel
 from theodolite.report.page import page
 from theodolite.report.terminal import text
-from theodolite.report.writing import html_path, write_whole
 from theodolite.surveying import Evidence, Finding
+from theodolite.writing import html_path, write_whole
 
 
 class Reader(HTMLParser):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from theodolite.calling import Build
 from theodolite.errors import UseError
 from theodolite.planning.plan import Plan
+from theodolite.writing import write_whole
 
 KIND = "theodolite plan"
 VERSION = 1
@@ -21,8 +22,6 @@ VERSION = 1
 
 def save(plan: Plan, path: str | Path) -> Path:
     """Write the plan as JSON; a reader sees the old file or the new one, never a half."""
-    from theodolite.report.writing import write_whole  # a plan does not need the report to be one
-
     path = plan_path(path)
     write_whole(path, to_json(plan))
     return path

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from theodolite.errors import UseError
-from theodolite.report.writing import write_whole
+from theodolite.writing import write_whole
 
 Record = Mapping[str, Any]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from theodolite.errors import UseError
 from theodolite.probes.slopes import AXES
-from theodolite.report.writing import write_whole
 from theodolite.size import Size
 from theodolite.studies.coordinates import claims, table
 from theodolite.studies.drawing import draw
 from theodolite.studies.records import read_records
+from theodolite.writing import write_whole
 
 
 def report(path: str | Path) -> str:

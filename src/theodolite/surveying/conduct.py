@@ -92,7 +92,7 @@ class Survey:
     def save(self, path: str | Path) -> Path:
         """Write the page, and the same as JSON beside it (`survey.html`, `survey.json`)."""
         from theodolite.report.page import page
-        from theodolite.report.writing import html_path, write_whole
+        from theodolite.writing import html_path, write_whole
 
         path = html_path(path)
         as_page, as_data = page(self), self.to_json()
