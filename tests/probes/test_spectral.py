@@ -8,14 +8,15 @@ from torch import nn
 import theodolite as th
 from theodolite.anatomy.part import Part
 from theodolite.errors import UseError
+from theodolite.optim.matrices import as_matrices
 from theodolite.planning.law import Law
-from theodolite.probes.rms_norm import as_matrices, rms_norms
+from theodolite.probes.rms_norm import rms_norms
 from theodolite.size import Size
 
 
 def exact(tensor, part):
     """`‖A‖_R` from numpy's singular values in float64."""
-    stack = as_matrices(tensor, part).double()
+    stack = as_matrices(tensor.detach(), (part.in_axes, part.out_axes)).double()
     largest = torch.linalg.svdvals(stack).max().item()
     return math.sqrt(part.fan_in / part.fan_out) * largest
 
@@ -88,7 +89,11 @@ def test_rms_norms_of_every_kind_of_tensor():
     found = rms_norms(tensors, parts)
     for name, one in parts.items():
         assert found[name] == (pytest.approx(exact(tensors[name], one), rel=2e-3), True)
-    assert as_matrices(tensors["kernel"], parts["kernel"]).shape == (1, 8, 36)
+    assert as_matrices(tensors["kernel"], (parts["kernel"].in_axes, parts["kernel"].out_axes)).shape == (
+        1,
+        8,
+        36,
+    )
 
     bias = Part("bias", (4,), "add", "bias", 1, 4, False, True, (), (0,))
     table = Part("table", (3, 4), "embedding", "input", 3, 4, False, True, (0,), (1,))

@@ -6,7 +6,6 @@ import difflib
 import fnmatch
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
 
@@ -16,14 +15,13 @@ from theodolite.calling import Build
 from theodolite.errors import UseError
 from theodolite.planning.caveats import caveats, refuse_endless
 from theodolite.planning.counterparts import counterparts
-from theodolite.planning.explaining import reasons
 from theodolite.planning.law import Law
 from theodolite.planning.laws import depth_in_init, read_laws
 from theodolite.planning.plan import Plan, Row
 from theodolite.planning.quantities import Case
 from theodolite.planning.readout import readouts
+from theodolite.planning.rows import make_row, settled
 from theodolite.rules import MATRIX_RULES, POLICIES, RULES, Base, Policy, Ratios, Rule
-from theodolite.rules.decay import decayed
 from theodolite.size import Size
 
 Covers = Literal["hidden", "all"]
@@ -117,58 +115,27 @@ def plan(
         ratios = Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth, own)
         by_matrix = not vectors or _is_matrix(part, covers)
         its_rule, rule_name = (rule, name) if by_matrix else (RULES["adamw"], "adamw")
-        law = laws[part.name]
         given = Base(
             lr=lr if by_matrix or vector_lr is None else vector_lr,
             weight_decay=weight_decay,
             eps=eps if by_matrix else vector_eps,
             std=1.0,
         )
-        explicit = its_rule(part, ratios, given)
-        if not explicit.lr > 0:
-            raise UseError(
-                f"{part.name}: the rule {rule_name} gives it the learning rate {explicit.lr!r}. Give a "
-                "positive one; what is not to be trained is left out by plan.optimizer(model, skip=[…])"
+        explicit, hyper = settled(its_rule, rule_name, part, ratios, given, decay)
+        rows[part.name] = make_row(
+            Case(
+                part=part,
+                partner=partner,
+                ratios=ratios,
+                num_branches=(len(target.branches), len(reference.branches)),
+                rule=rule_name,
+                policy=decay,
+                base=given,
+                law=laws[part.name],
+                explicit=explicit,
+                hyper=hyper,
+                readout=tied.get(part.name, 1.0),
             )
-        explicit = replace(explicit, weight_decay=decayed(decay, part, explicit, weight_decay))
-        hyper = explicit.absorbed()
-        if not all(map(math.isfinite, (hyper.lr, hyper.weight_decay, hyper.eps, hyper.std, hyper.extent))):
-            raise UseError(
-                f"{part.name}: lr {lr!r}, weight decay {weight_decay!r} or eps {given.eps!r} is beyond what "
-                f"a number can hold at {size}. Check the values at base size"
-            )
-        rows[part.name] = Row(
-            name=part.name,
-            shape=part.shape,
-            role=part.role,
-            block=part.block,
-            fan_in=part.fan_in,
-            fan_out=part.fan_out,
-            in_axes=part.in_axes,
-            out_axes=part.out_axes,
-            rule=rule_name,
-            multiplier=tied.get(part.name, 1.0),
-            # What multiplies is offset + gain: that is what an absorbed multiplier scales.
-            init=law.scaled(hyper.std).shifted(part.offset * (hyper.std - 1)),
-            lr=hyper.lr,
-            weight_decay=hyper.weight_decay,
-            eps=hyper.eps,
-            extent=hyper.extent,
-            reasons=reasons(
-                Case(
-                    part=part,
-                    partner=partner,
-                    ratios=ratios,
-                    num_branches=(len(target.branches), len(reference.branches)),
-                    rule=rule_name,
-                    policy=decay,
-                    base=given,
-                    law=law,
-                    explicit=explicit,
-                    hyper=hyper,
-                    readout=tied.get(part.name, 1.0),
-                )
-            ),
         )
     return Plan(
         size=size,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from theodolite.anatomy.part import Part
+from theodolite.optim.matrices import as_matrices
 from theodolite.probes.power import spectral_norm
 
 MOST_STACKED = 1 << 24
@@ -37,7 +38,7 @@ def rms_norms(tensors: Mapping[str, Tensor], parts: Mapping[str, Part]) -> dict[
     for name, tensor in tensors.items():
         part = parts[name]
         if is_matrix(part):
-            matrices = as_matrices(tensor, part)
+            matrices = as_matrices(tensor.detach(), (part.in_axes, part.out_axes))
             alike.setdefault((tuple(matrices.shape), matrices.device), []).append((name, matrices))
         else:
             value = _entries(tensor, part)
@@ -58,15 +59,6 @@ def rms_norms(tensors: Mapping[str, Tensor], parts: Mapping[str, Part]) -> dict[
 def is_matrix(part: Part) -> bool:
     """Is it measured by its largest singular value?"""
     return bool(part.in_axes) and bool(part.out_axes) and part.op != "embedding"
-
-
-def as_matrices(tensor: Tensor, part: Part) -> Tensor:
-    """The tensor as a stack of matrices (number, out, in)."""
-    inside = (*part.out_axes, *part.in_axes)
-    stacked = tuple(axis for axis in range(tensor.ndim) if axis not in inside)
-    rows = math.prod(tensor.shape[axis] for axis in part.out_axes)
-    columns = math.prod(tensor.shape[axis] for axis in part.in_axes)
-    return tensor.detach().permute(*stacked, *inside).reshape(-1, rows, columns)
 
 
 def _entries(tensor: Tensor, part: Part) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from theodolite.building import untouched_randomness
 from theodolite.planning import Plan
+from theodolite.probes.course import on_device
 from theodolite.probes.sighting import Layout, Sight, look
 from theodolite.size import Size
 from theodolite.workloads import Workload
@@ -53,14 +53,14 @@ def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str
     random number is spent.
     """
     with untouched_randomness(seed):
-        probe = _moved(workload.draw(seed, PROBE_STEP)[0], device)
+        probe = on_device(workload.draw(seed, PROBE_STEP), device)[0]
         model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model)
         first = last = look(model, probe)
         sizes = [_sizes(first, first)]
         branches, stream = [rms(*first.branches)], [rms(*first.stream)]
         for step in range(steps):
-            batch = _moved(workload.draw(seed, step), device)
+            batch = on_device(workload.draw(seed, step), device)
             optimizer.zero_grad()
             workload.evaluate(model, batch).backward()
             optimizer.step()
@@ -133,7 +133,3 @@ def _kinds(layout: Layout) -> Iterator[tuple[int, list[int]]]:
     """Branches by which of their block they are."""
     for kind in sorted({branch for _, branch in layout.places}):
         yield kind, [index for index, (_, branch) in enumerate(layout.places) if branch == kind]
-
-
-def _moved(batch: Any, device: str) -> Any:
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)

@@ -1,0 +1,58 @@
+"""One tensor of a plan: a rule's numbers, checked, with the multiplier absorbed, and the row they make."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from theodolite.anatomy.part import Part
+from theodolite.errors import UseError
+from theodolite.planning.explaining import reasons
+from theodolite.planning.plan import Row
+from theodolite.planning.quantities import Case
+from theodolite.rules import Base, Hyper, Policy, Ratios, Rule
+from theodolite.rules.decay import decayed
+
+
+def settled(
+    rule: Rule, name: str, part: Part, ratios: Ratios, base: Base, policy: Policy
+) -> tuple[Hyper, Hyper]:
+    """What a rule gives under a decay policy: with the multiplier beside the weight, and absorbed."""
+    explicit = rule(part, ratios, base)
+    if not explicit.lr > 0:
+        raise UseError(
+            f"{part.name}: the rule {name} gives it the learning rate {explicit.lr!r}. Give a "
+            "positive one; what is not to be trained is left out by plan.optimizer(model, skip=[…])"
+        )
+    explicit = replace(explicit, weight_decay=decayed(policy, part, explicit, base.weight_decay))
+    hyper = explicit.absorbed()
+    if not all(map(math.isfinite, (hyper.lr, hyper.weight_decay, hyper.eps, hyper.std, hyper.extent))):
+        raise UseError(
+            f"{part.name}: lr {base.lr!r}, weight decay {base.weight_decay!r} or eps {base.eps!r} is beyond "
+            "what a number can hold at this size. Check the values at base size"
+        )
+    return explicit, hyper
+
+
+def make_row(case: Case) -> Row:
+    """The row of a tensor, with its reasons."""
+    part, hyper = case.part, case.hyper
+    return Row(
+        name=part.name,
+        shape=part.shape,
+        role=part.role,
+        block=part.block,
+        fan_in=part.fan_in,
+        fan_out=part.fan_out,
+        in_axes=part.in_axes,
+        out_axes=part.out_axes,
+        rule=case.rule,
+        multiplier=case.readout,
+        # What multiplies is offset + gain: that is what an absorbed multiplier scales.
+        init=case.law.scaled(hyper.std).shifted(part.offset * (hyper.std - 1)),
+        lr=hyper.lr,
+        weight_decay=hyper.weight_decay,
+        eps=hyper.eps,
+        extent=hyper.extent,
+        reasons=reasons(case),
+    )
