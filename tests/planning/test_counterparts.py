@@ -136,12 +136,16 @@ def test_stages_of_a_network_are_not_mixed_up():
     assert {part.fan_out / found[name].fan_out for name, part in target.items()} == {1.0}
 
 
-def test_numbers_inside_a_piece_of_a_name_may_differ():
+@pytest.mark.parametrize("more", [0, 8])
+def test_numbers_inside_a_piece_of_a_name_may_differ(more):
+    """Also where fans are not in proportion to the width."""
+
     class Recurrent(nn.Module):
         def __init__(self, width, depth):
             super().__init__()
-            self.first, self.last = nn.Linear(8, width), nn.Linear(width, 3)
-            self.cells = nn.ModuleDict({f"layer_{k}": nn.Linear(width, width) for k in range(depth)})
+            inner = width + more
+            self.first, self.last = nn.Linear(8, inner), nn.Linear(inner, 3)
+            self.cells = nn.ModuleDict({f"layer_{k}": nn.Linear(inner, inner) for k in range(depth)})
 
         def forward(self, x):
             x = self.first(x)
