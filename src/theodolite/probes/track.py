@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from theodolite.building import untouched_randomness
 from theodolite.planning import Plan
@@ -81,6 +81,12 @@ def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str
         branches=tuple(branches),
         stream=tuple(stream),
     )
+
+
+def measured(model: nn.Module, inputs: Any) -> dict[str, float]:
+    """The root mean squares of stream, branches and logits of a network as it is; quantities as in `Track`."""
+    sight = look(model, inputs)
+    return {name: size for name, size in _sizes(sight, sight).items() if not name.startswith("change of")}
 
 
 def rms(*tensors: Tensor) -> tuple[float, ...]:

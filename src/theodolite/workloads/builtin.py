@@ -22,7 +22,7 @@ def built_in() -> dict[str, Workload]:
     """The built-in workloads by name. No data is read before the first batch is drawn.
 
     >>> print(*built_in())
-    gpt-sotu gpt-enwik8 mlp-mixture mlp-fashion lenet-fashion resnet-cifar10 modular-addition
+    gpt-sotu gpt-enwik8 gpt-enwik8-bare mlp-mixture mlp-fashion lenet-fashion resnet-cifar10 modular-addition
     >>> gpt = built_in()["gpt-sotu"]
     >>> tokens, targets = gpt.batch(0, 0)
     >>> tokens.shape, gpt.size
@@ -35,6 +35,7 @@ def built_in() -> dict[str, Workload]:
             partial(_windows, data.state_of_the_union, 16, 128),
             next_token_loss,
             Size(128, 4),
+            held_out=partial(_windows, partial(data.state_of_the_union, "validation"), 16, 128),
         ),
         Workload(
             "gpt-enwik8",
@@ -42,6 +43,15 @@ def built_in() -> dict[str, Workload]:
             partial(_windows, data.enwik8, 32, 256),
             next_token_loss,
             Size(128, 4),
+            held_out=partial(_windows, partial(data.enwik8, "validation"), 32, 256),
+        ),
+        Workload(
+            "gpt-enwik8-bare",
+            partial(GPT, vocab=256, context=256, norm_placement="none"),
+            partial(_windows, data.enwik8, 32, 256),
+            next_token_loss,
+            Size(128, 4),
+            held_out=partial(_windows, partial(data.enwik8, "validation"), 32, 256),
         ),
         Workload(
             "mlp-mixture",
@@ -49,6 +59,7 @@ def built_in() -> dict[str, Workload]:
             partial(_rows, data.mixture, 128),
             nn.functional.cross_entropy,
             Size(64, 4),
+            held_out=partial(_rows, partial(data.mixture, seed=1), 128),
         ),
         Workload(
             "mlp-fashion",
@@ -56,6 +67,7 @@ def built_in() -> dict[str, Workload]:
             partial(_rows, data.fashion_mnist, 128),
             nn.functional.cross_entropy,
             Size(128, 4),
+            held_out=partial(_rows, partial(data.fashion_mnist, "test"), 128),
         ),
         Workload(
             "lenet-fashion",
@@ -63,6 +75,7 @@ def built_in() -> dict[str, Workload]:
             partial(_rows, data.fashion_mnist, 128),
             nn.functional.cross_entropy,
             Size(300, 2),
+            held_out=partial(_rows, partial(data.fashion_mnist, "test"), 128),
         ),
         Workload(
             "resnet-cifar10",
@@ -70,6 +83,7 @@ def built_in() -> dict[str, Workload]:
             partial(_rows, data.cifar10, 128),
             nn.functional.cross_entropy,
             Size(16, 3),
+            held_out=partial(_rows, partial(data.cifar10, "test"), 128),
         ),
         Workload(
             "modular-addition",

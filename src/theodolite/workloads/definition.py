@@ -17,6 +17,9 @@ from theodolite.size import Size
 
 Batch = tuple[Any, Any]
 
+HELD_OUT_SEED = 2**31 - 1
+"""Of the batches a run is judged by where a workload has none of its own. No grid counts so far."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -30,6 +33,8 @@ class Workload:
             (`model(*inputs)`) or a dict (`model(**inputs)`).
         loss: `loss(logits, targets) -> scalar`. What the model returns goes through `logits` first.
         size: the size the network has when nobody says otherwise.
+        held_out: batches that are never trained on, `held_out(seed, step)` as `batch` is; what a run is
+            judged by. Without it those of a seed that no run has, which is the same where data never repeat.
         schedule: the learning-rate schedule you train with, if the survey should check it:
             `schedule(optimizer) -> LRScheduler`.
 
@@ -54,34 +59,43 @@ class Workload:
     loss: Callable[[Tensor, Any], Tensor]
     size: Size = field(default=Size(128, 4))
     schedule: Callable[[Optimizer], LRScheduler] | None = None
+    held_out: Callable[[int, int], Batch] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise UseError(f"a workload's name is a text, not {self.name!r}")
         if not isinstance(self.size, Size):
             raise UseError(f"workload {self.name!r}: size is {self.size!r}. Give a Size, as in Size(256, 4)")
-        for name in ("build", "batch", "loss", "schedule"):
+        for name in ("build", "batch", "loss", "schedule", "held_out"):
             value = getattr(self, name)
-            if not callable(value) and not (name == "schedule" and value is None):
+            if not callable(value) and not (name in ("schedule", "held_out") and value is None):
                 raise UseError(f"workload {self.name!r}: {name} is {value!r}, which cannot be called")
 
-    def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss of the model on one batch."""
+    def evaluate(self, model: nn.Module, batch: Batch, *, temperature: float = 1.0) -> Tensor:
+        """The loss of the model on one batch, its logits divided by the temperature."""
         inputs, targets = batch
-        return self.loss(logits(call(model, inputs)), targets)
+        found = logits(call(model, inputs))
+        return self.loss(found if temperature == 1 else found / temperature, targets)
 
     def draw(self, seed: int, step: int) -> Batch:
         """`batch(seed, step)`, refused if it is not a pair or holds nothing."""
-        drawn = self.batch(seed, step)
+        return self._checked(f"batch({seed}, {step})", self.batch(seed, step))
+
+    def draw_held_out(self, step: int) -> Batch:
+        """A batch that is not trained on; the same for every run."""
+        if self.held_out is not None:
+            return self._checked(f"held_out(0, {step})", self.held_out(0, step))
+        return self.draw(HELD_OUT_SEED, step)
+
+    def _checked(self, called: str, drawn: Batch) -> Batch:
         if not (isinstance(drawn, tuple) and len(drawn) == 2):
             raise UseError(
-                f"workload {self.name!r}: batch({seed}, {step}) returned {described(drawn)}, "
-                "not a pair (inputs, targets)"
+                f"workload {self.name!r}: {called} returned {described(drawn)}, not a pair (inputs, targets)"
             )
         tensors = [leaf for leaf in tree_leaves(drawn[0]) if isinstance(leaf, Tensor)]
         if not tensors or any(tensor.numel() == 0 for tensor in tensors):
             raise UseError(
-                f"workload {self.name!r}: batch({seed}, {step}) is empty: its inputs are "
-                f"{described(drawn[0])}. Return at least one example"
+                f"workload {self.name!r}: {called} is empty: its inputs are {described(drawn[0])}. "
+                "Return at least one example"
             )
         return drawn

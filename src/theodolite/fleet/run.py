@@ -1,0 +1,246 @@
+"""One training run as a value, and many of them as a product of axes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, Literal
+
+from theodolite.errors import UseError
+from theodolite.planning.schedule import KINDS
+from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization
+from theodolite.rules import MATRIX_RULES, POLICIES, RULES
+from theodolite.size import Size
+
+Precision = Literal["float32", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+PROBES = ("gradient", "sizes")
+"""`gradient`: the norm of the gradient at every step that is recorded. `sizes`: root mean squares of stream,
+branches and logits after training."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides what a training run gives, but for the machine.
+
+    Args:
+        workload: the name it can be looked up by, see `theodolite.workload`.
+        size: of the network.
+        lr: learning rate at base size.
+        optimizer: a name in `theodolite.rules.RULES`.
+        parameterization: `plan`, or `standard`: the network's own initialisation and one learning rate for
+            all tensors.
+        base: the size that the plan starts from; None with `standard`, which has no such size.
+        seed: of the initialisation and of the batches.
+        steps: how many.
+        weight_decay, decay, eps, vector_lr, options, vector_options: as in `theodolite.plan`.
+        init_scale: factor on the initial std of every weight (not of biases and gains).
+        temperature: the loss is taken of logits/temperature.
+        schedule, warmup, final: as in `plan.schedule`.
+        precision: `float32`, or `bfloat16` for autocast; parameters are float32 in both.
+        held_out: batches that are not trained on, whose mean loss is the run's result.
+        every: steps between records of the training loss.
+        probes: names in `PROBES`.
+
+    >>> run = Run("gpt-sotu", Size(128, 4), lr=2**-8, parameterization="standard")
+    >>> run.identity == Run("gpt-sotu", Size(128, 4), lr=0.00390625, parameterization="standard").identity
+    True
+    >>> run.identity == dataclasses.replace(run, seed=1).identity
+    False
+    """
+
+    workload: str
+    size: Size
+    lr: float
+    optimizer: str = "adamw"
+    parameterization: Parameterization = "plan"
+    base: Size | None = None
+    seed: int = 0
+    steps: int = 100
+    weight_decay: float = 0.0
+    decay: str = "paper"
+    eps: float | None = None
+    vector_lr: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    vector_options: Mapping[str, Any] = field(default_factory=dict)
+    init_scale: float = 1.0
+    temperature: float = 1.0
+    schedule: str = "linear"
+    warmup: int = 0
+    final: float = 0.0
+    precision: Precision = "float32"
+    held_out: int = 16
+    every: int = 1
+    probes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """The hash of the value, in 16 hexadecimal digits: the same in every process and on every machine."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The value as JSON knows it."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Size):
+                values[name] = [value.width, value.depth]
+            elif isinstance(value, Mapping):
+                values[name] = {str(key): _plain(item) for key, item in sorted(value.items())}
+            else:
+                values[name] = _plain(value)
+        for name in REAL:
+            values[name] = None if values[name] is None else float(values[name])
+        return values
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Run:
+        """The inverse of `to_dict`.
+
+        >>> run = Run("gpt-sotu", Size(64, 2), lr=0.1, base=Size(32, 2), options={"betas": (0.9, 0.95)})
+        >>> Run.from_dict(json.loads(json.dumps(run.to_dict()))).identity == run.identity
+        True
+        """
+        values = dict(values)
+        for name in ("size", "base"):
+            if values.get(name) is not None:
+                values[name] = Size(*values[name])
+        values["probes"] = tuple(values.get("probes", ()))
+        return Run(**values)
+
+    def __str__(self) -> str:
+        parts = [self.workload, str(self.size), self.optimizer, self.parameterization, f"lr {self.lr:.4g}"]
+        usual = {each.name: each.default for each in dataclasses.fields(self)}
+        for name, sign in (("weight_decay", "decay"), ("init_scale", "init ×"), ("temperature", "T")):
+            if getattr(self, name) != usual[name]:
+                parts.append(f"{sign} {getattr(self, name):.4g}")
+        return f"{' '.join(parts)}, seed {self.seed}"
+
+
+REAL = ("lr", "weight_decay", "eps", "vector_lr", "init_scale", "temperature", "final")
+AXES = tuple(each.name for each in dataclasses.fields(Run))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A product of axes, seeds always among them.
+
+    Args:
+        axes: by name of a field of `Run`, the values it takes. An option of the optimizer is an axis too:
+            `options.betas`.
+        fixed: the fields that all runs share.
+
+    Sizes that are their own base under `standard` have no base, so a grid over both parameterizations may fix
+    the base. Runs that come out alike are one run.
+
+    >>> axes = {"lr": [2**-9, 2**-8], "seed": range(3), "parameterization": ["plan", "standard"]}
+    >>> grid = Grid(axes, {"workload": "gpt-sotu", "size": Size(128, 4), "base": Size(64, 4)})
+    >>> len(grid.runs)
+    12
+    """
+
+    axes: Mapping[str, Sequence[Any]]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if "seed" not in self.axes:
+            raise UseError(
+                "the grid has no axis 'seed': a claim needs a spread, so give seeds, as in range(3)"
+            )
+        for name, values in self.axes.items():
+            _check_axis(name)
+            if name in self.fixed:
+                raise UseError(f"{name} is an axis of the grid and fixed at {self.fixed[name]!r}: give one")
+            if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+                raise UseError(f"axis {name} is {values!r}: give a list of values")
+            if not list(values):
+                raise UseError(f"axis {name} is empty: give at least one value")
+        for name in self.fixed:
+            _check_axis(name)
+
+    @functools.cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Every combination, each once; the last axis runs fastest."""
+        return tuple({run.identity: run for run in self._combined()}.values())
+
+    def _combined(self) -> Iterator[Run]:
+        for values in itertools.product(*self.axes.values()):
+            fields: dict[str, Any] = {}
+            for name, value in (*self.fixed.items(), *zip(self.axes, values, strict=True)):
+                top, _, option = name.partition(".")
+                if option:
+                    fields[top] = {**fields.get(top, {}), option: value}
+                else:
+                    fields[top] = value
+            if fields.get("parameterization") == "standard":
+                fields["base"] = None
+            yield Run(**fields)
+
+
+def _check_axis(name: str) -> None:
+    top, dot, option = name.partition(".")
+    if top in AXES and (not dot or (top in ("options", "vector_options") and option)):
+        return
+    near = difflib.get_close_matches(name, AXES, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"A run has {', '.join(AXES)}"
+    raise UseError(f"{name!r} is no field of a run. {hint}")
+
+
+def _check(run: Run) -> None:
+    for name, value in (("size", run.size), ("base", run.base)):
+        if not isinstance(value, Size) and not (name == "base" and value is None):
+            raise UseError(f"{name} is {value!r}: give a Size, for example Size(256, 4)")
+    _check_choice("optimizer", run.optimizer, tuple(RULES))
+    _check_choice("parameterization", run.parameterization, PARAMETERIZATIONS)
+    _check_choice("precision", run.precision, PRECISIONS)
+    _check_choice("schedule", run.schedule, KINDS)
+    _check_choice("decay", run.decay, tuple(POLICIES))
+    for probe in run.probes:
+        _check_choice("probe", probe, PROBES)
+    if run.parameterization == "plan" and run.base is None:
+        raise UseError("base is None: a plan starts from a base size. Give one, as in base=Size(128, 4)")
+    if run.parameterization == "standard" and run.base is not None:
+        raise UseError(f"base is {run.base}: the standard parameterization has none. Leave it out")
+    for name in REAL:
+        number = getattr(run, name)
+        if number is None and name in ("eps", "vector_lr"):
+            continue
+        lowest = "not negative" if name in ("weight_decay", "eps", "final") else "positive"
+        good = isinstance(number, Real) and 0 <= float(number) < math.inf
+        if not good or (number == 0 and lowest == "positive"):
+            raise UseError(f"{name} is {number!r}: it has to be a finite number and {lowest}")
+    if run.vector_lr is not None and run.optimizer not in MATRIX_RULES:
+        raise UseError(f"vector_lr is for what a matrix optimizer leaves to AdamW; {run.optimizer} is none")
+    for name, least in (("seed", 0), ("steps", 1), ("warmup", 0), ("held_out", 1), ("every", 1)):
+        number = getattr(run, name)
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise UseError(f"{name} is {number!r}: it has to be a whole number of at least {least}")
+    if run.warmup >= run.steps:
+        raise UseError(f"warmup is {run.warmup}: it has to be less than the {run.steps} steps")
+
+
+def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UseError(f"{name} is {value!r}: it is one of {', '.join(known)}.{hint}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value

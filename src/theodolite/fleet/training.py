@@ -1,0 +1,281 @@
+"""One run, step by step: what every engine has to agree with."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import statistics
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from theodolite.anatomy import Anatomy, dissect
+from theodolite.building import untouched_randomness
+from theodolite.fleet.checkpoint import Checkpoint
+from theodolite.fleet.outcome import Outcome
+from theodolite.fleet.run import Run
+from theodolite.planning import Plan
+from theodolite.planning.schedule import Factor
+from theodolite.probes.coordinates import plan_for
+from theodolite.probes.course import on_device
+from theodolite.probes.track import measured
+from theodolite.rules import MATRIX_RULES
+from theodolite.size import Size
+from theodolite.workloads import Batch, Workload
+from theodolite.workloads import workload as look_up
+
+LOOK_EVERY = 25
+"""Steps between looks at the losses where looking means waiting for the device."""
+
+Workloads = Mapping[str, Workload]
+"""By name, those that cannot be looked up because they were handed over as objects."""
+
+
+def train(
+    run: Run, workload: Workload, *, device: str = "cpu", checkpoint: Checkpoint | None = None
+) -> Outcome:
+    """Make the run, one step after the other. A loss that is not finite ends it: it has diverged.
+
+    The network is `plan.build(seed)`, the batches are `workload.batch(seed, step)`. No random number of the
+    caller's is spent. With a checkpoint the run goes on from where that was left, and ends with the same
+    numbers as if it had never been stopped.
+    """
+    start = time.perf_counter()
+    plan = planned(run, workload)
+    with untouched_randomness(run.seed), one_thread(device):
+        model = plan.build(run.seed, device=device).train()
+        optimizer = plan.optimizer(model)
+        factor = Factor(run.schedule, run.steps, run.warmup, run.final)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        log = Log(run, device)
+        if checkpoint is not None:
+            log.values = checkpoint.restore(model, optimizer)
+        for step in range(log.steps, run.steps):
+            batch = on_device(workload.draw(run.seed, step), device)
+            optimizer.zero_grad()
+            with precision_of(run, device):
+                loss = workload.evaluate(model, batch, temperature=run.temperature)
+            loss.backward()
+            log.add(loss, model)
+            if log.diverged_at is not None:
+                break
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor(step)
+            optimizer.step()
+            if checkpoint is not None and log.complete:
+                checkpoint.keep(model, optimizer, log.values)
+        outcome = log.outcome(model, workload)
+    return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
+
+
+def attempt(
+    run: Run,
+    workloads: Workloads,
+    *,
+    device: str = "cpu",
+    engine: str = "serial",
+    checkpoint: Checkpoint | None = None,
+) -> Outcome:
+    """`train`, with any exception as a failed outcome. The engine's name is put on it."""
+    start = time.perf_counter()
+    try:
+        outcome = train(run, workload_of(run, workloads), device=device, checkpoint=checkpoint)
+    except Exception:
+        return failed(run, traceback.format_exc(), time.perf_counter() - start, device, engine)
+    return dataclasses.replace(outcome, engine=engine)
+
+
+def failed(run: Run, error: str, seconds: float, device: str, engine: str) -> Outcome:
+    """The outcome of a run that could not be made."""
+    return Outcome(run, "failed", 0, None, seconds=seconds, device=device, engine=engine, error=error)
+
+
+def workload_of(run: Run, workloads: Workloads) -> Workload:
+    """What the run trains: handed over, or looked up by its name, once in a process."""
+    return workloads[run.workload] if run.workload in workloads else _looked_up(run.workload)
+
+
+def planned(run: Run, workload: Workload) -> Plan:
+    """The plan of a run: of the standard parameterization, the network as it is."""
+    sizes = [run.size, run.base or run.size]
+    matrix = run.optimizer in MATRIX_RULES
+    plan = plan_for(
+        workload,
+        run.size,
+        parameterization=run.parameterization,
+        base=run.base or run.size,
+        inputs=_first_inputs(workload),
+        optimizer=run.optimizer,
+        lr=run.lr,
+        weight_decay=run.weight_decay,
+        eps=run.eps,
+        decay=run.decay,
+        options=_tuples(run.options),
+        anatomies={size: anatomy_of(workload, size) for size in sizes},
+        **({"vector_lr": run.vector_lr, "vector_options": _tuples(run.vector_options)} if matrix else {}),
+    )
+    if run.init_scale == 1:
+        return plan
+    rows = {
+        name: row
+        if row.role in ("bias", "gain")
+        else dataclasses.replace(row, init=row.init.scaled(run.init_scale))
+        for name, row in plan.rows.items()
+    }
+    return dataclasses.replace(plan, rows=rows)
+
+
+@functools.lru_cache(maxsize=256)
+def anatomy_of(workload: Workload, size: Size) -> Anatomy:
+    """What is in the network of a size; found once in a process."""
+    return dissect(workload.build, _first_inputs(workload), size=size)
+
+
+@functools.lru_cache(maxsize=64)
+def _looked_up(name: str) -> Workload:
+    return look_up(name)
+
+
+@functools.lru_cache(maxsize=16)
+def _first_inputs(workload: Workload) -> Any:
+    return workload.draw(0, 0)[0]
+
+
+class Log:
+    """The losses of a run as they come, and where they stopped being finite."""
+
+    def __init__(self, run: Run, device: str) -> None:
+        self.run, self.device = run, device
+        self.values: dict[str, list[float]] = {}
+        """By name, a value for every step. What a checkpoint keeps."""
+        self._waiting: dict[str, list[Tensor]] = {}
+        self._look_every = 1 if torch.device(device).type == "cpu" else LOOK_EVERY
+
+    @property
+    def steps(self) -> int:
+        """How many losses are known."""
+        return len(self.values.get("loss", ()))
+
+    @property
+    def complete(self) -> bool:
+        """Is the loss of every step so far among them?"""
+        return not self._waiting
+
+    @property
+    def diverged_at(self) -> int | None:
+        """The first step whose loss is not finite, among those that are known."""
+        losses = self.values.get("loss", ())
+        return next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
+
+    def add(self, loss: Tensor, model: nn.Module) -> None:
+        """Note the loss of a step, and what its probes say."""
+        waiting = self._waiting
+        waiting.setdefault("loss", []).append(loss.detach())
+        if "gradient" in self.run.probes:
+            waiting.setdefault("gradient", []).append(_gradient_norm(model))
+        made = self.steps + len(waiting["loss"])
+        if len(waiting["loss"]) >= self._look_every or made == self.run.steps:
+            for name, tensors in waiting.items():
+                self.values.setdefault(name, []).extend(torch.stack(tensors).double().tolist())
+            waiting.clear()
+
+    def outcome(self, model: nn.Module, workload: Workload) -> Outcome:
+        """What came of it. The network is judged, unless it diverged."""
+        held_out = None if self.diverged_at is not None else judged(model, workload, self.run, self.device)
+        return outcome_of(
+            self.run, self.values, held_out, self.device, readings_of(model, workload, self.run)
+        )
+
+
+def outcome_of(
+    run: Run, values: Mapping[str, list[float]], held_out: float | None, device: str, readings: dict[str, Any]
+) -> Outcome:
+    """An outcome from the values of every step: those of recorded steps are kept, up to a divergence."""
+    losses = values["loss"]
+    diverged_at = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    if held_out is not None and not math.isfinite(held_out):
+        held_out, diverged_at = None, len(losses) if diverged_at is None else diverged_at
+    stop = len(losses) if diverged_at is None else diverged_at
+    kept = [step for step in range(stop) if step % run.every == 0 or step == run.steps - 1]
+    return Outcome(
+        run=run,
+        status="finished" if diverged_at is None else "diverged",
+        step=stop,
+        held_out=held_out,
+        metrics={name: tuple((step, series[step]) for step in kept) for name, series in values.items()},
+        readings={**readings, "tokens": readings["tokens"] * stop},
+        device=device_name(device),
+    )
+
+
+@torch.no_grad()
+def judged(model: nn.Module, workload: Workload, run: Run, device: str) -> float:
+    """The mean loss over the held-out batches."""
+    was_training = model.training
+    model.eval()
+    losses = []
+    for step in range(run.held_out):
+        batch = on_device(workload.draw_held_out(step), device)
+        with precision_of(run, device):
+            losses.append(workload.evaluate(model, batch, temperature=run.temperature))
+    model.train(was_training)
+    return statistics.fmean(torch.stack(losses).double().tolist())
+
+
+def readings_of(model: nn.Module, workload: Workload, run: Run) -> dict[str, Any]:
+    """What is measured once: how many parameters there are, targets in a batch, and what probes find."""
+    device = str(next(model.parameters()).device)
+    readings: dict[str, Any] = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens": targets_in(workload.draw(run.seed, 0)),
+    }
+    if "sizes" in run.probes:
+        readings["sizes"] = measured(model, on_device(workload.draw_held_out(0), device)[0])
+    return readings
+
+
+def targets_in(batch: Batch) -> int:
+    """How many targets a batch has: tokens of a text, images with a label."""
+    return sum(leaf.numel() for leaf in tree_leaves(batch[1]) if isinstance(leaf, Tensor))
+
+
+@contextlib.contextmanager
+def one_thread(device: str) -> Iterator[None]:
+    """On the CPU sums come out the same whatever the number of cores, and runs side by side do not fight."""
+    before = torch.get_num_threads()
+    if torch.device(device).type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def precision_of(run: Run, device: str) -> torch.autocast:
+    """Autocast where the run asks for bfloat16."""
+    return torch.autocast(
+        torch.device(device).type, dtype=torch.bfloat16, enabled=run.precision == "bfloat16"
+    )
+
+
+def device_name(device: str) -> str:
+    """What the ledger calls a device."""
+    kind = torch.device(device).type
+    return torch.cuda.get_device_name(device) if kind == "cuda" else kind
+
+
+def _gradient_norm(model: nn.Module) -> Tensor:
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return torch.stack([grad.detach().square().sum() for grad in grads]).sum().sqrt()
+
+
+def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists where optimizers want tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
