@@ -29,13 +29,13 @@ POLAR_EXPRESS = (
 """Each the best polynomial for what the ones before leave; the last is the classical one, which converges."""
 
 
-def newton_schulz(matrices: Tensor, *, steps: int, eps: float) -> Tensor:
+def newton_schulz(matrices: Tensor, *, steps: int, eps: float | Tensor) -> Tensor:
     """Muon's `UVᵀ`, roughly: Jordan's quintic, after a division by the Frobenius norm plus eps.
 
     Args:
         matrices: (…, m, n), of any dtype.
         steps: number of iterations.
-        eps: in units of the matrices.
+        eps: in units of the matrices; or one for each of them, (…, 1, 1).
 
     >>> flat = newton_schulz(torch.diag(torch.tensor([4.0, 2.0, 1.0])), steps=5, eps=1e-7)
     >>> bool((flat.diagonal() - 1).abs().max() < 0.35), flat[0, 1].item()
@@ -45,7 +45,7 @@ def newton_schulz(matrices: Tensor, *, steps: int, eps: float) -> Tensor:
         Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024.
     """
     x = matrices.to(computing_dtype(matrices))
-    x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + eps)
+    x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + eps).to(x.dtype)
     return _iterate(x, [JORDAN] * steps)
 
 

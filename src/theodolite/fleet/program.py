@@ -1,0 +1,256 @@
+"""One training step of many models as one program.
+
+The forward pass is the network's own, under `torch.vmap` over the models' tensors; what it records is an
+ordinary graph of large operations, which ordinary autograd goes back through. On a GPU the whole step,
+forward, backward and update, is captured as a CUDA graph after a few steps, so that launching its thousands
+of kernels costs nothing. Everything a step needs to know, its number and learning rates, is on the device.
+
+Compiled, the blocks that a network repeats and the updates are fused, see `theodolite.fleet.regions`.
+"""
+
+# M models, S seeds, n entries of one tensor
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from theodolite.calling import logits
+from theodolite.fleet.functional import METHODS, muon_average, muon_move, muon_scale, orthogonal
+from theodolite.fleet.regions import compile_blocks
+from theodolite.fleet.stack import Stack, Tensors
+from theodolite.workloads import Batch, Workload
+
+ATTENTION = {
+    "cpu": [SDPBackend.MATH],
+    "cuda": [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH],
+}
+"""The kernels that are right and fast under vmap. The CPU's fused one is called once for each model; cuDNN's
+gives nan there, and the memory-efficient one refuses what vmap hands it (torch 2.11, H200)."""
+EAGER_STEPS = 3
+"""Before the step is captured: libraries set themselves up during the first ones."""
+
+
+class Program:
+    """The models of a stack in training.
+
+    Args:
+        stack: the models; its tensors are changed in place.
+        workload: their data and loss.
+        device: where they are.
+        compiled: compile the network's repeated blocks and the updates.
+    """
+
+    def __init__(self, stack: Stack, workload: Workload, device: str, *, compiled: bool = False) -> None:
+        self._compiled = compiled
+        if compiled:
+            compile_blocks(stack.model)
+        self.stack, self.workload, self.device = stack, workload, torch.device(device)
+        run = stack.runs[0]
+        count, steps = len(stack.runs), run.steps
+        self.seeds = list(dict.fromkeys(each.seed for each in stack.runs))
+        self._seed_of = torch.tensor([self.seeds.index(each.seed) for each in stack.runs], device=device)
+        self._weights = {one.name: one.values for one in stack.tensors}
+        self._state = {
+            one.name: {name: torch.zeros_like(one.values).flatten(1) for name in METHODS[one.rule].state}
+            for one in stack.tensors
+        }
+        self._step = torch.zeros((), dtype=torch.long, device=device)
+        self._alive = torch.ones(count, dtype=torch.bool, device=device)
+        self._tempered = any(each.temperature != 1 for each in stack.runs)
+        names = ["loss", *(["gradient"] if "gradient" in run.probes else [])]
+        self.series = {name: torch.full((steps, count), math.nan, device=device) for name in names}
+        """By name, (steps, M), nan where a step has not been made."""
+        self._batch: list[Any] | None = None
+        self._spec: Any = None
+        self._shared_batch = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._made = 0
+
+    def step(self) -> None:
+        """One step of every model that is alive."""
+        self._load()
+        if self._graph is not None:
+            self._graph.replay()
+        elif self.device.type != "cuda":
+            self._advance()
+        elif self._made < EAGER_STEPS:
+            self._on_the_side(self._advance)
+        else:
+            self._capture()
+        self._made += 1
+
+    @torch.no_grad()
+    def try_losses(self) -> list[float]:
+        """The losses before the first step; nothing is changed but buffers."""
+        self._load()
+        losses: list[float] = self._losses(self._weights).double().tolist()
+        return losses
+
+    def alive(self) -> bool:
+        """Is there a model left whose losses are all finite? Waits for the device."""
+        return bool(self._alive.any())
+
+    @torch.no_grad()
+    def judge(self) -> list[float]:
+        """The mean loss of each model over the held-out batches."""
+        run = self.stack.runs[0]
+        model = self.stack.model.eval()
+        losses = []
+        for step in range(run.held_out):
+            batch = tree_map(self._moved, self.workload.draw_held_out(step))
+            evaluate = torch.vmap(functools.partial(self._evaluate, batch), in_dims=(0, 0, 0))
+            with self._mode():
+                losses.append(evaluate(self._weights, dict(self.stack.buffers), self.stack.temperature))
+        model.train()
+        means: list[float] = torch.stack(losses).double().mean(0).tolist()
+        return means
+
+    def _load(self) -> None:
+        """Put the batches of this step, one for each seed, where the step reads them."""
+        drawn = [tree_flatten(self.workload.draw(seed, self._made)) for seed in self.seeds]
+        leaves, spec = drawn[0]
+        if self._batch is None:
+            self._spec = spec
+            # Workloads that train on all their data return the same tensors whatever the seed.
+            self._shared_batch = all(
+                mine is first for others, _ in drawn[1:] for mine, first in zip(others, leaves, strict=True)
+            )
+        per_seed = [leaves] if self._shared_batch else [one for one, _ in drawn]
+        fresh = [
+            torch.stack(column) if isinstance(column[0], Tensor) else column[0]
+            for column in zip(*per_seed, strict=True)
+        ]
+        if self._batch is None:
+            self._batch = [self._moved(leaf) for leaf in fresh]
+            return
+        for place, (into, leaf) in enumerate(zip(self._batch, fresh, strict=True)):
+            if isinstance(leaf, Tensor):
+                if into.shape != leaf.shape:
+                    raise ValueError(
+                        f"a batch has shape {tuple(leaf.shape[1:])} at step {self._made} and "
+                        f"{tuple(into.shape[1:])} before: batches of one program have one shape"
+                    )
+                pinned = leaf.pin_memory() if self.device.type == "cuda" and not leaf.is_cuda else leaf
+                into.copy_(pinned, non_blocking=True)
+            else:
+                self._batch[place] = leaf
+
+    def _advance(self) -> None:
+        """The step itself: nothing in it waits for the device."""
+        weights = {name: values.detach().requires_grad_() for name, values in self._weights.items()}
+        losses = self._losses(weights)
+        gradients = torch.autograd.grad(losses.sum(), list(weights.values()))
+        with torch.no_grad():
+            detached = losses.detach()
+            self._alive.logical_and_(detached.isfinite())
+            self._note("loss", detached)
+            flat = [gradient.flatten(1) for gradient in gradients]
+            if "gradient" in self.series:
+                squares = torch.stack([one.square().sum(1) for one in flat]).sum(0)
+                self._note("gradient", squares.sqrt())
+            factor = self.stack.factors.index_select(0, self._step[None])[0]
+            for one, gradient in zip(self.stack.tensors, flat, strict=True):
+                self._update(one, gradient, factor[:, None])
+            self._step.add_(1)
+
+    def _losses(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """The loss of each model, (M,)."""
+        assert self._batch is not None
+        leaves, dims = [], []
+        for leaf in self._batch:
+            batched = isinstance(leaf, Tensor) and not self._shared_batch
+            leaves.append(leaf[self._seed_of] if batched else leaf[0] if isinstance(leaf, Tensor) else leaf)
+            dims.append(0 if batched else None)
+
+        def loss(tensors: Any, buffers: Any, temperature: Tensor, *leaves: Any) -> Tensor:
+            return self._evaluate(tree_unflatten(leaves, self._spec), tensors, buffers, temperature)
+
+        with self._mode():
+            return torch.vmap(loss, in_dims=(0, 0, 0, *dims))(
+                weights, dict(self.stack.buffers), self.stack.temperature, *leaves
+            )
+
+    def _evaluate(
+        self, batch: Batch, weights: dict[str, Tensor], buffers: dict[str, Tensor], temperature: Tensor
+    ) -> Tensor:
+        inputs, targets = batch
+        positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
+        keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
+        output = logits(functional_call(self.stack.model, {**weights, **buffers}, positional, keywords))
+        return self.workload.loss(output / temperature if self._tempered else output, targets)
+
+    def _update(self, one: Tensors, gradient: Tensor, factor: Tensor) -> None:
+        """One tensor of all models by one step of its optimizer."""
+        weight, state, alive = one.values.flatten(1), self._state[one.name], self._alive[:, None]
+        hyper = {**one.hyper, "lr": one.hyper["lr"] * factor.to(weight.dtype)}
+        method = METHODS[one.rule]
+        if method.step is None:
+            ahead = self._fused(muon_average)(gradient, state, hyper)
+            update = orthogonal(ahead, one.shape, hyper["eps"], one.shared)
+            hyper["scale"] = torch.full_like(hyper["lr"], muon_scale(one.shape, one.shared))
+            self._fused(muon_move)(weight, update, hyper, alive)
+            return
+        count = self._step + 1
+        hyper["count"] = count
+        for beta, name in (("beta1", "correction1"), ("beta2", "correction2")):
+            if beta in hyper:
+                hyper[name] = (1 - hyper[beta].double() ** count).to(weight.dtype)
+        self._fused(method.step)(weight, gradient, state, hyper, alive)
+
+    def _fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """One kernel instead of a dozen that read and write the same memory."""
+        return _compiled(function) if self._compiled else function
+
+    def _note(self, name: str, values: Tensor) -> None:
+        series = self.series[name]
+        series.index_copy_(0, self._step[None], values[None].to(series.dtype))
+
+    def _capture(self) -> None:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._advance()
+        self._graph = graph
+        graph.replay()
+
+    def _on_the_side(self, work: Callable[[], None]) -> None:
+        """On another stream, as capturing asks of what comes before it."""
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            work()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+
+    def _moved(self, leaf: Any) -> Any:
+        # A copy: the step's own place, which later batches are written into.
+        return leaf.to(self.device, copy=True) if isinstance(leaf, Tensor) else leaf
+
+    @contextlib.contextmanager
+    def _mode(self) -> Iterator[None]:
+        """The run's precision, and attention by kernels that know many models."""
+        run = self.stack.runs[0]
+        precision = torch.autocast(
+            self.device.type,
+            dtype=torch.bfloat16,
+            enabled=run.precision == "bfloat16",
+            cache_enabled=False,  # what it keeps would be freed behind a captured graph's back
+        )
+        with precision, sdpa_kernel(ATTENTION["cpu" if self.device.type == "cpu" else "cuda"]):
+            yield
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Sizes as symbols: one compilation serves tensors of all shapes, flattened to (M, n).
+    return torch.compile(function, dynamic=True)

@@ -1,0 +1,192 @@
+"""Many models of one shape as stacks of tensors, each with hyperparameters of its own."""
+
+# M models
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.fleet.functional import INDIFFERENT, METHODS
+from theodolite.fleet.run import Run
+from theodolite.fleet.training import planned
+from theodolite.planning import Plan
+from theodolite.planning.schedule import Factor
+from theodolite.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """One parameter of M models, and how it is trained."""
+
+    name: str
+    shape: tuple[int, ...]
+    rule: str
+    values: Tensor
+    """(M, …)."""
+    hyper: Mapping[str, Tensor]
+    """By name, (M, 1)."""
+    shared: Mapping[str, Any]
+    """Options that are no numbers, the same for all models."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """M models of one shape, before their first step."""
+
+    runs: tuple[Run, ...]
+    model: nn.Module
+    """One of them: the functions, but not the values."""
+    tensors: tuple[Tensors, ...]
+    buffers: Mapping[str, Tensor]
+    """(M, …)."""
+    factors: Tensor
+    """(steps, M), of the schedule."""
+    temperature: Tensor
+    """(M,)."""
+
+
+def kin(run: Run, workload: Workload) -> str:
+    """Runs with the same kin can be one program: what may differ is a number for each model."""
+    alike = {name: value for name, value in run.to_dict().items() if name not in APART}
+    alike["options"] = sorted(alike["options"])
+    alike["vector_options"] = sorted(alike["vector_options"])
+    # A real multiplier is a hook on the network, which all of them share.
+    alike["multipliers"] = sorted(_planned(run, workload).multipliers.items())
+    return json.dumps(alike, sort_keys=True)
+
+
+APART = (
+    "lr",
+    "seed",
+    "parameterization",
+    "base",
+    "weight_decay",
+    "decay",
+    "eps",
+    "vector_lr",
+    "init_scale",
+    "temperature",
+    "schedule",
+    "warmup",
+    "final",
+    "every",
+)
+
+
+def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
+    """Build the models of runs that are kin, and put them together.
+
+    Models that start alike are drawn once: seeds times initialisations, not learning rates.
+    """
+    plans = [_planned(run, workload) for run in runs]
+    model = plans[0].build(runs[0].seed).train()
+    drawn: dict[tuple[int, str], nn.Module] = {}
+    starts = []
+    for run, plan in zip(runs, plans, strict=True):
+        key = run.seed, _start(plan)
+        if key not in drawn:
+            drawn[key] = plan.build(run.seed)
+        starts.append(key)
+    order = {key: place for place, key in enumerate(drawn)}
+    picks = torch.tensor([order[key] for key in starts])
+    parameters: list[dict[str, Tensor]] = [dict(one.named_parameters()) for one in drawn.values()]
+    buffers = [dict(one.named_buffers()) for one in drawn.values()]
+    groups = [_by_name(plan, model) for plan in plans]
+
+    def stacked(per_model: list[dict[str, Tensor]], name: str) -> Tensor:
+        few = torch.stack([tensors[name].detach() for tensors in per_model]).to(device)
+        return few[picks.to(device)]
+
+    tensors = []
+    for name, parameter in parameters[0].items():
+        settings = [group[name] for group in groups]
+        tensors.append(
+            Tensors(
+                name,
+                tuple(parameter.shape),
+                settings[0]["rule"],
+                stacked(parameters, name),
+                _hyper(settings, parameter.dtype, device),
+                _shared(settings[0]),
+            )
+        )
+    schedules = [Factor(run.schedule, run.steps, run.warmup, run.final) for run in runs]
+    steps = runs[0].steps
+    factors = torch.tensor([[factor(step) for factor in schedules] for step in range(steps)])
+    return Stack(
+        runs=tuple(runs),
+        model=model.to(device),
+        tensors=tuple(tensors),
+        buffers={name: stacked(buffers, name) for name in buffers[0]},
+        factors=factors.to(device, torch.float64),
+        temperature=torch.tensor([run.temperature for run in runs], device=device),
+    )
+
+
+def why_not_stacked(run: Run, workload: Workload) -> str | None:
+    """Why the optimizer of a run cannot train many models at once; None if it can."""
+    if run.optimizer not in METHODS:
+        return f"{run.optimizer} has no step for many models at once ({', '.join(METHODS)} have)"
+    plan = _planned(run, workload)
+    for group in plan.param_groups(plan.build(run.seed)):
+        method = METHODS[group["rule"]]
+        for option, value in group.items():
+            known = option in (*PLANNED, *method.numbers, *method.shared, *INDIFFERENT)
+            if not known and (option not in method.without or method.without[option] != value):
+                return f"{group['rule']} for many models at once has no option {option}={value!r}"
+    return None
+
+
+PLANNED = ("params", "param_names", "lr", "weight_decay", "rule", "planned_lr")
+
+_plans: dict[tuple[Workload, str], Plan] = {}
+
+
+def _planned(run: Run, workload: Workload) -> Plan:
+    """The plan of a run, which does not depend on its seed and schedule."""
+    key = workload, dataclasses.replace(run, seed=0, steps=1, warmup=0, every=1).identity
+    if len(_plans) > 4096:
+        _plans.clear()
+    if key not in _plans:
+        _plans[key] = planned(run, workload)
+    return _plans[key]
+
+
+def _start(plan: Plan) -> str:
+    return repr([(name, row.init) for name, row in plan.rows.items()])
+
+
+def _by_name(plan: Plan, model: nn.Module) -> dict[str, dict[str, Any]]:
+    """The settings of every tensor, options that were left open at their usual values."""
+    found = {}
+    for group in plan.param_groups(model):
+        method = METHODS[group["rule"]]
+        settings = {**method.numbers, **method.shared, **group}
+        found.update(dict.fromkeys(group["param_names"], settings))
+    return found
+
+
+def _hyper(settings: Sequence[Mapping[str, Any]], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+    method = METHODS[settings[0]["rule"]]
+    columns: dict[str, list[float]] = {}
+    for one in settings:
+        for name in ("lr", "weight_decay", *method.numbers):
+            if name == "betas":
+                for beta, value in zip(("beta1", "beta2"), one["betas"], strict=True):
+                    columns.setdefault(beta, []).append(float(value))
+            else:
+                columns.setdefault(name, []).append(float(one[name]))
+    return {
+        name: torch.tensor(column, dtype=dtype, device=device)[:, None] for name, column in columns.items()
+    }
+
+
+def _shared(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: settings[name] for name in METHODS[settings["rule"]].shared}
