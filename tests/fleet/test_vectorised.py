@@ -85,6 +85,8 @@ def agree(runs, means=MEANS, tolerance=2e-5):
     ],
 )
 def test_gpts_of_both_parameterizations_agree_with_one_run_after_the_other(optimizer, fixed):
+    if optimizer == "lion":
+        pytest.importorskip("pytorch_optimizer")
     axes = {"parameterization": ["plan", "standard"], "lr": [2**-9, 2**-7], "seed": [0, 1]}
     fixed = {"workload": "gpt", "size": Size(32, 2), "base": Size(16, 1), "optimizer": optimizer, **fixed}
     agree(Grid(axes, {**fixed, "steps": 6, "warmup": 2, "held_out": 2, "probes": ("gradient",)}).runs)

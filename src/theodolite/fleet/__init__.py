@@ -1,0 +1,1 @@
+"""Many runs: as values, on engines, in a ledger."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,88 +15,134 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.errors import UseError
+from theodolite.building import in_one_line
 
 
 @dataclass
 class Checkpoint:
-    """Where a run keeps its state, and how often.
+    """Where a run keeps its state, and how often. It only saves time: no trouble with it ends the run.
 
     Args:
         path: of the file. It is written beside and renamed, so it is whole or not there.
         seconds: between two states that are kept; 0 for one after every step.
+        said: called with a line when the file cannot be read or written.
     """
 
     path: Path
     seconds: float = 60.0
+    said: Callable[[str], None] = field(default=lambda line: None, repr=False)
     _last: float = field(default_factory=time.monotonic, repr=False)
 
-    def keep(self, model: nn.Module, optimizer: Optimizer, values: dict[str, list[float]]) -> None:
+    def keep(self, model: nn.Module, optimizer: Optimizer, values: Mapping[str, list[float]]) -> None:
         """Write the state, if it is time. It is of the step whose loss was the last that was noted."""
         if time.monotonic() - self._last < self.seconds:
             return
         from safetensors.torch import save_file
 
-        state = optimizer.state_dict()
-        tensors: dict[str, Tensor] = {f"model/{name}": value for name, value in _own(model).items()}
-        plain: dict[str, Any] = {}
-        for index, entries in state["state"].items():
-            for key, value in entries.items():
-                if isinstance(value, Tensor):
-                    tensors[f"optimizer/{index}/{key}"] = value
-                else:
-                    plain[f"{index}/{key}"] = value
-        tensors["random"] = torch.get_rng_state()
-        device = next(model.parameters()).device
-        if device.type == "cuda":
-            tensors["random on the device"] = torch.cuda.get_rng_state(device)
-        about = {"values": json.dumps(values), "plain": json.dumps(plain)}
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        tensors: dict[str, Tensor] = {}
         try:
+            parts = {"values": values, "model": _own(model), "optimizer": optimizer.state_dict()}
+            about = json.dumps(_packed({**parts, "random": _random(model)}, tensors))
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({name: value.contiguous() for name, value in tensors.items()}, beside, about)
-            beside.replace(self.path)
-        except OSError as error:
-            raise UseError(f"the checkpoint {self.path} cannot be written: {error.strerror}") from error
-        finally:
-            with contextlib.suppress(OSError):
-                beside.unlink()
+            with self._beside() as beside:
+                save_file(tensors, beside, {"state": about})
+                beside.replace(self.path)
+        except Exception as error:  # whatever an optimizer keeps, or a disk that is full
+            self.said(f"{self.path.name} cannot be written, its run has no checkpoint: {in_one_line(error)}")
+            self.seconds = float("inf")
         self._last = time.monotonic()
 
     def restore(self, model: nn.Module, optimizer: Optimizer) -> dict[str, list[float]]:
-        """Take over what was kept, and give the values of the steps made; nothing if there is no file."""
-        if not self.path.is_file():
-            return {}
-        from safetensors import safe_open
+        """Take over what was kept, and give the values of the steps made; nothing if there is no good file.
 
-        with safe_open(self.path, "pt") as file:
-            about = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        own = _own(model)
+        The model and the optimizer change only if all of it is good.
+        """
+        if not self.path.exists():
+            return {}
+        try:
+            state = self._read()
+            own, kept = _own(model), state["model"]
+            if {name: value.shape for name, value in own.items()} != {n: v.shape for n, v in kept.items()}:
+                raise ValueError("it is of another network")
+            values: dict[str, list[float]] = {
+                name: list(map(float, v)) for name, v in state["values"].items()
+            }
+            cpu, device = state["random"]["cpu"], state["random"]["device"]
+            optimizer.load_state_dict(state["optimizer"])
+        except Exception as error:  # it is a cache: whatever is wrong with it, there is another way
+            self.said(f"{self.path.name} is no good, its run begins again: {in_one_line(error)}")
+            return {}
         with torch.no_grad():
             for name, value in own.items():
-                value.copy_(tensors[f"model/{name}"])
-        state = optimizer.state_dict()
-        kept: dict[int, dict[str, Any]] = {}
-        for name, value in tensors.items():
-            if name.startswith("optimizer/"):
-                _, index, key = name.split("/", 2)
-                kept.setdefault(int(index), {})[key] = value
-        for name, value in json.loads(about["plain"]).items():
-            index, key = name.split("/", 1)
-            kept.setdefault(int(index), {})[key] = value
-        optimizer.load_state_dict({**state, "state": kept})
-        torch.set_rng_state(tensors["random"])
-        if "random on the device" in tensors:
-            torch.cuda.set_rng_state(tensors["random on the device"], next(model.parameters()).device)
-        values: dict[str, list[float]] = json.loads(about["values"])
+                value.copy_(kept[name])
+        torch.set_rng_state(cpu)
+        where = next(model.parameters()).device
+        if where.type == "cuda" and device is not None:
+            torch.cuda.set_rng_state(device, where)
         return values
 
     def forget(self) -> None:
-        """The run is over."""
-        self.path.unlink(missing_ok=True)
+        """The run is over: remove the file, and what a worker left that was killed while it wrote."""
+        for file in (self.path, *self.path.parent.glob(f".{self.path.name}.*.part")):
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+    def _read(self) -> dict[str, Any]:
+        from safetensors import safe_open
+
+        with safe_open(self.path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return _unpacked(json.loads(file.metadata()["state"]), tensors)
+
+    @contextlib.contextmanager
+    def _beside(self) -> Any:
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        try:
+            yield beside
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink()
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, each once; buffers that are not saved otherwise too."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _random(model: nn.Module) -> dict[str, Tensor | None]:
+    device = next(model.parameters()).device
+    on_cuda = device.type == "cuda"
+    return {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state(device) if on_cuda else None}
+
+
+def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value as JSON, with its tensors put aside. Optimizers keep them in lists and dictionaries too.
+
+    >>> tensors = {}
+    >>> packed = _packed({0: {"step": 3, "bases": [torch.ones(2), None]}}, tensors)
+    >>> _unpacked(json.loads(json.dumps(packed)), tensors)
+    {0: {'step': 3, 'bases': [tensor([1., 1.]), None]}}
+    """
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        # A copy: safetensors refuses tensors that share memory, and the device may have none to spare.
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"dict": [_packed(pair, tensors) for pair in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_packed(item, tensors) for item in value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{value!r} is neither a number, a text nor a tensor")
+
+
+def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    items = [_unpacked(item, tensors) for item in content]
+    return {"list": list, "tuple": tuple, "dict": dict}[kind](items)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import Workloads, attempt
 
-RETRIES = 2
-"""How often a run is tried again whose worker was lost."""
+
+def _unheard(_: object) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Means:
     Args:
         workloads: those that were handed over as objects, by name.
         device: `cpu`, `cuda` or `cuda:1`.
-        jobs: processes, or Ray tasks at a time.
+        jobs: processes at a time; Ray tasks too, unless the cluster has room for more.
         chunk: most models in one program of the vectorised engine; None for as many as memory holds.
         checkpoints: the folder in which long runs keep their state; None for no checkpoints.
         checkpoint_seconds: between two of them.
@@ -41,18 +43,38 @@ class Means:
     checkpoint_seconds: float = 60.0
     address: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
-    begun: Callable[[Run], None] = field(default=lambda run: None)
-    said: Callable[[str], None] = field(default=lambda line: None)
+    begun: Callable[[Run], None] = _unheard
+    said: Callable[[str], None] = _unheard
 
     def checkpoint(self, run: Run) -> Checkpoint | None:
         """Where a run keeps its state."""
         if self.checkpoints is None:
             return None
-        return Checkpoint(self.checkpoints / f"{run.identity}.safetensors", self.checkpoint_seconds)
+        path = self.checkpoints / f"{run.identity}.safetensors"
+        return Checkpoint(path, self.checkpoint_seconds, self.said)
+
+    def for_worker(self) -> Means:
+        """What a worker needs that is told the workload apart: nothing there hears what is said here."""
+        return dataclasses.replace(self, workloads={}, begun=_unheard, said=_unheard)
 
 
 Engine = Callable[[Sequence[Run], Means], Iterator[Outcome]]
 """Outcomes in any order, one for each run. Closing the iterator stops all work and leaves no process."""
+
+
+def cost(run: Run) -> float:
+    """About how long a run takes, in no unit: steps × depth × width², with a floor for narrow networks.
+
+    >>> from theodolite import Size
+    >>> a, b = (Run("gpt-sotu", Size(width, 4), 0.1, parameterization="standard") for width in (512, 1024))
+    >>> round(cost(b) / cost(a), 2)
+    3.95
+    """
+    return run.steps * run.size.depth * (run.size.width**2 + _NARROW**2)
+
+
+_NARROW = 64
+"""Below about this width a step takes as long as it takes to launch its operations."""
 
 
 def serial(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
@@ -60,3 +82,13 @@ def serial(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
     for run in runs:
         means.begun(run)
         yield attempt(run, means.workloads, device=means.device, checkpoint=means.checkpoint(run))
+
+
+def attempt_in_worker(
+    run: Run, workloads: Workloads, means: Means, engine: str
+) -> tuple[Outcome, tuple[str, ...]]:
+    """The outcome, and what there is to tell of it where the driver is."""
+    lines: list[str] = []
+    checkpoint = dataclasses.replace(means, said=lines.append).checkpoint(run)
+    outcome = attempt(run, workloads, device=means.device, engine=engine, checkpoint=checkpoint)
+    return outcome, tuple(lines)

@@ -28,6 +28,7 @@ from theodolite.calling import logits
 from theodolite.fleet.functional import METHODS, muon_average, muon_move, muon_scale, orthogonal
 from theodolite.fleet.regions import compile_blocks
 from theodolite.fleet.stack import Stack, Tensors
+from theodolite.fleet.training import precision_of
 from theodolite.workloads import Batch, Workload
 
 ATTENTION = {
@@ -158,9 +159,9 @@ class Program:
             if "gradient" in self.series:
                 squares = torch.stack([one.square().sum(1) for one in flat]).sum(0)
                 self._note("gradient", squares.sqrt())
-            factor = self.stack.factors.index_select(0, self._step[None])[0]
+            hypers = [self._at_this_step(hyper) for hyper in self.stack.hypers]
             for one, gradient in zip(self.stack.tensors, flat, strict=True):
-                self._update(one, gradient, factor[:, None])
+                self._update(one, gradient, dict(hypers[one.hyper]))
             self._step.add_(1)
 
     def _losses(self, weights: Mapping[str, Tensor]) -> Tensor:
@@ -189,23 +190,27 @@ class Program:
         output = logits(functional_call(self.stack.model, {**weights, **buffers}, positional, keywords))
         return self.workload.loss(output / temperature if self._tempered else output, targets)
 
-    def _update(self, one: Tensors, gradient: Tensor, factor: Tensor) -> None:
-        """One tensor of all models by one step of its optimizer."""
-        weight, state, alive = one.values.flatten(1), self._state[one.name], self._alive[:, None]
-        hyper = {**one.hyper, "lr": one.hyper["lr"] * factor.to(weight.dtype)}
-        method = METHODS[one.rule]
-        if method.step is None:
-            ahead = self._fused(muon_average)(gradient, state, hyper)
-            update = orthogonal(ahead, one.shape, hyper["eps"], one.shared)
-            hyper["scale"] = torch.full_like(hyper["lr"], muon_scale(one.shape, one.shared))
-            self._fused(muon_move)(weight, update, hyper, alive)
-            return
+    def _at_this_step(self, hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Hyperparameters with the schedule's factor, and Adam's corrections for the steps so far."""
+        factor = self.stack.factors.index_select(0, self._step[None])[0]
         count = self._step + 1
-        hyper["count"] = count
+        now = {**hyper, "lr": hyper["lr"] * factor[:, None].to(hyper["lr"].dtype), "count": count}
         for beta, name in (("beta1", "correction1"), ("beta2", "correction2")):
             if beta in hyper:
-                hyper[name] = (1 - hyper[beta].double() ** count).to(weight.dtype)
-        self._fused(method.step)(weight, gradient, state, hyper, alive)
+                now[name] = (1 - hyper[beta].double() ** count).to(hyper[beta].dtype)
+        return now
+
+    def _update(self, one: Tensors, gradient: Tensor, hyper: dict[str, Tensor]) -> None:
+        """One tensor of all models by one step of its optimizer."""
+        weight, state, alive = one.values.flatten(1), self._state[one.name], self._alive[:, None]
+        method = METHODS[one.rule]
+        if method.step is not None:
+            self._fused(method.step)(weight, gradient, state, hyper, alive)
+            return
+        ahead = self._fused(muon_average)(gradient, state, hyper)
+        update = orthogonal(ahead, one.shape, hyper["eps"], one.shared)
+        hyper["scale"] = torch.full_like(hyper["lr"], muon_scale(one.shape, one.shared))
+        self._fused(muon_move)(weight, update, hyper, alive)
 
     def _fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """One kernel instead of a dozen that read and write the same memory."""
@@ -239,13 +244,8 @@ class Program:
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:
         """The run's precision, and attention by kernels that know many models."""
-        run = self.stack.runs[0]
-        precision = torch.autocast(
-            self.device.type,
-            dtype=torch.bfloat16,
-            enabled=run.precision == "bfloat16",
-            cache_enabled=False,  # what it keeps would be freed behind a captured graph's back
-        )
+        # What autocast keeps would be freed behind a captured graph's back.
+        precision = precision_of(self.stack.runs[0], self.device.type, cached=False)
         with precision, sdpa_kernel(ATTENTION["cpu" if self.device.type == "cpu" else "cuda"]):
             yield
 

@@ -20,8 +20,8 @@ from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization
 from theodolite.rules import MATRIX_RULES, POLICIES, RULES
 from theodolite.size import Size
 
-Precision = Literal["float32", "bfloat16"]
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+Precision = Literal["float32", "tf32", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
 PROBES = ("gradient", "sizes")
 """`gradient`: the norm of the gradient at every step that is recorded. `sizes`: root mean squares of stream,
 branches and logits after training."""
@@ -45,7 +45,8 @@ class Run:
         init_scale: factor on the initial std of every weight (not of biases and gains).
         temperature: the loss is taken of logits/temperature.
         schedule, warmup, final: as in `plan.schedule`.
-        precision: `float32`, or `bfloat16` for autocast; parameters are float32 in both.
+        precision: `float32`; `tf32`, in which a GPU multiplies matrices with ten bits of mantissa; or
+            `bfloat16` for autocast. Parameters are float32 in all of them.
         held_out: batches that are not trained on, whose mean loss is the run's result.
         every: steps between records of the training loss.
         probes: names in `PROBES`.

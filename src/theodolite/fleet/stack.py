@@ -30,8 +30,8 @@ class Tensors:
     rule: str
     values: Tensor
     """(M, …)."""
-    hyper: Mapping[str, Tensor]
-    """By name, (M, 1)."""
+    hyper: int
+    """The place of its hyperparameters in `Stack.hypers`."""
     shared: Mapping[str, Any]
     """Options that are no numbers, the same for all models."""
 
@@ -44,6 +44,8 @@ class Stack:
     model: nn.Module
     """One of them: the functions, but not the values."""
     tensors: tuple[Tensors, ...]
+    hypers: tuple[Mapping[str, Tensor], ...]
+    """By name, (M, 1); tensors that are trained alike share them."""
     buffers: Mapping[str, Tensor]
     """(M, …)."""
     factors: Tensor
@@ -104,7 +106,8 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
         few = torch.stack([tensors[name].detach() for tensors in per_model]).to(device)
         return few[picks.to(device)]
 
-    tensors = []
+    tensors: list[Tensors] = []
+    hypers: dict[Hyper, int] = {}
     for name, parameter in parameters[0].items():
         settings = [group[name] for group in groups]
         tensors.append(
@@ -113,7 +116,7 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
                 tuple(parameter.shape),
                 settings[0]["rule"],
                 stacked(parameters, name),
-                _hyper(settings, parameter.dtype, device),
+                hypers.setdefault(_hyper(settings, parameter.dtype), len(hypers)),
                 _shared(settings[0]),
             )
         )
@@ -124,6 +127,7 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
         runs=tuple(runs),
         model=model.to(device),
         tensors=tuple(tensors),
+        hypers=tuple(_columns(hyper, device) for hyper in hypers),
         buffers={name: stacked(buffers, name) for name in buffers[0]},
         factors=factors.to(device, torch.float64),
         temperature=torch.tensor([run.temperature for run in runs], device=device),
@@ -173,19 +177,25 @@ def _by_name(plan: Plan, model: nn.Module) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _hyper(settings: Sequence[Mapping[str, Any]], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-    method = METHODS[settings[0]["rule"]]
-    columns: dict[str, list[float]] = {}
-    for one in settings:
-        for name in ("lr", "weight_decay", *method.numbers):
-            if name == "betas":
-                for beta, value in zip(("beta1", "beta2"), one["betas"], strict=True):
-                    columns.setdefault(beta, []).append(float(value))
-            else:
-                columns.setdefault(name, []).append(float(one[name]))
-    return {
-        name: torch.tensor(column, dtype=dtype, device=device)[:, None] for name, column in columns.items()
-    }
+Hyper = tuple[torch.dtype, tuple[tuple[str, tuple[float, ...]], ...]]
+"""The dtype of a tensor, and by name a number for each model."""
+
+
+def _hyper(settings: Sequence[Mapping[str, Any]], dtype: torch.dtype) -> Hyper:
+    names = ("lr", "weight_decay", *METHODS[settings[0]["rule"]].numbers)
+    columns: dict[str, tuple[float, ...]] = {}
+    for name in names:
+        if name == "betas":
+            for place, beta in enumerate(("beta1", "beta2")):
+                columns[beta] = tuple(float(one["betas"][place]) for one in settings)
+        else:
+            columns[name] = tuple(float(one[name]) for one in settings)
+    return dtype, tuple(columns.items())
+
+
+def _columns(hyper: Hyper, device: str) -> dict[str, Tensor]:
+    dtype, columns = hyper
+    return {name: torch.tensor(column, dtype=dtype, device=device)[:, None] for name, column in columns}
 
 
 def _shared(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def train(
     """
     start = time.perf_counter()
     plan = planned(run, workload)
-    with untouched_randomness(run.seed), one_thread(device):
+    with untouched_randomness(run.seed), arithmetic(run, device):
         model = plan.build(run.seed, device=device).train()
         optimizer = plan.optimizer(model)
         factor = Factor(run.schedule, run.steps, run.warmup, run.final)
@@ -87,7 +87,7 @@ def attempt(
     start = time.perf_counter()
     try:
         outcome = train(run, workload_of(run, workloads), device=device, checkpoint=checkpoint)
-    except Exception:
+    except (Exception, SystemExit):  # a workload that exits ends its run, not the others
         return failed(run, traceback.format_exc(), time.perf_counter() - start, device, engine)
     return dataclasses.replace(outcome, engine=engine)
 
@@ -247,22 +247,28 @@ def targets_in(batch: Batch) -> int:
 
 
 @contextlib.contextmanager
-def one_thread(device: str) -> Iterator[None]:
-    """On the CPU sums come out the same whatever the number of cores, and runs side by side do not fight."""
-    before = torch.get_num_threads()
+def arithmetic(run: Run, device: str) -> Iterator[None]:
+    """How a whole run multiplies matrices, backward too.
+
+    On the CPU in one thread: sums come out the same whatever the number of cores, and runs side by side do
+    not fight. On a GPU in float32 unless the run asks for TF32.
+    """
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     if torch.device(device).type == "cpu":
         torch.set_num_threads(1)
+    else:
+        torch.set_float32_matmul_precision("high" if run.precision == "tf32" else "highest")
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
 
 
-def precision_of(run: Run, device: str) -> torch.autocast:
-    """Autocast where the run asks for bfloat16."""
-    return torch.autocast(
-        torch.device(device).type, dtype=torch.bfloat16, enabled=run.precision == "bfloat16"
-    )
+def precision_of(run: Run, device: str, *, cached: bool = True) -> torch.autocast:
+    """Autocast where the run asks for bfloat16. It may keep the weights it has cast, if `cached`."""
+    kind, half = torch.device(device).type, run.precision == "bfloat16"
+    return torch.autocast(kind, dtype=torch.bfloat16, enabled=half, cache_enabled=cached)
 
 
 def device_name(device: str) -> str:

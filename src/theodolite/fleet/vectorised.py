@@ -21,10 +21,11 @@ from theodolite.fleet.run import Run
 from theodolite.fleet.stack import Stack, kin, stack, why_not_stacked
 from theodolite.fleet.training import (
     LOOK_EVERY,
+    arithmetic,
     failed,
-    one_thread,
     outcome_of,
     planned,
+    precision_of,
     readings_of,
     workload_of,
 )
@@ -58,7 +59,7 @@ def why_not(run: Run, means: Means) -> str | None:
         reason = why_not_stacked(run, workload)
         if reason is not None:
             return reason
-        with untouched_randomness(run.seed), one_thread(means.device), warnings.catch_warnings():
+        with untouched_randomness(run.seed), arithmetic(run, means.device), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*batching rule.*")
             pair = stack([run, dataclasses.replace(run, seed=run.seed + 1)], workload, means.device)
             reason = _draws(pair.model)
@@ -75,7 +76,7 @@ def why_not(run: Run, means: Means) -> str | None:
     return None
 
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}
+TOLERANCE = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 3e-2}
 
 
 def _family(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
@@ -113,7 +114,7 @@ def _together(runs: Sequence[Run], means: Means, *, compiled: bool) -> list[Outc
     workload, device = workload_of(runs[0], means.workloads), means.device
     if compiled:
         torch.compiler.reset()  # it gives up after eight networks; what it has on the disk is found again
-    with untouched_randomness(runs[0].seed), one_thread(device), warnings.catch_warnings():
+    with untouched_randomness(runs[0].seed), arithmetic(runs[0], device), warnings.catch_warnings():
         # Of operations that vmap takes model by model: slower, but right.
         warnings.filterwarnings("ignore", message=".*batching rule.*")
         models = stack(runs, workload, device)
@@ -148,10 +149,7 @@ def _single(models: Stack, place: int) -> nn.Module:
 def _loss(run: Run, workload: Workload, device: str) -> float:
     model = planned(run, workload).build(run.seed, device=device).train()
     batch = on_device(workload.draw(run.seed, 0), device)
-    with (
-        torch.no_grad(),
-        torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=run.precision == "bfloat16"),
-    ):
+    with torch.no_grad(), precision_of(run, device):
         return workload.evaluate(model, batch, temperature=run.temperature).item()
 
 
@@ -173,7 +171,7 @@ def _room(run: Run, means: Means) -> int:
         _free(means.device)
         torch.cuda.reset_peak_memory_stats(means.device)
         before = torch.cuda.memory_allocated(means.device)
-        with untouched_randomness(run.seed):
+        with untouched_randomness(run.seed), arithmetic(run, means.device):
             program = Program(stack([run], workload, means.device), workload, means.device)
             program.step()
         torch.cuda.synchronize(means.device)

@@ -1,0 +1,188 @@
+"""A ledger as tables that other tools read, and back.
+
+`transfer.parquet` or `transfer.csv` has a line for every attempt, `transfer.metrics.parquet` or
+`transfer.metrics.csv` beside it one for every value that was recorded.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from theodolite.errors import UseError
+from theodolite.fleet.attempts import ATTEMPT_COLUMNS, RUN_COLUMNS, Attempt, Series, flat
+from theodolite.fleet.optional import needed
+from theodolite.writing import replacing
+
+Line = Mapping[str, Any]
+
+_WHOLE = ("width", "depth", "base_width", "base_depth", "seed", "steps", "step", "attempt", "num_metrics")
+_REAL = ("lr", "weight_decay", "held_out", "seconds", "value")
+LINES = (
+    *("attempt", "identity", *RUN_COLUMNS, *ATTEMPT_COLUMNS, "num_metrics"),
+    *("run", "readings", "environment", "study", "study_spec"),
+)
+"""Of the first file. `run`, `readings`, `environment` and `study_spec` are JSON."""
+VALUES = ("attempt", "identity", "name", "step", "value")
+"""Of the second."""
+BATCH = 100_000
+"""Lines that are held in memory at a time while a file is written."""
+
+
+def export(path: Path, name: str, spec: Mapping[str, Any], attempts: Iterable[Attempt]) -> tuple[Path, Path]:
+    """Write both files; each is whole or not there."""
+    write, _ = _format(path)
+    numbered = list(enumerate(attempts, 1))
+    if not numbered:
+        raise UseError(f"the study {name!r} has no runs yet: there is nothing to export")
+    study = {"study": name, "study_spec": json.dumps(spec)}
+    values = _beside(path)
+    try:
+        with replacing(values) as file:
+            write(file, VALUES, _values(numbered))
+        with replacing(path) as file:
+            write(file, LINES, ({**_line(number, attempt), **study} for number, attempt in numbered))
+    except OSError as error:
+        raise UseError(f"{path} cannot be written: {error.strerror or error}") from error
+    return path, values
+
+
+def read_exported(path: Path) -> tuple[str, dict[str, Any], Iterator[Attempt]]:
+    """Name and spec of the study, and its attempts."""
+    _, read = _format(path)
+    values = _beside(path)
+    for file in (path, values):
+        if not file.is_file():
+            raise UseError(f"{file} is not there: an export is two files, {path.name} and {values.name}")
+    lines = list(read(path, LINES))
+    if not lines:
+        raise UseError(f"{path} has no lines: there is nothing to import")
+    series: dict[int, Series] = {}
+    for value in read(values, VALUES):
+        of_attempt = series.setdefault(value["attempt"], {})
+        of_attempt.setdefault(value["name"], []).append((value["step"], value["value"]))
+    attempts = [_attempt(path, line, series.pop(line["attempt"], {})) for line in lines]
+    if series:
+        raise UseError(f"{values} has values of attempt {min(series)}, which {path.name} has not")
+    return lines[0]["study"], json.loads(lines[0]["study_spec"]), iter(attempts)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_suffix(f".metrics{path.suffix}")
+
+
+def _line(number: int, attempt: Attempt) -> dict[str, Any]:
+    spec = flat(attempt.spec)
+    return {
+        "attempt": number,
+        "identity": attempt.run,
+        **{name: spec.get(name) for name in RUN_COLUMNS},
+        **attempt.values,
+        "num_metrics": attempt.num_metrics,
+        "run": json.dumps(attempt.spec),
+        "readings": json.dumps(attempt.readings),
+        "environment": json.dumps(attempt.environment),
+    }
+
+
+def _values(numbered: Iterable[tuple[int, Attempt]]) -> Iterator[Line]:
+    for number, attempt in numbered:
+        for name, series in attempt.metrics.items():
+            for step, value in series:
+                yield dict(zip(VALUES, (number, attempt.run, name, step, value), strict=True))
+
+
+def _attempt(path: Path, line: Line, metrics: Series) -> Attempt:
+    """The inverse of `_line`. Columns that were changed by hand are found, not believed."""
+    attempt = Attempt(
+        run=line["identity"],
+        spec=json.loads(line["run"]),
+        environment=json.loads(line["environment"]),
+        values={name: line[name] for name in ATTEMPT_COLUMNS},
+        metrics=metrics,
+        readings=json.loads(line["readings"]),
+    )
+    for name, value in _line(line["attempt"], attempt).items():
+        if name in (*RUN_COLUMNS, "num_metrics") and line[name] != value:
+            raise UseError(
+                f"{path}: of attempt {line['attempt']} {name} is {line[name]!r}, but by the rest of the "
+                f"export it is {value!r}. Was the file changed? Export it again"
+            )
+    return attempt
+
+
+def _write_csv(file: Path, columns: tuple[str, ...], lines: Iterable[Line]) -> None:
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)  # numbers as repr writes them, so to the last digit; None as nothing
+
+
+def _read_csv(file: Path, columns: tuple[str, ...]) -> Iterator[Line]:
+    limit = csv.field_size_limit(2**31 - 1)  # a traceback or a spec may be long
+    try:
+        with file.open(encoding="utf-8", newline="") as stream:
+            reader = csv.DictReader(stream)
+            _check_columns(file, columns, reader.fieldnames or ())
+            for line in reader:
+                try:
+                    yield {name: _parsed(name, line[name]) for name in columns}
+                except (TypeError, ValueError) as error:
+                    raise UseError(f"{file}, line {reader.line_num}: {error}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UseError(f"{file} is not CSV: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _parsed(name: str, text: str) -> str | int | float | None:
+    if text == "":
+        return None
+    return int(text) if name in _WHOLE else float(text) if name in _REAL else text
+
+
+def _write_parquet(file: Path, columns: tuple[str, ...], lines: Iterable[Line]) -> None:
+    arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
+    kinds = {
+        name: arrow.int64() if name in _WHOLE else arrow.float64() if name in _REAL else arrow.string()
+        for name in columns
+    }
+    schema = arrow.schema(list(kinds.items()))
+    lines = iter(lines)
+    with parquet.ParquetWriter(file, schema) as writer:
+        while batch := list(itertools.islice(lines, BATCH)):
+            writer.write_table(arrow.Table.from_pylist(batch, schema))
+
+
+def _read_parquet(file: Path, columns: tuple[str, ...]) -> Iterator[Line]:
+    arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
+    try:
+        with parquet.ParquetFile(file) as opened:
+            _check_columns(file, columns, opened.schema_arrow.names)
+            for batch in opened.iter_batches(BATCH, columns=list(columns)):
+                yield from batch.to_pylist()
+    except arrow.ArrowException as error:
+        raise UseError(f"{file} is not Parquet: {error}") from error
+
+
+def _check_columns(file: Path, wanted: Iterable[str], found: Iterable[str]) -> None:
+    if missing := [name for name in wanted if name not in set(found)]:
+        raise UseError(f"{file} is not an export of a ledger: it has no column {', '.join(missing)}")
+
+
+Write = Callable[[Path, tuple[str, ...], Iterable[Line]], None]
+Read = Callable[[Path, tuple[str, ...]], Iterator[Line]]
+
+
+def _format(path: Path) -> tuple[Write, Read]:
+    formats: dict[str, tuple[Write, Read]] = {
+        ".csv": (_write_csv, _read_csv),
+        ".parquet": (_write_parquet, _read_parquet),
+    }
+    if path.suffix.lower() not in formats:
+        raise UseError(f"{path} ends in {path.suffix or 'nothing'}: an export is a .parquet or a .csv")
+    return formats[path.suffix.lower()]

@@ -1,0 +1,197 @@
+"""Runs as Ray tasks: on this machine, or on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pickle
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from theodolite.building import in_one_line
+from theodolite.errors import UseError
+from theodolite.fleet.engine import Means, attempt_in_worker, cost
+from theodolite.fleet.outcome import Outcome
+from theodolite.fleet.pool import RETRIES
+from theodolite.fleet.run import Run
+from theodolite.fleet.training import failed, workload_of
+from theodolite.workloads import Workload
+
+LOOK_EVERY = 5.0
+"""Seconds after which it is asked whether the cluster has room for more."""
+
+
+def ray_tasks(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
+    """Each run is a Ray task, the longest first.
+
+    The cluster is the one this process is connected to already, `means.address`, the one that Ray finds
+    (`RAY_ADDRESS`, or one on this machine), or a new one on this machine with room for `means.jobs` runs,
+    which ends with the last run. Its nodes need Theodolite; workloads of your own are sent to them.
+
+    A run whose worker or node is lost is tried again elsewhere. `means.resources` says what a run takes: 1
+    CPU, and on `cuda` 1 GPU, if it says nothing else.
+    """
+    ray = _ray()
+    needs = _needs(means)
+    with _cluster(ray, means, needs):
+        task = _task(ray, needs)
+        shipped = {run.workload: ray.put(_shipped(run, means)) for run in runs}
+        # Ray shows a task only the card that it was given.
+        here = dataclasses.replace(means.for_worker(), device=torch.device(means.device).type)
+        waiting = deque(sorted(runs, key=cost, reverse=True))
+        flying: dict[Any, tuple[Run, float]] = {}
+        try:
+            while waiting or flying:
+                room = max(means.jobs, _room(ray, needs))
+                while waiting and len(flying) < room:
+                    run = waiting.popleft()
+                    flying[task.remote(run, shipped[run.workload], here)] = run, time.monotonic()
+                    means.begun(run)
+                landed, _ = ray.wait(list(flying), timeout=LOOK_EVERY)
+                for reference in landed:
+                    run, start = flying.pop(reference)
+                    yield _outcome(ray, reference, run, start, means)
+        finally:
+            for reference in flying:
+                with suppress(Exception):
+                    ray.cancel(reference, force=True)
+
+
+def _outcome(ray: Any, reference: Any, run: Run, start: float, means: Means) -> Outcome:
+    try:
+        outcome, lines = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:  # before our own code had begun
+        reason = str(error)
+    except ray.exceptions.RayError as error:
+        reason = f"its Ray worker was lost {RETRIES + 1} times: {in_one_line(error)}"
+    else:
+        for line in lines:
+            means.said(line)
+        return outcome
+    return failed(run, reason, time.monotonic() - start, means.device, "ray")
+
+
+def _attempt(run: Run, shipped: bytes | None, means: Means) -> tuple[Outcome, tuple[str, ...]]:
+    """The task."""
+    try:
+        workloads = {} if shipped is None else {run.workload: _loaded(shipped)}
+    except Exception as error:
+        raise UseError(
+            f"workload {run.workload!r} did not arrive at a Ray worker: {in_one_line(error)}. Install what "
+            "it imports there, or give path/to/file.py:name, which is sent with the files beside it"
+        ) from error
+    return attempt_in_worker(run, workloads, means, "ray")
+
+
+@functools.lru_cache(maxsize=16)
+def _loaded(shipped: bytes) -> Workload:
+    """The same object for the same bytes, so that its anatomy is found once in a process."""
+    workload: Workload = pickle.loads(shipped)
+    return workload
+
+
+def _shipped(run: Run, means: Means) -> bytes | None:
+    """The workload of a run with the code of its own file; None if every node knows it by its name."""
+    if run.workload not in means.workloads and ":" not in run.workload:
+        return None
+    from ray import cloudpickle
+
+    try:
+        workload = workload_of(run, means.workloads)
+    except UseError:  # the task finds the same, and says so in its outcome
+        return None
+    beside = _modules_beside(run.workload)
+    for module in beside:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        data: bytes = cloudpickle.dumps(workload)
+    except Exception as error:
+        raise UseError(
+            f"workload {run.workload!r} cannot be sent to Ray: {in_one_line(error)}. Make what its functions "
+            "use inside of them, or take the engine 'serial'"
+        ) from error
+    finally:
+        for module in beside:
+            cloudpickle.unregister_pickle_by_value(module)
+    return data
+
+
+def _modules_beside(spec: str) -> list[ModuleType]:
+    """The modules that another node cannot import: the file of a workload, and its neighbours."""
+    file, _, _ = spec.rpartition(":")
+    if not file.endswith(".py"):
+        return []
+    folder = Path(file).expanduser().resolve().parent
+    found = []
+    for name, module in list(sys.modules.items()):
+        top, path = name.partition(".")[0], getattr(module, "__file__", None)
+        if name == "__main__" or top == "theodolite" or not path:
+            continue
+        if Path(path).resolve().parent == folder or Path(path).is_relative_to(folder / top):
+            found.append(module)
+    return found
+
+
+def _needs(means: Means) -> dict[str, float]:
+    usual = {"CPU": 1.0, "GPU": 1.0} if torch.device(means.device).type == "cuda" else {"CPU": 1.0}
+    return {**usual, **means.resources}
+
+
+def _task(ray: Any, needs: Mapping[str, float]) -> Any:
+    known = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    options = {known[name]: amount for name, amount in needs.items() if name in known}
+    others = {name: amount for name, amount in needs.items() if name not in known}
+    try:
+        return ray.remote(max_retries=RETRIES, resources=others, **options)(_attempt)
+    except (ValueError, TypeError) as error:
+        raise UseError(f"resources are {dict(needs)}, which Ray refuses: {error}") from error
+
+
+def _room(ray: Any, needs: Mapping[str, float]) -> int:
+    """How many runs the cluster can hold."""
+    there = ray.cluster_resources()
+    return int(min(there.get(name, 0.0) / amount for name, amount in needs.items() if amount > 0))
+
+
+@contextmanager
+def _cluster(ray: Any, means: Means, needs: Mapping[str, float]) -> Iterator[None]:
+    """Be connected; afterwards be as before."""
+    if ray.is_initialized():
+        yield
+        return
+    quiet = {"logging_level": "ERROR", "log_to_driver": False}
+    try:
+        ray.init(means.address or os.environ.get("RAY_ADDRESS") or "auto", **quiet)
+        is_new = False
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        address = means.address or os.environ.get("RAY_ADDRESS")
+        if address:
+            raise UseError(f"there is no Ray cluster at {address}: {in_one_line(error)}") from error
+        cpus = max(means.jobs, 1) * needs.get("CPU", 1.0)
+        ray.init("local", num_cpus=max(round(cpus), 1), include_dashboard=False, **quiet)
+        is_new = True
+    try:
+        if is_new and _room(ray, needs) < 1:
+            raise UseError(
+                f"a run needs {dict(needs)}, and Ray finds {ray.cluster_resources()} on this machine"
+            )
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise UseError("the engine 'ray' needs Ray: pip install 'theodolite[ray]'") from error
+    return ray

@@ -1,0 +1,66 @@
+"""A second copy of SQLite's log, for the moment in which the file itself is changed.
+
+SQLite first writes a record to a log (`NAME-wal`) and then moves its pages from there into the file. Who is
+stopped half-way needs the log to mend the file. As long as that takes, a copy of the log lies beside it
+(`NAME-spare`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+_DIGEST = hashlib.sha256().digest_size
+
+
+def keep(path: Path) -> None:
+    """Copy the log of this file, and wait until the copy is on the disk."""
+    log = _log_of(path).read_bytes()
+    part = path.with_name(f"{path.name}-spare.part")
+    with part.open("wb") as file:
+        file.write(log + hashlib.sha256(log).digest())
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(_spare_of(path))
+
+
+def drop(path: Path) -> None:
+    """The log was moved."""
+    _spare_of(path).unlink(missing_ok=True)
+
+
+def drop_if_moved(path: Path) -> None:
+    """SQLite removes the log when the last one who had the file open has moved all of it."""
+    if not _log_of(path).exists():
+        drop(path)
+
+
+def restore(path: Path) -> None:
+    """Give a log that was cut short its end again; the lock is held.
+
+    A log that is gone was moved. One that does not begin like the copy belongs to something later.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        copy = _spare_of(path).read_bytes()
+        kept, digest = copy[:-_DIGEST], copy[-_DIGEST:]
+        log = _log_of(path).read_bytes()
+        if len(log) < len(kept) and kept.startswith(log) and hashlib.sha256(kept).digest() == digest:
+            with _log_of(path).open("r+b") as file:
+                file.write(kept)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def is_left(path: Path) -> bool:
+    """Is there a copy that somebody had no time to drop?"""
+    return _spare_of(path).exists()
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _spare_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-spare")

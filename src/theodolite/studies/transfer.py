@@ -1,0 +1,280 @@
+"""Learning-rate transfer over the whole range: five optimizers, widths 128 to 1024, depths 2 to 64, enwik8.
+
+The claim: with a plan the best base learning rate stays where it is as the network grows, wider and deeper is
+never worse, and networks without norms train at every depth; with the standard parameterization none of this
+holds.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from theodolite.errors import UseError
+from theodolite.fleet.driver import Report, conduct
+from theodolite.fleet.engine import Means
+from theodolite.fleet.ledger import Ledger
+from theodolite.fleet.progress import Progress
+from theodolite.fleet.run import Run
+from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization
+from theodolite.size import Size
+from theodolite.sweeping import Family, analyse
+from theodolite.sweeping.curves import Row
+from theodolite.writing import write_whole
+
+BASE = Size(128, 4)
+WIDE = tuple(Size(width, BASE.depth) for width in (128, 256, 512, 1024))
+DEEP = tuple(Size(BASE.width, depth) for depth in (2, 4, 8, 16, 32, 64))
+FOUR = (BASE, Size(512, 4), Size(128, 2), Size(128, 16))
+ROUNDS = 3
+"""How often a window is widened whose best learning rate is its first or its last."""
+FALL = {"adamw": 1.0, "lion": 1.0, "sgd": 1.0, "muon-kimi": 0.5, "muon": 0.5}
+"""The power of the width by which the best learning rate of the standard parameterization may fall. Only the
+first window depends on it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One optimizer on one network over some sizes."""
+
+    name: str
+    workload: str
+    optimizer: str
+    sizes: tuple[Size, ...]
+    centre: int
+    """log2 of the base learning rate around which the windows lie, found at base size with another seed and
+    half as many steps."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def expected(self, parameterization: Parameterization, size: Size) -> int:
+        """log2 of where the window is centred: the plan's stays; the standard one's falls as the width."""
+        if parameterization == "plan":
+            return self.centre
+        return self.centre - round(FALL[self.optimizer] * math.log2(size.width / BASE.width))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How every run is trained, and which parts there are, in the order of their worth."""
+
+    parts: tuple[Part, ...]
+    steps: int = 500
+    warmup: int = 50
+    held_out: int = 16
+    precision: str = "bfloat16"
+
+    def run(
+        self, part: Part, parameterization: Parameterization, size: Size, exponent: int, seed: int
+    ) -> Run:
+        """One run of a part."""
+        return Run(
+            workload=part.workload,
+            size=size,
+            lr=2.0**exponent,
+            optimizer=part.optimizer,
+            parameterization=parameterization,
+            base=BASE if parameterization == "plan" else None,
+            seed=seed,
+            steps=self.steps,
+            warmup=self.warmup,
+            held_out=self.held_out,
+            precision=self.precision,  # type: ignore[arg-type]
+            every=max(1, self.steps // 50),
+            options={"betas": (0.9, 0.95)} if part.optimizer == "adamw" else {},
+            vector_options={"betas": (0.9, 0.95)} if part.optimizer.startswith("muon") else {},
+        )
+
+
+GPT, BARE = "gpt-enwik8", "gpt-enwik8-bare"
+FULL = Setting(
+    (
+        Part("adamw", GPT, "adamw", tuple(dict.fromkeys([*WIDE, *DEEP])), -7),
+        Part("muon-kimi", GPT, "muon-kimi", tuple(dict.fromkeys([*WIDE, *DEEP])), -6),
+        Part("adamw-bare", BARE, "adamw", DEEP, -8),
+        Part("muon-kimi-bare", BARE, "muon-kimi", DEEP, -7),
+        Part("sgd", GPT, "sgd", FOUR, -2),
+        Part("lion", GPT, "lion", FOUR, -9),
+        Part("muon", GPT, "muon", FOUR, -4),
+    )
+)
+SMALL = Setting(
+    (
+        Part("adamw", "gpt-sotu", "adamw", (BASE, Size(256, 4), Size(128, 8)), -7, seeds=(0,)),
+        Part("muon-kimi", "gpt-sotu", "muon-kimi", (BASE, Size(256, 4), Size(128, 8)), -7, seeds=(0,)),
+    ),
+    steps=40,
+    warmup=4,
+    held_out=4,
+    precision="float32",
+)
+"""Minutes on a CPU: to see that everything works, not what is true."""
+
+
+def part_names(setting: Setting) -> tuple[str, ...]:
+    """The names of the parts, in order."""
+    return tuple(part.name for part in setting.parts)
+
+
+def make(
+    out: str | Path,
+    *,
+    setting: Setting = FULL,
+    parts: Sequence[str] = (),
+    engine: str = "auto",
+    means: Means | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] = print,
+) -> Report | None:
+    """Make the runs that the ledger in a folder does not hold, part by part; the report of the last.
+
+    A window whose best learning rate lies at its edge is widened, at most three times. Stops at the first
+    part that was interrupted.
+    """
+    known = part_names(setting)
+    for name in parts:
+        if name not in known:
+            raise UseError(f"the study has no part {name!r}: it has {', '.join(known)}")
+    chosen = [part for part in setting.parts if not parts or part.name in parts]
+    report = None
+    with Ledger.open(out, name="transfer", spec=_spec(setting)) as ledger:
+        for part in chosen:
+            for turn in range(ROUNDS + 1):
+                settled = ledger.settled()
+                runs = wanted(setting, part, ledger.rows())
+                left = sum(run.identity not in settled for run in runs)
+                if turn and not left:
+                    break
+                tell(f"{part.name}: {len(runs)} runs, {left} of them to make")
+                report = conduct(runs, ledger, engine=engine, means=means, progress=progress)
+                if not report.ok:
+                    tell(str(report))
+                if report.stopped:
+                    return report
+    return report
+
+
+def wanted(setting: Setting, part: Part, rows: Sequence[Row]) -> list[Run]:
+    """The runs of a part: a window of learning rates for each size, widened where its best is at an edge."""
+    runs = []
+    for size in part.sizes:
+        for parameterization in PARAMETERIZATIONS:
+            centre, reach = part.expected(parameterization, size), _reach(size)
+            mine = [
+                row
+                for row in rows
+                if (row["workload"], row["optimizer"], row["parameterization"])
+                == (part.workload, part.optimizer, parameterization)
+                and (row["width"], row["depth"]) == (size.width, size.depth)
+            ]
+            low, high = _widened(mine, centre, reach)
+            for exponent in range(low, high + 1):
+                for seed in part.seeds:
+                    runs.append(setting.run(part, parameterization, size, exponent, seed))
+    return runs
+
+
+def _reach(size: Size) -> int:
+    """Octaves to either side of where the optimum is expected, and by how many a window is widened.
+
+    Large networks, which take most of the time, get fewer.
+    """
+    work = size.depth * size.width**2 / (BASE.depth * BASE.width**2)
+    return 2 if work < 8 else 1
+
+
+def _widened(rows: Sequence[Row], centre: int, reach: int) -> tuple[int, int]:
+    """The window that the rows there are ask for: its first and its last exponent."""
+    low, high = centre - reach, centre + reach
+    if not rows:
+        return low, high
+    exponents = [round(math.log2(row["lr"])) for row in rows]
+    start, stop = min(low, *exponents), max(high, *exponents)
+    means: dict[int, float] = {}
+    for exponent in range(start, stop + 1):
+        losses = [
+            math.inf if row["held_out"] is None else row["held_out"]
+            for row, there in zip(rows, exponents, strict=True)
+            if there == exponent and row["status"] != "failed"
+        ]
+        if losses:
+            means[exponent] = sum(losses) / len(losses)
+    finite = {exponent: mean for exponent, mean in means.items() if math.isfinite(mean)}
+    if low - start >= ROUNDS * reach or stop - high >= ROUNDS * reach:
+        return start, stop
+    if not finite:  # all diverged: only lower ones can help
+        return start - reach, stop
+    best = min(finite, key=lambda exponent: finite[exponent])
+    return start - reach * (best == start), stop + reach * (best == stop)
+
+
+COLUMNS = (
+    "workload",
+    "optimizer",
+    "parameterization",
+    "width",
+    "depth",
+    "lr",
+    "seed",
+    "status",
+    "step",
+    "held_out",
+)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """The small file that the documentation is drawn from: one line of CSV for each run."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    order = sorted(rows, key=lambda row: tuple(row[name] for name in COLUMNS[:7]))
+    for row in order:
+        if row["status"] != "failed":
+            loss = None if row["held_out"] is None else f"{row['held_out']:.5f}"
+            writer.writerow({**row, "lr": f"{row['lr']:.10g}", "held_out": loss})
+    return out.getvalue()
+
+
+def write_summary(out: str | Path, path: str | Path) -> None:
+    """The summary of a ledger, as a file."""
+    with Ledger.read(out) as ledger:
+        write_whole(Path(path), summary(ledger.rows()))
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """Rows from a summary, or from a ledger."""
+    path = Path(path).expanduser()
+    if path.suffix != ".csv":
+        with Ledger.read(path) as ledger:
+            return list(ledger.rows())
+    if not path.is_file():
+        raise UseError(f"{path} is not there: run the study first")
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise UseError(f"{path} is no summary of the study: its columns are {reader.fieldnames}")
+        return [_read(row) for row in reader]
+
+
+def _read(row: Mapping[str, str]) -> dict[str, Any]:
+    whole = {name: int(row[name]) for name in ("width", "depth", "seed", "step")}
+    loss = float(row["held_out"]) if row["held_out"] else None
+    return {**row, **whole, "lr": float(row["lr"]), "held_out": loss}
+
+
+def families_of(rows: Sequence[Row]) -> Iterator[tuple[str, Family]]:
+    """What the rows say, by workload."""
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        for family in analyse([row for row in rows if row["workload"] == workload], base=BASE):
+            yield workload, family
+
+
+def _spec(setting: Setting) -> dict[str, Any]:
+    fields = dataclasses.asdict(setting)
+    fields.pop("parts")
+    return {"study": "transfer", "base": [BASE.width, BASE.depth], **fields}

@@ -1,0 +1,158 @@
+"""A run that goes on from a checkpoint ends with the numbers of one that was never stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors
+import torch
+from torch import Tensor, nn
+
+import theodolite as th
+from theodolite.fleet.checkpoint import Checkpoint
+from theodolite.fleet.run import Run
+from theodolite.fleet.training import train
+from theodolite.rules import RULES
+
+from . import tiny
+
+TOKENS = torch.randint(17, (64, 3, 9), generator=torch.Generator().manual_seed(1))
+
+
+def build(width: int, depth: int) -> nn.Module:
+    return th.models.GPT(width, depth, vocab=17, context=8, head_dim=8, bias=True, norm="layer")
+
+
+def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+    tokens = TOKENS[(step + 31 * seed) % 64]
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+GPT = th.Workload("gpt", build, batch, lambda logits, y: nn.functional.cross_entropy(logits.mT, y))
+
+
+class Stop(Exception):
+    """What ends a run half-way."""
+
+
+def stopping(workload: th.Workload, at: int) -> th.Workload:
+    def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+        if step == at:
+            raise Stop
+        return workload.batch(seed, step)
+
+    return dataclasses.replace(workload, batch=batch)
+
+
+# SophiaH wants second derivatives of the caller, which no run gives.
+OPTIMIZERS = [(name, {}) for name in RULES if name != "sophia"] + [("sgd", {"momentum": 0.9})]
+
+
+@pytest.mark.parametrize("name, options", OPTIMIZERS, ids=[f"{n}{''.join(o)}" for n, o in OPTIMIZERS])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, name: str, options: dict[str, float]) -> None:
+    if name in ("lion", "soap", "shampoo"):
+        pytest.importorskip("pytorch_optimizer")
+    run = Run("gpt", th.Size(16, 1), 1e-2, name, base=th.Size(8, 1), steps=6, held_out=1, options=options)
+    whole = train(run, GPT)
+    said: list[str] = []
+    file = tmp_path / "state.safetensors"
+    for at in (2, 5):  # stopped twice
+        with pytest.raises(Stop):
+            train(run, stopping(GPT, at), checkpoint=Checkpoint(file, 0, said.append))
+    steps_made = tiny_steps(file)
+    resumed = train(run, GPT, checkpoint=Checkpoint(file, 0, said.append))
+    assert said == []
+    assert steps_made == 5
+    assert tiny.numbers(resumed) == tiny.numbers(whole)
+    assert len(set(dict(whole.metrics["loss"]).values())) == 6
+
+
+def test_random_numbers_go_on_too(tmp_path: Path) -> None:
+    run = dataclasses.replace(tiny.run(), probes=("gradient",), steps=6)
+    file = tmp_path / "state.safetensors"
+    with pytest.raises(Stop):
+        train(run, stopping(tiny.plain, 3), checkpoint=Checkpoint(file, 0))
+    resumed = train(run, tiny.plain, checkpoint=Checkpoint(file, 0))
+    assert tiny.numbers(resumed) == tiny.numbers(train(run, tiny.plain))
+
+
+def test_state_is_kept_only_so_often(tmp_path: Path) -> None:
+    file = tmp_path / "state.safetensors"
+    train(tiny.run(), tiny.plain, checkpoint=Checkpoint(file, 3600))
+    assert not file.exists()
+
+
+RUN = tiny.run(optimizer="sgd")  # without momentum: no state of the optimizer tells one network from another
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def overwrite(file: Path) -> None:
+    file.write_bytes(b"\xff" * 4096)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def of_another_network(file: Path) -> None:
+    file.unlink()
+    train(dataclasses.replace(RUN, size=th.Size(32, 2)), tiny.plain, checkpoint=Checkpoint(file, 0))
+
+
+def without_a_state(file: Path) -> None:
+    """Good tensors and a good model, but the optimizer's part is not there."""
+    with safetensors.safe_open(file, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        about = json.loads(opened.metadata()["state"])
+    about["dict"] = [pair for pair in about["dict"] if pair["tuple"][0] != "optimizer"]
+    safetensors.torch.save_file(tensors, file, {"state": json.dumps(about)})
+
+
+@pytest.mark.parametrize("damage", [cut, overwrite, empty, of_another_network, without_a_state])
+def test_a_file_that_is_no_good_is_told_and_left_aside(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    file = tmp_path / "state.safetensors"
+    with pytest.raises(Stop):
+        train(RUN, stopping(tiny.plain, 5), checkpoint=Checkpoint(file, 0))
+    damage(file)
+    said: list[str] = []
+    outcome = train(RUN, tiny.plain, checkpoint=Checkpoint(file, 3600, said.append))
+    assert tiny.numbers(outcome) == tiny.numbers(train(RUN, tiny.plain))
+    assert len(said) == 1
+    assert "state.safetensors is no good, its run begins again: " in said[0]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said: list[str] = []
+    outcome = train(
+        tiny.run(), tiny.plain, checkpoint=Checkpoint(tmp_path / "file" / "state", 0, said.append)
+    )
+    assert tiny.numbers(outcome) == tiny.numbers(train(tiny.run(), tiny.plain))
+    assert len(said) == 1
+    assert "cannot be written" in said[0]
+
+
+def test_nothing_is_left_when_it_is_forgotten(tmp_path: Path) -> None:
+    file = tmp_path / "state.safetensors"
+    (tmp_path / ".state.safetensors.123.part").write_text("a worker was killed while it wrote this")
+    train(tiny.run(), tiny.plain, checkpoint=Checkpoint(file, 0))
+    assert file.exists()
+    Checkpoint(file).forget()
+    assert list(tmp_path.iterdir()) == []
+
+
+def tiny_steps(file: Path) -> int:
+    """How many losses a file holds."""
+    with safetensors.safe_open(file, "pt") as opened:
+        parts = json.loads(opened.metadata()["state"])["dict"]
+    (values,) = (pair["tuple"][1] for pair in parts if pair["tuple"][0] == "values")
+    return len(values["dict"][0]["tuple"][1]["list"])

@@ -1,0 +1,201 @@
+"""The driver makes what is missing, writes down what comes, and says what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from theodolite import Size, UseError
+from theodolite.fleet import choosing, driver
+from theodolite.fleet.choosing import choose
+from theodolite.fleet.driver import Report, conduct
+from theodolite.fleet.engine import Means, serial
+from theodolite.fleet.ledger import Ledger, LedgerError
+from theodolite.fleet.outcome import Outcome
+from theodolite.fleet.progress import Progress
+from theodolite.fleet.run import Run
+
+from . import tiny
+
+RUNS = [tiny.run(seed=seed, steps=3) for seed in range(4)]
+
+
+class Notes(Progress):
+    """Everything the driver tells."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def opened(self, runs, before) -> None:
+        self.lines.append(f"{len(runs)} to make, {before} before")
+
+    def begun(self, run) -> None:
+        self.lines.append(f"begun {run.seed}")
+
+    def ended(self, outcome) -> None:
+        self.lines.append(f"ended {outcome.run.seed}")
+
+    def said(self, line) -> None:
+        self.lines.append(line)
+
+    def closed(self) -> None:
+        self.lines.append("closed")
+
+
+def test_only_what_is_missing_is_made_and_each_run_once(tmp_path: Path) -> None:
+    notes = Notes()
+    with Ledger.open(tmp_path, name="tiny", spec={}) as ledger:
+        first = conduct(RUNS[:2], ledger, engine="serial")
+        again = conduct([*RUNS, *RUNS], ledger, engine="serial", progress=notes)
+        third = conduct(RUNS, ledger, engine="serial")
+        assert len(ledger.rows()) == 4
+        for run in RUNS:
+            (alone,) = serial([run], Means())
+            assert ledger.metrics(run.identity)["loss"] == list(alone.metrics["loss"])
+    assert (first.total, first.before, first.finished) == (2, 0, 2)
+    assert (again.total, again.before, again.finished) == (4, 2, 2)
+    assert (third.total, third.before, third.finished) == (4, 4, 0)
+    assert first.ok
+    assert third.ok
+    assert notes.lines == ["2 to make, 2 before", "begun 2", "ended 2", "begun 3", "ended 3", "closed"]
+
+
+def test_what_failed_is_told_and_tried_again() -> None:
+    shelf = tiny.Shelf()
+    runs = [tiny.run("faulty", seed) for seed in (0, 3, 4)]
+    report = conduct(runs, shelf, engine="serial")
+    assert (report.finished, report.diverged, len(report.failed)) == (1, 1, 1)
+    assert report.failed == ((runs[2], "ArithmeticError: the fourth seed is bad"),)
+    assert not report.ok
+    assert "3 runs: 1 finished, 1 diverged, 1 failed, in " in str(report)
+    assert str(report).endswith(
+        "seed 4: ArithmeticError: the fourth seed is bad\nThe same command again runs only these"
+    )
+    again = conduct(runs, shelf, engine="serial")
+    assert (again.before, len(again.failed)) == (2, 1)
+
+
+class Engine:
+    """An engine that is interrupted before its third outcome, and notes that it was closed."""
+
+    closed = False
+
+    def __call__(self, runs, means) -> Iterator[Outcome]:
+        try:
+            for number, outcome in enumerate(serial(runs, means)):
+                if number == 2:
+                    raise KeyboardInterrupt
+                yield outcome
+        finally:
+            self.closed = True
+
+
+def test_an_interrupt_ends_the_work_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, shelf, notes = Engine(), tiny.Shelf(), Notes()
+    conduct(RUNS[:1], shelf, engine="serial")
+    monkeypatch.setattr(driver, "choose", lambda *given: ("serial", engine))
+    report = conduct(RUNS, shelf, progress=notes)
+    assert report.stopped
+    assert not report.ok
+    assert len(shelf.outcomes) == 3
+    assert "Stopped with 1 run to go; the same command again goes on from here" in str(report)
+    assert notes.lines[-1] == "closed"
+    monkeypatch.undo()
+    assert (conduct(RUNS, shelf, engine="serial").before, len(shelf.outcomes)) == (3, 4)
+
+
+def test_a_ledger_that_cannot_be_written_ends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(tiny.Shelf):
+        def append(self, outcome) -> None:
+            raise LedgerError("the disk is full")
+
+    engine, notes = Engine(), Notes()
+    monkeypatch.setattr(driver, "choose", lambda *given: ("serial", engine))
+    with pytest.raises(LedgerError, match="the disk is full"):
+        conduct(RUNS, Full(), progress=notes)
+    assert engine.closed
+    assert notes.lines.count("begun 1") == 0
+    assert notes.lines[-1] == "closed"
+
+
+def test_checkpoints_go_once_the_outcome_is_safe(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    there: list[bool] = []
+
+    class Watching(tiny.Shelf):
+        def append(self, outcome) -> None:
+            there.append((folder / f"{outcome.run.identity}.safetensors").exists())
+            super().append(outcome)
+
+    means = Means(checkpoints=folder, checkpoint_seconds=0)
+    bad = tiny.run("faulty", 4)
+    conduct([RUNS[0], bad], Watching(), engine="serial", means=means)
+    assert there == [True, True]
+    assert [file.stem for file in folder.iterdir()] == [bad.identity]  # it may be tried again
+    conduct(
+        [RUNS[1]], Watching(), engine="serial", means=dataclasses.replace(means, checkpoints=tmp_path / "c")
+    )
+    assert not (tmp_path / "c").exists()
+
+
+def test_no_runs_and_unknown_engines_are_refused() -> None:
+    with pytest.raises(UseError, match="there are no runs"):
+        conduct([], tiny.Shelf())
+    with pytest.raises(UseError, match=r"there is no engine 'rai'\. Did you mean 'ray'"):
+        conduct(RUNS, tiny.Shelf(), engine="rai")
+
+
+def test_many_failures_are_not_all_listed() -> None:
+    failed = tuple((run, "no") for run in [tiny.run(seed=seed) for seed in range(9)])
+    report = Report(9, 0, 0, 0, failed, False, 1.0, "serial")
+    assert str(report).count("failed: ") == 5
+    assert "and 4 more" in str(report)
+
+
+LONG = [
+    Run("mlp-mixture", Size(256, 8), 0.1, parameterization="standard", seed=s, steps=500) for s in range(4)
+]
+
+
+def test_the_automatic_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert choose("auto", LONG, Means(jobs=2))[0] == "processes"
+    assert choose("auto", LONG, Means(jobs=1))[0] == "serial"
+    assert choose("auto", LONG[:1], Means(jobs=2))[0] == "serial"
+    assert choose("auto", RUNS, Means(jobs=2))[0] == "serial"  # over before a process has begun
+    assert choose("auto", LONG, Means(jobs=2, address="ray://there:10001"))[0] == "ray"
+    monkeypatch.setenv("RAY_ADDRESS", "there:6379")
+    assert choose("auto", RUNS, Means(jobs=2))[0] == "ray"
+
+
+def test_a_workload_that_cannot_travel_stays_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    mine = dataclasses.replace(tiny.plain, loss=lambda logits, targets: logits.sum())
+    runs = [dataclasses.replace(run, workload="mine") for run in LONG]
+    said: list[str] = []
+    assert choose("auto", runs, Means({"mine": mine}, jobs=2, said=said.append))[0] == "serial"
+    assert "workload 'mine' cannot be sent to another process" in said[0]
+
+
+def test_on_a_card_what_cannot_be_made_together_is_made_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from theodolite.fleet import vectorised
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(vectorised, "why_not", lambda run, means: "because" if run.size.width == 32 else None)
+    named = {
+        name: lambda runs, means, name=name: iter([(name, run) for run in runs]) for name in choosing.ENGINES
+    }
+    monkeypatch.setattr(choosing, "_named", named.__getitem__)
+    runs = [tiny.run(seed=seed, width=width) for width in (16, 32) for seed in range(2)]
+    said: list[str] = []
+    means = Means(device="cuda", jobs=1, said=said.append)
+    name, engine = choose("auto", runs, means)
+    assert name == "vectorised, then serial"
+    made = [(name, run.size.width, run.seed) for name, run in engine(runs, means)]
+    assert made == [("vectorised", 16, 0), ("vectorised", 16, 1), ("serial", 32, 0), ("serial", 32, 1)]
+    assert said == [f"2 runs like {runs[2]} are made one by one: because"]
+    assert choose("auto", runs[:2], means)[0] == "vectorised"
+    assert choose("auto", runs[2:], means)[0] == "serial"

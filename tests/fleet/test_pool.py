@@ -1,0 +1,79 @@
+"""A function over items in other processes: every item has its result or the reason why not."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from theodolite import UseError
+from theodolite.fleet.pool import Failure, pooled
+
+UNGUARDED = """
+from theodolite.fleet.pool import pooled
+print(list(pooled(int, ["3"], 1)))
+"""
+
+
+@pytest.fixture
+def errands(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module that workers can import."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    return importlib.import_module("errands")
+
+
+def test_results_come_back_and_exceptions_as_what_they_say(errands: ModuleType) -> None:
+    begun: list[str] = []
+    results = pooled(
+        errands.answer, ["3", "x", "exit", "function", "process", "threads", "5"], 1, begun=begun.append
+    )
+    found = dict(results)
+    assert (found["3"], found["5"]) == (3, 5)
+    assert found["x"].reason == "ValueError: invalid literal for int() with base 10: 'x'"
+    assert "in answer" in found["x"].trace
+    assert found["exit"].reason == "SystemExit: 3"
+    assert isinstance(found["function"], Failure)
+    assert "pickle" in found["function"].reason
+    assert found["process"] != os.getpid()
+    assert found["threads"] == 1
+    assert begun == list(found)
+
+
+def test_a_worker_that_is_spent_is_not_used_again(errands: ModuleType) -> None:
+    found = dict(pooled(errands.answer, ["process 1", "process 2", "3"], 1, spent=lambda result: result != 3))
+    assert found["process 1"] != found["process 2"]
+    kept = dict(pooled(errands.answer, ["process 1", "process 2"], 1))
+    assert kept["process 1"] == kept["process 2"]
+
+
+def test_closing_kills_the_workers_within_a_second(tmp_path: Path, errands: ModuleType) -> None:
+    sleep, watch = (errands.sleep_long, tmp_path), (errands.sleepers, tmp_path)
+    results = pooled(errands.call, [sleep, sleep, watch], 3)
+    _, workers = next(results)
+    start = time.monotonic()
+    results.close()
+    assert time.monotonic() - start < 1
+    assert len(workers) == 2
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+
+
+def test_what_does_not_pickle_is_refused_before_any_process_is_started() -> None:
+    with pytest.raises(UseError, match=r"cannot be sent to another process: .*pickle"):
+        next(pooled(lambda item: item, [1], 1))
+
+
+def test_a_script_that_would_start_itself_again_is_told_how_not_to(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "start runs under `if __name__ == '__main__':`" in ended.stderr.splitlines()[-1]

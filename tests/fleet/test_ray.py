@@ -1,0 +1,177 @@
+"""Ray: the numbers of one run after the other, on a cluster that loses workers and a node."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from theodolite import UseError
+from theodolite.fleet.engine import Means, serial
+from theodolite.fleet.ray_tasks import ray_tasks
+
+from . import tiny
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'theodolite[ray]'"
+)
+
+MINE = """
+import neighbour
+import theodolite as th
+from torch import nn
+
+def build(width, depth):
+    return neighbour.build(width, depth)
+
+workload = th.Workload("mine", build, neighbour.batch, nn.functional.cross_entropy)
+"""
+
+SCRIPT = f"""
+import dataclasses, json, sys, threading, time
+from pathlib import Path
+sys.path.insert(0, {str(tiny.FILE.parent)!r})
+import ray, tiny
+import theodolite as th
+from ray.cluster_utils import Cluster
+from theodolite.fleet.engine import Means
+from theodolite.fleet.ray_tasks import ray_tasks
+
+folder, notes = Path(sys.argv[1]), Path(sys.argv[2])
+cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1, "include_dashboard": False}})
+doomed = cluster.add_node(num_cpus=1)
+
+def kill_a_node():
+    # when each node is in the middle of a run
+    while sum(len(file.read_text().splitlines()) > 5 for file in notes.glob("worker *")) < 2:
+        time.sleep(0.01)
+    cluster.remove_node(doomed, allow_graceful=False)
+
+def begun(run):
+    if run.workload.endswith("mine.py:workload"):  # nobody may look it up after it was sent
+        (folder / "mine.py").unlink(missing_ok=True)
+        (folder / "neighbour.py").unlink(missing_ok=True)
+
+factor, mixture = 3.0, th.workload("mlp-mixture")
+given = dataclasses.replace(mixture, loss=lambda logits, targets: factor * mixture.loss(logits, targets))
+slow = [tiny.run("slow", seed, steps=60) for seed in range(3)]
+others = [tiny.run("faulty", seed) for seed in (1, 2, 3, 4)]
+for name in ("given", "unknown there", f"{{folder}}/mine.py:workload"):
+    others.append(dataclasses.replace(tiny.run(), workload=name))
+means = Means({{"given": given, "unknown there": tiny.plain}}, jobs=1, address=cluster.address, begun=begun)
+threading.Thread(target=kill_a_node, daemon=True).start()
+found = {{"cluster": [], "local": []}}
+for outcome in ray_tasks([*slow, *others], means):
+    found["cluster"].append(dataclasses.asdict(dataclasses.replace(outcome, run=outcome.run.to_dict())))
+assert not ray.is_initialized()
+cluster.shutdown()
+for outcome in ray_tasks([tiny.run()], Means(jobs=1)):
+    found["local"].append(dataclasses.asdict(dataclasses.replace(outcome, run=outcome.run.to_dict())))
+assert not ray.is_initialized()
+(folder / "found.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two nodes gave, one of which was killed, and then a cluster of our own."""
+    folder = tmp_path_factory.mktemp("ray")
+    (folder / "notes").mkdir()
+    (folder / "mine.py").write_text(MINE)
+    (folder / "neighbour.py").write_text(tiny.FILE.read_text())
+    (folder / "script.py").write_text(SCRIPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINY_FOLDER", str(folder / "notes"))
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_health_check_period_ms", "300")  # it takes ten seconds to miss a node otherwise
+        patch.delenv("RAY_ADDRESS", raising=False)
+        command = [sys.executable, "-W", "ignore", "script.py", str(folder), str(folder / "notes")]
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads((folder / "found.json").read_text())
+    files = (folder / "notes").glob("worker *")
+    pairs = [tuple(map(int, line.split())) for file in files for line in file.read_text().splitlines()]
+    return {**found, "drawn": Counter(pairs), "folder": folder}
+
+
+def of(found: dict[str, Any], workload: str, seed: int = 0) -> dict[str, Any]:
+    (outcome,) = (
+        outcome
+        for outcome in found["cluster"]
+        if outcome["run"]["workload"].endswith(workload) and outcome["run"]["seed"] == seed
+    )
+    return outcome
+
+
+def same(found: dict[str, Any], alone) -> bool:
+    one = (found["status"], found["step"], found["held_out"], found["metrics"], found["readings"])
+    return json.loads(json.dumps(one)) == json.loads(json.dumps(tiny.numbers(alone)))
+
+
+@needs_ray
+def test_a_run_on_a_node_that_is_killed_is_made_on_another(found: dict[str, Any]) -> None:
+    for alone in serial([tiny.run("slow", seed, steps=60) for seed in range(3)], Means()):
+        assert alone.status == "finished"
+        assert same(of(found, ":slow", alone.run.seed), alone)
+    assert any(found["drawn"][seed, step] > 1 for seed in range(3) for step in range(1, 60))
+
+
+@needs_ray
+def test_a_killed_worker_costs_a_retry_and_then_the_run(
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINY_FOLDER", str(found["folder"] / "notes"))
+    (alone,) = serial([tiny.run("faulty", 1)], Means())
+    assert same(of(found, ":faulty", 1), alone)
+    lost = of(found, ":faulty", 2)
+    assert lost["status"] == "failed"
+    assert lost["error"].startswith("its Ray worker was lost 3 times: ")
+    assert len((found["folder"] / "notes" / "killed 2").read_text().split()) >= 3
+
+
+@needs_ray
+def test_divergence_and_exceptions_come_back_as_outcomes(found: dict[str, Any]) -> None:
+    diverged, failed = of(found, ":faulty", 3), of(found, ":faulty", 4)
+    assert (diverged["status"], diverged["step"]) == ("diverged", 5)
+    assert failed["status"] == "failed"
+    assert failed["error"].endswith("ArithmeticError: the fourth seed is bad\n")
+
+
+@needs_ray
+def test_workloads_are_sent_with_their_code(found: dict[str, Any]) -> None:
+    (mixture,) = serial([dataclasses.replace(tiny.run(), workload="mlp-mixture")], Means())
+    tripled = of(found, "given")
+    assert tripled["metrics"]["loss"][0][1] == pytest.approx(3 * mixture.metrics["loss"][0][1])
+    (alone,) = serial([tiny.run()], Means())
+    mine = of(found, "mine.py:workload")  # its file, and the one beside it, were gone by then
+    assert mine["status"] == "finished", mine["error"]
+    assert mine["metrics"]["loss"] == [list(pair) for pair in alone.metrics["loss"]]
+
+
+@needs_ray
+def test_a_workload_that_a_node_cannot_import_is_named(found: dict[str, Any]) -> None:
+    outcome = of(found, "unknown there")
+    assert outcome["status"] == "failed"
+    assert "workload 'unknown there' did not arrive" in outcome["error"]
+    assert "No module named 'tiny'. Install what it imports there, or give" in outcome["error"]
+
+
+@needs_ray
+def test_without_a_cluster_there_is_one_for_as_long_as_the_runs_take(found: dict[str, Any]) -> None:
+    (alone,) = serial([tiny.run()], Means())
+    (local,) = found["local"]
+    assert same(local, alone)
+    assert local["engine"] == "ray"
+
+
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UseError, match=r"pip install 'theodolite\[ray\]'"):
+        next(ray_tasks([tiny.run()], Means()))
