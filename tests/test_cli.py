@@ -119,7 +119,7 @@ def test_completion_offers_the_commands():
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["survey", "dissect", "plan", "data", "study"]
+    assert done.stdout.split() == ["survey", "dissect", "plan", "sweep", "fit", "data", "ledger", "study"]
 
 
 def test_a_survey_prints_its_findings_and_writes_page_and_data(mine, capsys):

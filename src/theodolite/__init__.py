@@ -11,12 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite import data, models, probes, rules
+    from theodolite import data, fits, fleet, models, probes, rules
     from theodolite.anatomy import Anatomy, AnatomyError, Part, UnclassifiedError, dissect
     from theodolite.errors import UseError
     from theodolite.planning import Plan, plan
     from theodolite.size import Size
     from theodolite.surveying import Finding, Survey, survey
+    from theodolite.sweeping import Sweep, sweep
     from theodolite.workloads import Workload, workload
 
 __version__ = "0.1.0"
@@ -38,6 +39,12 @@ __all__ = [
     "Plan",
     "plan",
     "rules",
+    # which base hyperparameters, and do they transfer
+    "Sweep",
+    "sweep",
+    "fleet",
+    # what the loss does at the next scale
+    "fits",
     # what can be measured
     "probes",
     # what is wrong with it
@@ -57,16 +64,20 @@ _HOMES = {
     "Plan": "planning",
     "Size": "size",
     "Survey": "surveying",
+    "Sweep": "sweeping",
     "UnclassifiedError": "anatomy",
     "UseError": "errors",
     "Workload": "workloads",
     "data": None,
     "dissect": "anatomy",
+    "fits": None,
+    "fleet": None,
     "models": None,
     "plan": "planning",
     "probes": None,
     "rules": None,
     "survey": "surveying",
+    "sweep": "sweeping",
     "workload": "workloads",
 }
 

@@ -11,9 +11,12 @@ import typer
 
 import theodolite
 from theodolite.commands.data import data_app
+from theodolite.commands.fit import fit
+from theodolite.commands.ledger import ledger_app
 from theodolite.commands.plan import plan
 from theodolite.commands.study import study_app
 from theodolite.commands.survey import dissect, survey
+from theodolite.commands.sweep import sweep
 from theodolite.errors import UseError
 
 app = typer.Typer(
@@ -23,9 +26,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, dissect, plan):
+for command in (survey, dissect, plan, sweep, fit):
     app.command()(command)
 app.add_typer(data_app, name="data")
+app.add_typer(ledger_app, name="ledger")
 app.add_typer(study_app, name="study")
 
 
@@ -67,6 +71,12 @@ def _theodolite(
       theodolite dissect gpt-sotu            what every tensor is
 
       theodolite plan gpt-sotu --width 1024 --lr 0.004    how to train it eight times as wide
+
+      theodolite sweep gpt-sotu --widths 64,128 --lr 2^-9:2^-6    does the learning rate transfer?
+
+      theodolite fit runs.csv                the loss at the next scale
+
+      theodolite sweep gpt-sotu --widths 128,256,512 --lr 2^-12:2^-5    does the learning rate transfer
 
       theodolite data list                   data sets, and which are here
     """

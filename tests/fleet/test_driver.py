@@ -65,17 +65,18 @@ def test_only_what_is_missing_is_made_and_each_run_once(tmp_path: Path) -> None:
 
 def test_what_failed_is_told_and_tried_again() -> None:
     shelf = tiny.Shelf()
-    runs = [tiny.run("faulty", seed) for seed in (0, 3, 4)]
+    runs = [tiny.run("faulty", seed) for seed in (0, 3, 4, 5)]
     report = conduct(runs, shelf, engine="serial")
-    assert (report.finished, report.diverged, len(report.failed)) == (1, 1, 1)
-    assert report.failed == ((runs[2], "ArithmeticError: the fourth seed is bad"),)
-    assert not report.ok
-    assert "3 runs: 1 finished, 1 diverged, 1 failed, in " in str(report)
-    assert str(report).endswith(
-        "seed 4: ArithmeticError: the fourth seed is bad\nThe same command again runs only these"
+    assert (report.finished, report.diverged) == (1, 1)
+    assert report.failed == (
+        (runs[2], "ArithmeticError: the fourth seed is bad"),
+        (runs[3], "SystemExit: enough"),
     )
+    assert not report.ok
+    assert "4 runs: 1 finished, 1 diverged, 2 failed, in " in str(report)
+    assert str(report).endswith("seed 5: SystemExit: enough\nThe same command again runs only these")
     again = conduct(runs, shelf, engine="serial")
-    assert (again.before, len(again.failed)) == (2, 1)
+    assert (again.before, len(again.failed)) == (2, 2)
 
 
 class Engine:

@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from scipy import integrate, special
 
 from theodolite.data.drawing import generator
 from theodolite.data.sets import Examples
@@ -44,9 +43,11 @@ def mixture_accuracy(classes: int = 10, separation: float = 4.0) -> float:
     The best classifier picks the centre with the largest inner product: that of the right class is
     `separation + t`, those of the K − 1 others are standard normal. For two classes it is `Φ(separation/√2)`.
 
+    >>> from scipy import special
     >>> round(mixture_accuracy(classes=2, separation=2.0), 6), round(float(special.ndtr(2**0.5)), 6)
     (0.92135, 0.92135)
     """
+    from scipy import integrate, special  # a second to import, which most processes need not wait
 
     def integrand(t: float) -> float:
         density = np.exp(-t * t / 2) / np.sqrt(2 * np.pi)

@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from theodolite.fits.fit import Array
+from theodolite.fits.result import Array
 
 STEEPEST = 10.0
 """Upper bound of an exponent."""
@@ -25,7 +25,7 @@ class Law:
     """One law on one set of points; θ is what the search moves."""
 
     evaluate: Callable[[Array], tuple[Array, Array]]
-    """θ (P,) -> `log L̂` (n,) and its derivative (P, n)."""
+    """θ (rows, P) -> `log L̂` (rows, n) and its derivative (rows, P, n)."""
     constants: Callable[[Array], dict[str, Array]]
     """θ (…, P) -> the constants one speaks of, each (…)."""
     starts: Array
@@ -34,7 +34,7 @@ class Law:
     high: Array
     """Bounds of θ."""
     shares: Callable[[Array], dict[str, Array]]
-    """θ -> the share of the loss that each term has at each point."""
+    """θ (P,) -> the share of the loss that each term has at each point."""
     bounded: Mapping[int, str]
     """Exponents, and what it means if one of them ends on a bound."""
 
@@ -56,14 +56,13 @@ def sum_of_powers(inputs: Mapping[str, Array], loss: Array, terms: Mapping[str, 
     num = k + offset  # terms
 
     def parts(theta: Array) -> tuple[Array, Array]:
-        exponents = np.zeros((num, 1))
-        exponents[:k, 0] = theta[num:]
-        padded = np.vstack([logs, np.zeros((num - k, logs.shape[1]))])
-        return _logsumexp(theta[:num, None] - exponents * padded)
+        sizes = np.repeat(theta[:, :num, None], logs.shape[1], axis=2)
+        sizes[:, :k] -= theta[:, num:, None] * logs
+        return _logsumexp(sizes)
 
     def evaluate(theta: Array) -> tuple[Array, Array]:
         total, weights = parts(theta)
-        return total, np.vstack([weights, -weights[:k] * logs])
+        return total, np.concatenate([weights, -weights[:, :k] * logs], axis=1)
 
     def constants(theta: Array) -> dict[str, Array]:
         found = {}
@@ -76,9 +75,8 @@ def sum_of_powers(inputs: Mapping[str, Array], loss: Array, terms: Mapping[str, 
         return found
 
     def shares(theta: Array) -> dict[str, Array]:
-        return dict(
-            zip([terms[name][0] for name in (*variables, *[""] * offset)], parts(theta)[1], strict=True)
-        )
+        names = [terms[name][0] for name in (*variables, *[""] * offset)]
+        return dict(zip(names, parts(theta[None])[1][0], strict=True))
 
     middle, lowest = float(np.log(loss).mean()), float(np.log(loss).min())
     grid = [middle + np.log([0.05, 0.4])] * k + [lowest + np.log([0.4, 0.9])] * offset
@@ -88,7 +86,7 @@ def sum_of_powers(inputs: Mapping[str, Array], loss: Array, terms: Mapping[str, 
         constants,
         starts=np.array(list(product(*grid))),
         low=np.array([middle - FAINTEST] * k + [lowest - FAINTEST] * offset + [0.0] * k),
-        high=np.array([middle + 5.0] * k + [lowest] * offset + [STEEPEST] * k),
+        high=np.array([middle + 5.0] * k + [lowest + 0.05] * offset + [STEEPEST] * k),
         shares=shares,
         bounded={num + j: terms[name][1] for j, name in enumerate(variables)},
     )
@@ -105,15 +103,17 @@ def depth_recursion(steps: Array, loss: Array) -> Law:
     middle, lowest = float(np.log(loss).mean()), float(np.log(loss).min())
 
     def parts(theta: Array) -> tuple[Array, Array, Array, Array]:
-        u = np.exp(theta[3])
-        grown = u * np.exp(theta[2]) * steps
+        start, e, log_c, log_u = theta.T[:, :, None]
+        u = np.exp(log_u)
+        grown = u * np.exp(log_c) * steps
         curve = np.log1p(grown) / u
-        total, weights = _logsumexp(np.stack([theta[0] - curve, np.full_like(steps, theta[1])]))
+        total, weights = _logsumexp(np.stack([start - curve, np.broadcast_to(e, curve.shape)], axis=1))
         return total, weights, curve, grown / (1 + grown) / u
 
     def evaluate(theta: Array) -> tuple[Array, Array]:
         total, weights, curve, slope = parts(theta)
-        return total, np.stack([weights[0], weights[1], -weights[0] * slope, weights[0] * (curve - slope)])
+        excess, rest = weights[:, 0], weights[:, 1]
+        return total, np.stack([excess, rest, -excess * slope, excess * (curve - slope)], axis=1)
 
     def constants(theta: Array) -> dict[str, Array]:
         u = np.exp(theta[..., 3])
@@ -125,7 +125,7 @@ def depth_recursion(steps: Array, loss: Array) -> Law:
         }
 
     def shares(theta: Array) -> dict[str, Array]:
-        return dict(zip(("delta_0", "E"), parts(theta)[1], strict=True))
+        return dict(zip(("delta_0", "E"), parts(theta[None])[1][0], strict=True))
 
     longest = float(np.log(steps.max()))
     grid = (
@@ -139,15 +139,15 @@ def depth_recursion(steps: Array, loss: Array) -> Law:
         constants,
         starts=np.array(list(product(*grid))),
         low=np.array([middle - FAINTEST, lowest - FAINTEST, -7.0 - longest, np.log(1e-3)]),
-        high=np.array([middle + 7.0, lowest, 12.0, np.log(STEEPEST)]),
+        high=np.array([middle + 7.0, lowest + 0.05, 12.0, np.log(STEEPEST)]),
         shares=shares,
         bounded={3: "s"},
     )
 
 
 def _logsumexp(terms: Array) -> tuple[Array, Array]:
-    """Over the first axis: the log of the sum of exponentials, and each one's share of that sum."""
-    top = terms.max(0)
+    """Over the terms, axis 1: the log of the sum of exponentials, and each one's share of that sum."""
+    top = terms.max(1, keepdims=True)
     weights = np.exp(terms - top)
-    total = weights.sum(0)
-    return top + np.log(total), weights / total
+    total = weights.sum(1, keepdims=True)
+    return (top + np.log(total))[:, 0], weights / total

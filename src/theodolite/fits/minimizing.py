@@ -1,4 +1,4 @@
-"""The search: Huber's loss of the log residuals, summed, by L-BFGS from many starts."""
+"""The search: Huber's loss of the log residuals, summed, from many starts; and the bootstrap around it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from theodolite.fits.fit import Array, Progress
+from theodolite.fits.descending import descend
 from theodolite.fits.laws import Law
+from theodolite.fits.result import Array, Indices, Progress
 
 DELTA = 1e-3
 """Beyond this log residual an error counts linearly. Real runs scatter more, so this is close to a median."""
 REACHED = 1e-4
 """A start has reached the optimum if its objective is at most this much above it, relatively."""
+TOLERANCE = 1e-13
+"""Relative change of the objective at which a search ends."""
+TOLERANCE_OF_DRAWS = 1e-9
+"""The same in the bootstrap, whose draws differ by far more than this leaves open."""
+AT_ONCE = 2_000_000
+"""Numbers that a search in step may hold in one array."""
 
 
 @dataclass(frozen=True)
@@ -25,28 +32,27 @@ class Minimum:
     num_reached: int
 
 
-def objective(law: Law, log_loss: Array, weights: Array, theta: Array) -> tuple[float, Array]:
+def objective(law: Law, log_loss: Array, weights: Array, theta: Array) -> tuple[Array, Array]:
     """`Σ_i w_i H(log L̂_i − log L_i)/δ` and its gradient; `H(r) = r²/2` inside δ, `δ(|r| − δ/2)` outside.
 
-    Summed, not averaged, and in units of δ: a mean of such small numbers falls below the tolerances of an
-    optimizer long before it is at its minimum.
+    For θ (rows, P) and weights (rows, n): values (rows,) and gradients (rows, P). Summed, not averaged, and
+    in units of δ: a mean of such small numbers falls below a tolerance before it is at its minimum.
     """
     predicted, derivative = law.evaluate(theta)
     residual = predicted - log_loss
-    clipped = np.clip(residual, -DELTA, DELTA)
-    value = float(weights @ (clipped * (residual - clipped / 2))) / DELTA
-    return value, derivative @ (weights * clipped) / DELTA
+    clipped = np.minimum(np.maximum(residual, -DELTA), DELTA)
+    pull = weights * clipped
+    value = (pull * (residual - clipped / 2)).sum(1) / DELTA
+    return value, np.einsum("rpn,rn->rp", derivative, pull) / DELTA
 
 
-def minimize(
-    law: Law, log_loss: Array, *, starts: Array | None = None, weights: Array | None = None
-) -> Minimum:
+def minimize(law: Law, log_loss: Array, *, starts: Array | None = None) -> Minimum:
     """The lowest minimum that any start leads to, and how many starts led there."""
-    weights = np.ones_like(log_loss) if weights is None else weights
-    found = [_descend(law, log_loss, weights, start) for start in (law.starts if starts is None else starts)]
-    best, theta = min(found, key=lambda pair: pair[0])
-    ceiling = best * (1 + REACHED) + 1e-9 * len(log_loss)
-    return Minimum(theta, best, len(found), sum(value <= ceiling for value, _ in found))
+    starts = law.starts if starts is None else starts
+    theta, value = _descend(law, log_loss, starts, np.ones((len(starts), len(log_loss))), TOLERANCE)
+    best = int(value.argmin())
+    ceiling = value[best] * (1 + REACHED) + 1e-9 * len(log_loss)
+    return Minimum(theta[best], float(value[best]), len(starts), int((value <= ceiling).sum()))
 
 
 def bootstrap(
@@ -54,7 +60,7 @@ def bootstrap(
     log_loss: Array,
     optimum: Array,
     *,
-    distinct: Array,
+    distinct: Indices,
     draws: int,
     seed: int,
     progress: Progress | None,
@@ -67,18 +73,26 @@ def bootstrap(
     generator = np.random.default_rng(seed)
     num, size = len(log_loss), len(optimum)
     needed = min(size, len(np.unique(distinct)))
-    found = np.empty((draws, size))
+    weights, starts = np.empty((draws, num)), np.empty((draws, 2, size))
     for index in range(draws):
         while True:
             drawn = generator.integers(num, size=num)
             if len(np.unique(distinct[drawn])) >= needed:
                 break
-        weights = np.bincount(drawn, minlength=num).astype(np.float64)
-        beside = np.clip(optimum + 0.2 * generator.standard_normal(size), law.low, law.high)
-        found[index] = minimize(law, log_loss, starts=np.stack([optimum, beside]), weights=weights).theta
-        if progress is not None and index % 10 == 9:
-            progress(f"bootstrap: {index + 1} of {draws} draws", (index + 1) / draws)
-    return found
+        weights[index] = np.bincount(drawn, minlength=num)
+        starts[index] = optimum, optimum + 0.2 * generator.standard_normal(size)
+    found = []
+    chunk = max(10, min(100, AT_ONCE // (2 * num * size)))
+    for begin in range(0, draws, chunk):
+        pair = starts[begin : begin + chunk]
+        both = np.repeat(weights[begin : begin + chunk], 2, axis=0)
+        theta, value = _descend(law, log_loss, pair.reshape(-1, size), both, TOLERANCE_OF_DRAWS)
+        better = value.reshape(-1, 2).argmin(1)
+        found.append(theta.reshape(-1, 2, size)[np.arange(len(pair)), better])
+        if progress is not None:
+            done = begin + len(pair)
+            progress(f"bootstrap: {done} of {draws} draws", done / draws)
+    return np.concatenate(found)
 
 
 def on_bounds(law: Law, theta: Array) -> tuple[str, ...]:
@@ -87,15 +101,10 @@ def on_bounds(law: Law, theta: Array) -> tuple[str, ...]:
     return tuple(name for place, name in law.bounded.items() if near[place])
 
 
-def _descend(law: Law, log_loss: Array, weights: Array, start: Array) -> tuple[float, Array]:
-    from scipy import optimize
+def _descend(
+    law: Law, log_loss: Array, starts: Array, weights: Array, tolerance: float
+) -> tuple[Array, Array]:
+    def many(theta: Array, rows: Indices) -> tuple[Array, Array]:
+        return objective(law, log_loss, weights[rows], theta)
 
-    result = optimize.minimize(
-        lambda theta: objective(law, log_loss, weights, theta),
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=list(zip(law.low, law.high, strict=True)),
-        options={"maxiter": 1000, "maxfun": 4000, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 20},
-    )
-    return float(result.fun), np.asarray(result.x)
+    return descend(many, starts, law.low, law.high, tolerance)

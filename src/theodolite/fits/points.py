@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from theodolite.errors import UseError
-from theodolite.fits.fit import Array
+from theodolite.fits.result import Array
 
 Columns = Mapping[str, ArrayLike | None]
 

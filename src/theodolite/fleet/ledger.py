@@ -86,8 +86,9 @@ class Ledger:
             except BaseException:
                 connection.close()
                 raise
-        except BaseException:
-            lock.release()
+        except BaseException as error:
+            damaged = lock.was_left_behind or isinstance(error, LedgerError)
+            lock.release(all_is_well=not damaged)
             raise
         return ledger
 
@@ -127,13 +128,15 @@ class Ledger:
                     schema.create(connection, name, spec)
                     for attempt in every:
                         attempts.write(connection, attempt)
-            except BaseException:
+            except BaseException as error:
                 connection.close()
                 file.unlink()
+                if isinstance(error, sqlite3.IntegrityError):
+                    raise UseError(f"what is to go into {file} is no ledger: {error}") from error
                 raise
             connection.close()
         finally:
-            lock.release()
+            lock.release(all_is_well=True)
         return cls.read(file)
 
     def settled(self) -> set[str]:
@@ -217,7 +220,7 @@ class Ledger:
         self._connection.close()
         if self._lock is not None:
             spare.drop_if_moved(self.path)
-            self._lock.release()
+            self._lock.release(all_is_well=True)
 
     def __enter__(self) -> Ledger:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import os
@@ -23,16 +24,22 @@ class Lock:
         self._handle = self._taken(path)
         self.was_left_behind = os.fstat(self._handle).st_size > 0
         """Did the driver before end without releasing it?"""
-        os.ftruncate(self._handle, 0)
         since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        os.pwrite(self._handle, f"process {os.getpid()} on {socket.gethostname()} since {since}".encode(), 0)
+        holder = f"process {os.getpid()} on {socket.gethostname()} since {since}"
+        with contextlib.suppress(OSError):  # the disk may be full
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, holder.encode(), 0)
         _held.add(self._handle)
 
-    def release(self) -> None:
-        """Let others have it. In a process that was forked off this does nothing."""
+    def release(self, *, all_is_well: bool) -> None:
+        """Let others have it; unless all is well, the next one finds it left behind.
+
+        In a process that was forked off this does nothing.
+        """
         if self._handle in _held:
             _held.remove(self._handle)
-            self._file.unlink(missing_ok=True)
+            if all_is_well:
+                self._file.unlink(missing_ok=True)
             os.close(self._handle)
 
     def _taken(self, path: Path) -> int:

@@ -55,14 +55,15 @@ def open_to_write(path: Path, *, after_an_accident: bool) -> sqlite3.Connection:
     def connect() -> sqlite3.Connection:
         connection = _connect(path, "rwc")
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA wal_autocheckpoint = 0")  # the ledger does it after every record
             if not schema.is_empty(connection):
                 schema.check(connection, path)
                 if after_an_accident:
                     _examine(connection)
+            # Only now: this changes the file, and it may have been another program's.
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # the ledger does it after every record
         except BaseException:
             connection.close()
             raise
@@ -103,7 +104,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             spare.restore(path)
             mend(path)
         finally:
-            held.release()
+            held.release(all_is_well=False)  # the next driver shall look at all of it
 
     if spare.is_left(path):
         with contextlib.suppress(UseError):  # then a driver is at work, or the folder is read-only
@@ -121,7 +122,8 @@ def mend(path: Path) -> None:
         header = file.read(100)
     bytes_each = int.from_bytes(header[16:18], "big")
     length = int.from_bytes(header[28:32], "big") * (65536 if bytes_each == 1 else bytes_each)
-    if header.startswith(b"SQLite format 3\0") and len(header) == 100 and path.stat().st_size < length:
+    is_ledger = int.from_bytes(header[68:72], "big") == schema.APPLICATION
+    if is_ledger and path.stat().st_size < length:
         os.truncate(path, length)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from theodolite.probes.track import Track
 
@@ -103,6 +102,8 @@ def _gathered(quantity: str, axis: Axis, slopes: Sequence[float], expected: floa
     low = high = math.nan
     if len(slopes) > 1:
         error = float(np.std(slopes, ddof=1)) / math.sqrt(len(slopes))
+        from scipy import stats  # a second to import, which most processes need not wait
+
         half = float(stats.t.ppf(0.975, len(slopes) - 1)) * error
         low, high = mean - half, mean + half
     return Slope(quantity, axis, mean, low, high, expected)

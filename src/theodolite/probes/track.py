@@ -84,7 +84,7 @@ def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str
 
 
 def measured(model: nn.Module, inputs: Any) -> dict[str, float]:
-    """The root mean squares of stream, branches and logits of a network as it is; quantities as in `Track`."""
+    """The root mean squares of stream, branches and logits of a network as it is, named as in `Track`."""
     sight = look(model, inputs)
     return {name: size for name, size in _sizes(sight, sight).items() if not name.startswith("change of")}
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from theodolite.errors import UseError
+from theodolite.fleet.pool import Failure, pooled
 from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization, plan_for, with_zero_readout
 from theodolite.probes.slopes import AXES, Axis, Slope, fit_slopes, worst_first
 from theodolite.probes.track import Track, follow
 from theodolite.size import Size
 from theodolite.studies.networks import NETWORKS, network
-from theodolite.studies.processes import run_cells
 from theodolite.studies.records import Record, Records
 
 OPTIMIZERS = ("adamw", "muon-kimi")
@@ -154,11 +154,12 @@ def conduct(
     waiting = sorted(_waiting(cells, records.all), key=lambda cell: -cell.cost)
     tell(f"{len(cells) - len(waiting)} of {len(cells)} cells are in {out}")
     failed = 0
-    for count, (cell, result) in enumerate(run_cells(partial(run_cell, grid, device), waiting, jobs), 1):
+    results = pooled(partial(run_cell, grid, device), waiting, jobs, said=tell)
+    for count, (cell, result) in enumerate(results, 1):
         title = f"{count}/{len(waiting)}  {cell.network} {cell.optimizer} {cell.parameterization} {cell.size}"
-        if isinstance(result, str):
+        if isinstance(result, Failure):
             failed += 1
-            tell(f"{title}: failed: {result}")
+            tell(f"{title}: failed: {result.reason}")
         else:
             records.append(result)
             tell(title)

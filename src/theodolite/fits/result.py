@@ -15,6 +15,8 @@ from theodolite.errors import UseError
 from theodolite.figures import Figure
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+Flags = NDArray[np.bool_]
 Progress = Callable[[str, float], None]
 """Told what is going on, and which share of it is done."""
 Predict = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -32,6 +34,10 @@ class Estimate:
     low: float
     high: float
     error: float
+
+    def to_dict(self) -> dict[str, float | None]:
+        """As values that JSON knows: None where there is no interval."""
+        return {name: value if np.isfinite(value) else None for name, value in vars(self).items()}
 
     def __str__(self) -> str:
         return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
@@ -54,16 +60,20 @@ class Form:
     optimal_at: str = ""
     """What `Fit.optimal` must be told."""
     optimal: Predict | None = None
+    derived: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    """Further numbers that follow from the constants, and are shown with them."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
     """How well the largest runs are foretold by a fit that has not seen them."""
 
+    what: str
+    """What was foretold: the loss, or the best size."""
     num_points: int
     scale: str
     above: float
-    """Runs with at least this much of `scale` were held out."""
+    """What has at least this much of `scale` was held out."""
     error: float
     """Mean of |predicted/measured − 1|."""
     worst: float
@@ -131,7 +141,7 @@ class Fit:
             "form": self.form.name,
             "equation": self.form.equation,
             "level": LEVEL,
-            "constants": {name: vars(estimate) for name, estimate in self.constants.items()},
+            "constants": {name: estimate.to_dict() for name, estimate in self.constants.items()},
             "num_points": len(self.data["loss"]),
             "num_dropped": self.num_dropped,
             "num_draws": len(next(iter(self.samples.values()))),
@@ -176,11 +186,12 @@ class Fit:
             wanted = ", ".join(f"{name}=…" for name in names)
             given = ", ".join(f"{name}={value:g}" for name, value in inputs.items()) or "nothing"
             raise UseError(f"{self.form.name} was asked at {given}; write {called}({wanted})")
-        for name, value in inputs.items():
-            if not np.isfinite(value) or value <= 0:
-                raise UseError(f"{called}({name}={value:g}): a size must be a positive number")
+        for name, size in inputs.items():
+            if not np.isfinite(size) or size <= 0:
+                raise UseError(f"{called}({name}={size:g}): a size must be a positive number")
         value = function({name: one.value for name, one in self.constants.items()}, inputs)
-        drawn = function(self.samples, inputs)
+        with np.errstate(all="ignore"):  # of draws that lead nowhere
+            drawn = function(self.samples, inputs)
         return {name: estimate(float(value[name]), np.asarray(drawn[name])) for name in value}
 
 

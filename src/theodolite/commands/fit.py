@@ -1,0 +1,159 @@
+"""`theodolite fit`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from theodolite.commands.options import progress_bar
+from theodolite.errors import UseError
+
+if TYPE_CHECKING:
+    from theodolite.fits import Fit
+
+
+def fit(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A .csv or .parquet table, or a ledger (.sqlite).")
+    ],
+    form: Annotated[
+        str, typer.Option(help="chinchilla, power, isoflop, allocation or depth-expansion.")
+    ] = "chinchilla",
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COLUMN,…",
+            help="What the file calls parameters, tokens, compute, loss, x, width, depth; may be repeated.",
+        ),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="Only rows with this value; may be repeated."),
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Of runs of one size and seed only the one of the lowest loss.")
+    ] = False,
+    drop_worst: Annotated[int, typer.Option(min=0, help="Leave out so many points of the highest loss.")] = 0,
+    no_offset: Annotated[
+        bool, typer.Option("--no-offset", help="power: without the irreducible loss E.")
+    ] = False,
+    budgets: Annotated[
+        str | None,
+        typer.Option(metavar="C,C,…", help="isoflop: the budgets, where they are not plain from the runs."),
+    ] = None,
+    growth: Annotated[
+        float | None,
+        typer.Option(help="depth-expansion: r where depth grows as width^r.", show_default=False),
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE,…", help="Predict there, or split that budget; may be repeated."),
+    ] = None,
+    draws: Annotated[int, typer.Option(help="Of the bootstrap.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write a page with figures (fit.html).")] = None,
+) -> None:
+    """What does the loss do at the next scale?
+
+    Fits a scaling law to runs. Every constant and every prediction has an interval.
+
+    The largest runs are foretold from the others, and what the data cannot tell is said.
+
+    [bold]Forms[/bold], and the columns each needs besides loss
+
+      chinchilla       L = E + A·N^-α + B·D^-β           two of parameters, tokens, compute
+
+      power            L = E + A·x^-α                    x
+
+      isoflop          the best size at each budget      two of parameters, tokens, compute
+
+      allocation       the best depth at each size       width, depth (and parameters)
+
+      depth-expansion  what each further block brings    depth
+
+    [bold]Examples[/bold]
+
+      theodolite fit runs.csv --columns parameters="Model Size",compute="Training FLOP"
+
+      theodolite fit runs.csv --drop-worst 5 --at compute=1e24 --at parameters=7e10,tokens=1.4e12
+
+      theodolite fit runs.csv --form power --columns x=tokens --out fit.html
+
+      theodolite fit sweep.sqlite --form allocation --best --where parameterization=plan
+    """
+    from theodolite.fits import fit as make
+    from theodolite.fits.page import page_path
+    from theodolite.fits.table import predictions_table
+
+    if out is not None:
+        page_path(out)  # refused before any work is done
+    options: dict[str, Any] = {"drop_worst": drop_worst, "draws": draws, "seed": seed}
+    if no_offset:
+        options["offset"] = False
+    if budgets is not None:
+        options["budgets"] = [_number(text, f"--budgets {budgets}") for text in budgets.split(",")]
+    if growth is not None:
+        options["growth"] = growth
+    places = [
+        {
+            name: _number(value, f"--at {text}")
+            for name, value in _pairs([text], "--at", "compute=1e24").items()
+        }
+        for text in at or ()
+    ]
+    with progress_bar() as tell:
+        made = make(
+            form,
+            file,
+            columns=_pairs(columns, "--columns", 'parameters="Model Size"'),
+            where=_pairs(where, "--where", "optimizer=adamw"),
+            best=best,
+            progress=tell,
+            **options,
+        )
+    said = [(place, _tell(made, place)) for place in places]
+    if json:
+        import json as encoder
+
+        told = [{"at": place, **{k: v.to_dict() for k, v in found.items()}} for place, found in said]
+        print(encoder.dumps({**made.to_dict(), "predictions": told}, indent=1, ensure_ascii=False))
+    else:
+        print(made)
+        for place, found in said:
+            where_ = ", ".join(f"{name} {value:g}" for name, value in place.items())
+            print(f"\n{predictions_table(found, where_)}")
+    if out is not None:
+        print(f"The page is {made.save(out)}", file=sys.stderr)
+
+
+def _tell(made: Fit, place: dict[str, float]) -> dict[str, Any]:
+    """A prediction, or the best split of a budget, whichever these names ask for."""
+    if set(place) == {made.form.optimal_at}:
+        return dict(made.optimal(**place))
+    if made.form.predict is not None and set(place) == set(made.form.predicts):
+        return {"loss": made.predict(**place)}
+    known = [",".join(f"{name}=…" for name in made.form.predicts)] if made.form.predict else []
+    known += [f"{made.form.optimal_at}=…"] if made.form.optimal_at else []
+    raise UseError(f"{made.form.name} knows --at {' or --at '.join(known)}, not {', '.join(place)}")
+
+
+def _pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:
+    found = {}
+    for text in given or ():
+        for piece in text.split(","):
+            name, equals, value = (part.strip() for part in piece.partition("="))
+            if not (name and equals and value):
+                raise UseError(f"{option} {text}: write NAME=VALUE, for example {option} {example}")
+            found[name] = value
+    return found
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UseError(f"{option}: {text!r} is no number; write it like 1e21") from None

@@ -1,0 +1,158 @@
+"""`theodolite ledger`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ledger_app = typer.Typer(
+    no_args_is_help=True, help="The runs of a study: show them, and take them to other tools and back."
+)
+
+SHOWN = 40
+"""Runs that `show` lists, unless told otherwise."""
+COLUMNS = (
+    "workload",
+    "width",
+    "depth",
+    "optimizer",
+    "parameterization",
+    "lr",
+    "weight_decay",
+    "seed",
+    "steps",
+)
+
+LedgerPath = Annotated[
+    Path, typer.Argument(metavar="LEDGER", help="The folder of a study, or its ledger.sqlite.")
+]
+
+
+@ledger_app.command("show")
+def ledger_show(
+    path: LedgerPath,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only those that failed, with the traceback.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help=f"All of them, not the last {SHOWN}.")] = False,
+) -> None:
+    """What is in a ledger, also while it is being written.
+
+    [bold]Examples[/bold]
+
+      theodolite ledger show transfer
+
+      theodolite ledger show transfer --failed
+
+      sqlite3 transfer/ledger.sqlite 'SELECT width, lr, held_out FROM results'    the same with SQLite's shell
+    """
+    from theodolite.fleet.ledger import Ledger
+
+    with Ledger.read(path) as ledger:
+        rows = ledger.rows()
+        print(f"{ledger.name}: {_counted(rows)}")
+    if failed:
+        for row in rows:
+            if row["status"] == "failed":
+                print(f"\n{row['identity']}, attempt {row['attempts']}\n{row['error']}")
+        return
+    same = {name for name in COLUMNS if len({row.get(name) for row in rows}) == 1}
+    if rows and same:
+        print(
+            ", ".join(
+                f"{name} {_cell(rows[0][name])}" for name in COLUMNS if name in same and name in rows[0]
+            )
+        )
+    _print_table(rows if every else rows[-SHOWN:], [name for name in COLUMNS if name not in same])
+    if len(rows) > SHOWN and not every:
+        print(f"These are the last {SHOWN}; --all shows all")
+
+
+@ledger_app.command("export")
+def ledger_export(
+    path: LedgerPath,
+    to: Annotated[Path, typer.Argument(metavar="FILE", help="A .parquet or a .csv.")],
+) -> None:
+    """Write a ledger as two tables that other tools read: every attempt, and every value of every step.
+
+    [bold]Examples[/bold]
+
+      theodolite ledger export transfer transfer.csv          transfer.csv and transfer.metrics.csv
+
+      theodolite ledger export transfer transfer.parquet      the same as Parquet; needs theodolite\\[frame]
+    """
+    from theodolite.fleet.ledger import Ledger
+
+    with Ledger.read(path) as ledger:
+        for file in ledger.export(to):
+            print(file)
+
+
+@ledger_app.command("import")
+def ledger_import(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="The .parquet or .csv that export wrote.")],
+    path: Annotated[Path, typer.Argument(metavar="LEDGER", help="A new folder, or a new .sqlite.")],
+) -> None:
+    """Make a new ledger of what was exported. A study goes on with it as with the first.
+
+    [bold]Example[/bold]
+
+      theodolite ledger import transfer.csv transfer-again
+    """
+    from theodolite.fleet.ledger import Ledger
+
+    with Ledger.import_(source, path) as ledger:
+        print(f"{ledger.path}: {_counted(ledger.rows())}")
+
+
+@ledger_app.command("salvage")
+def ledger_salvage(
+    damaged: LedgerPath,
+    path: Annotated[Path, typer.Argument(metavar="NEW", help="A new folder, or a new .sqlite.")],
+) -> None:
+    """Make a new ledger of all that can still be read whole in a damaged one, which is left as it is.
+
+    What is lost can be run again: move the new ledger to the place of the old, and give the study's command.
+
+    [bold]Example[/bold]
+
+      theodolite ledger salvage transfer/ledger.sqlite salvaged.sqlite
+    """
+    from theodolite.fleet.ledger import Ledger
+
+    with Ledger.salvage(damaged, path) as ledger:
+        print(f"{ledger.path}: {_counted(ledger.rows())}")
+
+
+def _counted(rows: list[dict[str, Any]]) -> str:
+    found = Counter(row["status"] for row in rows)
+    parts = [f"{found[status]} {status}" for status in ("finished", "diverged", "failed") if found[status]]
+    runs = "1 run" if len(rows) == 1 else f"{len(rows)} runs"
+    return f"{runs}: {', '.join(parts)}" if rows else "no runs yet"
+
+
+def _print_table(rows: list[dict[str, Any]], columns: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", *columns, "status", "held_out", "seconds"):
+        is_text = name in ("run", "workload", "optimizer", "parameterization", "status")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    for row in rows:
+        status = row["status"] if row["status"] == "finished" else f"{row['status']} at {row['step']}"
+        cells = [_cell(row.get(name)) for name in columns]
+        table.add_row(row["identity"], *cells, status, _cell(row["held_out"]), f"{row['seconds']:.1f}")
+    print()
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

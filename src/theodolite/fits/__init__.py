@@ -1,0 +1,25 @@
+"""Scaling laws: fitted to runs, with intervals on all they say, and with what the data cannot tell."""
+
+from theodolite.fits.allocation import allocation
+from theodolite.fits.chinchilla import chinchilla
+from theodolite.fits.depth_expansion import depth_expansion
+from theodolite.fits.fitting import FORMS, fit
+from theodolite.fits.isoflop import isoflop
+from theodolite.fits.power import power
+from theodolite.fits.result import Estimate, Fit, HeldOut
+
+__all__ = [
+    # from a file, a ledger or rows
+    "FORMS",
+    "fit",
+    # from arrays, one for each form
+    "allocation",
+    "chinchilla",
+    "depth_expansion",
+    "isoflop",
+    "power",
+    # what comes out
+    "Estimate",
+    "Fit",
+    "HeldOut",
+]

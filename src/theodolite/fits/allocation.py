@@ -1,0 +1,255 @@
+"""Depth against width: the best shape of a network of given size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from theodolite.errors import UseError
+from theodolite.fits import doubts
+from theodolite.fits.estimating import check_draws, compare, estimates, largest
+from theodolite.fits.parabolas import Curve, noise, optimum, polynomial
+from theodolite.fits.points import checked, without_worst
+from theodolite.fits.result import Array, Fit, Flags, Form, HeldOut, Indices, Progress
+
+NUM_BUDGETS = 9
+SLACK = 1.1
+"""A depth's curve is read this far beyond the sizes that were run."""
+STEEPEST = 2.0
+"""Of b: a block that asks for e² times the width. Draws in which depth does not grow at all end there."""
+TRANSFORMER = 12.0
+"""Parameters of a block over width²: attention has 4, a feed-forward part of four times the width 8."""
+
+
+def allocation(
+    *,
+    loss: ArrayLike | None = None,
+    width: ArrayLike | None = None,
+    depth: ArrayLike | None = None,
+    parameters: ArrayLike | None = None,
+    drop_worst: int = 0,
+    draws: int = 1000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Fit:
+    """Levine's form: at its best depth L a network has the width w with `log w = a + b·L`.
+
+    First, for each depth, the log loss as a polynomial in log N; where three depths or more have been run,
+    their curves are read off at budgets N, and a parabola in log L around the lowest gives the best depth
+    L*(N). Then a and b, so that `c·L·e^{2(a+bL)} = N` has its root at L*. `c = N/(L·w²)` comes from the runs;
+    without `parameters` it is a transformer's, 12. `Fit.optimal(parameters=)` gives depth and width.
+
+    Levine et al., arXiv:2006.12467, found `log w = 5.039 + 0.0555·L` for language models.
+
+    Intervals: the curves' residuals are drawn anew and everything is fitted again, `draws` times.
+    """
+    check_draws(FORM.name, draws)
+    data = checked(FORM.name, {"width": width, "depth": depth, "loss": loss})
+    if parameters is None:
+        data["parameters"] = TRANSFORMER * data["depth"] * data["width"] ** 2
+    else:
+        data = checked(FORM.name, {**data, "parameters": parameters})
+    data = without_worst(FORM.name, data, drop_worst)
+    if progress is not None:
+        progress("curves by depth", 0.5)
+    surface = _surface(data)
+    found = _best_depths(surface)
+    _refuse_without_optima(surface, found)
+    budgets, best = surface.budgets[np.isfinite(found)], found[np.isfinite(found)]
+    shaken = noise(surface.curves, draws, seed)
+    refitted = [
+        curve.refit(curve.fitted + moved) for curve, moved in zip(surface.curves, shaken, strict=True)
+    ]
+    drawn = _best_depths(surface, refitted)[:, np.isfinite(found)]
+    values = _line(budgets, best[None], surface.c)
+    samples = _line(budgets, drawn, surface.c)
+    constants, samples = estimates(FORM, {name: value[0] for name, value in values.items()}, samples)
+    said = doubts.of_intervals(FORM, constants) + doubts.of_ranges(data, ["parameters"])
+    depths = np.unique(data["depth"])
+    if len(depths) < doubts.FEW_SIZES:
+        said.append(
+            f"There are only {len(depths)} depths: a parabola through three fits by itself. Run more."
+        )
+    return Fit(
+        form=FORM,
+        constants=constants,
+        samples=samples,
+        data={name: np.concatenate([data[name][m] for m in surface.members]) for name in data},
+        fitted=np.exp(np.concatenate([curve.fitted for curve in surface.curves])),
+        num_starts=1,
+        num_reached=1,
+        held_out=_hold_out(data, budgets[-1], best[-1]),
+        warnings=tuple(said),
+        num_dropped=drop_worst,
+        seed=seed,
+        optima=tuple(
+            {"parameters": float(n), "depth": float(d), "width": float(np.sqrt(n / (surface.c * d)))}
+            for n, d in zip(budgets, best, strict=True)
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Surface:
+    """The log loss against log N at each depth, and the budgets at which the depths are compared."""
+
+    depths: Array
+    members: tuple[Indices, ...]
+    curves: tuple[Curve, ...]
+    covers: Flags
+    """(depths, budgets): has this depth been run around this budget?"""
+    budgets: Array
+    c: float
+
+
+def _surface(data: Mapping[str, Array]) -> _Surface:
+    depths, members, curves, spans = [], [], [], []
+    for depth in np.unique(data["depth"]):
+        at = np.flatnonzero(data["depth"] == depth)
+        log_size = np.log(data["parameters"][at])
+        num = len(np.unique(log_size))
+        if num >= 2:
+            depths.append(depth)
+            members.append(at)
+            # One size more than the curve needs, so that it leaves a residual to judge it by.
+            degree = 1 if num < 4 else 2 if num < 6 else 3
+            curves.append(polynomial(log_size, np.log(data["loss"][at]), degree=degree))
+            spans.append((log_size.min() - np.log(SLACK), log_size.max() + np.log(SLACK)))
+    if len(depths) < 3:
+        raise UseError(
+            f"allocation: {len(depths)} depths have been run at two sizes or more; three are needed to find "
+            "a best one between them. Run more widths at each of three depths"
+        )
+    low, high = np.array(spans).T
+    # Between the third lowest start and the third highest end, three curves may overlap.
+    edges = np.sort(low)[2], np.sort(high)[-3]
+    if edges[0] >= edges[1]:
+        raise UseError(
+            "allocation: no three depths have been run at the same number of parameters. Run narrow deep and "
+            "wide shallow networks of equal size"
+        )
+    budgets = np.linspace(*edges, NUM_BUDGETS)
+    covers = (low[:, None] <= budgets + 1e-9) & (budgets <= high[:, None] + 1e-9)
+    c = float(np.exp(np.log(data["parameters"] / (data["depth"] * data["width"] ** 2)).mean()))
+    return _Surface(np.array(depths), tuple(members), tuple(curves), covers, np.exp(budgets), c)
+
+
+def _best_depths(surface: _Surface, coefficients: list[Array] | None = None) -> Array:
+    """The best depth at each budget: (budgets,), or (draws, budgets) for drawn coefficients.
+
+    A parabola in log depth through the lowest depth and its two neighbours; nan where the lowest is the
+    first or the last that was run.
+    """
+    at, logs = np.log(surface.budgets), np.log(surface.depths)
+    heights = np.stack([curve.at(at) for curve in surface.curves])  # (depths, budgets)
+    heights = np.where(surface.covers, heights, np.inf)
+    drawn = None
+    if coefficients is not None:
+        pairs = zip(surface.curves, coefficients, strict=True)
+        drawn = np.stack([curve.at(at, moved) for curve, moved in pairs], axis=-1)  # (draws, budgets, depths)
+    found = np.full(at.shape if drawn is None else drawn.shape[:-1], np.nan)
+    for budget in range(len(at)):
+        run = np.flatnonzero(surface.covers[:, budget])
+        place = int(np.argmin(heights[run, budget]))
+        if not 0 < place < len(run) - 1:
+            continue
+        near = run[place - 1 : place + 2]
+        bowl = polynomial(logs[near], heights[near, budget], degree=2)
+        moved = bowl.coefficients if drawn is None else bowl.refit(drawn[:, budget, near])
+        # With noise a bowl may turn nearly flat, and has its lowest point anywhere.
+        best = np.exp(np.clip(optimum(moved, bowl.centre), logs[near[0]] - 2, logs[near[-1]] + 2))
+        found[..., budget] = best[0] if drawn is None else best
+    return found
+
+
+def _refuse_without_optima(surface: _Surface, found: Array) -> None:
+    if np.isfinite(found).sum() >= 2:
+        return
+    shallow, deep = surface.depths[[0, -1]]
+    raise UseError(
+        f"allocation: at {np.isfinite(found).sum()} of {len(found)} sizes the best depth lies between those "
+        f"that were run ({shallow:g} to {deep:g}); two are needed. Run deeper or shallower ones of equal size"
+    )
+
+
+def _line(budgets: Array, depths: Array, c: float) -> dict[str, Array]:
+    """a and b for each row of best depths (draws, budgets), by Gauss–Newton on log depth.
+
+    Of depth, not of width: the budget is exact and the depth is not, so a regression of width on depth would
+    come out too flat. From `log L + 2a + 2bL = log(N/c)`: `∂ log L/∂a = −2/(1+2bL)`, `∂ log L/∂b = L·∂a`.
+    """
+    size = np.log(budgets / c)
+    known = np.isfinite(depths)
+    depths = np.where(known, depths, 1.0)
+    log_width = (size - np.log(depths)) / 2
+    num = known.sum(1, keepdims=True)
+    usable = num[:, 0] >= 2
+    centre = (known * depths).sum(1, keepdims=True) / np.maximum(num, 1)
+    spread = (known * (depths - centre) ** 2).sum(1)
+    b = (known * (depths - centre) * log_width).sum(1) / np.where(spread > 0, spread, 1.0)
+    b = np.maximum(b, 1e-4)
+    a = (known * (log_width - b[:, None] * depths)).sum(1) / np.maximum(num[:, 0], 1)
+    for _ in range(50):
+        predicted = np.exp(_log_depth(size, a[:, None], b[:, None]))
+        slope = known * -2 / (1 + 2 * b[:, None] * predicted)
+        off = known * (np.log(depths) - np.log(predicted))
+        aa, ab, bb = (slope**2).sum(1), (slope**2 * predicted).sum(1), (slope**2 * predicted**2).sum(1)
+        to_a, to_b = (slope * off).sum(1), (slope * predicted * off).sum(1)
+        determinant = np.maximum(aa * bb - ab**2, 1e-12 * aa * bb + 1e-300)
+        step_a = (bb * to_a - ab * to_b) / determinant
+        step_b = (aa * to_b - ab * to_a) / determinant
+        # b stays above zero, where deeper and wider still go together.
+        shrink = np.minimum(1.0, 0.5 * b / np.maximum(-step_b, 1e-300))
+        a, b = a + shrink * step_a, b + shrink * step_b
+        steep = b > STEEPEST
+        level = (known * (log_width - STEEPEST * depths)).sum(1) / np.maximum(num[:, 0], 1)
+        a, b = np.where(steep, level, a), np.where(steep, STEEPEST, b)
+    return {"a": np.where(usable, a, np.nan), "b": np.where(usable, b, np.nan), "c": np.full_like(a, c)}
+
+
+def _log_depth(size: Any, a: Any, b: Any) -> Any:
+    """The root of `log L + 2a + 2bL = size`: `L = W(2b·e^{size−2a})/(2b)` with Lambert's W."""
+    from scipy.special import lambertw
+
+    twice = 2 * np.asarray(b)
+    argument = np.minimum(np.log(twice) + size - 2 * np.asarray(a), 700.0)
+    return np.log(np.real(lambertw(np.exp(argument))) / twice)
+
+
+def _hold_out(data: Mapping[str, Array], budget: float, depth: float) -> HeldOut | None:
+    """Without the largest runs: which depth would have been foretold for the largest budget?"""
+    out = largest(data["parameters"])
+    seen = {name: column[~out] for name, column in data.items()}
+    try:
+        surface = _surface(seen)
+        found = _best_depths(surface)
+        _refuse_without_optima(surface, found)
+    except UseError:
+        return None
+    known = np.isfinite(found)
+    if surface.budgets[known].max() > 0.95 * budget:
+        return None  # nothing was foretold
+    line = _line(surface.budgets[known], found[known][None], surface.c)
+    predicted = np.exp(_log_depth(np.log(budget / surface.c), line["a"], line["b"]))
+    return compare(FORM, "best depth", np.array([budget]), predicted, np.array([depth]))
+
+
+def _optimal(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
+    size = np.log(at["parameters"] / constants["c"])
+    depth = np.exp(_log_depth(size, constants["a"], constants["b"]))
+    return {"depth": depth, "width": np.exp(constants["a"] + constants["b"] * depth)}
+
+
+FORM = Form(
+    name="allocation",
+    equation="log w = a + b·L at the best depth L; N = c·L·w²",
+    constants=("a", "b", "c"),
+    exponents=("b",),
+    scale="parameters",
+    optimal_at="parameters",
+    optimal=_optimal,
+)

@@ -1,0 +1,217 @@
+"""IsoFLOP: for each compute budget the best size, and how it grows with the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from theodolite.errors import UseError
+from theodolite.fits import doubts
+from theodolite.fits.estimating import check_draws, compare, estimates
+from theodolite.fits.parabolas import Curve, noise, optimum, polynomial
+from theodolite.fits.points import checked, compute_split, without_worst
+from theodolite.fits.result import Array, Fit, Form, HeldOut, Indices, Progress
+
+ALIKE = 1.1
+"""Runs whose compute differs by less than this factor share a budget, where budgets are found."""
+NEAR = 1.25
+"""Runs within this factor of a budget that was given belong to it."""
+
+
+def isoflop(
+    *,
+    loss: ArrayLike | None = None,
+    parameters: ArrayLike | None = None,
+    tokens: ArrayLike | None = None,
+    compute: ArrayLike | None = None,
+    budgets: Sequence[float] | None = None,
+    drop_worst: int = 0,
+    draws: int = 1000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Fit:
+    """For each compute budget C a parabola of the loss in log N; through its lowest points `N* = k·C^p`.
+
+    `D* = C/(6N*)`, so tokens grow with the exponent `q = 1 − p`. Runs whose compute agrees within 10 % share
+    a budget; `budgets` names them instead, and takes the runs within 25 % of each. A budget counts if it has
+    three sizes and its best lies among them.
+
+    Intervals: the parabolas' residuals are drawn anew and everything is fitted again, `draws` times. This is
+    Approach 2 of Hoffmann et al., arXiv:2203.15556. A parabola is symmetric and the true curve is not, so
+    sizes far from the best one bias it: stay within a factor of about four.
+
+    >>> c, ratio = map(np.ravel, np.meshgrid([1e18, 1e19, 1e20, 1e21], [0.5, 0.7, 1, 1.4, 2]))
+    >>> n = ratio * 0.1 * c**0.5
+    >>> fit = isoflop(compute=c, parameters=n, loss=2 + 0.1 * np.log(ratio) ** 2, draws=20)
+    >>> round(fit["k"].value, 4), round(fit["p"].value, 4)
+    (0.1, 0.5)
+    """
+    check_draws(FORM.name, draws)
+    split = compute_split(FORM.name, parameters, tokens, compute)
+    data = checked(FORM.name, {**split, "loss": loss})
+    data["compute"] = 6 * data["parameters"] * data["tokens"]
+    data = without_worst(FORM.name, data, drop_worst)
+    profiles, left = _profiles(data, budgets)
+    if len(profiles) < 2:
+        raise UseError(
+            f"isoflop: {len(profiles)} compute budgets have three sizes or more with the best in between; "
+            "two are needed. Run more sizes at each budget, or name the budgets (budgets=[1e18, …])"
+        )
+    if progress is not None:
+        progress("parabolas", 0.5)
+    drawn = _draw(profiles, draws, seed)
+    at = np.log([profile.budget for profile in profiles])
+    best = np.array([profile.best for profile in profiles])
+    constants, samples = estimates(FORM, _line(at, best), _line(at, drawn))
+    used = {name: np.concatenate([data[name][one.members] for one in profiles]) for name in data}
+    said = doubts.of_intervals(FORM, constants) + _doubts(data, profiles, left, best, drawn)
+    return Fit(
+        form=FORM,
+        constants=constants,
+        samples=samples,
+        data=used,
+        fitted=np.concatenate([profile.curve.fitted for profile in profiles]),
+        num_starts=1,
+        num_reached=1,
+        held_out=_hold_out(at, best),
+        warnings=tuple(said),
+        num_dropped=drop_worst,
+        seed=seed,
+        optima=tuple(_row(profile) for profile in profiles),
+    )
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """The runs of one budget, the parabola through them, and log N where it is lowest."""
+
+    budget: float
+    members: Indices
+    curve: Curve
+    best: float
+    low: float
+    high: float
+    """The range of log N that was run."""
+
+
+def _profiles(data: Mapping[str, Array], budgets: Sequence[float] | None) -> tuple[list[_Profile], int]:
+    """The budgets that count, and the number of those that do not."""
+    if budgets is not None:
+        checked(FORM.name, {"budgets": list(budgets)})
+        groups = [
+            (budget, np.flatnonzero(np.abs(np.log(data["compute"] / budget)) < np.log(NEAR)))
+            for budget in sorted(budgets)
+        ]
+    else:
+        groups = _found_budgets(data["compute"])
+    profiles, left = [], 0
+    for budget, members in groups:
+        log_size = np.log(data["parameters"][members])
+        if len(np.unique(log_size)) >= 3:
+            curve = polynomial(log_size, data["loss"][members], degree=2)
+            best = float(optimum(curve.coefficients, curve.centre)[0])
+            low, high = float(log_size.min()), float(log_size.max())
+            if low < best < high:
+                profiles.append(_Profile(budget, members, curve, best, low, high))
+                continue
+        left += 1
+    return profiles, left
+
+
+def _found_budgets(compute: Array) -> list[tuple[float, Indices]]:
+    """Runs in the order of their compute, cut wherever one lies more than a tenth above the group's first."""
+    order = np.argsort(compute, kind="stable")
+    groups: list[list[int]] = []
+    for index in order:
+        if groups and compute[index] <= ALIKE * compute[groups[-1][0]]:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return [(float(np.exp(np.log(compute[group]).mean())), np.array(group)) for group in groups]
+
+
+def _draw(profiles: Sequence[_Profile], draws: int, seed: int) -> Array:
+    """log N* of every budget, with the parabolas' residuals drawn anew: (draws, budgets)."""
+    curves = [profile.curve for profile in profiles]
+    found = []
+    for profile, shaken in zip(profiles, noise(curves, draws, seed), strict=True):
+        curve = profile.curve
+        best = optimum(curve.refit(curve.fitted * np.exp(shaken)), curve.centre)
+        # With noise a parabola may turn nearly flat, and has its lowest point anywhere.
+        found.append(np.clip(best, profile.low - 2, profile.high + 2))
+    return np.stack(found, axis=-1)
+
+
+def _line(log_budget: Array, log_size: Array) -> dict[str, Array]:
+    """Least squares of log N* on log C, along the last axis."""
+    centred = log_budget - log_budget.mean()
+    p = (log_size * centred).sum(-1) / (centred**2).sum()
+    return {"k": np.exp(log_size.mean(-1) - p * log_budget.mean()), "p": p}
+
+
+def _hold_out(at: Array, best: Array) -> HeldOut | None:
+    if len(at) < 3:
+        return None
+    known = _line(at[:-1], best[:-1])
+    predicted = np.array([known["k"] * np.exp(known["p"] * at[-1])])
+    return compare(FORM, "best size", np.exp(at[-1:]), predicted, np.exp(best[-1:]))
+
+
+def _doubts(
+    data: Mapping[str, Array], profiles: Sequence[_Profile], left: int, best: Array, drawn: Array
+) -> list[str]:
+    at = np.log([profile.budget for profile in profiles])
+    said = doubts.of_ranges({"compute budget": np.exp(at)}, ["compute budget"])
+    if left:
+        taken = sum(len(profile.members) for profile in profiles)
+        said.append(
+            f"{left} of {left + len(profiles)} budgets were left out: fewer than three sizes, or the best "
+            f"one not among them. {taken} of {len(data['loss'])} runs count."
+        )
+    lost = 1 - np.isfinite(drawn).all(1).mean()
+    if 0.05 < lost < 1:
+        said.append(
+            f"In {lost:.0%} of the draws some parabola had no lowest point: the noise is too large for these "
+            "sizes, and the intervals, which leave those draws out, are too narrow."
+        )
+    line = _line(at, best)
+    scatter = np.sqrt(((best - np.log(line["k"]) - line["p"] * at) ** 2).sum() / max(len(at) - 2, 1))
+    if len(at) > 3 and lost < 1 and scatter > 3 * np.sqrt(np.nanvar(drawn, axis=0).mean()) + 0.01:
+        said.append(
+            f"The best sizes lie {np.expm1(scatter):.0%} off a power law, more than the noise of the losses "
+            "explains: the intervals are too narrow, or the sizes lie too far from the best for a parabola."
+        )
+    return said
+
+
+def _row(profile: _Profile) -> dict[str, float]:
+    size = float(np.exp(profile.best))
+    lowest = float(profile.curve.at(np.array([profile.best]))[0])
+    return {
+        "compute": profile.budget,
+        "parameters": size,
+        "tokens": profile.budget / (6 * size),
+        "loss": lowest,
+        "runs": len(profile.members),
+    }
+
+
+def _optimal(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
+    size = constants["k"] * at["compute"] ** constants["p"]
+    return {"parameters": size, "tokens": at["compute"] / (6 * size)}
+
+
+FORM = Form(
+    name="isoflop",
+    equation="N* = k·C^p, D* = C/(6·N*)",
+    constants=("k", "p"),
+    exponents=("p",),
+    scale="compute",
+    optimal_at="compute",
+    optimal=_optimal,
+    derived=lambda constants: {"q": 1 - constants["p"]},
+)

@@ -1,0 +1,135 @@
+"""A Sweep: what was run, where each size has its optimum, and what that says about transfer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from theodolite.errors import UseError
+from theodolite.figures import Figure
+from theodolite.size import Size
+from theodolite.sweeping.curves import Row
+from theodolite.sweeping.families import Best, Family, analyse, bests
+from theodolite.sweeping.found import of_the_best
+from theodolite.sweeping.table import bests_table, family_table
+
+if TYPE_CHECKING:
+    from theodolite.fleet.driver import Report
+
+ALWAYS = frozenset({"size", "seed", "optimizer", "parameterization"})
+"""Axes of every sweep, which have a place of their own in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Runs over sizes and a swept quantity, and what they say. Made by `theodolite.sweep` or `Sweep.read`."""
+
+    workload: str
+    base: Size
+    over: str
+    """The swept quantity: the learning rate, if nothing else was said."""
+    spec: Mapping[str, Any]
+    """What all runs share, and the names of the axes."""
+    rows: tuple[Row, ...]
+    """Of the ledger, one for each run."""
+    families: tuple[Family, ...]
+    """One for each optimizer, parameterization and combination of further axes."""
+    bests: tuple[Best, ...] = ()
+    """By size, the best of all axes together; none where the swept quantity is the only one."""
+    report: Report | None = None
+    """What was run now; None where nothing was."""
+
+    @staticmethod
+    def read(folder: str | Path, *, over: str = "lr") -> Sweep:
+        """What the ledger in a folder holds, without running anything."""
+        from theodolite.fleet.ledger import Ledger
+
+        with Ledger.read(folder) as ledger:
+            return Sweep.of(ledger.rows(), ledger.spec, over=over)
+
+    @staticmethod
+    def of(
+        rows: Sequence[Row], spec: Mapping[str, Any], *, over: str = "lr", report: Report | None = None
+    ) -> Sweep:
+        """The sweep that the rows and the spec of a ledger describe."""
+        if spec.get("study") != "sweep":
+            raise UseError("this ledger is not that of a sweep: it was made by something else")
+        if over not in set(spec["axes"]) - ALWAYS:
+            known = ", ".join(sorted(set(spec["axes"]) - ALWAYS))
+            raise UseError(f"over is {over!r}, which is no axis of this sweep: it has {known}")
+        axes = [name for name in spec["axes"] if name not in ALWAYS and name != over]
+        base = Size(*spec["base"])
+        chosen = of_the_best(rows, base, axes) if spec["search"] else rows
+        families = analyse(chosen, base=base, over=over, axes=axes) if chosen else ()
+        return Sweep(
+            workload=spec["workload"],
+            base=base,
+            over=over,
+            spec=spec,
+            rows=tuple(rows),
+            families=families,
+            bests=bests(families) if axes else (),
+            report=report,
+        )
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: does the optimum stay where it is?"""
+        said = []
+        for family in self.families:
+            moved = max((drift.movement for drift in family.drifts), default=math.nan)
+            if math.isfinite(moved):
+                least = "at least " if any(drift.bounded for drift in family.drifts) else ""
+                said.append(f"{least}{moved:.2f} ({family.title})")
+        if not said:
+            return f"The best {self.over} of {self.workload} at {self.base}."
+        unit = self.families[0].scale.unit
+        return f"The best {self.over} of {self.workload} moves by {', '.join(said)} {unit} over the sizes."
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Loss against the swept quantity, one curve for each size."""
+        from theodolite.sweeping.pictures import figures
+
+        return figures(self.families)
+
+    def to_json(self) -> str:
+        """The spec and all that was found, as JSON; a number that is not finite is null."""
+        found = {"sweep": self.spec, "over": self.over, "verdict": self.verdict}
+        tables = {"families": self.families, "bests": self.bests}
+        return json.dumps(_plain({**found, **tables}), indent=1, ensure_ascii=False, allow_nan=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Write one self-contained page, and the same as JSON beside it (`sweep.html`, `sweep.json`)."""
+        from theodolite.sweeping.page import page
+        from theodolite.writing import html_path, write_whole
+
+        path = html_path(path, kind="sweep")
+        write_whole(path, page(self.workload, self.verdict, self.families, self.bests))
+        write_whole(path.with_suffix(".json"), self.to_json())
+        return path
+
+    def __str__(self) -> str:
+        if not self.families:
+            return f"Sweep of {self.workload}: no run has a result yet."
+        tables = [family_table(family) for family in self.families]
+        return "\n\n".join([*tables, bests_table(self.bests)] if self.bests else tables)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON knows it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value

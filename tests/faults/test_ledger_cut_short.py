@@ -1,0 +1,220 @@
+"""The file or SQLite's log beside it is cut short: at most the last record is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from theodolite.fleet.ledger import Ledger, LedgerError
+
+from .driving import Driver, checked, is_sound, open_ledger, outcome
+
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class State:
+    """What lay on the disk at one moment, and how many records were said to be safe by then."""
+
+    file: bytes
+    log: bytes
+    spare: bytes | None
+    safe: int
+
+    def put(self, folder: Path) -> Path:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        path = folder / "ledger.sqlite"
+        path.write_bytes(self.file)
+        Path(f"{path}-wal").write_bytes(self.log)
+        if self.spare is not None:
+            Path(f"{path}-spare").write_bytes(self.spare)
+        Path(f"{path}-lock").write_text("process 1")  # whose driver has not ended well
+        return path
+
+    def cut(self, *, file: int | None = None, log: int | None = None) -> State:
+        """With so many bytes left."""
+        return replace(self, file=self.file[:file], log=self.log[:log])
+
+
+def wait_until_stopped(driver: Driver) -> None:
+    _, status = os.waitpid(driver.process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+
+
+def state_of(driver: Driver, path: Path, safe: int) -> State:
+    """Of a driver that is stopped; so many were safe when it was looked at before."""
+    while select.select([driver.out.fileno()], [], [], 0)[0]:
+        safe += os.read(driver.out.fileno(), 1 << 16).count(b"\n")
+    log, spare = (Path(f"{path}{ending}") for ending in ("-wal", "-spare"))
+    return State(
+        path.read_bytes(),
+        log.read_bytes() if log.exists() else b"",
+        spare.read_bytes() if spare.exists() else None,
+        safe,
+    )
+
+
+@pytest.fixture(scope="module")
+def halted(tmp_path_factory: pytest.TempPathFactory) -> list[State]:
+    """Of 24 records: when each is committed to the log, when the log was copied, when it was moved."""
+    path = tmp_path_factory.mktemp("halted") / "ledger.sqlite"
+    states: list[State] = []
+    with Driver(path, "halt") as driver:
+        for _ in range(72):
+            wait_until_stopped(driver)
+            states.append(state_of(driver, path, states[-1].safe if states else 0))
+            driver.process.send_signal(signal.SIGCONT)
+    return states
+
+
+@pytest.fixture(scope="module")
+def at_random(tmp_path_factory: pytest.TempPathFactory) -> list[State]:
+    """Fifty random moments of a driver that appends all the time."""
+    path = tmp_path_factory.mktemp("random") / "ledger.sqlite"
+    chance = random.Random(9)
+    states: list[State] = []
+    with Driver(path, "loop") as driver:
+        select.select([driver.out.fileno()], [], [])  # until the first is safe
+        safe = 0
+        while len(states) < 50:
+            time.sleep(chance.uniform(0.001, 0.012))
+            driver.process.send_signal(signal.SIGSTOP)
+            wait_until_stopped(driver)
+            states.append(state_of(driver, path, safe))
+            safe = states[-1].safe
+            driver.process.send_signal(signal.SIGCONT)
+    return states
+
+
+def reopened(path: Path) -> int:
+    """How many records there are when the driver comes back; then it goes on."""
+    with open_ledger(path) as ledger:
+        there = checked(ledger)
+        ledger.append(outcome(there))
+        assert len(ledger.settled()) == there + 1
+    assert is_sound(path)
+    return there
+
+
+def assert_whole(ledger: Ledger) -> None:
+    """Some may be missing, but those that are there have all their values."""
+    for row in ledger.rows():
+        expected = outcome(row["seed"])
+        assert tuple(ledger.metrics(row["identity"]).get("loss", ())) == expected.metrics["loss"]
+        assert (row["held_out"], row["tokens"], row["attempts"]) == (expected.held_out, 20, 1)
+
+
+def cuts_of(size: int, *, number: int) -> Iterator[int]:
+    chance = random.Random(size)
+    yield from sorted({0, 1, 31, 32, 33, size - 1, *(chance.randrange(size) for _ in range(number))})
+
+
+def test_a_log_that_is_cut_anywhere_loses_at_most_the_last_record(
+    tmp_path: Path, halted: list[State]
+) -> None:
+    lost = 0
+    for state in halted[::3][5:11]:
+        for length in cuts_of(len(state.log), number=8):
+            there = reopened(state.cut(log=length).put(tmp_path / "cut"))
+            # It was not said to be safe yet.
+            assert state.safe <= there <= state.safe + 1
+            lost += there == state.safe
+    assert lost > 10
+
+
+def test_a_log_that_is_cut_at_a_random_moment_loses_at_most_the_last_record(
+    tmp_path: Path, at_random: list[State]
+) -> None:
+    logs = [state for state in at_random if state.log]
+    assert len(logs) > 5
+    for state in logs:
+        for length in cuts_of(len(state.log), number=2):
+            assert state.safe <= reopened(state.cut(log=length).put(tmp_path / "cut")) <= state.safe + 1
+
+
+def test_a_log_that_is_cut_while_its_pages_are_moved_loses_nothing(
+    tmp_path: Path, halted: list[State]
+) -> None:
+    for number in (7, 17, 20):
+        before, after = halted[3 * number + 1 : 3 * number + 3]
+        for moved in range(1, len(after.file) // PAGE, 5):
+            pages = after.file[: moved * PAGE] + before.file[moved * PAGE :]
+            for length in (0, len(before.log) // 2):
+                state = replace(before, file=pages, log=before.log[:length])
+                assert reopened(state.put(tmp_path / "mixed")) == before.safe + 1
+
+
+def test_half_moved_pages_whose_log_and_copy_are_gone_are_never_taken_for_whole(
+    tmp_path: Path, halted: list[State]
+) -> None:
+    refused = 0
+    for number in (7, 15, 17):
+        before, after = halted[3 * number + 1 : 3 * number + 3]
+        for moved in range(1, len(after.file) // PAGE, 2):
+            pages = after.file[: moved * PAGE] + before.file[moved * PAGE :]
+            path = replace(before, file=pages, log=b"", spare=None).put(tmp_path / "mixed")
+            try:
+                there = reopened(path)
+            except LedgerError:
+                refused += 1
+                with Ledger.salvage(path, tmp_path / "mixed" / "new.db") as ledger:
+                    assert_whole(ledger)
+            else:
+                assert before.safe <= there <= before.safe + 1
+    assert refused > 10
+
+
+def test_the_log_is_empty_when_a_record_is_safe(halted: list[State]) -> None:
+    assert [(len(state.log), state.spare) for state in halted[2::3]] == [(0, None)] * 24
+
+
+def test_the_last_page_can_be_cut_anywhere_at_any_time(
+    tmp_path: Path, halted: list[State], at_random: list[State]
+) -> None:
+    for number, state in enumerate([*halted[::3], *halted[2::3], *at_random]):
+        cuts = [1, PAGE] if number % 8 else [1, 2, 100, 511, 512, 513, 2048, 4000, 4095, PAGE]
+        for cut in cuts:
+            path = state.cut(file=-cut).put(tmp_path / "cut")
+            assert state.safe <= reopened(path) <= state.safe + 1
+
+
+def test_a_reader_reads_a_file_that_was_cut(tmp_path: Path, halted: list[State]) -> None:
+    state = halted[32]
+    path = state.cut(file=-PAGE // 2).put(tmp_path / "cut")
+    with Ledger.read(path) as ledger:
+        assert checked(ledger) == state.safe + 1  # it stopped before it could say so
+
+
+def test_a_file_cut_by_half_is_refused_and_what_is_whole_is_salvaged(
+    tmp_path: Path, halted: list[State]
+) -> None:
+    state = halted[-1]
+    path = state.cut(file=len(state.file) // 2).put(tmp_path / "half")
+    Path(f"{path}-lock").unlink()  # its driver had ended well
+    for use in (Ledger.read, open_ledger, open_ledger):
+        with pytest.raises(LedgerError, match=r"is damaged .*theodolite ledger salvage .* NEW"):
+            use(path)
+    with Ledger.salvage(path, tmp_path / "new") as ledger:
+        assert_whole(ledger)
+        assert 5 <= len(ledger.rows()) < 24
+
+
+def test_any_sqlite_reads_the_file_as_it_lies(tmp_path: Path, halted: list[State]) -> None:
+    path = halted[-1].put(tmp_path / "as it is")
+    shell = shutil.which("sqlite3")
+    if shell is None:
+        pytest.skip("there is no sqlite3 here")
+    query = "SELECT COUNT(*), SUM(attempts) FROM results; PRAGMA integrity_check"
+    said = subprocess.run([shell, path, query], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["24|24", "ok"]

@@ -1,0 +1,72 @@
+"""`theodolite ledger` shows what is there, and says what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from theodolite.cli import main
+from theodolite.fleet.ledger import Ledger
+from theodolite.fleet.outcome import Outcome
+from theodolite.fleet.run import Run
+from theodolite.size import Size
+
+RUN = Run("mlp-mixture", Size(64, 2), lr=0.1, parameterization="standard")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COLUMNS", "120")
+    with Ledger.open(tmp_path, name="first", spec={}) as ledger:
+        for seed in range(45):
+            ledger.append(Outcome(replace(RUN, seed=seed), "finished", 100, 1 + seed / 1000))
+        ledger.append(Outcome(replace(RUN, seed=45), "diverged", 7, None))
+        ledger.append(
+            Outcome(replace(RUN, seed=46), "failed", 0, None, error="Traceback\nValueError: no [bold]")
+        )
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(["ledger", *map(str, arguments)])
+    assert not left.value.code
+    return capsys.readouterr().out
+
+
+def test_show_lists_what_differs_and_says_once_what_does_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, same, _, columns, *lines = said(capsys, "show", folder).splitlines()
+    assert head == "first: 47 runs: 45 finished, 1 diverged, 1 failed"
+    assert same.startswith("workload mlp-mixture, width 64, depth 2, optimizer adamw")
+    assert columns.split() == ["run", "seed", "status", "held_out", "seconds"]
+    assert lines[0].split() == [replace(RUN, seed=7).identity, "7", "finished", "1.007", "0.0"]
+    assert lines[-3].split()[1:] == ["45", "diverged", "at", "7", "–", "0.0"]
+    assert lines[-1] == "These are the last 40; --all shows all"
+    assert len(said(capsys, "show", folder, "--all").splitlines()) == 4 + 47
+
+
+def test_show_failed_prints_the_traceback_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    identity = replace(RUN, seed=46).identity
+    shown = said(capsys, "show", folder, "--failed")
+    assert shown.endswith(f"\n{identity}, attempt 1\nTraceback\nValueError: no [bold]\n")
+
+
+def test_a_damaged_ledger_is_salvaged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "ledger.sqlite"
+    file.write_bytes(file.read_bytes()[: -12 * 4096])
+    with pytest.raises(SystemExit) as left:
+        main(["ledger", "show", str(folder)])
+    assert left.value.code == 2
+    assert f"`theodolite ledger salvage {file} NEW`" in capsys.readouterr().err
+    assert said(capsys, "salvage", file, folder / "new.db").startswith(f"{folder / 'new.db'}: ")
+
+
+def test_there_is_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["ledger", "show", str(tmp_path)])
+    assert left.value.code == 2
+    assert "theodolite: there is no ledger at" in capsys.readouterr().err

@@ -1,0 +1,279 @@
+"""From a workload to a table, over the command line and without it. All of it on tiny networks."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+import theodolite as th
+from theodolite.cli import main
+from theodolite.errors import UseError
+from theodolite.fleet.ledger import Ledger
+from theodolite.fleet.run import Run
+from theodolite.fleet.training import train
+from theodolite.sweeping import Range, Sweep, sweep
+
+FILE = """
+from pathlib import Path
+import torch
+from torch import nn
+from theodolite import Size, Workload
+
+class Net(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, width), nn.Linear(width, 2)
+        self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x):
+        x = self.first(x)
+        for hidden in self.hidden:
+            x = x + hidden(x).relu()
+        return self.last(x)
+
+def batch(seed, step):
+    if seed == 1 and step == 2 and Path("trouble").exists():
+        raise {"stop": KeyboardInterrupt, "fail": OSError}[Path("trouble").read_text()]("disk gone")
+    inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(1000 * seed + step))
+    return inputs, (inputs.sum(1) > 0).long()
+
+tiny = Workload("tiny", Net, batch, nn.functional.cross_entropy, Size(8, 1))
+"""
+FEW = ["--widths", "8,16", "--lr", "2^-6:2^-4", "--seeds", "2", "--steps", "6", "--held-out", "2"]
+FEW += ["--engine", "serial"]
+NUM_FEW = 2 * 3 * 2 * 2
+GOOD = {"lr": [2**-5], "seeds": 1, "steps": 4, "held_out": 1, "engine": "serial"}
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    (tmp_path / "mine.py").write_text(FILE)
+    return tmp_path
+
+
+def command(capsys, *arguments):
+    """Status, standard output and standard error of `theodolite sweep mine.py:tiny …`."""
+    with pytest.raises(SystemExit) as left:
+        main(["sweep", "mine.py:tiny", *arguments])
+    printed = capsys.readouterr()
+    return left.value.code or 0, printed.out, printed.err
+
+
+def rows_in(folder):
+    with Ledger.read(folder) as ledger:
+        return ledger.rows()
+
+
+def test_a_command_gives_tables_a_page_and_a_ledger_with_the_losses_of_a_plain_run(tiny, capsys):
+    status, out, err = command(capsys, *FEW)
+    assert status == 0
+    assert "adamw, plan from 8 × 1: held-out loss against log2 of lr, 2 seeds" in out
+    assert "adamw, standard: held-out loss" in out
+    assert f"{NUM_FEW} runs of 6 steps: 8 × 1, 16 × 1;" in err
+    rows = rows_in("sweep")
+    assert len(rows) == NUM_FEW
+    # One run made by hand: the same loss in the ledger, and as a mean with the other seed in the table.
+    one = Run(
+        "mine.py:tiny", th.Size(16, 1), lr=2**-5, base=th.Size(8, 1), seed=1, steps=6, held_out=2, warmup=0
+    )
+    made = [train(dataclasses.replace(one, seed=seed), th.workload(one.workload)) for seed in (0, 1)]
+    (row,) = [row for row in rows if row["identity"] == one.identity]
+    assert row["held_out"] == made[1].held_out
+    (line,) = [line for line in out.split("\n\n")[0].splitlines() if line.startswith("16 × 1")]
+    assert f"{(made[0].held_out + made[1].held_out) / 2:.3f}" in line
+    page = (tiny / "sweep" / "sweep.html").read_text()
+    assert "Sweep of mine.py:tiny" in page
+    assert "https://" not in page.partition("<script>")[0]
+    data = json.loads((tiny / "sweep" / "sweep.json").read_text())
+    assert data["families"][0]["optima"][0]["size"] == {"width": 8, "depth": 1}
+
+
+def test_the_same_command_runs_nothing_twice_and_more_values_are_added(tiny, capsys):
+    command(capsys, *FEW)
+    before = {row["identity"]: row["seconds"] for row in rows_in("sweep")}
+    status, _, err = command(capsys, *FEW)
+    assert status == 0
+    assert f"{NUM_FEW} were there before, 0 finished" in err
+    further = [{"2": "3", "2^-6:2^-4": "2^-7:2^-4", "8,16": "8,16,32"}.get(word, word) for word in FEW]
+    further[further.index("--held-out") + 1] = "2"
+    status, out, err = command(capsys, *further)
+    assert status == 0
+    assert f"{NUM_FEW} were there before, {3 * 4 * 3 * 2 - NUM_FEW} finished" in err
+    assert "3 seeds" in out
+    after = {row["identity"]: row["seconds"] for row in rows_in("sweep")}
+    assert {identity: after[identity] for identity in before} == before
+
+
+def test_another_sweep_in_the_same_folder_is_refused(tiny, capsys):
+    command(capsys, *FEW)
+    status, _, err = command(capsys, *FEW, "--weight-decay", "0.1")
+    assert status == 2
+    assert "fixed.weight_decay is 0.0 there and 0.1 here" in err
+
+
+def test_a_run_that_fails_is_told_and_run_again_by_the_same_command(tiny, capsys):
+    (tiny / "trouble").write_text("fail")
+    status, out, err = command(capsys, *FEW)
+    assert status == 1
+    assert f"{NUM_FEW // 2} finished, 0 diverged, {NUM_FEW // 2} failed" in err
+    assert "disk gone" in err
+    assert "The same command again runs only these" in err
+    assert "1 seed\n" in out  # the other seed is analysed
+    (tiny / "trouble").unlink()
+    status, out, err = command(capsys, *FEW)
+    assert status == 0
+    assert f"{NUM_FEW // 2} were there before, {NUM_FEW // 2} finished" in err
+    assert "2 seeds\n" in out
+
+
+def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(tiny, capsys):
+    (tiny / "trouble").write_text("stop")
+    status, _, err = command(capsys, *FEW)
+    assert status == 130
+    assert "the same command again goes on from here" in err
+    (tiny / "trouble").unlink()
+    assert command(capsys, *FEW)[0] == 0
+    assert len(rows_in("sweep")) == NUM_FEW
+
+
+def test_read_says_the_same_as_the_sweep_that_ran(tiny, capsys):
+    _, out, _ = command(capsys, *FEW)
+    assert f"{Sweep.read('sweep')}\n" == out
+
+
+def test_another_quantity_can_be_swept_and_the_best_of_both_is_found(tiny):
+    made = sweep(
+        "mine.py:tiny",
+        lr=[2**-5, 2**-4],
+        axes={"weight_decay": [0.0, 0.5], "options.betas": [(0.9, 0.95), (0.5, 0.5)]},
+        parameterization="plan",
+        over="weight_decay",
+        seeds=2,
+        steps=6,
+        held_out=1,
+        engine="serial",
+    )
+    assert len(made.rows) == 2 * 2 * 2 * 2
+    assert [family.others["lr"] for family in made.families] == [2**-5, 2**-5, 2**-4, 2**-4]
+    assert {tuple(family.others["options.betas"]) for family in made.families} == {(0.9, 0.95), (0.5, 0.5)}
+    (best,) = made.bests
+    losses = {}
+    for row in made.rows:
+        key = (row["lr"], row["weight_decay"], tuple(row["options.betas"]))
+        losses.setdefault(key, []).append(row["held_out"])
+    least = min(losses, key=lambda key: sum(losses[key]))
+    settings = best.settings
+    assert (settings["lr"], settings["weight_decay"], tuple(settings["options.betas"])) == least
+    assert "best of all" in str(made)
+
+
+def test_a_search_finds_what_its_trials_say_and_a_second_one_runs_nothing(tiny):
+    pytest.importorskip("optuna")
+    given = {
+        "widths": [8, 16],
+        "lr": [2**-9, 2**-3],
+        "axes": {"weight_decay": Range(0.01, 1.0)},
+        "search": "tpe",
+        "trials": 7,
+        "parameterization": "plan",
+        "seeds": [5, 0],
+        "steps": 6,
+        "held_out": 1,
+        "engine": "serial",
+    }
+    made = sweep("mine.py:tiny", **given)
+    # Seven trials of two seeds at the base, then three learning rates at two sizes, one of them a trial.
+    assert made.report.total == 7 * 2 + 3 * 2 * 2
+    assert len(made.rows) == 7 * 2 + 3 * 2 * 2 - 2
+    trials = {}
+    for row in made.rows:
+        if row["width"] == 8:
+            mine = trials.setdefault((row["lr"], row["weight_decay"]), {})
+            mine[row["seed"]] = row["held_out"]
+    first_trials = list(trials)[:7]
+    lr, decay = min(first_trials, key=lambda key: sum(trials[key].values()))
+    assert (lr, decay) != min(first_trials, key=lambda key: trials[key][5])  # one seed would choose another
+    (family,) = made.families
+    assert family.others == {"weight_decay": decay}
+    assert family.curves[1].values == pytest.approx((lr / 2, lr, 2 * lr))
+    again = sweep("mine.py:tiny", **given)
+    assert (again.report.before, again.report.finished) == (again.report.total, 0)
+    longer = sweep("mine.py:tiny", **{**given, "trials": 9})
+    assert longer.report.finished >= 4
+    assert len(longer.rows) == len(again.rows) + longer.report.finished
+
+
+def test_ctrl_c_ends_a_search(tiny):
+    pytest.importorskip("optuna")
+    (tiny / "trouble").write_text("stop")
+    made = sweep("mine.py:tiny", **GOOD | {"lr": [2**-9, 2**-3], "seeds": 2}, search="tpe", trials=20)
+    assert made.report.stopped
+    assert made.report.total == 5 * 2 * 1  # nothing was asked for after the first five
+    assert len(made.rows) == 1
+
+
+def test_a_workload_may_be_an_object(tiny):
+    workload = th.workload("mine.py:tiny")
+    made = sweep(
+        workload, lr=2**-5, seeds=[4], steps=4, held_out=1, engine="serial", parameterization="standard"
+    )
+    assert [row["seed"] for row in made.rows] == [4]
+    assert math.isfinite(made.families[0].optima[0].loss)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"lr": []}, "axis lr is empty"),
+        ({"lr": [0.0]}, "lr is 0.0: it has to be a finite number and positive"),
+        ({"lr": [-0.1]}, "lr is -0.1"),
+        ({"lr": [math.nan]}, "lr is nan"),
+        ({"lr": Range(0.1, 1.0)}, "lr is a range from 0.1 to 1: list values, or search='tpe'"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"seeds": []}, "axis seed is empty"),
+        ({"optimizer": "adamv"}, "Did you mean 'adamw'?"),
+        ({"optimizer": []}, "axis optimizer is empty"),
+        ({"parameterization": "mup"}, "parameterization is 'mup'"),
+        ({"axes": {"wieght_decay": [0.1]}}, "Did you mean 'weight_decay'?"),
+        ({"axes": {"weight_decay": []}}, "axis weight_decay is empty"),
+        ({"axes": {"seed": [1]}}, "seed cannot be one of the axes"),
+        ({"axes": {"lr": [1]}}, "lr is among the axes"),
+        (
+            {"axes": {"weight_decay": [0.1]}, "weight_decay": 0.1},
+            "weight_decay is an axis of the grid and fixed",
+        ),
+        ({"over": "weight_decay"}, "over is 'weight_decay', which is no axis"),
+        ({"axes": {"decay": ["paper", "none"]}, "over": "decay"}, "which is no number, so it has no optimum"),
+        ({"search": "random"}, "search is 'random'"),
+        ({"search": "tpe"}, "a search needs a lower and an upper end"),
+        ({"search": "tpe", "lr": [0.1, 0.2], "trials": 0}, "trials is 0"),
+        ({"engine": "fast"}, "there is no engine 'fast'"),
+        ({"steps": 0}, "steps is 0"),
+        ({"warmup": 4}, "warmup is 4"),
+        ({"widths": [0]}, "width is 0"),
+        ({"momentum": 0.9}, "'momentum' is no field of a run"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_made(tiny, given, said):
+    with pytest.raises(UseError) as refused:
+        sweep("mine.py:tiny", **{**GOOD, **given})
+    assert said in str(refused.value)
+    assert not (tiny / "sweep").exists()
+
+
+def test_an_unknown_workload_and_a_folder_that_cannot_be_are_refused(tiny):
+    with pytest.raises(UseError, match="Did you mean 'mlp-mixture'"):
+        sweep("mlp-mixtures", **GOOD)
+    with pytest.raises(UseError, match="give a Workload, or the name of one"):
+        sweep(3, **GOOD)
+    with pytest.raises(UseError, match=r"mine\.py"):
+        sweep("mine.py:tiny", **GOOD, out="mine.py")
+
+
+def test_a_ledger_of_something_else_is_no_sweep(tiny):
+    Ledger.open("other", name="other", spec={}).close()
+    with pytest.raises(UseError, match="not that of a sweep"):
+        Sweep.read("other")

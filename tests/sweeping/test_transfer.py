@@ -1,0 +1,163 @@
+import math
+
+import pytest
+
+from theodolite.size import Size
+from theodolite.sweeping.families import analyse, bests
+from theodolite.sweeping.table import family_table
+
+from .synthetic import rows_of
+
+BASE = Size(64, 4)
+WIDTHS = [Size(width, 4) for width in (64, 128, 256, 512)]
+DEPTHS = [Size(64, depth) for depth in (4, 8, 16)]
+ALL = sorted({*WIDTHS, *DEPTHS})
+
+
+def family_of(loss, sizes=ALL, **given):
+    (family,) = analyse(rows_of(loss, sizes=sizes, **given), base=BASE)
+    return family
+
+
+def wider(size):
+    return math.log2(size.width / 64)
+
+
+def deeper(size):
+    return math.log2(size.depth / 4)
+
+
+def moving(width_slope, depth_slope, spread=0.0, start=-7.0):
+    """A parabola whose vertex moves from 2^start with the size, more for some seeds than for others."""
+
+    def loss(size, e, seed):
+        slope = width_slope + spread * (seed - 1)
+        vertex = start + slope * wider(size) + depth_slope * deeper(size)
+        return 2 - 0.1 * wider(size) - 0.05 * deeper(size) + 0.25 * (e - vertex) ** 2
+
+    return loss
+
+
+def test_drift_is_the_slope_of_the_optimum_against_the_size():
+    family = family_of(moving(-1.0, -0.25))
+    width, depth = family.drift("width"), family.drift("depth")
+    assert (width.slope, width.movement) == (pytest.approx(-1.0), pytest.approx(3.0))
+    assert (depth.slope, depth.movement) == (pytest.approx(-0.25), pytest.approx(0.5))
+    assert width.sizes == tuple(WIDTHS)
+    assert not width.bounded
+
+
+def test_drift_has_the_interval_of_students_t_over_the_slopes_of_the_seeds():
+    # Vertices are linear in the losses here, so each seed has a slope of its own: −0.6, −0.5, −0.4.
+    family = family_of(moving(-0.5, 0.0, spread=0.1))
+    found = family.drift("width")
+    half = 4.3027 * 0.1 / math.sqrt(3)  # t at 97.5 % with two degrees of freedom
+    assert found.slope == pytest.approx(-0.5)
+    assert found.interval.high - found.slope == pytest.approx(half, rel=0.05)
+    assert found.slope - found.interval.low == pytest.approx(half, rel=0.05)
+
+
+def test_all_lines_of_a_product_share_one_slope():
+    sizes = [Size(width, depth) for width in (64, 128, 256) for depth in (4, 8)]
+    family = family_of(moving(-0.5, -0.5), sizes=sizes)
+    assert family.drift("width").slope == pytest.approx(-0.5)
+    assert family.drift("depth").slope == pytest.approx(-0.5)
+    assert family.drift("width").movement == pytest.approx(1.0)
+
+
+def test_a_drift_that_leaves_the_grid_says_so():
+    family = family_of(moving(-3.0, 0.0))
+    assert family.drift("width").bounded
+    assert "and more if the bounds are left behind" in family_table(family)
+
+
+def test_transfer_loses_the_height_of_the_curve_at_the_optimum_of_the_base():
+    family = family_of(moving(-1.0, 0.0))
+    lost = {transfer.size: transfer for transfer in family.transfers}
+    for size in WIDTHS:
+        # The optimum is wider(size) octaves below 2^-7, the curvature a quarter.
+        assert lost[size].lost == pytest.approx(0.25 * wider(size) ** 2)
+        assert lost[size].interpolated == pytest.approx(0.25 * wider(size) ** 2)
+        assert lost[size].at == 2.0**-7
+
+
+def test_between_the_points_transfer_is_told_finer_than_at_them():
+    family = family_of(moving(-0.4, 0.0), sizes=WIDTHS[:2])
+    transfer = family.transfers[1]
+    assert transfer.lost == 0.0  # 2^-7 is the best that was tried at both
+    assert transfer.interpolated == pytest.approx(0.25 * 0.4**2)
+
+
+def test_between_the_points_it_starts_from_the_vertex_of_the_base():
+    family = family_of(moving(-0.4, 0.0, start=-7.2), sizes=WIDTHS[:2])
+    assert family.transfers[1].interpolated == pytest.approx(0.25 * 0.4**2)
+
+
+def test_transfer_into_divergence_is_told():
+    def loss(size, e, seed):
+        return math.inf if e >= -7 and size.width == 512 else moving(0.0, 0.0)(size, e, seed)
+
+    family = family_of(loss, sizes=WIDTHS)
+    assert math.isinf(family.transfers[-1].lost)
+    assert "512 × 4 diverges" in family_table(family)
+
+
+def test_growth_is_judged_at_the_optimum_of_the_base():
+    assert family_of(moving(0.0, 0.0)).never_worse
+    shrinking = family_of(moving(-1.0, 0.0))
+    worse = [change for change in shrinking.changes if change.worse]
+    assert [change.larger for change in worse] == WIDTHS[1:]
+    assert [change.change for change in worse] == pytest.approx([0.25 - 0.1, 0.75 - 0.1, 1.25 - 0.1])
+
+
+def test_what_is_worse_within_the_noise_of_seeds_is_not_called_worse():
+    def loss(size, e, seed):
+        return 2 + 0.2 * (e + 7) ** 2 + 0.001 * wider(size) + (0.01 * (seed - 1) if size.width > 64 else 0)
+
+    assert family_of(loss, sizes=WIDTHS[:2]).never_worse
+    assert not family_of(lambda *a: loss(a[0], a[1], 1), sizes=WIDTHS[:2]).never_worse
+
+
+@pytest.mark.parametrize("slope, smallest", [(-0.1, Size(64, 4)), (-0.4, Size(256, 4)), (-2.0, None)])
+def test_reach_is_the_smallest_size_whose_optimum_will_do(slope, smallest):
+    family = family_of(moving(slope, 0.0), sizes=WIDTHS, exponents=range(-16, -4))
+    (reach,) = family.reaches
+    assert (reach.largest, reach.smallest) == (Size(512, 4), smallest)
+
+
+def test_optima_within_half_an_octave_will_do_although_their_nearest_points_differ():
+    # At 2^-8.6 the best point is 2^-9, at 2^-8.2 it is 2^-8, which costs the former 0.05, more than 1 %.
+    (reach,) = family_of(moving(-0.4, 0.0, start=-7.4), sizes=WIDTHS).reaches
+    assert reach.smallest == Size(256, 4)
+
+
+def test_a_flat_curve_reaches_far_although_its_optimum_moves():
+    flat = lambda size, e, seed: 2 + 0.001 * (e + 7 + wider(size)) ** 2  # noqa: E731
+    (reach,) = family_of(flat, sizes=WIDTHS).reaches
+    assert reach.smallest == Size(64, 4)  # three octaves cost 0.009 of 2, less than 1 %
+
+
+def test_the_best_of_all_axes_and_what_the_base_s_settings_cost_elsewhere():
+    rows = []
+    for decay, penalty in ((0.0, 0.1), (0.1, 0.0)):
+        rows += rows_of(
+            lambda size, e, seed, d=decay, p=penalty: (
+                2 + 0.25 * (e + 7) ** 2 + (p if size == BASE else 0.04 if d else 0.0)
+            ),
+            sizes=WIDTHS[:2],
+            weight_decay=decay,
+        )
+    found = bests(analyse(rows, base=BASE, axes=["weight_decay"]))
+    at = {best.size: best for best in found}
+    assert at[BASE].settings == {"lr": 2.0**-7, "weight_decay": 0.1}
+    assert at[Size(128, 4)].settings == {"lr": 2.0**-7, "weight_decay": 0.0}
+    assert at[Size(128, 4)].lost == pytest.approx(0.04)
+
+
+def test_plan_and_standard_are_families_of_their_own_the_plan_first():
+    rows = rows_of(moving(-1.0, 0.0), sizes=WIDTHS, parameterization="standard")
+    rows += rows_of(moving(0.0, 0.0), sizes=WIDTHS)
+    plan, standard = analyse(rows, base=BASE)
+    assert (plan.parameterization, standard.parameterization) == ("plan", "standard")
+    assert plan.drift("width").slope == pytest.approx(0.0, abs=1e-9)
+    assert standard.drift("width").slope == pytest.approx(-1.0)
