@@ -191,7 +191,7 @@ def test_the_last_page_can_be_cut_anywhere_at_any_time(
 
 def test_a_reader_reads_a_file_that_was_cut(tmp_path: Path, halted: list[State]) -> None:
     state = halted[32]
-    path = state.cut(file=-PAGE // 2).put(tmp_path / "cut")
+    path = state.cut(file=-PAGE).put(tmp_path / "cut")
     with Ledger.read(path) as ledger:
         assert checked(ledger) == state.safe + 1  # it stopped before it could say so
 

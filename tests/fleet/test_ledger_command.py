@@ -58,11 +58,14 @@ def test_show_failed_prints_the_traceback_as_it_is(folder: Path, capsys: pytest.
 def test_a_damaged_ledger_is_salvaged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = folder / "ledger.sqlite"
     file.write_bytes(file.read_bytes()[: -12 * 4096])
+    new = folder / "new.db"
+    assert said(capsys, "salvage", file, new).startswith(f"{new}: ")
     with pytest.raises(SystemExit) as left:
         main(["ledger", "show", str(folder)])
     assert left.value.code == 2
     assert f"`theodolite ledger salvage {file} NEW`" in capsys.readouterr().err
-    assert said(capsys, "salvage", file, folder / "new.db").startswith(f"{folder / 'new.db'}: ")
+    with Ledger.read(new) as salvaged:
+        assert all(row["held_out"] == 1 + row["seed"] / 1000 for row in salvaged.rows()[:45])
 
 
 def test_there_is_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

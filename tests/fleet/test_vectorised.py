@@ -13,7 +13,7 @@ from theodolite.fleet import vectorised as engine
 from theodolite.fleet.engine import Means, serial
 from theodolite.fleet.regions import compile_blocks, repeated
 from theodolite.fleet.run import Grid, Run
-from theodolite.fleet.stack import stack
+from theodolite.fleet.stack import kin, stack
 from theodolite.fleet.vectorised import vectorised, why_not
 from theodolite.workloads import next_token_loss
 
@@ -189,6 +189,31 @@ def test_why_not_says_what_stands_in_the_way():
     assert "drops values at random" in why_not(Run("dropping", **fixed), MEANS)
     assert "soap has no step for many models" in why_not(Run("normed", optimizer="soap", **fixed), MEANS)
     assert "amsgrad=True" in why_not(Run("normed", options={"amsgrad": True}, **fixed), MEANS)
+
+
+@pytest.mark.parametrize("optimizer, options", [("soap", {}), ("adamw", {"amsgrad": True})])
+def test_what_it_has_no_step_for_fails_and_says_why(optimizer, options):
+    fixed = {"size": Size(8, 1), "base": Size(8, 1), "lr": 0.1, "steps": 2, "optimizer": optimizer}
+    (outcome,) = vectorised([Run("normed", **fixed, options=options)], MEANS)
+    assert outcome.status == "failed"
+    assert "for many models at once" in outcome.error.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "optimizer, option, values, families",
+    [("muon-kimi", "steps", (1, 5), 2), ("adamw", "amsgrad", (False, True), 2), ("adamw", "eps", (1, 2), 1)],
+)
+def test_only_options_that_are_numbers_may_differ_within_a_program(optimizer, option, values, families):
+    fixed = {"workload": "gpt", "size": Size(16, 1), "base": Size(16, 1), "lr": 2**-6, "steps": 2}
+    runs = Grid({f"options.{option}": values, "seed": [0]}, {**fixed, "optimizer": optimizer}).runs
+    assert len({kin(run, gpt) for run in runs}) == families
+
+
+def test_runs_whose_shared_options_differ_each_get_their_own():
+    fixed = {"workload": "gpt", "size": Size(16, 1), "base": Size(16, 1), "lr": 2**-5, "steps": 4}
+    axes = {"options.steps": [1, 5], "seed": [0]}
+    alone = agree(Grid(axes, {**fixed, "optimizer": "muon-kimi", "held_out": 1}).runs)
+    assert len({outcome.held_out for outcome in alone.values()}) == 2
 
 
 def test_models_that_start_alike_are_drawn_once():

@@ -55,3 +55,75 @@ def study_coordinates(
             tell=lambda line: print(line, file=sys.stderr, flush=True),
         )
     print(reporting.report(out))
+
+
+@study_app.command("transfer")
+def study_transfer(
+    out: Annotated[Path, typer.Option(help="The folder of the ledger; figures go there too.")] = Path(
+        "transfer"
+    ),
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="adamw, muon-kimi, adamw-bare (no norms), muon-kimi-bare, sgd, lion or muon alone; may be "
+            "repeated."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    engine: Annotated[str, typer.Option(help="auto, serial, processes, vectorised or ray.")] = "auto",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes at a time; as many as there are cores.")
+    ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="Widths 64 and 128, depths to 32, the built-in text: for a CPU.")
+    ] = False,
+    summary: Annotated[
+        Path | None, typer.Option(help="Write the runs as a small CSV file, which --draw can read.")
+    ] = None,
+    draw: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run nothing: draw what a summary or a folder holds.")
+    ] = None,
+) -> None:
+    """Does the best learning rate stay from width 128 to 1024 and from depth 2 to 64, on enwik8?
+
+    Runs what the ledger does not hold yet, part by part in the order of their worth, so that it can be
+    stopped and goes on where it was; then prints the claims and draws the figures.
+
+    Exits with 1 if a run failed, with 130 after Ctrl-C.
+
+    [bold]Examples[/bold]
+
+      theodolite study transfer --device cuda --part adamw --part muon-kimi
+
+      theodolite study transfer --small --part adamw-bare
+
+      theodolite study transfer --draw docs/studies/transfer.csv
+    """
+    from theodolite.studies.transferring import report
+
+    if draw is not None:
+        print(report(draw))
+        return
+    import dataclasses
+
+    from theodolite.fleet.engine import Means
+    from theodolite.fleet.progress import Shown
+    from theodolite.studies.transfer import FULL, SMALL, make, write_summary
+
+    means = Means(device=device)
+    if jobs is not None:
+        means = dataclasses.replace(means, jobs=jobs)
+    made = make(
+        out,
+        setting=SMALL if small else FULL,
+        parts=part or (),
+        engine=engine,
+        means=means,
+        progress=Shown(),
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(report(out))
+    if summary is not None:
+        write_summary(out, summary)
+    if made is not None and not made.ok:
+        raise typer.Exit(130 if made.stopped else 1)

@@ -59,7 +59,7 @@ class Ledger:
         self.path = path
         self._connection = connection
         self._lock = lock
-        with self._reading():
+        with _explained(self.path):
             self.name, spec = connection.execute("SELECT name, spec FROM study").fetchone()
         self.spec = json.loads(spec)
 
@@ -141,7 +141,7 @@ class Ledger:
 
     def settled(self) -> set[str]:
         """The identities of the runs that finished or diverged: they need not be run again."""
-        with self._reading():
+        with _explained(self.path):
             found = self._connection.execute("SELECT run FROM attempts WHERE status <> 'failed'").fetchall()
         return {identity for (identity,) in found}
 
@@ -162,7 +162,7 @@ class Ledger:
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat mapping for each run, with the attempt that settled it, else the last."""
-        with self._reading():
+        with _explained(self.path):
             cursor = self._connection.execute("SELECT * FROM results ORDER BY attempt")
             names = [column[0] for column in cursor.description]
             found = [dict(zip(names, row, strict=True)) for row in cursor]
@@ -173,13 +173,13 @@ class Ledger:
         """The runs that were tried, as values."""
         from theodolite.fleet.run import Run
 
-        with self._reading():
+        with _explained(self.path):
             specs = self._connection.execute("SELECT spec FROM runs ORDER BY rowid").fetchall()
         return [Run.from_dict(json.loads(spec)) for (spec,) in specs]
 
     def metrics(self, identity: str) -> attempts.Series:
         """By name, (step, value) of a run; empty if it recorded none. Of the attempt that `rows` shows."""
-        with self._reading():
+        with _explained(self.path):
             query = f"SELECT {schema.LATEST} FROM attempts WHERE run = ?"
             (attempt,) = self._connection.execute(query, (identity,)).fetchone()
             if attempt is None:
@@ -199,7 +199,7 @@ class Ledger:
             FROM results JOIN metrics ON metrics.attempt = results.attempt
             ORDER BY results.attempt, metrics.name, metrics.step
         """
-        with self._reading():
+        with _explained(self.path):
             found = self._connection.execute(query).fetchall()
         frame = needed("pandas").DataFrame(found, columns=["identity", "name", "step", "value"])
         return frame.astype({"step": "int64", "value": "float64"})
@@ -208,7 +208,7 @@ class Ledger:
         """Write all of it as Parquet or CSV, by the name's ending: the two files that were written."""
         from theodolite.fleet.exporting import export
 
-        with self._reading():
+        with _explained(self.path):
             return export(Path(path).expanduser(), self.name, self.spec, self.attempts())
 
     def attempts(self) -> Iterator[Attempt]:
@@ -244,17 +244,6 @@ class Ledger:
             if not busy:
                 spare.drop(self.path)
         connection.execute(f"PRAGMA busy_timeout = {opening.PATIENCE}")
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Everything inside sees the same state, whatever the driver adds meanwhile."""
-        with _explained(self.path):
-            self._connection.execute("BEGIN")
-            try:
-                yield
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
 
 
 @contextlib.contextmanager

@@ -57,8 +57,9 @@ class Stack:
 def kin(run: Run, workload: Workload) -> str:
     """Runs with the same kin can be one program: what may differ is a number for each model."""
     alike = {name: value for name, value in run.to_dict().items() if name not in APART}
-    alike["options"] = sorted(alike["options"])
-    alike["vector_options"] = sorted(alike["vector_options"])
+    for name, rule in (("options", run.optimizer), ("vector_options", "adamw")):
+        numbers = METHODS[rule].numbers if rule in METHODS else {}
+        alike[name] = {option: None if option in numbers else value for option, value in alike[name].items()}
     # A real multiplier is a hook on the network, which all of them share.
     alike["multipliers"] = sorted(_planned(run, workload).multipliers.items())
     return json.dumps(alike, sort_keys=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, dissect
@@ -60,9 +61,9 @@ def train(
         for step in range(log.steps, run.steps):
             batch = on_device(workload.draw(run.seed, step), device)
             optimizer.zero_grad()
-            with precision_of(run, device):
+            with precision_of(run, device), differentiable_twice(run):
                 loss = workload.evaluate(model, batch, temperature=run.temperature)
-            loss.backward()
+                _go_back(run, loss, model)
             log.add(loss, model)
             if log.diverged_at is not None:
                 break
@@ -269,6 +270,25 @@ def precision_of(run: Run, device: str, *, cached: bool = True) -> torch.autocas
     """Autocast where the run asks for bfloat16. It may keep the weights it has cast, if `cached`."""
     kind, half = torch.device(device).type, run.precision == "bfloat16"
     return torch.autocast(kind, dtype=torch.bfloat16, enabled=half, cache_enabled=cached)
+
+
+def differentiable_twice(run: Run) -> contextlib.AbstractContextManager[object]:
+    """Sophia differentiates the gradient, which fused attention cannot."""
+    return sdpa_kernel(SDPBackend.MATH) if run.optimizer == SECOND_ORDER else contextlib.nullcontext()
+
+
+def _go_back(run: Run, loss: Tensor, model: nn.Module) -> None:
+    if run.optimizer != SECOND_ORDER:
+        loss.backward()
+        return
+    # Not backward(create_graph=True), which leaves a cycle behind that holds on to memory.
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+SECOND_ORDER = "sophia"
 
 
 def device_name(device: str) -> str:

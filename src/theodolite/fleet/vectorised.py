@@ -49,7 +49,11 @@ def vectorised(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
         except Exception:
             yield failed(run, traceback.format_exc(), 0.0, means.device, ENGINE)
     for family in families.values():
-        yield from _family(family, means)
+        reason = why_not_stacked(family[0], workload_of(family[0], means.workloads))
+        if reason is None:
+            yield from _family(family, means)
+        else:  # not without a word by another optimizer than was asked for
+            yield from (failed(run, reason, 0.0, means.device, ENGINE) for run in family)
 
 
 def why_not(run: Run, means: Means) -> str | None:

@@ -11,8 +11,8 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,17 @@ from theodolite.fleet.driver import Report, conduct
 from theodolite.fleet.engine import Means
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.progress import Progress
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Precision, Run
+from theodolite.fleet.training import Workloads
 from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization
 from theodolite.size import Size
-from theodolite.sweeping import Family, analyse
+from theodolite.studies.networks import network
 from theodolite.sweeping.curves import Row
 from theodolite.writing import write_whole
 
-BASE = Size(128, 4)
-WIDE = tuple(Size(width, BASE.depth) for width in (128, 256, 512, 1024))
-DEEP = tuple(Size(BASE.width, depth) for depth in (2, 4, 8, 16, 32, 64))
-FOUR = (BASE, Size(512, 4), Size(128, 2), Size(128, 16))
+WIDE = tuple(Size(width, 4) for width in (128, 256, 512, 1024))
+DEEP = tuple(Size(128, depth) for depth in (2, 4, 8, 16, 32, 64))
+FOUR = (Size(128, 4), Size(512, 4), Size(128, 2), Size(128, 16))
 ROUNDS = 3
 """How often a window is widened whose best learning rate is its first or its last."""
 FALL = {"adamw": 1.0, "lion": 1.0, "sgd": 1.0, "muon-kimi": 0.5, "muon": 0.5}
@@ -50,24 +50,36 @@ class Part:
     centre: int
     """log2 of the base learning rate around which the windows lie, found at base size with another seed and
     half as many steps."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-
-    def expected(self, parameterization: Parameterization, size: Size) -> int:
-        """log2 of where the window is centred: the plan's stays; the standard one's falls as the width."""
-        if parameterization == "plan":
-            return self.centre
-        return self.centre - round(FALL[self.optimizer] * math.log2(size.width / BASE.width))
 
 
 @dataclass(frozen=True)
 class Setting:
     """How every run is trained, and which parts there are, in the order of their worth."""
 
+    name: str
     parts: tuple[Part, ...]
-    steps: int = 500
-    warmup: int = 50
-    held_out: int = 16
-    precision: str = "bfloat16"
+    base: Size
+    steps: int
+    warmup: int
+    held_out: int
+    precision: Precision
+    seeds: tuple[int, ...] = (0, 1, 2)
+    workloads: Workloads = field(default_factory=dict)
+    """Those that are the study's own, by name."""
+
+    def expected(self, part: Part, parameterization: Parameterization, size: Size) -> int:
+        """log2 of where a window is centred: the plan's stays; the standard one's falls as the width."""
+        if parameterization == "plan":
+            return part.centre
+        return part.centre - round(FALL[part.optimizer] * math.log2(size.width / self.base.width))
+
+    def reach(self, size: Size) -> int:
+        """Octaves to either side of that, and by how many a window is widened.
+
+        Large networks, which take most of the time, get fewer.
+        """
+        work = size.depth * size.width**2 / (self.base.depth * self.base.width**2)
+        return 2 if work < 8 else 1
 
     def run(
         self, part: Part, parameterization: Parameterization, size: Size, exponent: int, seed: int
@@ -79,12 +91,12 @@ class Setting:
             lr=2.0**exponent,
             optimizer=part.optimizer,
             parameterization=parameterization,
-            base=BASE if parameterization == "plan" else None,
+            base=self.base if parameterization == "plan" else None,
             seed=seed,
             steps=self.steps,
             warmup=self.warmup,
             held_out=self.held_out,
-            precision=self.precision,  # type: ignore[arg-type]
+            precision=self.precision,
             every=max(1, self.steps // 50),
             options={"betas": (0.9, 0.95)} if part.optimizer == "adamw" else {},
             vector_options={"betas": (0.9, 0.95)} if part.optimizer.startswith("muon") else {},
@@ -93,6 +105,7 @@ class Setting:
 
 GPT, BARE = "gpt-enwik8", "gpt-enwik8-bare"
 FULL = Setting(
+    "full",
     (
         Part("adamw", GPT, "adamw", tuple(dict.fromkeys([*WIDE, *DEEP])), -7),
         Part("muon-kimi", GPT, "muon-kimi", tuple(dict.fromkeys([*WIDE, *DEEP])), -6),
@@ -101,19 +114,27 @@ FULL = Setting(
         Part("sgd", GPT, "sgd", FOUR, -2),
         Part("lion", GPT, "lion", FOUR, -9),
         Part("muon", GPT, "muon", FOUR, -4),
-    )
+    ),
+    base=Size(128, 4),
+    steps=500,
+    warmup=50,
+    held_out=16,
+    precision="bfloat16",
 )
 SMALL = Setting(
+    "small",
     (
-        Part("adamw", "gpt-sotu", "adamw", (BASE, Size(256, 4), Size(128, 8)), -7, seeds=(0,)),
-        Part("muon-kimi", "gpt-sotu", "muon-kimi", (BASE, Size(256, 4), Size(128, 8)), -7, seeds=(0,)),
+        Part("adamw-bare", "gpt-none", "adamw", tuple(Size(64, depth) for depth in (4, 8, 16, 32)), -8),
+        Part("adamw", "gpt-pre", "adamw", (Size(64, 4), Size(128, 4), Size(64, 16)), -7),
     ),
-    steps=40,
-    warmup=4,
-    held_out=4,
+    base=Size(64, 4),
+    steps=150,
+    warmup=15,
+    held_out=16,
     precision="float32",
+    workloads={name: network(name, num=8, length=64) for name in ("gpt-none", "gpt-pre")},
 )
-"""Minutes on a CPU: to see that everything works, not what is true."""
+"""For a CPU: the built-in text, small batches and few steps; about an hour on two cores."""
 
 
 def part_names(setting: Setting) -> tuple[str, ...]:
@@ -142,6 +163,7 @@ def make(
             raise UseError(f"the study has no part {name!r}: it has {', '.join(known)}")
     chosen = [part for part in setting.parts if not parts or part.name in parts]
     report = None
+    able = dataclasses.replace(means or Means(), workloads=setting.workloads)
     with Ledger.open(out, name="transfer", spec=_spec(setting)) as ledger:
         for part in chosen:
             for turn in range(ROUNDS + 1):
@@ -151,7 +173,7 @@ def make(
                 if turn and not left:
                     break
                 tell(f"{part.name}: {len(runs)} runs, {left} of them to make")
-                report = conduct(runs, ledger, engine=engine, means=means, progress=progress)
+                report = conduct(runs, ledger, engine=engine, means=able, progress=progress)
                 if not report.ok:
                     tell(str(report))
                 if report.stopped:
@@ -164,7 +186,7 @@ def wanted(setting: Setting, part: Part, rows: Sequence[Row]) -> list[Run]:
     runs = []
     for size in part.sizes:
         for parameterization in PARAMETERIZATIONS:
-            centre, reach = part.expected(parameterization, size), _reach(size)
+            centre, reach = setting.expected(part, parameterization, size), setting.reach(size)
             mine = [
                 row
                 for row in rows
@@ -174,18 +196,9 @@ def wanted(setting: Setting, part: Part, rows: Sequence[Row]) -> list[Run]:
             ]
             low, high = _widened(mine, centre, reach)
             for exponent in range(low, high + 1):
-                for seed in part.seeds:
+                for seed in setting.seeds:
                     runs.append(setting.run(part, parameterization, size, exponent, seed))
     return runs
-
-
-def _reach(size: Size) -> int:
-    """Octaves to either side of where the optimum is expected, and by how many a window is widened.
-
-    Large networks, which take most of the time, get fewer.
-    """
-    work = size.depth * size.width**2 / (BASE.depth * BASE.width**2)
-    return 2 if work < 8 else 1
 
 
 def _widened(rows: Sequence[Row], centre: int, reach: int) -> tuple[int, int]:
@@ -267,14 +280,12 @@ def _read(row: Mapping[str, str]) -> dict[str, Any]:
     return {**row, **whole, "lr": float(row["lr"]), "held_out": loss}
 
 
-def families_of(rows: Sequence[Row]) -> Iterator[tuple[str, Family]]:
-    """What the rows say, by workload."""
-    for workload in dict.fromkeys(row["workload"] for row in rows):
-        for family in analyse([row for row in rows if row["workload"] == workload], base=BASE):
-            yield workload, family
-
-
 def _spec(setting: Setting) -> dict[str, Any]:
-    fields = dataclasses.asdict(setting)
-    fields.pop("parts")
-    return {"study": "transfer", "base": [BASE.width, BASE.depth], **fields}
+    return {
+        "study": "transfer",
+        "base": [setting.base.width, setting.base.depth],
+        "steps": setting.steps,
+        "warmup": setting.warmup,
+        "held_out": setting.held_out,
+        "precision": setting.precision,
+    }

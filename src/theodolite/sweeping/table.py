@@ -113,10 +113,12 @@ def _lines(family: Family) -> list[str]:
 
 
 def lost_text(transfer: Transfer, family: Family) -> str:
-    """`0.045 ± 0.007`; nothing at the base itself."""
+    """`0.045 ± 0.007`, or a bound; nothing at the base itself."""
     if transfer.size == family.base:
         return ""
     found = transfer.interval
+    if transfer.beyond:
+        return f"≥ {number(transfer.lost)}"
     if not (found.known and math.isfinite(found.high)):
         return number(transfer.lost)
     return f"{number(transfer.lost)} ± {found.high - transfer.lost:.3f}"
@@ -152,6 +154,9 @@ def _transfer_sentence(worst: Transfer, family: Family) -> str:
     with_best = f"{family.scale.text(source.best)}, the best at {family.base}"
     if math.isinf(worst.lost):
         return f"transfer: with {with_best}, {worst.size} diverges."
+    if worst.beyond:
+        least = f"at least {worst.lost:.3f}, what it loses with {family.scale.text(worst.at)}"
+        return f"transfer: with {with_best}, {worst.size} loses {least}."
     between = f"{worst.interpolated:.3f} between the points"
     if worst.lost == 0:
         return f"transfer: with {with_best}, no size loses anything, at most {between}."

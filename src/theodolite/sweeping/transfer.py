@@ -36,6 +36,8 @@ class Transfer:
     """Of `lost`."""
     interpolated: float
     """The same between the points: on the parabolas, at the vertex of the base."""
+    beyond: bool
+    """Does the best value of the base lie outside what was tried here? Then at least so much is lost."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def transfers(drawn: Mapping[Size, Drawn], base: Size, scale: Scale) -> Iterator
             if size == base
             else interval(float(lost[0]), lost[1:], _num_seeds(source, target)),
             interpolated=max(0.0, float(between)),
+            beyond=_is_beyond(source, target),
         )
 
 
@@ -115,7 +118,10 @@ def changes(drawn: Mapping[Size, Drawn], base: Size) -> Iterator[Change]:
         return
     for along in ("width", "depth"):
         for line in lines_of(list(drawn), along):
-            for smaller, larger in pairwise(line):
+            # A size at which the base's best was not tried cannot be compared.
+            for smaller, larger in pairwise(
+                size for size in line if size == base or not _is_beyond(drawn[base], drawn[size])
+            ):
                 before, _ = _losses_at_best_of(drawn[base], drawn[smaller])
                 after, _ = _losses_at_best_of(drawn[base], drawn[larger])
                 with np.errstate(invalid="ignore"):
@@ -142,6 +148,8 @@ def _good_for(source: Drawn, target: Drawn, scale: Scale) -> bool:
     apart = abs(scale.place(source.optimum.value) - scale.place(target.optimum.value))
     if scale.log and apart <= CLOSE:
         return True
+    if _is_beyond(source, target):
+        return False
     losses, _ = _losses_at_best_of(source, target)
     least = target.means[0].min()
     column = target.curve.losses[:, int(np.argmin(target.means[0]))]
@@ -155,6 +163,13 @@ def _losses_at_best_of(source: Drawn, target: Drawn) -> tuple[Floats, int]:
     best = source.places[np.argmin(source.means, axis=1)]
     nearest = np.argmin(np.abs(target.places[None] - best[:, None]), axis=1)
     return np.take_along_axis(target.means, nearest[:, None], 1)[:, 0], int(nearest[0])
+
+
+def _is_beyond(source: Drawn, target: Drawn) -> bool:
+    """Is the source's best further from all that was tried at the target than half its narrowest step?"""
+    best = source.places[np.argmin(source.means[0])]
+    steps = np.diff(target.places)
+    return bool(np.abs(target.places - best).min() > (steps.min() / 2 if len(steps) else 0.0) + 1e-9)
 
 
 def _num_seeds(*drawn: Drawn) -> int:
