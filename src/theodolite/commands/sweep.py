@@ -43,7 +43,7 @@ def sweep(
     warmup: Annotated[int | None, typer.Option(help="Steps; a tenth of all if not given.")] = None,
     schedule: Annotated[str, typer.Option(help="constant, cosine, linear or wsd.")] = "linear",
     weight_decay: Annotated[float | None, typer.Option(help="At base size; 0 if not given.")] = None,
-    precision: Annotated[str, typer.Option(help="float32, or bfloat16 for autocast.")] = "float32",
+    precision: Annotated[str, typer.Option(help="float32, tf32, or bfloat16 for autocast.")] = "float32",
     held_out: Annotated[int, typer.Option(help="Batches that a run is judged by.")] = 16,
     axis: Annotated[
         list[str] | None,
@@ -65,6 +65,13 @@ def sweep(
         int | None, typer.Option(min=1, help="Processes at a time; as many as there are cores.")
     ] = None,
     chunk: Annotated[int | None, typer.Option(min=1, help="Most models in one vectorised program.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster, for --engine ray; auto for the one on this machine.")
+    ] = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=AMOUNT", help="What a run takes of it, as in GPU=0.25; may be repeated."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Which base learning rate is best at each size, and does it transfer?
@@ -85,6 +92,8 @@ def sweep(
       theodolite sweep model.py:workload --widths 64:512 --lr 1e-4:1e-1 --steps 200 --jobs 8
 
       theodolite sweep gpt-enwik8 --widths 128:1024 --lr 2^-12:2^-5 --device cuda --precision bfloat16
+
+      theodolite sweep model.py:workload --widths 64:512 --lr 2^-12:2^-5 --engine ray --address auto
 
       theodolite sweep gpt-sotu --lr 2^-8 --axis weight_decay=0.01:1 --over weight_decay
 
@@ -124,6 +133,8 @@ def sweep(
         device=device,
         jobs=jobs,
         chunk=chunk,
+        address=address,
+        resources=_resources(resource),
         progress=Shown(),
         **fields,
     )
@@ -155,6 +166,17 @@ def _axes(given: list[str] | None) -> dict[str, list[Any] | Range]:
         if name in found:
             raise UseError(f"--axis {name} is given twice: list all its values once")
         found[name] = parse_axis(values)
+    return found
+
+
+def _resources(given: list[str] | None) -> dict[str, float]:
+    found = {}
+    for text in given or ():
+        name, _, amount = text.partition("=")
+        try:
+            found[name] = float(amount)
+        except ValueError:
+            raise UseError(f"--resource {text}: write NAME=AMOUNT, for example --resource GPU=0.25") from None
     return found
 
 

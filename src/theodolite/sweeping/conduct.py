@@ -52,6 +52,8 @@ def sweep(
     device: str = "cpu",
     jobs: int | None = None,
     chunk: int | None = None,
+    address: str | None = None,
+    resources: Mapping[str, float] | None = None,
     progress: Progress | None = None,
     **fields: Any,
 ) -> Sweep:
@@ -86,6 +88,8 @@ def sweep(
         device: `cpu`, `cuda` or `cuda:1`.
         jobs: processes at a time; as many as there are cores.
         chunk: most models in one program of the vectorised engine.
+        address: of a Ray cluster.
+        resources: of one run on it, such as `{"GPU": 0.25}`.
         progress: told what happens, such as `theodolite.fleet.progress.Shown()`.
         fields: further fields of all runs, see `theodolite.fleet.run.Run`: `weight_decay`, `schedule`,
             `final`, `precision`, `held_out`, `every`, `probes`, `options`, …
@@ -130,6 +134,8 @@ def sweep(
         jobs=jobs or os.cpu_count() or 1,
         chunk=chunk,
         checkpoints=folder / "checkpoints",
+        address=address,
+        resources=resources or {},
     )
     with Ledger.open(folder, name=f"sweep of {name}", spec=spec) as ledger:
         maker = Maker(ledger, engine, means, progress or Progress())
