@@ -13,6 +13,7 @@ from theodolite.workloads import built_in
 
 NEEDS = {
     "gpt-enwik8": "enwik8",
+    "gpt-enwik8-bare": "enwik8",
     "mlp-fashion": "fashion-mnist",
     "lenet-fashion": "fashion-mnist",
     "resnet-cifar10": "cifar10",
@@ -21,6 +22,7 @@ NEEDS = {
 SMALL = {
     "gpt-sotu": (32, 1),
     "gpt-enwik8": (32, 1),
+    "gpt-enwik8-bare": (32, 1),
     "mlp-mixture": (32, 2),
     "mlp-fashion": (32, 2),
     "lenet-fashion": (30, 2),
@@ -104,3 +106,21 @@ def test_the_adder_can_represent_modular_addition() -> None:
         model[-1].weight.copy_(torch.cos(angle + 2 * phase).T)
     table = data.modular_addition(modulus)
     assert torch.equal(model(table.inputs()).argmax(1), table.labels)
+
+
+@pytest.mark.parametrize("name", sorted(set(SMALL) - {"modular-addition"}))
+def test_held_out_examples_are_not_trained_on(name, need):
+    if name in NEEDS:
+        need(NEEDS[name])
+    chosen = workload(name)
+    assert chosen.held_out is not None
+    trained = {each.numpy().tobytes() for step in range(4) for each in chosen.draw(0, step)[0]}
+    judged = {each.numpy().tobytes() for step in range(4) for each in chosen.draw_held_out(step)[0]}
+    assert not trained & judged
+    assert torch.equal(chosen.draw_held_out(0)[0], chosen.draw_held_out(0)[0])
+
+
+def test_without_held_out_batches_a_seed_stands_in_that_no_run_has():
+    chosen = workload("modular-addition")
+    assert chosen.held_out is None
+    assert torch.equal(chosen.draw_held_out(3)[1], chosen.batch(2**31 - 1, 3)[1])
