@@ -143,6 +143,37 @@ def test_nan_at_a_step_is_a_divergence_at_that_step():
     assert found == {0: ("finished", 6), 1: ("diverged", 3), 2: ("finished", 6)}
 
 
+def shrinking(seed, step):
+    inputs, targets = rows(seed, step)
+    return inputs[: 16 - 4 * (step % 3)], targets[: 16 - 4 * (step % 3)]
+
+
+def test_batches_may_change_their_size():
+    means = Means(
+        workloads={"shrinking": Workload("shrinking", Normed, shrinking, nn.functional.cross_entropy)}
+    )
+    fixed = {"workload": "shrinking", "size": Size(8, 1), "base": Size(8, 1), "lr": 2**-6, "steps": 6}
+    runs = Grid({"seed": [0, 1]}, {**fixed, "optimizer": "sgd", "held_out": 2}).runs
+    assert {outcome.readings["tokens"] for outcome in agree(runs, means).values()} == {2 * (16 + 12 + 8)}
+
+
+def named(seed, step):
+    inputs, targets = rows(seed, step)
+    return {"x": inputs.double()}, (targets, inputs.double().sum(1))
+
+
+def two_losses(logits, targets):
+    labels, sums = targets
+    return nn.functional.cross_entropy(logits, labels) + (logits[:, 0] - sums).square().mean()
+
+
+def test_dicts_tuples_and_float64_agree_to_its_precision():
+    made = Workload("named", lambda width, depth: Normed(width, depth).double(), named, two_losses)
+    means = Means(workloads={"named": made})
+    fixed = {"workload": "named", "size": Size(8, 1), "base": Size(8, 1), "optimizer": "sgd", "steps": 4}
+    agree(Grid({"lr": [2**-7, 2**-5], "seed": [0, 1]}, {**fixed, "held_out": 1}).runs, means, 1e-12)
+
+
 def test_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch):
     fixed = {"workload": "normed", "size": Size(8, 1), "base": Size(8, 1), "lr": 2**-6, "steps": 2}
     runs = Grid({"seed": range(7)}, {**fixed, "held_out": 1}).runs

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from theodolite.calling import logits
 from theodolite.fleet.functional import METHODS, muon_average, muon_move, muon_scale, orthogonal
 from theodolite.fleet.regions import compile_blocks
 from theodolite.fleet.stack import Stack, Tensors
-from theodolite.fleet.training import precision_of
+from theodolite.fleet.training import precision_of, targets_in
 from theodolite.workloads import Batch, Workload
 
 ATTENTION = {
@@ -69,8 +69,11 @@ class Program:
         self._alive = torch.ones(count, dtype=torch.bool, device=device)
         self._tempered = any(each.temperature != 1 for each in stack.runs)
         names = ["loss", *(["gradient"] if "gradient" in run.probes else [])]
-        self.series = {name: torch.full((steps, count), math.nan, device=device) for name in names}
+        empty = torch.full((steps, count), math.nan, dtype=torch.float64, device=device)
+        self.series = {name: empty.clone() for name in names}
         """By name, (steps, M), nan where a step has not been made."""
+        self.targets: list[float] = []
+        """How many targets each step had."""
         self._batch: list[Any] | None = None
         self._spec: Any = None
         self._shared_batch = False
@@ -79,7 +82,7 @@ class Program:
 
     def step(self) -> None:
         """One step of every model that is alive."""
-        self._load()
+        self.targets.append(self._load())
         if self._graph is not None:
             self._graph.replay()
         elif self.device.type != "cuda":
@@ -116,35 +119,29 @@ class Program:
         means: list[float] = torch.stack(losses).double().mean(0).tolist()
         return means
 
-    def _load(self) -> None:
-        """Put the batches of this step, one for each seed, where the step reads them."""
-        drawn = [tree_flatten(self.workload.draw(seed, self._made)) for seed in self.seeds]
-        leaves, spec = drawn[0]
-        if self._batch is None:
-            self._spec = spec
-            # Workloads that train on all their data return the same tensors whatever the seed.
-            self._shared_batch = all(
-                mine is first for others, _ in drawn[1:] for mine, first in zip(others, leaves, strict=True)
-            )
+    def _load(self) -> int:
+        """Put the batches of this step, one for each seed, where the step reads them; how many targets."""
+        batches = [self.workload.draw(seed, self._made) for seed in self.seeds]
+        drawn = [tree_flatten(batch) for batch in batches]
+        leaves, self._spec = drawn[0]
+        # Workloads that train on all their data return the same tensors whatever the seed.
+        self._shared_batch = all(
+            mine is first for others, _ in drawn[1:] for mine, first in zip(others, leaves, strict=True)
+        )
         per_seed = [leaves] if self._shared_batch else [one for one, _ in drawn]
         fresh = [
             torch.stack(column) if isinstance(column[0], Tensor) else column[0]
             for column in zip(*per_seed, strict=True)
         ]
-        if self._batch is None:
-            self._batch = [self._moved(leaf) for leaf in fresh]
-            return
-        for place, (into, leaf) in enumerate(zip(self._batch, fresh, strict=True)):
-            if isinstance(leaf, Tensor):
-                if into.shape != leaf.shape:
-                    raise ValueError(
-                        f"a batch has shape {tuple(leaf.shape[1:])} at step {self._made} and "
-                        f"{tuple(into.shape[1:])} before: batches of one program have one shape"
-                    )
-                pinned = leaf.pin_memory() if self.device.type == "cuda" and not leaf.is_cuda else leaf
-                into.copy_(pinned, non_blocking=True)
-            else:
-                self._batch[place] = leaf
+        if self._batch is None or _shapes(self._batch) != _shapes(fresh):
+            # Other places, of which a graph that was captured knows nothing.
+            self._batch, self._graph = [self._moved(leaf) for leaf in fresh], None
+        else:
+            for into, leaf in zip(self._batch, fresh, strict=True):
+                if isinstance(leaf, Tensor):
+                    pinned = leaf.pin_memory() if self.device.type == "cuda" and not leaf.is_cuda else leaf
+                    into.copy_(pinned, non_blocking=True)
+        return targets_in(batches[0])
 
     def _advance(self) -> None:
         """The step itself: nothing in it waits for the device."""
@@ -248,6 +245,11 @@ class Program:
         precision = precision_of(self.stack.runs[0], self.device.type, cached=False)
         with precision, sdpa_kernel(ATTENTION["cpu" if self.device.type == "cpu" else "cuda"]):
             yield
+
+
+def _shapes(leaves: Sequence[Any]) -> list[Any]:
+    """Of tensors; what is none has its value, which a graph has in it as it was."""
+    return [leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
 @functools.cache

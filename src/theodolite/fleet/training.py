@@ -35,21 +35,29 @@ from theodolite.workloads import workload as look_up
 LOOK_EVERY = 25
 """Steps between looks at the losses where looking means waiting for the device."""
 
+TARGETS = "targets"
+"""How many targets each step had, beside its loss."""
+
 Workloads = Mapping[str, Workload]
 """By name, those that cannot be looked up because they were handed over as objects."""
 
 
 def train(
-    run: Run, workload: Workload, *, device: str = "cpu", checkpoint: Checkpoint | None = None
+    run: Run,
+    workload: Workload,
+    *,
+    device: str = "cpu",
+    checkpoint: Checkpoint | None = None,
+    plan: Plan | None = None,
 ) -> Outcome:
     """Make the run, one step after the other. A loss that is not finite ends it: it has diverged.
 
     The network is `plan.build(seed)`, the batches are `workload.batch(seed, step)`. No random number of the
     caller's is spent. With a checkpoint the run goes on from where that was left, and ends with the same
-    numbers as if it had never been stopped.
+    numbers as if it had never been stopped. The run's plan may be handed over by who has it already.
     """
     start = time.perf_counter()
-    plan = planned(run, workload)
+    plan = planned(run, workload) if plan is None else plan
     with untouched_randomness(run.seed), arithmetic(run, device):
         model = plan.build(run.seed, device=device).train()
         optimizer = plan.optimizer(model)
@@ -64,7 +72,7 @@ def train(
             with precision_of(run, device), differentiable_twice(run):
                 loss = workload.evaluate(model, batch, temperature=run.temperature)
                 _go_back(run, loss, model)
-            log.add(loss, model)
+            log.add(loss, model, targets_in(batch))
             if log.diverged_at is not None:
                 break
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -175,10 +183,11 @@ class Log:
         losses = self.values.get("loss", ())
         return next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
 
-    def add(self, loss: Tensor, model: nn.Module) -> None:
-        """Note the loss of a step, and what its probes say."""
+    def add(self, loss: Tensor, model: nn.Module, targets: int) -> None:
+        """Note the loss of a step, how many targets it is of, and what its probes say."""
         waiting = self._waiting
         waiting.setdefault("loss", []).append(loss.detach())
+        waiting.setdefault(TARGETS, []).append(torch.tensor(targets))
         if "gradient" in self.run.probes:
             waiting.setdefault("gradient", []).append(_gradient_norm(model))
         made = self.steps + len(waiting["loss"])
@@ -210,8 +219,12 @@ def outcome_of(
         status="finished" if diverged_at is None else "diverged",
         step=stop,
         held_out=held_out,
-        metrics={name: tuple((step, series[step]) for step in kept) for name, series in values.items()},
-        readings={**readings, "tokens": readings["tokens"] * stop},
+        metrics={
+            name: tuple((step, series[step]) for step in kept)
+            for name, series in values.items()
+            if name != TARGETS
+        },
+        readings={**readings, "tokens": round(sum(values[TARGETS][:stop]))},
         device=device_name(device),
     )
 
@@ -231,11 +244,10 @@ def judged(model: nn.Module, workload: Workload, run: Run, device: str) -> float
 
 
 def readings_of(model: nn.Module, workload: Workload, run: Run) -> dict[str, Any]:
-    """What is measured once: how many parameters there are, targets in a batch, and what probes find."""
+    """What is measured once: how many parameters there are, and what probes find."""
     device = str(next(model.parameters()).device)
     readings: dict[str, Any] = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "tokens": targets_in(workload.draw(run.seed, 0)),
     }
     if "sizes" in run.probes:
         readings["sizes"] = measured(model, on_device(workload.draw_held_out(0), device)[0])

@@ -21,6 +21,7 @@ from theodolite.fleet.run import Run
 from theodolite.fleet.stack import Stack, kin, stack, why_not_stacked
 from theodolite.fleet.training import (
     LOOK_EVERY,
+    TARGETS,
     arithmetic,
     failed,
     outcome_of,
@@ -133,7 +134,7 @@ def _together(runs: Sequence[Run], means: Means, *, compiled: bool) -> list[Outc
     seconds = (time.perf_counter() - start) / len(runs)
     outcomes = []
     for place, run in enumerate(runs):
-        values = {name: rows[place] for name, rows in series.items()}
+        values = {name: rows[place] for name, rows in series.items()} | {TARGETS: program.targets}
         outcome = outcome_of(run, values, held_out[place], device, readings[place])
         outcomes.append(dataclasses.replace(outcome, seconds=seconds, engine=ENGINE))
     return outcomes

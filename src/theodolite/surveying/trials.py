@@ -79,13 +79,13 @@ class Trials:
         """The widest and the deepest."""
         return (*self.widths[-1:], *self.depths[-1:])
 
-    def planned(self, size: Size) -> Plan:
+    def planned(self, size: Size, lr: float = LR) -> Plan:
         """The plan from the base size."""
-        return self._plan(size, self.base)
+        return self._plan(size, self.base, lr)
 
-    def standard(self, size: Size) -> Plan:
+    def standard(self, size: Size, lr: float = LR) -> Plan:
         """The standard parameterization: the plan of a network that is its own base."""
-        return self._plan(size, size)
+        return self._plan(size, size, lr)
 
     def anatomy(self, size: Size) -> Anatomy:
         """What is in the network of a size."""
@@ -95,19 +95,19 @@ class Trials:
         found: Anatomy = self._kept[size]
         return found
 
-    def _plan(self, size: Size, base: Size) -> Plan:
-        if (size, base) not in self._kept:
-            self._kept[size, base] = plan(
+    def _plan(self, size: Size, base: Size, lr: float) -> Plan:
+        if (size, base, lr) not in self._kept:
+            self._kept[size, base, lr] = plan(
                 self.workload.build,
                 self.site.inputs,
                 size=size,
                 base=base,
                 optimizer=OPTIMIZER,
-                lr=LR,
+                lr=lr,
                 roles=self.roles,
                 anatomies={one: self.anatomy(one) for one in (size, base)},
             )
-        found: Plan = self._kept[size, base]
+        found: Plan = self._kept[size, base, lr]
         return found
 
 
