@@ -249,7 +249,7 @@ def summary(rows: Sequence[Row]) -> str:
     for row in order:
         if row["status"] != "failed":
             loss = None if row["held_out"] is None else f"{row['held_out']:.5f}"
-            writer.writerow({**row, "lr": f"{row['lr']:.10g}", "held_out": loss})
+            writer.writerow({**row, "lr": repr(row["lr"]), "held_out": loss})
     return out.getvalue()
 
 

@@ -135,12 +135,17 @@ def _without_norms(plan: Family, standard: Family) -> Iterator[Claim]:
     )
     lost = next((each for each in standard.transfers if each.size == last), None)
     fails = lost is None or not math.isfinite(lost.loss) or lost.lost > 0.1 * abs(lost.loss)
-    at = f"with 2^{math.log2(plan.optimum(plan.base).best):.0f} " if plan.optimum(plan.base).found else ""
-    there = "nothing" if lost is None else "diverged" if not math.isfinite(lost.loss) else f"{lost.loss:.3f}"
+    own = standard.optimum(last)
+    if not math.isfinite(own.loss):
+        tried = next(curve.values for curve in standard.curves if curve.size == last)
+        seen = f"diverged from 2^{math.log2(tried[0]):.0f} to 2^{math.log2(tried[-1]):.0f}, at {last}"
+    else:
+        there = f"{lost.loss:.3f}" if lost is not None and math.isfinite(lost.loss) else "diverged"
+        seen = f"{there}; its own best {own.loss:.3f}, at {last}"
     yield Claim(
         f"{name} without norms: the standard one fails at the base's learning rate when deep",
         PAPER["bare", "standard", "depth"],
-        f"{at}{there}; its own best {_loss(standard.optimum(last))} at {last}",
+        seen,
         fails,
     )
 
