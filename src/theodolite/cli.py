@@ -72,8 +72,6 @@ def _theodolite(
 
       theodolite plan gpt-sotu --width 1024 --lr 0.004    how to train it eight times as wide
 
-      theodolite sweep gpt-sotu --widths 64,128 --lr 2^-9:2^-6    does the learning rate transfer?
-
       theodolite fit runs.csv                the loss at the next scale
 
       theodolite sweep gpt-sotu --widths 128,256,512 --lr 2^-12:2^-5    does the learning rate transfer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -145,11 +146,12 @@ def _print_table(rows: list[dict[str, Any]], columns: list[str]) -> None:
         is_text = name in ("run", "workload", "optimizer", "parameterization", "status")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     for row in rows:
-        status = row["status"] if row["status"] == "finished" else f"{row['status']} at {row['step']}"
+        status = f"diverged at {row['step']}" if row["status"] == "diverged" else row["status"]
         cells = [_cell(row.get(name)) for name in columns]
         table.add_row(row["identity"], *cells, status, _cell(row["held_out"]), f"{row['seconds']:.1f}")
     print()
-    Console().print(table)
+    # In a pipe nobody sees the edge of a terminal, and an identity that is cut is none.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _cell(value: Any) -> str:

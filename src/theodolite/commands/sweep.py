@@ -149,6 +149,8 @@ def _finish(made: Sweep, out: Path) -> None:
         page = made.save(out / "sweep.html")
         print(f"The page is {page}, the same as data {page.with_suffix('.json')}", file=sys.stderr)
     print(made.report, file=sys.stderr)
+    if made.report.failed:
+        print(f"Their tracebacks: theodolite ledger show {out} --failed", file=sys.stderr)
     if made.report.stopped:
         raise typer.Exit(130)
     if not made.report.ok:

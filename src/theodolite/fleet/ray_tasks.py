@@ -89,7 +89,11 @@ def _attempt(run: Run, shipped: bytes | None, means: Means) -> tuple[Outcome, tu
             f"workload {run.workload!r} did not arrive at a Ray worker: {in_one_line(error)}. Install what "
             "it imports there, or give path/to/file.py:name, which is sent with the files beside it"
         ) from error
-    return attempt_in_worker(run, workloads, means, "ray")
+    outcome, lines = attempt_in_worker(run, workloads, means, "ray")
+    checkpoint = means.checkpoint(run)
+    if checkpoint is not None and outcome.settled:
+        checkpoint.forget()  # the folder of a node need not be the driver's, who forgets it otherwise
+    return outcome, lines
 
 
 @functools.lru_cache(maxsize=16)

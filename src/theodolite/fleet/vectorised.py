@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from theodolite.building import in_one_line, untouched_randomness
+from theodolite.building import build_hollow, in_one_line, untouched_randomness
 from theodolite.fleet.engine import Means
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.program import Program
@@ -50,10 +50,11 @@ def vectorised(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
         except Exception:
             yield failed(run, traceback.format_exc(), 0.0, means.device, ENGINE)
     for family in families.values():
-        reason = why_not_stacked(family[0], workload_of(family[0], means.workloads))
+        # Not by another optimizer than was asked for, nor with other random numbers, without a word.
+        reason = _refusal(family[0], workload_of(family[0], means.workloads))
         if reason is None:
             yield from _family(family, means)
-        else:  # not without a word by another optimizer than was asked for
+        else:
             yield from (failed(run, reason, 0.0, means.device, ENGINE) for run in family)
 
 
@@ -61,15 +62,12 @@ def why_not(run: Run, means: Means) -> str | None:
     """Why a run and its kin cannot be made together; None if they can. Tries one loss of two models."""
     workload = workload_of(run, means.workloads)
     try:
-        reason = why_not_stacked(run, workload)
+        reason = _refusal(run, workload)
         if reason is not None:
             return reason
         with untouched_randomness(run.seed), arithmetic(run, means.device), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*batching rule.*")
             pair = stack([run, dataclasses.replace(run, seed=run.seed + 1)], workload, means.device)
-            reason = _draws(pair.model)
-            if reason is not None:
-                return reason
             program = Program(pair, workload, means.device)
             together = program.try_losses()
             alone = [_loss(each, workload, means.device) for each in pair.runs]
@@ -158,9 +156,12 @@ def _loss(run: Run, workload: Workload, device: str) -> float:
         return workload.evaluate(model, batch, temperature=run.temperature).item()
 
 
-def _draws(model: nn.Module) -> str | None:
-    """Does the network draw random numbers while it is trained?"""
-    for name, module in model.named_modules():
+def _refusal(run: Run, workload: Workload) -> str | None:
+    """What is not done for many models at once: some optimizers and options, and dropout."""
+    reason = why_not_stacked(run, workload)
+    if reason is not None:
+        return reason
+    for name, module in build_hollow(workload.build, run.size).named_modules():
         probability = getattr(module, "p", None)
         if isinstance(module, nn.modules.dropout._DropoutNd) and probability:
             return f"{name} drops values at random ({module}), which comes out otherwise for many at once"

@@ -25,7 +25,8 @@ def find_sections() -> dict[str, Section]:
     """Every section there is, by name, in order.
 
     >>> list(find_sections())
-    ['anatomy', 'growth', 'norms', 'initialisation', 'plan', 'coordinates', 'spectral', 'schedule']
+    ['anatomy', 'growth', 'norms', 'initialisation', 'plan', 'coordinates', 'spectral', 'transfer',
+     'schedule']
     """
     from theodolite.surveying import sections as folder
 

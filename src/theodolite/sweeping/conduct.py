@@ -127,7 +127,7 @@ def sweep(
     if engine != "auto":
         choose(engine, (), Means())  # an unknown one is refused before there is a ledger
     spec = _spec(grid.runs[0], base, [*grid.axes], space)
-    folder = Path(out).expanduser()
+    folder = Path(out).expanduser().absolute()  # workers on a cluster start in folders of their own
     means = Means(
         workloads={} if isinstance(workload, str) else {name: found},
         device=device,

@@ -168,7 +168,11 @@ def _transfer_sentence(worst: Transfer, family: Family) -> str:
 def _growth_sentence(family: Family) -> str:
     worse = [change for change in family.changes if change.worse]
     if not worse:
-        return "growth: with it, wider and deeper is never worse, within the noise of seeds."
+        most = max(family.changes, key=lambda change: change.change)
+        if most.change <= 0:
+            return "growth: with it, wider and deeper is never worse."
+        where = f"{most.smaller} → {most.larger} {signed(most.change, 3)}"
+        return f"growth: with it, wider and deeper is never worse beyond the noise of seeds ({where})."
     listed = "; ".join(
         f"{change.smaller} → {change.larger} {signed(change.change, 3)}"
         if math.isfinite(change.change)
