@@ -128,14 +128,14 @@ def test_checkpoints_go_once_the_outcome_is_safe(tmp_path: Path) -> None:
 
     class Watching(tiny.Shelf):
         def append(self, outcome) -> None:
-            there.append((folder / f"{outcome.run.identity}.safetensors").exists())
+            there.append(means.checkpoint(outcome.run).path.exists())
             super().append(outcome)
 
     means = Means(checkpoints=folder, checkpoint_seconds=0)
     bad = tiny.run("faulty", 4)
     conduct([RUNS[0], bad], Watching(), engine="serial", means=means)
     assert there == [True, True]
-    assert [file.stem for file in folder.iterdir()] == [bad.identity]  # it may be tried again
+    assert list(folder.iterdir()) == [means.checkpoint(bad).path]  # it may be tried again
     conduct(
         [RUNS[1]], Watching(), engine="serial", means=dataclasses.replace(means, checkpoints=tmp_path / "c")
     )
@@ -200,3 +200,21 @@ def test_on_a_card_what_cannot_be_made_together_is_made_apart(monkeypatch: pytes
     assert said == [f"2 runs like {runs[2]} are made one by one: because"]
     assert choose("auto", runs[:2], means)[0] == "vectorised"
     assert choose("auto", runs[2:], means)[0] == "serial"
+
+
+def test_a_workload_whose_file_has_changed_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Two versions of a file are two workloads, whatever they are called."""
+    from theodolite.fleet import environment
+
+    file = tmp_path / "mine.py"
+    file.write_text(tiny.FILE.read_text())
+    runs = [dataclasses.replace(run, workload=f"{file}:plain") for run in RUNS]
+    with Ledger.open(tmp_path / "out", name="tiny", spec={}) as ledger:
+        assert conduct(runs[:1], ledger, engine="serial").ok
+        before = Means(checkpoints=tmp_path).checkpoint(runs[0]).path
+        file.write_text(tiny.FILE.read_text() + "# another version\n")
+        environment._environment.cache_clear()
+        with pytest.raises(UseError, match=r"mine\.py:plain has changed since runs in this ledger were made"):
+            conduct(runs, ledger, engine="serial")
+        assert Means(checkpoints=tmp_path).checkpoint(runs[0]).path != before
+        assert conduct(runs[:1], ledger, engine="serial").before == 1  # there is nothing left to make

@@ -91,11 +91,12 @@ def test_sgd_is_torchs_with_other_numbers_for_each_model(dampening, nesterov):
     torch.testing.assert_close(together("sgd", hyper), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_sgd_without_momentum_is_torchs():
-    hyper = {"lr": column(LR), "weight_decay": column(DECAY)} | {
-        name: column([0.0] * MODELS) for name in ("momentum", "dampening", "nesterov")
+@pytest.mark.parametrize("dampening", [0.0, 0.5])
+def test_sgd_without_momentum_is_torchs(dampening):
+    hyper = {"lr": column(LR), "weight_decay": column(DECAY), "dampening": column([dampening] * MODELS)} | {
+        name: column([0.0] * MODELS) for name in ("momentum", "nesterov")
     }
-    expected = alone(lambda i, w: torch.optim.SGD([w], lr=LR[i], weight_decay=DECAY[i]))
+    expected = alone(lambda i, w: torch.optim.SGD([w], lr=LR[i], weight_decay=DECAY[i], dampening=dampening))
     torch.testing.assert_close(together("sgd", hyper), expected, rtol=1e-12, atol=1e-12)
 
 

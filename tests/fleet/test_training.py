@@ -147,6 +147,7 @@ def test_the_identity_is_of_the_value_and_of_nothing_else():
         ({"base": None}, "a plan starts from a base size"),
         ({"parameterization": "standard"}, "the standard parameterization has none"),
         ({"warmup": 8}, "warmup is 8"),
+        ({"final": 2.0}, "final is 2.0: it is a fraction"),
         ({"probes": ("hessian",)}, "probe is 'hessian'"),
         ({"precision": "half"}, "precision is 'half'"),
         ({"vector_lr": 0.1}, "vector_lr is for what a matrix optimizer leaves"),
@@ -170,6 +171,16 @@ def test_a_run_that_cannot_be_is_refused(fields, said):
 def test_a_grid_that_cannot_be_is_refused(axes, fixed, said):
     with pytest.raises(ValueError, match=said):
         Grid(axes, fixed)
+
+
+def test_masks_beside_the_targets_are_no_targets():
+    def masked(seed, step):
+        inputs, labels = rows(seed, step)
+        return inputs, (labels, torch.ones(16))
+
+    loss = lambda logits, targets: nn.functional.cross_entropy(logits, targets[0])  # noqa: E731
+    outcome = train(RUN, Workload("mine", Net, masked, loss))
+    assert outcome.readings["tokens"] == 8 * 16
 
 
 def test_an_exception_is_recorded_and_the_rest_goes_on():

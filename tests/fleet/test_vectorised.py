@@ -191,8 +191,7 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch):
     outcomes = list(vectorised(runs, means))
     assert [outcome.status for outcome in outcomes] == ["finished"] * 7
     assert {outcome.run.seed for outcome in outcomes} == set(range(7))
-    assert counts[:2] == [6, 3]
-    assert max(counts[2:]) == 2
+    assert [count for count in counts if count > 2] == [6, 3]
     assert len(said) == 2
 
 
@@ -281,6 +280,126 @@ def test_repeated_blocks_are_found_and_give_the_same_compiled():
                 made.step()
         series.append(made.series["loss"])
     torch.testing.assert_close(*series)
+
+
+class Layered(nn.Module):
+    """Blocks that differ by a number which is no tensor."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+        self.blocks = nn.ModuleList(Scaled(width, 1 / (1 + place)) for place in range(depth))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class Scaled(nn.Module):
+    def __init__(self, width, scale):
+        super().__init__()
+        self.up, self.down, self.scale = nn.Linear(width, width), nn.Linear(width, width), scale
+
+    def forward(self, x):
+        return x + self.scale * self.down(self.up(x).relu())
+
+
+def test_blocks_that_differ_by_more_than_values_share_no_compilation():
+    assert repeated(Layered(4, 3)) == []
+    alike = Layered(4, 3)
+    for block in alike.blocks:
+        block.scale = 0.5
+    assert [len(blocks) for blocks in repeated(alike)] == [3]
+
+
+class Blocks(Layered):
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width)) for _ in range(depth)
+        )
+
+
+def test_compiled_blocks_are_judged_as_they_are():
+    normed = Workload("normed", Blocks, rows, nn.functional.cross_entropy)
+    runs = Grid(
+        {"lr": [2**-5], "seed": [0, 1]},
+        {"workload": "normed", "size": Size(8, 2), "base": Size(8, 1), "optimizer": "sgd", "steps": 3},
+    ).runs
+    judged = []
+    with torch.compiler.set_stance("force_eager"):
+        for compiled in (False, True):
+            made = program.Program(stack(runs, normed, "cpu"), normed, "cpu")
+            if compiled:
+                assert compile_blocks(made.stack.model) == 2
+            for _ in range(3):
+                made.step()
+            judged.append(made.judge())
+    assert judged[0] == pytest.approx(judged[1])
+
+
+class Forgetful(nn.Module):
+    """Replaces its buffer instead of writing into it, which vmap does not see."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x):
+        x = self.first(x)
+        self.mean = 0.5 * self.mean + x.detach().mean(0)
+        return self.last((x - self.mean).relu())
+
+
+def seeded_float(seed, step):
+    inputs, targets = rows(seed, step)
+    return (inputs, 1.0 + seed), targets
+
+
+class Times(Normed):
+    def forward(self, x, factor):
+        return super().forward(factor * x)
+
+
+@pytest.mark.parametrize(
+    "made, said",
+    [
+        (Workload("odd", Forgetful, rows, nn.functional.cross_entropy), "together the losses"),
+        (Workload("odd", Times, seeded_float, nn.functional.cross_entropy), "a batch holds 1.0 for one seed"),
+    ],
+)
+def test_what_comes_out_otherwise_together_is_not_run(made, said):
+    means = Means(workloads={"odd": made})
+    run = Run("odd", Size(8, 1), lr=0.1, parameterization="standard", steps=5, held_out=1, optimizer="sgd")
+    assert said in why_not(run, means)
+    (outcome,) = vectorised([run], means)
+    assert outcome.status == "failed"
+    assert said in outcome.error
+
+
+def test_one_bad_cell_fails_alone():
+    def batch(seed, step):
+        if (seed, step) == (2, 1):
+            raise OSError("the disk is gone")
+        return rows(seed, step)
+
+    means = Means(workloads={"odd": Workload("odd", Normed, batch, nn.functional.cross_entropy)})
+    fixed = {"workload": "odd", "size": Size(8, 1), "base": Size(8, 1), "steps": 3, "held_out": 1}
+    runs = Grid({"lr": [0.1, 0.01], "seed": [0, 3, 2, 4]}, {**fixed, "optimizer": "sgd"}).runs
+    outcomes = list(vectorised(runs, means))
+    assert {outcome.run.seed for outcome in outcomes if outcome.status == "failed"} == {2}
+    assert sorted(outcome.status for outcome in outcomes) == ["failed"] * 2 + ["finished"] * 6
+    assert all("the disk is gone" in outcome.error for outcome in outcomes if outcome.error)
+
+
+def test_a_diverged_model_is_not_judged():
+    axes = {"lr": [2**-6, 1e30], "seed": [0]}
+    fixed = {"workload": "normed", "size": Size(8, 1), "base": Size(8, 1), "optimizer": "sgd", "steps": 6}
+    for outcome in vectorised(Grid(axes, {**fixed, "held_out": 1}).runs, MEANS):
+        assert (outcome.held_out is None) == (outcome.status == "diverged")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

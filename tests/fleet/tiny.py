@@ -86,6 +86,9 @@ class Shelf:
     def __init__(self) -> None:
         self.outcomes: list = []
 
+    def sources(self) -> dict[str, set[str]]:
+        return {}
+
     def settled(self) -> set[str]:
         return {outcome.run.identity for outcome in self.outcomes if outcome.settled}
 

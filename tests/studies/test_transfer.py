@@ -60,8 +60,14 @@ def test_windows_lie_around_where_the_optimum_is_expected():
     ],
 )
 def test_a_window_widens_where_its_best_is_at_an_edge_and_not_for_ever(losses, expected):
-    rows = [row(1024, 4, exponent, loss) for exponent, loss in losses.items()]
+    rows = [row(1024, 4, exponent, loss, seed=k) for exponent, loss in losses.items() for k in range(3)]
     assert exponents(wanted(FULL, FULL.parts[0], rows), "plan", Size(1024, 4)) == expected
+
+
+def test_half_a_window_is_not_widened():
+    """An interrupted study asks for the same runs as one that was not."""
+    rows = [row(1024, 4, exponent, 3.0 - exponent, seed=0) for exponent in (-8, -7, -6)]
+    assert exponents(wanted(FULL, FULL.parts[0], rows), "plan", Size(1024, 4)) == [-8, -7, -6]
 
 
 def ideal(fall, *, workload="gpt-enwik8", sizes=((128, 4), (256, 4), (512, 4), (1024, 4))):

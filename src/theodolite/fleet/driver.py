@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from theodolite.errors import UseError
 from theodolite.fleet.choosing import choose
 from theodolite.fleet.engine import Engine, Means
+from theodolite.fleet.environment import environment
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.progress import Progress, duration
@@ -85,6 +86,7 @@ def conduct(
     start = time.monotonic()
     settled = ledger.settled()
     waiting = [run for identity, run in distinct.items() if identity not in settled]
+    _refuse_changed(waiting, ledger.sources())
     outcomes: list[Outcome] = []
     name, stopped = "nothing to do", False
     progress.opened(waiting, before=len(distinct) - len(waiting))
@@ -113,6 +115,17 @@ def conduct(
         seconds=time.monotonic() - start,
         engine=name,
     )
+
+
+def _refuse_changed(runs: Sequence[Run], sources: Mapping[str, set[str]]) -> None:
+    """Runs of two versions of a file are not to be compared, least of all without a word."""
+    for workload in dict.fromkeys(run.workload for run in runs):
+        now = environment(workload)["workload_source"]
+        if now is not None and sources.get(workload, set()) - {now}:
+            raise UseError(
+                f"{workload} has changed since runs in this ledger were made with it: its file is another. "
+                "Undo the change to go on, or give another folder for the new version"
+            )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from theodolite.fleet.checkpoint import Checkpoint
+from theodolite.fleet.environment import environment
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import Workloads, attempt
@@ -50,7 +51,9 @@ class Means:
         """Where a run keeps its state."""
         if self.checkpoints is None:
             return None
-        path = self.checkpoints / f"{run.identity}.safetensors"
+        # A run that was begun with another version of its workload's file is not gone on with.
+        source = environment(run.workload)["workload_source"]
+        path = self.checkpoints / f"{run.identity}{f'-{source}' if source else ''}.safetensors"
         return Checkpoint(path, self.checkpoint_seconds, self.said)
 
     def for_worker(self) -> Means:

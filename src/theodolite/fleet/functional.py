@@ -47,8 +47,9 @@ def sgd(weight: Tensor, grad: Tensor, state: dict[str, Tensor], hyper: Hypers, a
     """`A ← momentum·A + (1 − dampening)·(∇W + decay·W)`, `W ← W − lr·A`; Nesterov's form looks ahead."""
     grad = grad + hyper["weight_decay"] * weight
     average = state["momentum_buffer"]
-    # torch starts from the first gradient itself, whatever the dampening.
-    kept = torch.where(hyper["count"] == 1, grad, (1 - hyper["dampening"]) * grad)
+    # torch starts from the first gradient itself, whatever the dampening, and has none without momentum.
+    whole = (hyper["count"] == 1) | (hyper["momentum"] == 0)
+    kept = torch.where(whole, grad, (1 - hyper["dampening"]) * grad)
     average.mul_(hyper["momentum"]).add_(kept)
     update = torch.where(hyper["nesterov"] > 0, grad + hyper["momentum"] * average, average)
     weight.sub_(torch.where(alive, hyper["lr"] * update, 0.0))

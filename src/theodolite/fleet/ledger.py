@@ -145,6 +145,20 @@ class Ledger:
             found = self._connection.execute("SELECT run FROM attempts WHERE status <> 'failed'").fetchall()
         return {identity for (identity,) in found}
 
+    def sources(self) -> dict[str, set[str]]:
+        """By workload, the hashes of the files it had when its settled runs were made; none if built in."""
+        query = """
+            SELECT DISTINCT runs.workload, environments.workload_source FROM attempts
+            JOIN runs ON runs.identity = attempts.run
+            JOIN environments ON environments.identity = attempts.environment
+            WHERE attempts.status <> 'failed' AND environments.workload_source IS NOT NULL
+        """
+        found: dict[str, set[str]] = {}
+        with _explained(self.path):
+            for workload, source in self._connection.execute(query):
+                found.setdefault(workload, set()).add(source)
+        return found
+
     def append(self, outcome: Outcome) -> None:
         """Add what came of an attempt. When this returns it is on the disk; if it raises, nothing is."""
         if self._lock is None:

@@ -130,7 +130,7 @@ class Program:
         )
         per_seed = [leaves] if self._shared_batch else [one for one, _ in drawn]
         fresh = [
-            torch.stack(column) if isinstance(column[0], Tensor) else column[0]
+            torch.stack(column) if isinstance(column[0], Tensor) else _shared_by_all(column)
             for column in zip(*per_seed, strict=True)
         ]
         if self._batch is None or _shapes(self._batch) != _shapes(fresh):
@@ -249,7 +249,16 @@ class Program:
 
 def _shapes(leaves: Sequence[Any]) -> list[Any]:
     """Of tensors; what is none has its value, which a graph has in it as it was."""
-    return [leaf.shape if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+
+def _shared_by_all(values: Sequence[Any]) -> Any:
+    if any(value != values[0] for value in values):
+        raise ValueError(
+            f"a batch holds {values[0]!r} for one seed and another value for others: only tensors may differ "
+            "between models in one program"
+        )
+    return values[0]
 
 
 @functools.cache

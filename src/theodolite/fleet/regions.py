@@ -33,7 +33,7 @@ def compile_blocks(model: nn.Module) -> int:
 
 
 def repeated(model: nn.Module) -> list[list[nn.Module]]:
-    """Lists of two or more modules of one class with tensors of the same names and shapes.
+    """Lists of two or more modules that differ in nothing but the values of their tensors.
 
     >>> blocks = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)]
     >>> [len(found) for found in repeated(nn.Sequential(nn.Linear(2, 4), nn.ModuleList(blocks)))]
@@ -42,7 +42,7 @@ def repeated(model: nn.Module) -> list[list[nn.Module]]:
     found = []
     for module in model.modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1:
-            kinds = {(type(block), _shapes(block)) for block in module}
+            kinds = {_traits(block) for block in module}
             if len(kinds) == 1 and len(list(module[0].parameters())) > 1:
                 found.append(list(module))
     return found
@@ -58,7 +58,8 @@ class _Entry:
         own = {**dict(self.block.named_parameters()), **dict(self.block.named_buffers())}
         leaves, spec = tree_flatten((own, args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if not any(torch._C._functorch.is_batchedtensor(tensor) for tensor in tensors):
+        # Judging is not worth a compilation, and takes other ways: batch norm's, dropout's.
+        if not self.block.training or not any(map(torch._C._functorch.is_batchedtensor, tensors)):
             return type(self.block).forward(self.block, *args, **kwargs)
         places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
         others = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
@@ -109,5 +110,17 @@ class _Compiled(torch.autograd.Function):
         return region.stacked(layout, in_dims[2:], tensors), 0
 
 
-def _shapes(block: nn.Module) -> tuple[Any, ...]:
-    return tuple((name, tuple(tensor.shape)) for name, tensor in block.named_parameters())
+_MODULE = frozenset(vars(nn.Module()))
+
+
+def _traits(block: nn.Module) -> tuple[Any, ...]:
+    """Classes, shapes, and all other attributes by what they print: a scale by layer makes blocks differ."""
+    return tuple(
+        (
+            name,
+            type(module),
+            tuple((key, tuple(tensor.shape)) for key, tensor in module.named_parameters(recurse=False)),
+            tuple(sorted((key, repr(value)) for key, value in vars(module).items() if key not in _MODULE)),
+        )
+        for name, module in block.named_modules()
+    )

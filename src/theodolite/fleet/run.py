@@ -224,6 +224,8 @@ def _check(run: Run) -> None:
         good = isinstance(number, Real) and 0 <= float(number) < math.inf
         if not good or (number == 0 and lowest == "positive"):
             raise UseError(f"{name} is {number!r}: it has to be a finite number and {lowest}")
+    if run.final > 1:
+        raise UseError(f"final is {run.final!r}: it is a fraction of the learning rate, from 0 to 1")
     if run.vector_lr is not None and run.optimizer not in MATRIX_RULES:
         raise UseError(f"vector_lr is for what a matrix optimizer leaves to AdamW; {run.optimizer} is none")
     for name, least in (("seed", 0), ("steps", 1), ("warmup", 0), ("held_out", 1), ("every", 1)):

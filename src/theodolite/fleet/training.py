@@ -165,6 +165,7 @@ class Log:
         self.values: dict[str, list[float]] = {}
         """By name, a value for every step. What a checkpoint keeps."""
         self._waiting: dict[str, list[Tensor]] = {}
+        self._looked = 0
         self._look_every = 1 if torch.device(device).type == "cpu" else LOOK_EVERY
 
     @property
@@ -180,8 +181,12 @@ class Log:
     @property
     def diverged_at(self) -> int | None:
         """The first step whose loss is not finite, among those that are known."""
-        losses = self.values.get("loss", ())
-        return next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        losses = self.values.get("loss", [])
+        for step in range(self._looked, len(losses)):  # each loss is looked at once
+            if not math.isfinite(losses[step]):
+                return step
+            self._looked = step + 1
+        return None
 
     def add(self, loss: Tensor, model: nn.Module, targets: int) -> None:
         """Note the loss of a step, how many targets it is of, and what its probes say."""
@@ -210,15 +215,15 @@ def outcome_of(
     """An outcome from the values of every step: those of recorded steps are kept, up to a divergence."""
     losses = values["loss"]
     diverged_at = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
-    if held_out is not None and not math.isfinite(held_out):
-        held_out, diverged_at = None, len(losses) if diverged_at is None else diverged_at
+    if diverged_at is None and held_out is not None and not math.isfinite(held_out):
+        diverged_at = len(losses)
     stop = len(losses) if diverged_at is None else diverged_at
     kept = [step for step in range(stop) if step % run.every == 0 or step == run.steps - 1]
     return Outcome(
         run=run,
         status="finished" if diverged_at is None else "diverged",
         step=stop,
-        held_out=held_out,
+        held_out=held_out if diverged_at is None else None,
         metrics={
             name: tuple((step, series[step]) for step in kept)
             for name, series in values.items()
@@ -255,8 +260,11 @@ def readings_of(model: nn.Module, workload: Workload, run: Run) -> dict[str, Any
 
 
 def targets_in(batch: Batch) -> int:
-    """How many targets a batch has: tokens of a text, images with a label."""
-    return sum(leaf.numel() for leaf in tree_leaves(batch[1]) if isinstance(leaf, Tensor))
+    """How many targets a batch has, by their first tensor: tokens of a text, images with a label.
+
+    Tensors that follow, such as masks or weights of the targets, do not count.
+    """
+    return next((leaf.numel() for leaf in tree_leaves(batch[1]) if isinstance(leaf, Tensor)), 0)
 
 
 @contextlib.contextmanager
@@ -267,15 +275,18 @@ def arithmetic(run: Run, device: str) -> Iterator[None]:
     not fight. On a GPU in float32 unless the run asks for TF32.
     """
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
     if torch.device(device).type == "cpu":
         torch.set_num_threads(1)
     else:
         torch.set_float32_matmul_precision("high" if run.precision == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = run.precision == "tf32"
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def precision_of(run: Run, device: str, *, cached: bool = True) -> torch.autocast:

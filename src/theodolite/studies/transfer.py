@@ -194,14 +194,14 @@ def wanted(setting: Setting, part: Part, rows: Sequence[Row]) -> list[Run]:
                 == (part.workload, part.optimizer, parameterization)
                 and (row["width"], row["depth"]) == (size.width, size.depth)
             ]
-            low, high = _widened(mine, centre, reach)
+            low, high = _widened(mine, centre, reach, len(setting.seeds))
             for exponent in range(low, high + 1):
                 for seed in setting.seeds:
                     runs.append(setting.run(part, parameterization, size, exponent, seed))
     return runs
 
 
-def _widened(rows: Sequence[Row], centre: int, reach: int) -> tuple[int, int]:
+def _widened(rows: Sequence[Row], centre: int, reach: int, num_seeds: int) -> tuple[int, int]:
     """The window that the rows there are ask for: its first and its last exponent."""
     low, high = centre - reach, centre + reach
     if not rows:
@@ -215,8 +215,9 @@ def _widened(rows: Sequence[Row], centre: int, reach: int) -> tuple[int, int]:
             for row, there in zip(rows, exponents, strict=True)
             if there == exponent and row["status"] != "failed"
         ]
-        if losses:
-            means[exponent] = sum(losses) / len(losses)
+        if len(losses) < num_seeds:  # half a window says nothing about its edges
+            return start, stop
+        means[exponent] = sum(losses) / len(losses)
     finite = {exponent: mean for exponent, mean in means.items() if math.isfinite(mean)}
     if low - start >= ROUNDS * reach or stop - high >= ROUNDS * reach:
         return start, stop

@@ -116,9 +116,9 @@ def _with_norms(plan: Family, standard: Family) -> Iterator[Claim]:
 
 
 def _apart(one: Drift, other: Drift) -> bool:
-    """Do the intervals of two drifts, where they are known, leave each other alone?"""
+    """Do the intervals of two drifts leave each other alone? Those that are not known do not."""
     if not (one.interval.known and other.interval.known):
-        return True
+        return False
     return one.interval.high < other.interval.low or other.interval.high < one.interval.low
 
 
