@@ -15,7 +15,7 @@ STILL = ["anatomy", "growth", "norms", "initialisation"]
 
 
 def test_sections_come_in_their_order():
-    assert list(find_sections()) == [*STILL, "plan", "coordinates", "spectral", "schedule"]
+    assert list(find_sections()) == [*STILL, "plan", "coordinates", "spectral", "transfer", "schedule"]
 
 
 NEW = """
@@ -68,7 +68,7 @@ def test_an_error_of_use_inside_a_section_is_the_callers_to_see(gpt, monkeypatch
 def test_only_and_skip_choose(gpt):
     assert list(survey(gpt(), only=["norms", "anatomy"]).seconds) == ["anatomy", "norms"]
     assert list(survey(gpt(), only="norms").seconds) == ["norms"]
-    skipped = ["norms", "initialisation", "coordinates", "spectral"]
+    skipped = ["norms", "initialisation", "coordinates", "spectral", "transfer"]
     assert list(survey(gpt(), skip=skipped).seconds) == ["anatomy", "growth", "plan", "schedule"]
 
 
