@@ -314,6 +314,16 @@ def test_blocks_that_differ_by_more_than_values_share_no_compilation():
     assert [len(blocks) for blocks in repeated(alike)] == [3]
 
 
+def test_a_diverged_model_is_not_judged():
+    """What it was before its last step may be as good as any."""
+    means = Means(
+        workloads={"bursting": Workload("bursting", Layered, bursting, nn.functional.cross_entropy)}
+    )
+    fixed = {"workload": "bursting", "size": Size(8, 1), "base": Size(8, 1), "lr": 2**-6, "steps": 6}
+    outcomes = agree(Grid({"seed": [0, 1]}, {**fixed, "optimizer": "sgd", "held_out": 1}).runs, means)
+    assert [outcome.held_out is None for outcome in outcomes.values()] == [False, True]
+
+
 class Blocks(Layered):
     def __init__(self, width, depth):
         super().__init__(width, depth)
