@@ -114,12 +114,12 @@ def seek(trials: Trials) -> Rates:
     for how in ("standard", "plan"):
         for size in larger:
             runs.descend(how, size, center, seeds)
-    found = runs.rates(progress, seeds, seeds)
+    found = runs.rates(progress, seeds)
     more = range(trials.seed, trials.seed + SURE_SEEDS)
     if len(seeds) < len(more) and any(move.counts for move in moves(found.plan, found.progress)):
         for size in (trials.base, *larger):
             runs.descend("plan", size, center, more)
-        found = runs.rates(progress, more, seeds)
+        found = runs.rates(progress, seeds)
     return found
 
 
@@ -160,14 +160,15 @@ class _Runs:
 
         Above the optimum curves are rough and have dents; below they are smooth.
         """
-        tried = {exponent for made, at, exponent, _ in self.losses if (made, at) == (how, size)}
-        new = tried | {start - 1, start, start + 1}
-        best = start
-        while new:
-            tried |= new
-            means = {exponent: self._mean(how, size, exponent, seeds) for exponent in sorted(tried)}
-            best = min(means, key=lambda exponent: means[exponent])  # of equals the lowest
-            new = {one for one in (best + 1, best - 1, best - 2) if LOWEST <= one <= HIGHEST} - tried
+        made = {exponent for kind, at, exponent, _ in self.losses if (kind, at) == (how, size)}
+        means = {exponent: self._mean(how, size, exponent, seeds) for exponent in sorted({*made, start})}
+        while True:
+            best = min(means, key=lambda exponent: (means[exponent], exponent))
+            near = (one for one in (best - 1, best - 2, best + 1) if LOWEST <= one <= HIGHEST)
+            new = next((one for one in near if one not in means), None)
+            if new is None:
+                break
+            means[new] = self._mean(how, size, new, seeds)
         if self.effort.halves:
             for exponent in (best - 0.5, best + 0.5):
                 self._mean(how, size, exponent, seeds)
@@ -205,14 +206,14 @@ class _Runs:
         self.first += [loss for step, loss in outcome.metrics["loss"] if step == 0]
         return math.inf if outcome.held_out is None else outcome.held_out
 
-    def rates(self, progress: float, planned: Sequence[int], standard: Sequence[int]) -> Rates:
-        """What the runs with these seeds say together."""
+    def rates(self, progress: float, seeds: Sequence[int]) -> Rates:
+        """What all runs say together. Only these seeds are there for the standard parameterization."""
         base = self.trials.base
         rows = []
         for (how, size, exponent, seed), loss in self.losses.items():
-            if seed in planned and how == "plan":
+            if how == "plan":
                 rows.append(_row("plan", size, exponent, seed, loss))
-            if seed in standard and (how == "standard" or size == base):
+            if seed in seeds and (how == "standard" or size == base):
                 rows.append(_row("standard", size, exponent, seed, loss))
         plan, plain = analyse(rows, base=base)
         targets = targets_in(self.workload.draw(self.trials.seed, 0))

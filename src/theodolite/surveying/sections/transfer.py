@@ -61,12 +61,12 @@ def rate_transfers(rates: Rates) -> Finding:
     level: Level
     if surely:
         level = "warn"
-        said = [_moves(rates.plan, surely, "Under a plan the best learning rate")]
+        said = [_moves(rates.plan, surely, "Under a plan the best learning rate moves")]
         remedy = f"{_tune_larger(rates.plan)}Look at TH201, TH202 and TH203, and confirm it with {SWEEP}."
     elif moved:
         level, title = "note", UNTOLD
         said = [
-            _moves(rates.plan, moved, "Under a plan the best learning rate seems to move: it"),
+            _moves(rates.plan, moved, "Under a plan the best learning rate seems to move"),
             "The seeds differ by as much, so that this may be noise.",
         ]
         remedy = f"Find out with --deep, or {SWEEP}."
@@ -81,7 +81,7 @@ def rate_transfers(rates: Rates) -> Finding:
         level = "ok"
         said = [_stays(rates.plan, planned, "Under a plan the best learning rate")]
     if moved_without:
-        said.append(_moves(rates.standard, moved_without, "Without one it"))
+        said.append(_moves(rates.standard, moved_without, "Without one it moves"))
     else:
         said.append(_stays(rates.standard, standard, "Without one it"))
     num_seeds = rates.plan.optimum(base).num_seeds
@@ -122,17 +122,17 @@ def _stays(family: Family, found: Sequence[Move], what: str) -> str:
 
 
 def _moves(family: Family, found: Sequence[Move], what: str) -> str:
-    """The worst of the moves in words."""
-    worst = max(found, key=lambda move: (move.share, abs(move.octaves)))
+    """The worst of the moves in words: one that diverges, or the farthest."""
+    worst = max(found, key=lambda move: (math.isinf(move.share), math.isnan(move.octaves), abs(move.octaves)))
     if math.isnan(worst.octaves):
-        return f"{what} is lost: {worst.size} diverges at all that were tried."
+        return f"{what} out of reach: {worst.size} diverges at all that were tried."
     here, there = (_best(family, size) for size in (family.base, worst.size))
     axis: Along = "width" if worst.size.width != family.base.width else "depth"
     drift = family.drift(axis)
     pace = f", {signed(drift.slope)} octaves per doubling of the {axis}" if drift is not None else ""
     lost = "diverges" if math.isinf(worst.share) else f"loses {_percent(worst.share)} of the progress"
     return (
-        f"{what} moves from {here} at {family.base} to {there} at {worst.size}{pace}; with that of "
+        f"{what} from {here} at {family.base} to {there} at {worst.size}{pace}; with that of "
         f"{family.base} it {lost}."
     )
 
