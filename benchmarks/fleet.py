@@ -194,16 +194,12 @@ def on_gpu(device: str, parts: list[str]) -> None:
 
 def on_cpu() -> None:
     cores = multiprocessing.cpu_count()
-    runs = runs_of("gpt", th.Size(64, 2), lr=RATES[:4], seeds=4, steps=12)
+    runs = runs_of("gpt", th.Size(64, 2), lr=RATES[:4], seeds=4, steps=30)
     serial = whole(runs, "serial", "cpu", 1)
     chosen = whole(runs, "auto", "cpu", cores)
-    print(f"{len(runs)} GPTs 64 × 2, 32 × 256 bytes, 12 steps, {cores} cores, all counted:")
+    print(f"{len(runs)} GPTs 64 × 2, 32 × 256 bytes, 30 steps, {cores} cores, all counted:")
     print(f"  one run after the other {serial:.0f} s, the automatic choice {chosen:.0f} s")
     told("  the automatic choice against the loop", serial / chosen, TARGETS["cpu"])
-    small = runs_of("lenet", th.Size(30, 2), lr=[0.1 * 0.9**k for k in range(8)], seeds=4, steps=100)
-    alone = loop(small[0], "cpu", 3)
-    rate, _, _ = together(small, "cpu", 50, compiled=False)
-    print(f"32 LeNets of width 30 in one program against the loop, one thread: {rate / alone:.1f}×")
 
 
 def main() -> None:
