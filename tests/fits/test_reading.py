@@ -61,6 +61,42 @@ def test_best_keeps_the_lowest_loss_of_each_size_and_seed():
     assert kept == {"x": [1, 1, 2, 2], "loss": [3.0, 3.01, 2.5, 2.51]}
 
 
+def sweep_rows():
+    """Of two parameterizations and learning rates at each depth."""
+    return [
+        {"depth": depth, "seed": 0, "parameterization": how, "lr": lr, "loss": 2 + 1 / (1 + depth) + lr}
+        for depth in (1, 2, 4, 8, 16, 32)
+        for how in ("plan", "standard")
+        for lr in (2**-10, 2**-8)
+    ]
+
+
+def test_runs_of_one_size_and_seed_that_differ_in_a_setting_are_not_mixed(file):
+    for source in (sweep_rows(), file(sweep_rows())):
+        with pytest.raises(UseError) as refused:
+            fits.fit("depth-expansion", source, draws=20)
+        said = str(refused.value)
+        assert "4 runs have depth 1, seed 0, and differ" in said
+        assert "parameterization is 'plan', 'standard'; lr is 0.0009765625, 0.00390625" in said
+        assert "--best" in said
+        # What it proposes works.
+        assert "--where parameterization=plan,lr=0.0009765625 " in said
+        where = {"parameterization": "plan", "lr": "0.0009765625"}
+        assert fits.fit("depth-expansion", source, where=where, draws=20).data["depth"].size == 6
+        assert fits.fit("depth-expansion", source, best=True, draws=20).data["depth"].size == 6
+    with pytest.raises(UseError, match=r"differ: lr is 0\.0009765625, 0\.00390625\."):
+        fits.fit("depth-expansion", sweep_rows(), where={"parameterization": "plan"}, draws=20)
+
+
+def test_each_size_may_have_a_learning_rate_of_its_own_and_several_seeds():
+    rows = [
+        {"depth": depth, "seed": seed, "lr": 0.1 / depth, "loss": 2 + 1 / (1 + depth)}
+        for depth in (1, 2, 4, 8, 16, 32)
+        for seed in (0, 1)
+    ]
+    assert fits.fit("depth-expansion", rows, draws=20).data["depth"].size == 12
+
+
 def test_a_ledger_gives_its_finished_runs_and_their_held_out_loss(tmp_path):
     def run(depth):
         return Run("gpt-sotu", Size(64, depth), lr=0.01, parameterization="standard")

@@ -13,6 +13,7 @@ from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
 from theodolite.sweeping import Range, Sweep, sweep
+from theodolite.sweeping.checking import check_engine
 
 FILE = """
 from pathlib import Path
@@ -23,6 +24,8 @@ from theodolite import Size, Workload
 class Net(nn.Module):
     def __init__(self, width, depth):
         super().__init__()
+        if depth == 9:
+            raise ValueError("nine is too deep")
         self.first, self.last = nn.Linear(4, width), nn.Linear(width, 2)
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
 
@@ -186,8 +189,10 @@ def test_a_search_finds_what_its_trials_say_and_a_second_one_runs_nothing(tiny):
     }
     made = sweep("mine.py:tiny", **given)
     # Seven trials of two seeds at the base, then three learning rates at two sizes, one of them a trial.
-    assert made.report.total == 7 * 2 + 3 * 2 * 2
     assert len(made.rows) == 7 * 2 + 3 * 2 * 2 - 2
+    # A run that is asked for twice is one run, and was not there before.
+    report = made.report
+    assert (report.total, report.before, report.finished) == (len(made.rows), 0, len(made.rows))
     trials = {}
     for row in made.rows:
         if row["width"] == 8:
@@ -255,13 +260,81 @@ def test_a_workload_may_be_an_object(tiny):
         ({"warmup": 4}, "warmup is 4"),
         ({"widths": [0]}, "width is 0"),
         ({"momentum": 0.9}, "'momentum' is no field of a run"),
+        ({"warmup": 3, "axes": {"warmup": [0, 2]}}, "warmup is an axis of the grid and fixed at 3"),
+        ({"axes": {"steps": [4, 8]}}, "steps is an axis of the grid and fixed at 4"),
+        ({"steps": None, "axes": {"steps": [4, 8]}}, "give warmup, such as 0"),
+        ({"options": {"momentun": 0.9}, "optimizer": "sgd"}, "Did you mean 'momentum'?"),
+        ({"optimizer": ["adamw", "sgd"], "axes": {"options.betas": [(0.9, 0.9)]}}, "no option of SGD"),
+        (
+            {"optimizer": "muon-kimi", "vector_options": {"beta": 0.9}},
+            "'beta' is no option of AdamW. Did you mean 'betas'?",
+        ),
+        ({"sizes": [th.Size(8, 1), th.Size(16, 9)]}, "build(width=16, depth=9) failed: ValueError: nine"),
+        ({"final": 1.5}, "final is 1.5"),
+        ({"device": "gpu"}, "device is 'gpu': it is cpu, cuda or cuda:1"),
+        ({"device": "meta"}, "device is 'meta': it is cpu, cuda or cuda:1"),
+        ({"address": "auto"}, "which is for a Ray cluster, and the engine is serial"),
+        ({"resources": {"GPU": 0.5}}, "which is for a Ray cluster, and the engine is serial"),
+        ({"out": "sweep.sqlite"}, "out is sweep.sqlite, a file: it is the folder"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(tiny, given, said):
     with pytest.raises(UseError) as refused:
         sweep("mine.py:tiny", **{**GOOD, **given})
     assert said in str(refused.value)
+    assert {path.name for path in tiny.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+def test_a_gpu_that_is_not_there_is_refused_unless_a_cluster_may_have_it(tiny, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UseError, match=r"device is 'cuda', and torch .* sees no GPU here"):
+        sweep("mine.py:tiny", **GOOD, device="cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UseError, match="device is 'cuda:2', and there are 2 GPUs"):
+        sweep("mine.py:tiny", **GOOD, device="cuda:2")
     assert not (tiny / "sweep").exists()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    check_engine("ray", device="cuda", address=None, resources={"GPU": 1})
+    check_engine("auto", device="cuda", address="ray://head:10001", resources=None)
+
+
+def test_an_option_with_a_default_can_be_an_axis(tiny, capsys):
+    few = ["--lr", "2^-5", "--seeds", "1", "--engine", "serial", "--parameterization", "plan"]
+    few += ["--axis", "schedule=linear,cosine", "--axis", "held_out=1,2", "--axis", "steps=4,6"]
+    status, out, _ = command(capsys, *few, "--axis", "warmup=0,2")
+    assert status == 0
+    rows = rows_in("sweep")
+    assert {(row["schedule"], row["held_out_batches"], row["steps"], row["warmup"]) for row in rows} == {
+        (schedule, batches, steps, warmup)
+        for schedule in ("linear", "cosine")
+        for batches in (1, 2)
+        for steps in (4, 6)
+        for warmup in (0, 2)
+    }
+    assert "adamw, plan, held_out 2, schedule cosine, steps 6, warmup 0 from 8 × 1" in out
+
+
+@pytest.mark.parametrize(
+    "option, axis",
+    [
+        (["--schedule", "linear"], "schedule=linear,cosine"),
+        (["--warmup", "3"], "warmup=0,2"),
+        (["--held-out", "16"], "held_out=1,2"),
+        (["--steps", "500"], "steps=4,8"),
+    ],
+)
+def test_what_is_an_option_and_an_axis_is_refused(tiny, capsys, option, axis):
+    status, _, err = command(capsys, "--lr", "2^-5", "--engine", "serial", *option, "--axis", axis)
+    assert status == 2
+    assert f"{axis.partition('=')[0]} is given twice: as {option[0]} and as an --axis" in err
+    assert not (tiny / "sweep").exists()
+
+
+def test_what_was_run_needs_no_plan(tiny, monkeypatch):
+    sweep("mine.py:tiny", **GOOD)
+    monkeypatch.setattr("theodolite.sweeping.checking.planned", lambda *_: pytest.fail("planned again"))
+    assert sweep("mine.py:tiny", **GOOD).report.before == 2
 
 
 def test_an_unknown_workload_and_a_folder_that_cannot_be_are_refused(tiny):

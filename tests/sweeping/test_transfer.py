@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 
 from theodolite.size import Size
@@ -116,6 +117,115 @@ def test_what_is_worse_within_the_noise_of_seeds_is_not_called_worse():
 
     assert family_of(loss, sizes=WIDTHS[:2]).never_worse
     assert not family_of(lambda *a: loss(a[0], a[1], 1), sizes=WIDTHS[:2]).never_worse
+
+
+def narrowed(rows, size, highest):
+    """Without what was tried at a size above 2^highest."""
+    return [row for row in rows if Size(row["width"], row["depth"]) != size or row["lr"] <= 2.0**highest]
+
+
+def test_sizes_at_which_the_base_s_best_was_not_tried_are_named_and_not_judged():
+    # The optimum of 512 × 4 is at 2^-10, and it was tried up to 2^-9: what it loses at 2^-7 is not known.
+    rows = narrowed(rows_of(moving(-1.0, 0.0), sizes=ALL), Size(512, 4), -9)
+    (family,) = analyse(rows, base=BASE)
+    assert family.uncompared == (Size(512, 4),)
+    assert Size(512, 4) not in {change.larger for change in family.changes}
+    told = family_table(family)
+    assert "Not compared: 512 × 4, where 2^-7 was not tried." in told
+    # 256 × 4 is two octaves off at a curvature of a quarter; 512 × 4 loses a quarter one octave off already.
+    assert "256 × 4 loses the most of those known, 1.000 " in told
+    assert "; at least 0.250 is lost at 512 × 4." in told
+    (row,) = [line for line in told.splitlines() if line.startswith("512 × 4")]
+    assert row.endswith("≥ 0.250")
+
+
+def test_where_a_size_was_not_compared_larger_is_not_said_to_be_never_worse():
+    rows = rows_of(moving(0.0, 0.0), sizes=WIDTHS)
+    (family,) = analyse(rows, base=BASE)
+    assert family.never_worse
+    assert "growth: with 2^-7, wider and deeper is never worse.\n" in family_table(family)
+    (family,) = analyse(narrowed(rows, Size(512, 4), -8), base=BASE)
+    assert not family.never_worse
+
+
+def test_a_size_whose_own_optimum_is_a_bound_loses_at_least_so_much():
+    # The optimum of 512 × 4 is at 2^-13, beyond the lowest that was tried, 2^-12.
+    family = family_of(moving(-2.0, 0.0), sizes=WIDTHS)
+    told = family_table(family)
+    assert "256 × 4 loses the most of those known, 4.000 " in told
+    assert f"at least {0.25 * (6**2 - 1**2):.3f} is lost at 512 × 4" in told
+
+
+@pytest.mark.parametrize("vertex, bound", [(-14, "≤ 2^-12"), (-3, "≥ 2^-5")])
+def test_a_base_without_an_optimum_has_none_to_transfer(vertex, bound):
+    family = family_of(moving(0.5, 0.0, start=vertex), sizes=WIDTHS)
+    told = family_table(family)
+    assert f"transfer: the optimum of 64 × 4 is a bound only ({bound}), so there is none to transfer." in told
+    assert all(math.isnan(transfer.lost) for transfer in family.transfers)
+    assert not any(transfer.interval.known for transfer in family.transfers)
+    assert "lost" not in told
+
+
+def test_one_value_is_no_optimum_to_transfer():
+    family = family_of(moving(-1.0, 0.0), sizes=WIDTHS, exponents=[-7])
+    assert "64 × 4 was run with one lr, which is no optimum to transfer" in family_table(family)
+    assert "lost" not in family_table(family)
+
+
+def test_the_same_best_point_is_no_certainty_that_nothing_is_lost():
+    noise = [0.003, -0.001, -0.002]
+    family = family_of(
+        lambda size, e, seed: moving(-0.1, 0.0)(size, e, seed) + noise[(seed + size.width // 64) % 3],
+        sizes=WIDTHS[:2],
+    )
+    transfer = family.transfers[1]
+    assert transfer.lost == 0
+    assert not transfer.interval.known
+    (row,) = [line for line in family_table(family).splitlines() if line.startswith("128 × 4")]
+    assert row.endswith(" 0.000")
+
+
+def test_a_size_that_diverges_at_all_values_is_told():
+    family = family_of(
+        lambda size, e, seed: math.inf if size.width == 512 else moving(0.0, 0.0)(size, e, seed), sizes=WIDTHS
+    )
+    assert "transfer: with 2^-7, the best at 64 × 4, 512 × 4 diverges." in family_table(family)
+    family = family_of(
+        lambda size, e, seed: math.inf if size.width > 64 else moving(0.0, 0.0)(size, e, seed), sizes=WIDTHS
+    )
+    assert "3 sizes diverge: 128 × 4, 256 × 4, 512 × 4." in family_table(family)
+
+
+def test_one_seed_cannot_tell_worse_from_noise():
+    family = family_of(moving(-1.0, 0.0), sizes=WIDTHS[:2], seeds=[0])
+    (change,) = family.changes
+    assert change.change == pytest.approx(0.25 - 0.1)
+    assert not change.worse
+    assert not family.never_worse  # nor is it known that it is not
+    assert (
+        "growth: with 2^-7, the loss rises at 64 × 4 → 128 × 4 +0.150, which one seed cannot tell from noise."
+        in family_table(family)
+    )
+    better = family_of(moving(0.0, 0.0), sizes=WIDTHS, seeds=[0])
+    assert "the loss never rises, as far as one seed can tell" in family_table(better)
+
+
+def test_divergence_is_worse_also_with_one_seed():
+    def loss(size, e, seed):
+        return math.inf if e >= -7 and size.width == 128 else moving(0.0, 0.0)(size, e, seed)
+
+    family = family_of(loss, sizes=WIDTHS[:2], seeds=[0])
+    assert "growth: with 2^-7, larger is worse at 64 × 4 → 128 × 4 diverges." in family_table(family)
+
+
+def test_of_many_sizes_that_are_alike_none_is_called_worse_nineteen_times_in_twenty():
+    rng, alarms, times = np.random.default_rng(0), 0, 200
+    sizes = [Size(64 * 2**k, 4) for k in range(9)]
+    for _ in range(times):
+        found = family_of(lambda *_: 2 + 0.01 * rng.normal(), sizes=sizes, exponents=[-7], seeds=range(3))
+        alarms += any(change.worse for change in found.changes)
+    # Worse is one side of an interval of 95 %. Each for itself, the eight changes give 0.17 together.
+    assert alarms / times < 0.06
 
 
 @pytest.mark.parametrize("slope, smallest", [(-0.1, Size(64, 4)), (-0.4, Size(256, 4)), (-2.0, None)])

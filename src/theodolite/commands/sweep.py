@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from theodolite.size import Size
     from theodolite.sweeping import Range, Sweep
 
+USUAL_STEPS = 500
+
 
 def sweep(
     workload: WorkloadName,
@@ -39,12 +41,18 @@ def sweep(
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …; several with commas.")] = "adamw",
     parameterization: Annotated[str, typer.Option(help="plan, standard or both.")] = "plan,standard",
     seeds: Annotated[int, typer.Option(help="How many.")] = 3,
-    steps: Annotated[int, typer.Option(help="Of every run.")] = 500,
+    steps: Annotated[int | None, typer.Option(help="Of every run; 500 if not given.")] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps; a tenth of all if not given.")] = None,
-    schedule: Annotated[str, typer.Option(help="constant, cosine, linear or wsd.")] = "linear",
+    schedule: Annotated[
+        str | None, typer.Option(help="constant, cosine, linear or wsd; linear if not given.")
+    ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="At base size; 0 if not given.")] = None,
-    precision: Annotated[str, typer.Option(help="float32, tf32, or bfloat16 for autocast.")] = "float32",
-    held_out: Annotated[int, typer.Option(help="Batches that a run is judged by.")] = 16,
+    precision: Annotated[
+        str | None, typer.Option(help="float32, tf32, or bfloat16 for autocast; float32 if not given.")
+    ] = None,
+    held_out: Annotated[
+        int | None, typer.Option(help="Batches that a run is judged by; 16 if not given.")
+    ] = None,
     axis: Annotated[
         list[str] | None,
         typer.Option(
@@ -105,13 +113,17 @@ def sweep(
     from theodolite.writing import html_path
 
     axes = _axes(axis)
-    if weight_decay is not None and "weight_decay" in axes:
-        raise UseError("weight_decay is given twice: as --weight-decay and as an --axis. Give one")
+    options: dict[str, Any] = {"steps": steps, "warmup": warmup, "schedule": schedule}
+    options |= {"weight_decay": weight_decay, "precision": precision, "held_out": held_out}
+    fields = {name: value for name, value in options.items() if value is not None}
+    for name in fields:
+        if name in axes:
+            option = name.replace("_", "-")
+            raise UseError(f"{name} is given twice: as --{option} and as an --axis. Give one")
+    if "steps" not in axes:
+        fields.setdefault("steps", USUAL_STEPS)
     if (out / "sweep.json").exists():
         html_path(out / "sweep.html", kind="sweep")  # refused before any work is done
-    fields: dict[str, Any] = {"schedule": schedule, "precision": precision, "held_out": held_out}
-    if weight_decay is not None:
-        fields["weight_decay"] = weight_decay
     made = conduct(
         workload,
         lr=cast("Any", parse_axis(lr)),
@@ -122,8 +134,6 @@ def sweep(
         optimizer=_names(optimizer),
         parameterization=_names(parameterization),
         seeds=seeds,
-        steps=steps,
-        warmup=warmup,
         axes=axes,
         over=over,
         search=cast("Literal['tpe'] | None", search),

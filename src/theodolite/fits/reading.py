@@ -12,6 +12,8 @@ from theodolite.errors import UseError
 Row = Mapping[str, Any]
 ALIASES = {"loss": "held_out"}
 """What a ledger calls it, where a table has no column of the name."""
+SETTINGS = ("workload", "optimizer", "parameterization", "lr", "weight_decay", "steps")
+"""In which runs of one size and seed may differ; a law is about runs that do not."""
 
 
 def read(path: str | Path) -> list[Row]:
@@ -47,7 +49,8 @@ def select(
 
     `columns` says what the table calls them: {"parameters": "Model Size"}. `where` keeps the rows that have
     these values. `best` keeps, of rows that agree in all the wanted columns but the loss and in the seed, the
-    one of the lowest loss: the best learning rate of each size.
+    one of the lowest loss: the best learning rate of each size. Without it such rows are refused if they
+    differ in a setting, such as the learning rate.
 
     >>> rows = [{"N": 1, "held_out": 3.0, "lr": 1}, {"N": 1, "held_out": 2.5, "lr": 2}]
     >>> select(rows, ["x", "loss"], columns={"x": "N"}, best=True)
@@ -71,6 +74,8 @@ def select(
     rows = _matching(rows, where or {}, present)
     if best:
         rows = _best(rows, names)
+    else:
+        _refuse_mixed(rows, names, present)
     return {name: [_number(row.get(column), column, row) for row in rows] for name, column in names.items()}
 
 
@@ -95,13 +100,42 @@ def _matching(rows: Sequence[Row], where: Mapping[str, str], present: Sequence[s
 
 
 def _best(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
-    kept: dict[tuple[Any, ...], Row] = {}
     loss = names["loss"]
+    return [min(alike, key=lambda row: _number(row.get(loss), loss, row)) for alike in _alike(rows, names)]
+
+
+def _refuse_mixed(rows: Sequence[Row], names: Mapping[str, str], present: Sequence[str]) -> None:
+    settings = [name for name in SETTINGS if name in present and name not in names.values()]
+    for alike in _alike(rows, names):
+        values = {name: list(dict.fromkeys(_cell(row.get(name)) for row in alike)) for name in settings}
+        differ = {name: found for name, found in values.items() if len(found) > 1}
+        if differ:
+            same = [column for name, column in names.items() if name != "loss"] + ["seed"]
+            shared = ", ".join(f"{name} {alike[0][name]}" for name in same if name in alike[0])
+            said = "; ".join(f"{name} is {_listed(found)}" for name, found in differ.items())
+            one = {name: str(found[0]) for name, found in differ.items()}
+            pairs = ",".join(f"{name}={value}" for name, value in one.items())
+            raise UseError(
+                f"{len(alike)} runs have {shared}, and differ: {said}. A fit would mix them. Take the best "
+                f"with --best (best=True), or some with --where {pairs} (where={one})"
+            )
+
+
+def _alike(rows: Sequence[Row], names: Mapping[str, str]) -> list[list[Row]]:
+    """Rows that agree in all that is asked for but the loss, and in the seed."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = (*(row.get(column) for name, column in names.items() if name != "loss"), row.get("seed"))
-        if key not in kept or _number(row.get(loss), loss, row) < _number(kept[key].get(loss), loss, row):
-            kept[key] = row
-    return list(kept.values())
+        found.setdefault(key, []).append(row)
+    return list(found.values())
+
+
+def _cell(value: Any) -> Any:
+    """A number as such, however a table writes it."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
 
 
 def _equal(found: Any, value: str) -> bool:

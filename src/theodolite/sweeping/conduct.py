@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from theodolite.errors import UseError
-from theodolite.fleet.choosing import choose
 from theodolite.fleet.engine import Means
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Grid, Run
-from theodolite.fleet.training import planned
 from theodolite.size import Size
+from theodolite.sweeping.checking import check_engine, check_folder, check_runs
 from theodolite.sweeping.making import Maker, Stopped
 from theodolite.sweeping.ranges import Range
 from theodolite.sweeping.result import ALWAYS, Sweep
@@ -41,7 +40,7 @@ def sweep(
     optimizer: str | Sequence[str] = "adamw",
     parameterization: str | Sequence[str] = ("plan", "standard"),
     seeds: int | Sequence[int] = 3,
-    steps: int = 100,
+    steps: int | None = None,
     warmup: int | None = None,
     axes: Mapping[str, Axis] | None = None,
     over: str = "lr",
@@ -75,7 +74,7 @@ def sweep(
         optimizer: names in `theodolite.rules.RULES`.
         parameterization: `plan`, `standard` or both.
         seeds: how many, or which.
-        steps: of every run.
+        steps: of every run; 100 if they are not given.
         warmup: steps; a tenth of all if it is not given.
         axes: further fields of a run by name, with their values: `{"weight_decay": [0, 0.1]}`,
             `{"options.betas": [(0.9, 0.95), (0.9, 0.99)]}`.
@@ -108,26 +107,24 @@ def sweep(
         sizes=sizes, widths=widths, depths=depths, product=product, base=base, own=found.size
     )
     name = workload if isinstance(workload, str) else found.name
-    fixed = {"workload": name, "base": base, "steps": steps, **fields}
     if axes and "lr" in axes:
         raise UseError("lr is among the axes: it is an argument of its own")
     swept = {"lr": [lr] if isinstance(lr, int | float) else lr, **(axes or {})}
-    if "warmup" not in swept:
-        fixed["warmup"] = steps // 10 if warmup is None else warmup
+    _check(swept, over, search, trials)
+    fixed = {"workload": name, "base": base, **_timing(steps, warmup, swept), **fields}
     kinds = {
         "optimizer": _listed(optimizer),
         "parameterization": _listed(parameterization),
         "seed": _seeds(seeds),
     }
-    _check(swept, over, search, trials)
     grid = Grid({"size": all_sizes, **kinds, **{key: _values(axis) for key, axis in swept.items()}}, fixed)
-    planned(grid.runs[0], found)  # what cannot be planned is refused before anything is run
+    first = grid.runs[0]  # values that no run may have are refused here
     space = None if search is None else {**swept, "lr": _ends(swept["lr"])}
     scale_of(over, _values(swept[over]))
-    if engine != "auto":
-        choose(engine, (), Means())  # an unknown one is refused before there is a ledger
-    spec = _spec(grid.runs[0], base, [*grid.axes], space)
-    folder = Path(out).expanduser().absolute()  # workers on a cluster start in folders of their own
+    spec = _spec(first, base, [*grid.axes], space)
+    folder = check_folder(out)
+    check_engine(engine, device=device, address=address, resources=resources)
+    check_runs(grid.runs, found, folder)
     means = Means(
         workloads={} if isinstance(workload, str) else {name: found},
         device=device,
@@ -167,6 +164,22 @@ def _check(swept: Mapping[str, Axis], over: str, search: str | None, trials: int
         raise UseError(f"over is {over!r}: a search seeks the learning rate and all axes, so leave it out")
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise UseError(f"trials is {trials!r}: it has to be a whole number of at least 1")
+
+
+def _timing(steps: int | None, warmup: int | None, swept: Mapping[str, Axis]) -> dict[str, int]:
+    """Steps and warmup, if they are no axes. What is given as both is left in, for the grid to refuse."""
+    found = {}
+    if steps is not None or "steps" not in swept:
+        found["steps"] = 100 if steps is None else steps
+    if warmup is not None:
+        found["warmup"] = warmup
+    elif "warmup" not in swept:
+        if "steps" not in found:
+            raise UseError(
+                "steps is an axis, so a tenth of them is no warmup for all: give warmup, such as 0"
+            )
+        found["warmup"] = found["steps"] // 10
+    return found
 
 
 def _spec(run: Run, base: Size, axes: Sequence[str], space: Space | None) -> dict[str, Any]:

@@ -60,13 +60,18 @@ def curves_of(rows: Sequence[Row], over: str, axes: Sequence[str] = ()) -> dict[
     for row in rows:
         if row["status"] == "failed":
             continue
-        others = json.dumps({name: row[name] for name in axes}, sort_keys=True)
+        others = json.dumps({name: setting(row, name) for name in axes}, sort_keys=True)
         sizes = cells.setdefault((row["optimizer"], row["parameterization"], others), {})
         losses = sizes.setdefault(Size(row["width"], row["depth"]), {})
-        losses[row[over], row["seed"]] = math.inf if row["held_out"] is None else row["held_out"]
+        losses[setting(row, over), row["seed"]] = math.inf if row["held_out"] is None else row["held_out"]
     return {
         key: [_curve(size, losses) for size, losses in sorted(sizes.items())] for key, sizes in cells.items()
     }
+
+
+def setting(row: Row, name: str) -> Any:
+    """The value of an axis. What a row calls `held_out` is the loss, not the number of batches it is of."""
+    return row["held_out_batches" if name == "held_out" else name]
 
 
 def resamples(seeds: Sequence[int]) -> Floats:

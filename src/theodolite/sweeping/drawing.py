@@ -13,7 +13,7 @@ from theodolite.sweeping.drift import ALONG, Along, extent
 from theodolite.sweeping.families import Family, analyse
 from theodolite.sweeping.optimum import Optimum
 from theodolite.sweeping.pictures import Range, height, loss_range, on_line, place_range
-from theodolite.sweeping.table import signed
+from theodolite.sweeping.sentences import signed
 
 # Middle tones, which can be read on white and on black: an image does not know its page.
 INK, FAINT = "#808080", "#80808055"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from theodolite.size import Size
-from theodolite.sweeping.curves import Curve, Row, curves_of, resampled_means, resamples
+from theodolite.sweeping.curves import Curve, Row, curves_of, resampled_means, resamples, setting
 from theodolite.sweeping.drift import Along, Drift, drifts
 from theodolite.sweeping.optimum import Optimum, find_optimum
 from theodolite.sweeping.scale import Scale, scale_of
@@ -52,9 +52,15 @@ class Family:
         return next((drift for drift in self.drifts if drift.along == along), None)
 
     @property
+    def uncompared(self) -> tuple[Size, ...]:
+        """Sizes of no change: the base's best was not tried there, or no other has their width or depth."""
+        compared = {size for change in self.changes for size in (change.smaller, change.larger)}
+        return tuple(curve.size for curve in self.curves if curve.size not in {*compared, self.base})
+
+    @property
     def never_worse(self) -> bool:
-        """Is no larger network worse than the next smaller one, by more than noise, at the base's best?"""
-        return not any(change.worse for change in self.changes)
+        """Are all sizes compared, and is surely none worse, by more than noise, than the next smaller one?"""
+        return not self.uncompared and not any(change.worse or change.untold for change in self.changes)
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def analyse(
     >>> round(math.log2(family.optimum(Size(128, 4)).value), 6)
     -7.0
     """
-    scale = scale_of(over, {row[over] for row in rows})
+    scale = scale_of(over, {setting(row, over) for row in rows})
     found = curves_of(rows, over, axes)
     optimizers, combinations = ([*dict.fromkeys(key[index] for key in found)] for index in (0, 2))
     keys = sorted(found, key=lambda key: (optimizers.index(key[0]), combinations.index(key[2]), key[1]))

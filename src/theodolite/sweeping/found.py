@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from theodolite.size import Size
-from theodolite.sweeping.curves import Row
+from theodolite.sweeping.curves import Row, setting
 
 
 def best_settings(
@@ -43,4 +43,4 @@ def of_the_best(rows: Sequence[Row], base: Size, axes: Sequence[str]) -> list[Ro
 
 
 def _settings(row: Row, axes: Sequence[str]) -> str:
-    return json.dumps({name: row[name] for name in axes})
+    return json.dumps({name: setting(row, name) for name in axes})

@@ -29,12 +29,30 @@ class Maker:
     engine: str
     means: Means
     progress: Progress
+    asked: dict[str, Run] = field(default_factory=dict)
+    """By identity, all runs that were asked for."""
     reports: list[Report] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._before = set(self.ledger.settled())
 
     @property
     def report(self) -> Report:
-        """All that was made, as one."""
-        return combined(self.reports)
+        """All that was made, as one. A run that was asked for several times is one."""
+        first = self.reports[0]
+        settled = self.ledger.settled()
+        failed = {run.identity: (run, error) for report in self.reports for run, error in report.failed}
+        worked = [report.engine for report in self.reports if report.finished or report.diverged]
+        return Report(
+            total=len(self.asked),
+            before=len(self._before & self.asked.keys()),
+            finished=sum(report.finished for report in self.reports),
+            diverged=sum(report.diverged for report in self.reports),
+            failed=tuple(one for identity, one in failed.items() if identity not in settled),
+            stopped=any(report.stopped for report in self.reports),
+            seconds=sum(report.seconds for report in self.reports),
+            engine=worked[0] if worked else first.engine,
+        )
 
     def tell(self, runs: Sequence[Run]) -> None:
         """How much there is to do."""
@@ -61,6 +79,7 @@ class Maker:
 
     def make(self, runs: Sequence[Run]) -> None:
         """Make those that the ledger does not have."""
+        self.asked |= {run.identity: run for run in runs}
         report = conduct(runs, self.ledger, engine=self.engine, means=self.means, progress=self.progress)
         self.reports.append(report)
         if report.stopped:
@@ -95,23 +114,6 @@ class Maker:
 
 class Stopped(Exception):
     """The user has had enough: nothing more is run, and what is there is analysed."""
-
-
-def combined(reports: Sequence[Report]) -> Report:
-    """Several reports as one."""
-    first, *others = reports
-    for other in others:
-        first = Report(
-            total=first.total + other.total,
-            before=first.before + other.before,
-            finished=first.finished + other.finished,
-            diverged=first.diverged + other.diverged,
-            failed=first.failed + other.failed,
-            stopped=first.stopped or other.stopped,
-            seconds=first.seconds + other.seconds,
-            engine=other.engine if first.engine == "nothing to do" else first.engine,
-        )
-    return first
 
 
 def _with(grid: Grid, kind: Mapping[str, Sequence[Any]], settings: Settings) -> tuple[Run, ...]:

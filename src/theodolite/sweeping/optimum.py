@@ -18,6 +18,8 @@ Edge = Literal["", "low", "high", "only"]
 
 REACH = 1.0
 """Octaves to either side of the best point: the parabola goes through the points there, three at least."""
+LEVEL = 0.95
+"""Of every interval."""
 
 
 @dataclass(frozen=True)
@@ -153,18 +155,20 @@ def parabolas(places: Floats, means: Floats, index: int, scale: Scale) -> Floats
     return found
 
 
-def interval(value: float, resampled: Floats, num_seeds: int) -> Interval:
+def interval(value: float, resampled: Floats, num_seeds: int, *, num_together: int = 1) -> Interval:
     """`value ± t √(n/(n−1)) s`: s the spread of the resamples, t Student's at 97.5 % with n − 1 degrees.
 
     For a mean this is Student's interval. The plain quantiles of a bootstrap over three seeds are the least
-    and the greatest seed, which hold the truth three times in four, not nineteen in twenty.
+    and the greatest seed, which hold the truth three times in four, not nineteen in twenty. Of several
+    intervals that are to hold all together each has its share of the 5 % (Bonferroni).
     """
     if num_seeds < 2 or not math.isfinite(value):
         return UNKNOWN
+    outside = (1 - LEVEL) / num_together / 2
     if not np.isfinite(resampled).all():
-        low, high = np.quantile(resampled, [0.025, 0.975], method="nearest")
+        low, high = np.quantile(resampled, [outside, 1 - outside], method="nearest")
         return Interval(float(low), float(high))
-    wide = float(stats.t.ppf(0.975, num_seeds - 1)) * math.sqrt(num_seeds / (num_seeds - 1))
+    wide = float(stats.t.ppf(1 - outside, num_seeds - 1)) * math.sqrt(num_seeds / (num_seeds - 1))
     reach = wide * float(resampled.std())
     return Interval(value - reach, value + reach)
 

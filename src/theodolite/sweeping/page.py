@@ -9,7 +9,8 @@ from html import escape
 from theodolite.report.sheet import figure_html, sheet, table_html
 from theodolite.sweeping.families import Best, Family
 from theodolite.sweeping.pictures import figures
-from theodolite.sweeping.table import column_text, lost_text, number, optimum_text, settings_text, verdicts
+from theodolite.sweeping.sentences import verdicts
+from theodolite.sweeping.table import column_text, lost_text, number, optimum_text, settings_text
 
 
 def page(workload: str, heading: str, families: Sequence[Family], bests: Sequence[Best]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from theodolite.size import Size
 from theodolite.sweeping.curves import Curve
-from theodolite.sweeping.drift import Along, lines_of
+from theodolite.sweeping.drift import ALONG, Along, lines_of
 from theodolite.sweeping.optimum import UNKNOWN, Interval, Optimum, interval, losses_at, vertices
 from theodolite.sweeping.scale import Floats, Scale
 
@@ -31,13 +31,15 @@ class Transfer:
     loss: float
     """The mean loss there."""
     lost: float
-    """That, less the least mean loss here."""
+    """That, less the least mean loss here; nan where the base has a bound and no optimum to transfer."""
     interval: Interval
-    """Of `lost`."""
+    """Of `lost`. Not known where no resample of the seeds loses anything: that is the grid, no certainty."""
     interpolated: float
     """The same between the points: on the parabolas, at the vertex of the base."""
     beyond: bool
-    """Does the best value of the base lie outside what was tried here? Then at least so much is lost."""
+    """Does the best value of the base lie outside what was tried here?"""
+    bound: bool
+    """Is at least so much lost? So it is beyond, and where the best here is the last that was tried."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,17 @@ class Change:
     change: float
     """Of the loss: below zero where larger is better."""
     interval: Interval
+    """Those of all changes of a family hold together at 95 %."""
 
     @property
     def worse(self) -> bool:
-        """Is the larger one worse by more than the noise of seeds?"""
-        return self.change > 0 and not self.interval.low <= 0
+        """Is the larger one worse by more than the noise of seeds, or does it diverge?"""
+        return self.change > 0 and (math.isinf(self.change) or self.interval.low > 0)
+
+    @property
+    def untold(self) -> bool:
+        """Has the larger one the higher loss, but one seed alone, which does not tell it from noise?"""
+        return self.change > 0 and not self.worse and not self.interval.known
 
 
 @dataclass(frozen=True)
@@ -95,40 +103,43 @@ def transfers(drawn: Mapping[Size, Drawn], base: Size, scale: Scale) -> Iterator
         if math.isnan(target.optimum.best):
             continue
         losses, nearest = _losses_at_best_of(source, target)
-        lost = losses - target.means.min(1)
-        vertex, _ = source.lowest(scale)
-        _, lowest = target.lowest(scale)
-        between = losses_at(target.places, target.means[:1], vertex[:1], scale)[0] - lowest[0]
+        lost, between = losses - target.means.min(1), _between(source, target, scale)
+        around = interval(float(lost[0]), lost[1:], _num_seeds(source, target))
+        if source.optimum.edge:
+            lost, between, around = np.full_like(lost, np.nan), math.nan, UNKNOWN
         yield Transfer(
             size=size,
             at=target.curve.values[nearest],
             loss=float(losses[0]),
             lost=float(lost[0]),
-            interval=UNKNOWN
-            if size == base
-            else interval(float(lost[0]), lost[1:], _num_seeds(source, target)),
-            interpolated=max(0.0, float(between)),
-            beyond=_is_beyond(source, target),
+            interval=around if lost.any() else UNKNOWN,
+            interpolated=between,
+            beyond=(beyond := _is_beyond(source, target)),
+            bound=size != base and (beyond or bool(target.optimum.edge)),
         )
 
 
 def changes(drawn: Mapping[Size, Drawn], base: Size) -> Iterator[Change]:
-    """Along every line of sizes, step by step."""
+    """Along every line of sizes, step by step. Sizes at which the base's best was not tried are left out."""
     if base not in drawn or math.isnan(drawn[base].optimum.best):
         return
-    for along in ("width", "depth"):
-        for line in lines_of(list(drawn), along):
-            # A size at which the base's best was not tried cannot be compared.
-            for smaller, larger in pairwise(
-                size for size in line if size == base or not _is_beyond(drawn[base], drawn[size])
-            ):
-                before, _ = _losses_at_best_of(drawn[base], drawn[smaller])
-                after, _ = _losses_at_best_of(drawn[base], drawn[larger])
-                with np.errstate(invalid="ignore"):
-                    change = np.nan_to_num(after - before, nan=0.0, posinf=np.inf, neginf=-np.inf)
-                num_seeds = _num_seeds(drawn[smaller], drawn[larger])
-                around = interval(float(change[0]), change[1:], num_seeds)
-                yield Change(along, smaller, larger, float(change[0]), around)
+    source = drawn[base]
+    pairs = [
+        (along, smaller, larger)
+        for along in ALONG
+        for line in lines_of(list(drawn), along)
+        for smaller, larger in pairwise(
+            size for size in line if size == base or not _is_beyond(source, drawn[size])
+        )
+    ]
+    for along, smaller, larger in pairs:
+        before, here = _losses_at_best_of(source, drawn[smaller])
+        after, there = _losses_at_best_of(source, drawn[larger])
+        with np.errstate(invalid="ignore"):
+            change = np.nan_to_num(after - before, nan=0.0, posinf=np.inf, neginf=-np.inf)
+        num_seeds = min(drawn[smaller].curve.num_seeds[here], drawn[larger].curve.num_seeds[there])
+        around = interval(float(change[0]), change[1:], num_seeds, num_together=len(pairs))
+        yield Change(along, smaller, larger, float(change[0]), around)
 
 
 def reaches(drawn: Mapping[Size, Drawn], scale: Scale) -> Iterator[Reach]:
@@ -156,6 +167,14 @@ def _good_for(source: Drawn, target: Drawn, scale: Scale) -> bool:
     column = column[np.isfinite(column)]
     noise = column.std(ddof=1) / math.sqrt(len(column)) if len(column) > 1 else 0.0
     return bool(losses[0] - least <= max(SMALL_LOSS * abs(least), noise))
+
+
+def _between(source: Drawn, target: Drawn, scale: Scale) -> float:
+    """What is lost between the points: on the target's parabolas, at the vertex of the source."""
+    vertex, _ = source.lowest(scale)
+    _, lowest = target.lowest(scale)
+    there = losses_at(target.places, target.means[:1], vertex[:1], scale)
+    return max(0.0, float(there[0] - lowest[0]))
 
 
 def _losses_at_best_of(source: Drawn, target: Drawn) -> tuple[Floats, int]:

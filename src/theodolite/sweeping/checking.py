@@ -1,0 +1,87 @@
+"""What no run of a sweep could be made of is refused before the first one, and before there is a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from theodolite.errors import UseError
+from theodolite.fleet.choosing import choose
+from theodolite.fleet.engine import Means
+from theodolite.fleet.ledger import Ledger
+from theodolite.fleet.opening import SUFFIXES, file_of
+from theodolite.fleet.run import Run
+from theodolite.fleet.training import planned
+from theodolite.optim.choosing import maker
+from theodolite.planning.schedule import Factor
+from theodolite.workloads import Workload
+
+FILES = (*SUFFIXES, ".html", ".json", ".csv", ".parquet")
+"""Endings that no folder has."""
+
+
+def check_folder(out: str | Path) -> Path:
+    """The absolute path of the folder: workers on a cluster start in folders of their own."""
+    folder = Path(out).expanduser()
+    if folder.is_file() or (folder.suffix.lower() in FILES and not folder.is_dir()):
+        raise UseError(
+            f"out is {out}, a file: it is the folder of the ledger and the page. Give one such as sweep"
+        )
+    return folder.absolute()
+
+
+def check_engine(
+    engine: str, *, device: str, address: str | None, resources: Mapping[str, float] | None
+) -> None:
+    """Is there such an engine, has it the device, and has Ray what is for Ray?
+
+    >>> check_engine("serial", device="gpu", address=None, resources=None)
+    Traceback (most recent call last):
+    theodolite.errors.UseError: device is 'gpu': it is cpu, cuda or cuda:1
+    """
+    name, _ = choose(engine, (), Means(address=address))
+    for what, value in (("address", address), ("resources", resources)):
+        if value and engine not in ("ray", "auto"):
+            raise UseError(
+                f"{what} is {value!r}, which is for a Ray cluster, and the engine is {engine}: "
+                "take engine ray, or leave it out"
+            )
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise UseError(f"device is {device!r}: it is cpu, cuda or cuda:1")
+    if found.type == "cpu" or name == "ray":  # what a cluster has cannot be seen from here
+        return
+    if not torch.cuda.is_available():
+        raise UseError(f"device is {device!r}, and torch {torch.__version__} sees no GPU here: take cpu")
+    count = torch.cuda.device_count()
+    if (found.index or 0) >= count:
+        raise UseError(f"device is {device!r}, and there are {count} GPUs: they are counted from cuda:0")
+
+
+def check_runs(runs: Sequence[Run], workload: Workload, folder: Path) -> None:
+    """Can each size be planned, with each optimizer and parameterization? No network is built for it.
+
+    Runs that the ledger in the folder has a result of are not asked.
+    """
+    settled = _settled(folder)
+    waiting = [run for run in runs if run.identity not in settled]
+    for timing in dict.fromkeys((run.schedule, run.steps, run.warmup, run.final) for run in waiting):
+        Factor(*timing)
+    for run in {(run.size, run.optimizer, run.parameterization): run for run in waiting}.values():
+        plan = planned(run, workload)
+        for rule in {row.rule for row in plan.rows.values()}:
+            options: Mapping[str, Any] = plan.options if rule == plan.optimizer_name else plan.vector_options
+            maker(rule, options)
+
+
+def _settled(folder: Path) -> set[str]:
+    if not file_of(folder).is_file():
+        return set()
+    with Ledger.read(folder) as ledger:
+        return set(ledger.settled())
