@@ -7,6 +7,7 @@ import math
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -294,11 +295,13 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, path: str, sai
         opened(tmp_path / path)
 
 
-def test_somebody_who_may_only_read_can_read(tmp_path: Path) -> None:
-    folder = tmp_path / "of somebody else"
-    with opened(folder) as ledger:
-        ledger.append(FINISHED)
-    code = f"""
+def test_somebody_who_may_only_read_can_read() -> None:
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folders are closed to others
+        Path(place).chmod(0o755)
+        folder = Path(place) / "of somebody else"
+        with opened(folder) as ledger:
+            ledger.append(FINISHED)
+        code = f"""
 import os, sys
 sys.path.insert(0, {str(Path(theodolite.__file__).parents[1])!r})
 from theodolite.fleet.ledger import Ledger
@@ -311,13 +314,12 @@ try:
 except ValueError as error:
     print(error)
 """
-    for file in (folder / "ledger.sqlite", folder):
-        file.chmod(0o444 if file.is_file() else 0o555)
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(parent.stat().st_mode | 0o055)
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    folder.chmod(0o755)
-    loss, refused = said.splitlines()
+        (folder / "ledger.sqlite").chmod(0o444)
+        folder.chmod(0o555)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        folder.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    loss, refused = done.stdout.splitlines()
     assert float(loss) == 0.1 + 0.2
     assert refused.startswith(f"the ledger {folder / 'ledger.sqlite'} cannot be written: Permission denied")
 
