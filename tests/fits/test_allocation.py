@@ -33,7 +33,7 @@ def test_the_best_shape_of_a_size_is_what_a_search_over_depths_finds():
 
 
 def test_levines_own_constants_give_the_shapes_of_their_table():
-    # arXiv:2006.12467: log w = 5.039 + 0.0555·L; GPT-3's size has its best depth near 80.
+    # A law with which GPT-3's size has its best depth near 80.
     depth = np.array([6, 12, 18, 24, 36, 48])
     width, depth = map(np.ravel, np.meshgrid(np.geomspace(64, 8192, 12), depth))
     loss = shaped(width, depth, a=5.039, b=0.0555)
