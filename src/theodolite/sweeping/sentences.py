@@ -49,14 +49,18 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def _drift_sentence(drift: Drift, scale: Scale) -> str:
+    first, last = drift.sizes[0], drift.sizes[-1]
+    if drift.bounded:
+        return (
+            f"{drift.along}: how far the optimum moves from {first} to {last} cannot be told, as some optima "
+            f"are bounds ({drift.movement:.2f} {scale.unit} between what was tried)."
+        )
     around = ""
     if drift.interval.known:
         around = f" ({signed(drift.interval.low)} to {signed(drift.interval.high)})"
-    first, last = drift.sizes[0], drift.sizes[-1]
-    bounded = ", and more if the bounds are left behind" if drift.bounded else ""
     return (
         f"{drift.along}: the optimum moves by {signed(drift.slope)}{around} {scale.unit} per doubling, by "
-        f"{drift.movement:.2f} in all from {first} to {last}{bounded}."
+        f"{drift.movement:.2f} in all from {first} to {last}."
     )
 
 
