@@ -93,13 +93,6 @@ class Program:
             self._capture()
         self._made += 1
 
-    @torch.no_grad()
-    def try_losses(self) -> list[float]:
-        """The losses before the first step; nothing is changed but buffers."""
-        self._load()
-        losses: list[float] = self._losses(self._weights).double().tolist()
-        return losses
-
     def alive(self) -> bool:
         """Is there a model left whose losses are all finite? Waits for the device."""
         return bool(self._alive.any())

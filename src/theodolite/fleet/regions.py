@@ -4,9 +4,8 @@ A compiled function is not entered from inside `torch.vmap`. A custom autograd f
 for vmap is: the rule gets the stacked tensors, outside vmap, and calls there what was compiled for a stack of
 models, `compile(vmap(block))`. The blocks of all depths share one compilation.
 
-On an H200 a step of 24 GPTs of width 128 and depth 4 (32 × 256 bytes, bfloat16) takes 81 ms launched kernel
-by kernel, 31 ms as a CUDA graph, and 13 ms as a graph of compiled blocks and updates, which take 7 s to
-compile (`python benchmarks/fleet.py --device cuda`).
+On an H200 a step of 24 GPTs of width 128 and depth 4 (32 × 256 bytes, bfloat16) takes 32 ms as a CUDA graph
+and 13 ms as a graph of compiled blocks and updates (`python benchmarks/fleet.py --device cuda`).
 """
 
 from __future__ import annotations

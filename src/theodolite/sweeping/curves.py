@@ -42,11 +42,6 @@ class Curve:
         """How many were run, by value."""
         return tuple(int(count) for count in (~np.isnan(self.losses)).sum(0))
 
-    @property
-    def num_diverged(self) -> tuple[int, ...]:
-        """How many of them diverged, by value."""
-        return tuple(int(count) for count in np.isinf(self.losses).sum(0))
-
 
 def curves_of(rows: Sequence[Row], over: str, axes: Sequence[str] = ()) -> dict[Key, list[Curve]]:
     """The curves of all sizes, by what else they differ in.
