@@ -218,3 +218,13 @@ def test_a_workload_whose_file_has_changed_is_not_gone_on_with(tmp_path: Path) -
             conduct(runs, ledger, engine="serial")
         assert Means(checkpoints=tmp_path).checkpoint(runs[0]).path != before
         assert conduct(runs[:1], ledger, engine="serial").before == 1  # there is nothing left to make
+
+
+def test_a_checkpoint_that_a_killed_driver_left_of_a_settled_run_goes(tmp_path: Path) -> None:
+    means, shelf = Means(checkpoints=tmp_path / "checkpoints"), tiny.Shelf()
+    conduct(RUNS[:1], shelf, engine="serial", means=means)
+    left = means.checkpoint(RUNS[0]).path
+    left.parent.mkdir()
+    left.write_text("its driver was killed before it could go")
+    assert conduct(RUNS[:1], shelf, engine="serial", means=means).before == 1
+    assert not left.parent.exists()

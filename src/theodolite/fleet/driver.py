@@ -87,6 +87,8 @@ def conduct(
     settled = ledger.settled()
     waiting = [run for identity, run in distinct.items() if identity not in settled]
     _refuse_changed(waiting, ledger.sources())
+    for identity in distinct.keys() & settled:  # a driver may have been killed between the two
+        _forget(distinct[identity], means)
     outcomes: list[Outcome] = []
     name, stopped = "nothing to do", False
     progress.opened(waiting, before=len(distinct) - len(waiting))
@@ -98,7 +100,8 @@ def conduct(
                 for outcome in coming:
                     ledger.append(outcome)
                     outcomes.append(outcome)
-                    _forget(outcome, means)
+                    if outcome.settled:
+                        _forget(outcome.run, means)
                     progress.ended(outcome)
     except KeyboardInterrupt:
         stopped = True
@@ -139,10 +142,10 @@ def _closing(engine: Engine, runs: Sequence[Run], means: Means) -> Iterator[Iter
             close()
 
 
-def _forget(outcome: Outcome, means: Means) -> None:
+def _forget(run: Run, means: Means) -> None:
     """Once the outcome is safe, what was kept on the way can go; the folder with the last of it."""
-    checkpoint = means.checkpoint(outcome.run)
-    if checkpoint is not None and outcome.settled:
+    checkpoint = means.checkpoint(run)
+    if checkpoint is not None:
         checkpoint.forget()
         with suppress(OSError):
             checkpoint.path.parent.rmdir()
