@@ -16,7 +16,7 @@ import theodolite as th
 from theodolite.planning import plan
 from theodolite.probes import Coordinates, coordinates
 from theodolite.probes.coordinates import with_zero_readout
-from theodolite.probes.track import follow
+from theodolite.probes.following import follow
 from theodolite.studies.networks import NETWORKS, network
 
 # Two octaves of depth and one and a half of width, in seconds. The promise of ±0.1 is for the whole range and

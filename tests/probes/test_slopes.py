@@ -7,8 +7,8 @@ import math
 import pytest
 
 from theodolite import Size
+from theodolite.probes.following import Track
 from theodolite.probes.slopes import Slope, fit_slopes, worst_first
-from theodolite.probes.track import Track
 
 
 def track(width: int, depth: int, value: float, seed: int = 0, expected: float = 0.0) -> Track:

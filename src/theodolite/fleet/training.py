@@ -26,7 +26,7 @@ from theodolite.planning import Plan
 from theodolite.planning.schedule import Factor
 from theodolite.probes.coordinates import plan_for
 from theodolite.probes.course import on_device
-from theodolite.probes.track import measured
+from theodolite.probes.following import measured
 from theodolite.rules import MATRIX_RULES
 from theodolite.size import Size
 from theodolite.workloads import Batch, Workload

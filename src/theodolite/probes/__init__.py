@@ -2,10 +2,10 @@
 
 from theodolite.probes.assumptions import Assumptions, assumptions
 from theodolite.probes.coordinates import Coordinates, coordinates
+from theodolite.probes.following import Track
 from theodolite.probes.power import SpectralNorm, spectral_norm
 from theodolite.probes.slopes import Slope
 from theodolite.probes.spectral import Spectral, spectral
-from theodolite.probes.track import Track
 
 __all__ = [
     "Assumptions",

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from theodolite.errors import UseError
 from theodolite.planning import Plan, plan
 from theodolite.planning.law import Law
+from theodolite.probes.following import Track, follow
 from theodolite.probes.slopes import AXES, Slope, fit_slopes, worst_first
-from theodolite.probes.track import Track, follow
 from theodolite.size import Size
 from theodolite.workloads import Workload
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from theodolite.probes.track import Track
+from theodolite.probes.following import Track
 
 Axis = Literal["width", "depth"]
 AXES: tuple[Axis, ...] = ("width", "depth")

@@ -16,8 +16,8 @@ from typing import Any
 from theodolite.errors import UseError
 from theodolite.fleet.pool import Failure, pooled
 from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization, plan_for, with_zero_readout
+from theodolite.probes.following import Track, follow
 from theodolite.probes.slopes import AXES, Axis, Slope, fit_slopes, worst_first
-from theodolite.probes.track import Track, follow
 from theodolite.size import Size
 from theodolite.studies.networks import NETWORKS, network
 from theodolite.studies.records import Record, Records

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from html import escape
 
 from theodolite.probes.coordinates import PARAMETERIZATIONS
+from theodolite.probes.following import Track
 from theodolite.probes.slopes import Axis, fit_slopes
-from theodolite.probes.track import Track
 from theodolite.size import Size
 from theodolite.studies.coordinates import tracks_of
 from theodolite.studies.records import Record

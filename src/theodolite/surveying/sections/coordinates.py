@@ -10,8 +10,8 @@ from theodolite.errors import UseError
 from theodolite.figures import Figure, Panel, power_law, signed
 from theodolite.planning import Plan
 from theodolite.probes.coordinates import Coordinates, Parameterization, with_zero_readout
+from theodolite.probes.following import Track, follow
 from theodolite.probes.slopes import Slope
-from theodolite.probes.track import Track, follow
 from theodolite.size import Size
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
