@@ -1,0 +1,275 @@
+"""A loss as a function of some of a model's parameters, on one batch or several.
+
+The model itself is left alone: its forward pass runs on tensors that stand in for its parameters and buffers
+(`torch.func.functional_call`), random numbers come from a seed, attention from the kernel that has a second
+derivative, and code that was compiled, and has none, runs as it was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fnmatch
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
+
+from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
+from theodolite.building import untouched_randomness
+from theodolite.calling import described, logits
+from theodolite.errors import UseError
+from theodolite.probes.course import on_device
+from theodolite.probes.second_order.score import CrossEntropy, Loss, recognise
+from theodolite.workloads import Batch
+
+Batches = Batch | Iterable[Batch]
+"""One pair (inputs, targets), or what gives such pairs each time it is asked: a list, a DataLoader."""
+
+SEED = 0
+"""Of what a forward pass draws at random: a dropout mask is the same one in every pass."""
+
+
+class Objective:
+    """What is differentiated.
+
+    Args:
+        model: any module, in the mode it is to be looked at; wrapped or not.
+        loss: `loss(logits, targets) -> scalar`.
+        batch: a pair, or several.
+        parameters: patterns of names; all that require a gradient if None.
+        temperature: logits are divided by it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batch: Batches,
+        *,
+        parameters: str | Sequence[str] | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
+            raise UseError(f"temperature is {temperature!r}: it has to be a finite number above 0")
+        if not isinstance(model, nn.Module):
+            raise UseError(f"model is {described(model)}, not a torch.nn.Module")
+        _refuse_shards(model)
+        self.group = _group(model)
+        self.model, self.loss, self.batches, self.temperature = unwrap(model), loss, batch, float(temperature)
+        self.single = isinstance(batch, tuple) and len(batch) == 2
+        if not self.single and isinstance(batch, Iterator):
+            raise UseError(
+                f"batch is {described(batch)}, which gives its batches only once, and they are needed "
+                "several times. Give a pair (inputs, targets), a list of pairs or a DataLoader"
+            )
+        own = {id(tensor): name for name, tensor in self.model.named_parameters()}
+        self._all = {name: own[id(tensor)] for name, tensor in canonical_parameters(model)}
+        """The model's own names by canonical name; they differ where a wrapper is inside."""
+        self.names = _chosen(model, parameters)
+        tensors = dict(canonical_parameters(model))
+        self.tensors = {name: tensors[name] for name in self.names}
+        self.shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
+        self.size = sum(tensor.numel() for tensor in self.tensors.values())
+        self.dtype, self.device = _one_kind(self.tensors)
+        self._compiled = _has_compiled(model)
+        self._known: tuple[tuple[torch.Size, int], CrossEntropy | None] | None = None
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """What changes when a parameter is changed in place."""
+        return tuple(tensor._version for tensor in self.tensors.values())
+
+    def draw(self) -> Iterator[tuple[Batch, float]]:
+        """The batches on the model's device, each with its share of all examples."""
+        if self.single:
+            yield on_device(self.batches, str(self.device)), 1.0  # type: ignore[arg-type]
+            return
+        count = sum(_examples(pair) for pair in self._pairs())
+        for pair in self._pairs():
+            yield on_device(pair, str(self.device)), _examples(pair) / count
+
+    def stand_ins(self, *, grad: bool) -> dict[str, Tensor]:
+        """The chosen parameters as tensors of their own, which share the memory, by canonical name."""
+        return {name: tensor.detach().requires_grad_(grad) for name, tensor in self.tensors.items()}
+
+    def forward(self, chosen: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """The logits over the temperature, with the chosen parameters replaced."""
+        inputs = batch[0]
+        state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in self.model.named_parameters()}
+        state |= {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
+        state |= {self._all[name]: tensor for name, tensor in chosen.items()}
+        positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
+        keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
+        found = logits(functional_call(self.model, state, positional, keywords))
+        return found if self.temperature == 1 else found / self.temperature
+
+    def evaluate(self, found: Tensor, batch: Batch) -> float:
+        """The loss of logits; refused if it is not one finite number."""
+        value = self.loss(found.detach(), batch[1])
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise UseError(
+                f"loss(logits, targets) returned {described(value)}, not one number. Reduce it, as with "
+                ".mean()"
+            )
+        number = float(value)
+        if not math.isfinite(number):
+            raise UseError(
+                f"the loss is {number}: there is no curvature to measure. Look at the batch, at the weights, "
+                f"or at the temperature ({self.temperature:g})"
+            )
+        return number
+
+    def cross_entropy(self, found: Tensor, batch: Batch) -> CrossEntropy | None:
+        """The loss on this batch as a cross-entropy, if it is one."""
+        key = (found.shape, id(batch[1]))
+        if self._known is None or self._known[0] != key or not self.single:
+            self._known = key, recognise(self.loss, found.detach(), batch[1])
+        return self._known[1]
+
+    @contextlib.contextmanager
+    def conditions(self) -> Iterator[None]:
+        """What a forward pass needs that is to be differentiated twice, and leaves no trace."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(untouched_randomness(SEED))
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if self._compiled:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(torch.enable_grad())
+            yield
+
+    def averaged(self, tensor: Tensor) -> Tensor:
+        """The mean over the ranks, if the model is one of several replicas."""
+        if self.group is not None:
+            torch.distributed.all_reduce(tensor, group=self.group)
+            tensor /= torch.distributed.get_world_size(self.group)
+        return tensor
+
+    def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The values under all names, one after the other."""
+        if set(tensors) != set(self.names):
+            odd = sorted(set(tensors) ^ set(self.names))[0]
+            raise UseError(
+                f"{odd!r} is {'not ' if odd not in tensors else ''}among the tensors given, and "
+                f"{'' if odd in self.names else 'not '}among the {len(self.names)} parameters of the operator"
+            )
+        for name in self.names:
+            if tensors[name].shape != self.shapes[name]:
+                raise UseError(
+                    f"{name} has the shape {tuple(tensors[name].shape)} in the vector and "
+                    f"{tuple(self.shapes[name])} in the model"
+                )
+        return torch.cat([tensors[name].reshape(-1) for name in self.names]).to(self.device, self.dtype)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """A vector (P,), or several (…, P), by name and in shape (…, *shape)."""
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        pieces = flat.split(sizes, dim=-1)
+        return {
+            name: piece.unflatten(-1, shape) if shape else piece[..., 0]
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    def _pairs(self) -> Iterator[Batch]:
+        empty = True
+        for pair in self.batches:
+            if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+                raise UseError(f"the batches hold {described(pair)}, not pairs (inputs, targets)")
+            empty = False
+            yield pair[0], pair[1]
+        if empty:
+            raise UseError("batch holds no batches at all. Give a pair (inputs, targets) or a list of them")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _one_kind(tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, torch.device]:
+    kinds = {name: _Kind(tensor.dtype, tensor.device) for name, tensor in tensors.items()}
+    (first, kind), *others = kinds.items()
+    for name, other in others:
+        if other != kind:
+            raise UseError(
+                f"{first} is {kind.dtype} on {kind.device} and {name} {other.dtype} on {other.device}: "
+                "vectors need one dtype and one device. Choose among them with parameters=…"
+            )
+    return kind.dtype, kind.device
+
+
+def _chosen(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple[str, ...]:
+    tensors = dict(canonical_parameters(model))
+    if not tensors:
+        raise UseError(
+            f"{type(unwrap(model)).__name__} has no parameters, so there is nothing to differentiate"
+        )
+    if patterns is None:
+        names = [name for name, tensor in tensors.items() if tensor.requires_grad]
+        if not names:
+            raise UseError(
+                f"none of the {len(tensors)} parameters requires a gradient. Name those that are meant with "
+                "parameters=…, as in parameters=['blocks.*']"
+            )
+    else:
+        patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+        aliases = [name for name, _ in all_parameter_names(model)]
+        for pattern in patterns:
+            if not fnmatch.filter(aliases, pattern):
+                near = difflib.get_close_matches(pattern, aliases, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" The first is {aliases[0]!r}"
+                raise UseError(f"parameters: {pattern!r} matches none of the {len(tensors)} names.{hint}")
+        wanted = {
+            id(tensor)
+            for name, tensor in all_parameter_names(model)
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        }
+        names = [name for name, tensor in tensors.items() if id(tensor) in wanted]
+        if not names:
+            raise UseError("parameters is empty: give at least one pattern, or leave it out for all of them")
+    for name in names:
+        if not tensors[name].is_floating_point():
+            raise UseError(
+                f"{name} is {tensors[name].dtype}: only floating-point parameters have derivatives. Leave "
+                "it out with parameters=…"
+            )
+    return tuple(names)
+
+
+def _examples(pair: Batch) -> int:
+    """How many examples a batch has: the length of its first tensor."""
+    tensors = [leaf for leaf in tree_leaves(pair[0]) if isinstance(leaf, Tensor)]
+    return tensors[0].shape[0] if tensors and tensors[0].ndim else 1
+
+
+def _has_compiled(model: nn.Module) -> bool:
+    return any(
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _group(model: nn.Module) -> Any:
+    """The process group of a DistributedDataParallel, in or outside a compiled module."""
+    while type(model).__name__ == "OptimizedModule":
+        model = model._orig_mod  # type: ignore[assignment]
+    return model.process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
+
+
+def _refuse_shards(model: nn.Module) -> None:
+    for name, tensor in model.named_parameters():
+        if type(tensor).__name__ in ("DTensor", "FlatParameter"):
+            raise UseError(
+                f"{name} is sharded ({type(tensor).__name__}), and what gathers shards during a backward "
+                "pass cannot be differentiated again. Measure an unsharded copy: build the model once more, and "
+                "load "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+                "options=StateDictOptions(full_state_dict=True)) into it"
+            )
