@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 NPROC  ?= 2
 
-.PHONY: demo test lint types bench docs serve-docs clean
+.PHONY: demo test lint types bench peers docs serve-docs clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -12,6 +12,7 @@ help:
 	@echo 'make test   what CI runs: ruff, mypy, pytest with doctests'
 	@echo 'make lint   ruff alone        make types   mypy alone'
 	@echo 'make bench  the benchmarks    make docs    the documentation, built strictly'
+	@echo 'make peers  an environment with the packages that some tests and benchmarks compare with'
 
 # The stamp depends on what is installed, so a changed pyproject.toml installs again.
 .venv/stamp: pyproject.toml constraints.txt
@@ -23,6 +24,15 @@ help:
 .venv/docs-stamp: .venv/stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
+
+# Without dependencies: one of them would bring torchvision, and with it another torch.
+.venv-peers/stamp: pyproject.toml constraints.txt tests/outside/peers.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/outside/peers.txt
+	@touch $@
+
+peers: .venv-peers/stamp
 
 demo: .venv/stamp
 	$(BIN)/theodolite survey --out survey.html
@@ -47,4 +57,4 @@ serve-docs: .venv/docs-stamp
 	$(BIN)/mkdocs serve
 
 clean:
-	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache survey.html survey.json
+	rm -rf .venv .venv-peers site .pytest_cache .mypy_cache .ruff_cache survey.html survey.json

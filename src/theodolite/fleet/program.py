@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from theodolite.calling import logits
+from theodolite.fleet.accuracy import HELD_OUT, TRAINED_ON, share_right
 from theodolite.fleet.functional import METHODS, muon_average, muon_move, muon_scale, orthogonal
 from theodolite.fleet.regions import compile_blocks
 from theodolite.fleet.stack import Stack, Tensors
@@ -77,6 +78,7 @@ class Program:
         self._batch: list[Any] | None = None
         self._spec: Any = None
         self._shared_batch = False
+        self._marks: list[tuple[Any, int]] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made = 0
 
@@ -112,11 +114,39 @@ class Program:
         means: list[float] = torch.stack(losses).double().mean(0).tolist()
         return means
 
+    @torch.no_grad()
+    def accuracies(self) -> list[dict[str, float]]:
+        """Of each model what `theodolite.fleet.accuracy` reads."""
+        model = self.stack.model.eval()
+        weights, buffers = self._weights, dict(self.stack.buffers)
+        over_batch = []
+        for step in range(self.stack.runs[0].held_out):
+            batch = tree_map(self._moved, self.workload.draw_held_out(step))
+            right = torch.vmap(functools.partial(self._right, batch), in_dims=(0, 0))
+            with self._mode():
+                over_batch.append(right(weights, buffers))
+        leaves, dims = self._leaves()
+
+        def trained_on(weights: Any, buffers: Any, *leaves: Any) -> Tensor:
+            return self._right(tree_unflatten(leaves, self._spec), weights, buffers)
+
+        with self._mode():
+            own = torch.vmap(trained_on, in_dims=(0, 0, *dims))(weights, buffers, *leaves)
+        model.train()
+        held_out = torch.stack(over_batch).double().mean(0)
+        pairs = zip(held_out.tolist(), own.tolist(), strict=True)
+        return [{HELD_OUT: one, TRAINED_ON: other} for one, other in pairs]
+
     def _load(self) -> int:
         """Put the batches of this step, one for each seed, where the step reads them; how many targets."""
         batches = [self.workload.draw(seed, self._made) for seed in self.seeds]
         drawn = [tree_flatten(batch) for batch in batches]
         leaves, self._spec = drawn[0]
+        # What was held on to cannot have been freed: an object that is the same is not another in its place.
+        marks = [_mark(leaf) for others, _ in drawn for leaf in others]
+        if self._marks is not None and _same(marks, self._marks):
+            return targets_in(batches[0])
+        self._marks = marks
         # Workloads that train on all their data return the same tensors whatever the seed.
         self._shared_batch = all(
             mine is first for others, _ in drawn[1:] for mine, first in zip(others, leaves, strict=True)
@@ -156,12 +186,7 @@ class Program:
 
     def _losses(self, weights: Mapping[str, Tensor]) -> Tensor:
         """The loss of each model, (M,)."""
-        assert self._batch is not None
-        leaves, dims = [], []
-        for leaf in self._batch:
-            batched = isinstance(leaf, Tensor) and not self._shared_batch
-            leaves.append(leaf[self._seed_of] if batched else leaf[0] if isinstance(leaf, Tensor) else leaf)
-            dims.append(0 if batched else None)
+        leaves, dims = self._leaves()
 
         def loss(tensors: Any, buffers: Any, temperature: Tensor, *leaves: Any) -> Tensor:
             return self._evaluate(tree_unflatten(leaves, self._spec), tensors, buffers, temperature)
@@ -171,14 +196,30 @@ class Program:
                 weights, dict(self.stack.buffers), self.stack.temperature, *leaves
             )
 
+    def _leaves(self) -> tuple[list[Any], list[int | None]]:
+        """The batch as each model sees it, and where the models are in each leaf."""
+        assert self._batch is not None
+        leaves: list[Any] = []
+        dims: list[int | None] = []
+        for leaf in self._batch:
+            batched = isinstance(leaf, Tensor) and not self._shared_batch
+            leaves.append(leaf[self._seed_of] if batched else leaf[0] if isinstance(leaf, Tensor) else leaf)
+            dims.append(0 if batched else None)
+        return leaves, dims
+
     def _evaluate(
         self, batch: Batch, weights: dict[str, Tensor], buffers: dict[str, Tensor], temperature: Tensor
     ) -> Tensor:
-        inputs, targets = batch
+        output = self._output(batch[0], weights, buffers)
+        return self.workload.loss(output / temperature if self._tempered else output, batch[1])
+
+    def _right(self, batch: Batch, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+        return share_right(self._output(batch[0], weights, buffers), batch[1])
+
+    def _output(self, inputs: Any, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
         positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
         keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
-        output = logits(functional_call(self.stack.model, {**weights, **buffers}, positional, keywords))
-        return self.workload.loss(output / temperature if self._tempered else output, targets)
+        return logits(functional_call(self.stack.model, {**weights, **buffers}, positional, keywords))
 
     def _at_this_step(self, hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hyperparameters with the schedule's factor, and Adam's corrections for the steps so far."""
@@ -238,6 +279,19 @@ class Program:
         precision = precision_of(self.stack.runs[0], self.device.type, cached=False)
         with precision, sdpa_kernel(ATTENTION["cpu" if self.device.type == "cpu" else "cuda"]):
             yield
+
+
+def _mark(leaf: Any) -> tuple[Any, int]:
+    """A leaf of a batch, and how often it was written to: a workload may fill the same tensor again."""
+    return leaf, leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else -1
+
+
+def _same(marks: Sequence[tuple[Any, int]], others: Sequence[tuple[Any, int]]) -> bool:
+    """Are they the very same tensors, and not written to since? Full batches come again at every step."""
+    return len(marks) == len(others) and all(
+        leaf is other and version == before and isinstance(leaf, Tensor) and version >= 0
+        for (leaf, version), (other, before) in zip(marks, others, strict=True)
+    )
 
 
 def _shapes(leaves: Sequence[Any]) -> list[Any]:

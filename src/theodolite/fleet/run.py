@@ -22,9 +22,10 @@ from theodolite.size import Size
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
-PROBES = ("gradient", "sizes")
+PROBES = ("gradient", "sizes", "accuracy")
 """`gradient`: the norm of the gradient at every step that is recorded. `sizes`: root mean squares of stream,
-branches and logits after training."""
+branches and logits after training. `accuracy`: the part of the targets whose logit is the largest, after
+training, over the held-out batches (`accuracy`) and over the last batch trained on (`train accuracy`)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Run:
         seed: of the initialisation and of the batches.
         steps: how many.
         weight_decay, decay, eps, vector_lr, options, vector_options: as in `theodolite.plan`.
-        init_scale: factor on the initial std of every weight (not of biases and gains).
+        init_scale: factor on all that starts at random: weights, and biases unless they start at a constant.
+            Gains stay.
         temperature: the loss is taken of logits/temperature.
         schedule, warmup, final: as in `plan.schedule`.
         precision: `float32`; `tf32`, in which a GPU multiplies matrices with ten bits of mantissa; or

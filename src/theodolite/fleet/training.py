@@ -19,10 +19,12 @@ from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.building import untouched_randomness
+from theodolite.fleet.accuracy import accuracies
 from theodolite.fleet.checkpoint import Checkpoint
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
 from theodolite.planning import Plan
+from theodolite.planning.plan import Row
 from theodolite.planning.schedule import Factor
 from theodolite.probes.coordinates import plan_for
 from theodolite.probes.course import on_device
@@ -133,12 +135,17 @@ def planned(run: Run, workload: Workload) -> Plan:
     if run.init_scale == 1:
         return plan
     rows = {
-        name: row
-        if row.role in ("bias", "gain")
-        else dataclasses.replace(row, init=row.init.scaled(run.init_scale))
+        name: dataclasses.replace(row, init=row.init.scaled(run.init_scale)) if _is_drawn(row) else row
         for name, row in plan.rows.items()
     }
     return dataclasses.replace(plan, rows=rows)
+
+
+def _is_drawn(row: Row) -> bool:
+    """Does a tensor start at random? A gain does not, and of a bias with a law of its own it is not known."""
+    if row.role == "bias":
+        return row.init.kind not in ("constant", "own")
+    return row.role != "gain" and row.init.kind != "constant"
 
 
 @functools.lru_cache(maxsize=256)
@@ -204,9 +211,11 @@ class Log:
     def outcome(self, model: nn.Module, workload: Workload) -> Outcome:
         """What came of it. The network is judged, unless it diverged."""
         held_out = None if self.diverged_at is not None else judged(model, workload, self.run, self.device)
-        return outcome_of(
-            self.run, self.values, held_out, self.device, readings_of(model, workload, self.run)
-        )
+        readings = readings_of(model, workload, self.run)
+        outcome = outcome_of(self.run, self.values, held_out, self.device, readings)
+        if outcome.status == "finished" and "accuracy" in self.run.probes:
+            outcome = with_readings(outcome, accuracies(model, workload, self.run, self.device))
+        return outcome
 
 
 def outcome_of(
@@ -232,6 +241,11 @@ def outcome_of(
         readings={**readings, "tokens": round(sum(values[TARGETS][:stop]))},
         device=device_name(device),
     )
+
+
+def with_readings(outcome: Outcome, readings: Mapping[str, Any]) -> Outcome:
+    """The outcome with more that was measured."""
+    return dataclasses.replace(outcome, readings={**outcome.readings, **readings})
 
 
 @torch.no_grad()

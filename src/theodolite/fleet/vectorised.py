@@ -30,6 +30,7 @@ from theodolite.fleet.training import (
     precision_of,
     readings_of,
     train,
+    with_readings,
     workload_of,
 )
 from theodolite.probes.course import on_device
@@ -195,6 +196,7 @@ def _together(runs: Sequence[Run], means: Means, *, compiled: bool) -> list[Outc
             if step % LOOK_EVERY == LOOK_EVERY - 1 and not program.alive():
                 break
         held_out = program.judge()
+        accuracies = program.accuracies() if "accuracy" in runs[0].probes else None
         series = {name: values.double().T.tolist() for name, values in program.series.items()}
         readings = [readings_of(_single(models, place), workload, run) for place, run in enumerate(runs)]
     seconds = (time.perf_counter() - start) / len(runs)
@@ -202,6 +204,8 @@ def _together(runs: Sequence[Run], means: Means, *, compiled: bool) -> list[Outc
     for place, run in enumerate(runs):
         values = {name: rows[place] for name, rows in series.items()} | {TARGETS: program.targets}
         outcome = outcome_of(run, values, held_out[place], device, readings[place])
+        if accuracies is not None and outcome.status == "finished":
+            outcome = with_readings(outcome, accuracies[place])
         outcomes.append(dataclasses.replace(outcome, seconds=seconds, engine=ENGINE))
     return outcomes
 

@@ -153,6 +153,11 @@ class Objective:
 
     def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The values under all names, one after the other."""
+        self.check(tensors)
+        return torch.cat([tensors[name].reshape(-1) for name in self.names]).to(self.device, self.dtype)
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Are these tensors by name a vector of this space?"""
         if set(tensors) != set(self.names):
             odd = sorted(set(tensors) ^ set(self.names))[0]
             raise UseError(
@@ -165,7 +170,6 @@ class Objective:
                     f"{name} has the shape {tuple(tensors[name].shape)} in the vector and "
                     f"{tuple(self.shapes[name])} in the model"
                 )
-        return torch.cat([tensors[name].reshape(-1) for name in self.names]).to(self.device, self.dtype)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """A vector (P,), or several (…, P), by name and in shape (…, *shape)."""
@@ -268,8 +272,8 @@ def _refuse_shards(model: nn.Module) -> None:
         if type(tensor).__name__ in ("DTensor", "FlatParameter"):
             raise UseError(
                 f"{name} is sharded ({type(tensor).__name__}), and what gathers shards during a backward "
-                "pass cannot be differentiated again. Measure an unsharded copy: build the model once more, and "
-                "load "
+                "pass cannot be differentiated again. Measure an unsharded copy: build the model once more, "
+                "and load "
                 "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
                 "options=StateDictOptions(full_state_dict=True)) into it"
             )

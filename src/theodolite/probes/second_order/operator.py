@@ -54,7 +54,8 @@ class Operator:
 
     def __matmul__(self, vector: Vector) -> Vector:
         if isinstance(vector, Mapping):
-            return self.split(self @ self.flat(vector))
+            self.products += 1
+            return self._source.product(self._kind, vector)
         if vector.ndim not in (1, 2) or vector.shape[0] != self.size:
             raise UseError(
                 f"the vector has the shape {tuple(vector.shape)}, and the operator is over {self.size:,} "
@@ -159,6 +160,15 @@ class Linearised:
         self.objective = objective
         self._kept: tuple[tuple[int, ...], Point] | None = None
         self._at_once = MOST_AT_ONCE
+
+    def product(self, kind: Kind, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """By name, without a copy to and from a long vector where there is one batch."""
+        objective = self.objective
+        if not objective.single or objective.group is not None:
+            return objective.split(self.products(kind, objective.flat(vector)[None])[0])
+        objective.check(vector)
+        seeds = [vector[name].to(objective.device, objective.dtype) for name in objective.names]
+        return dict(zip(objective.names, self._point().product(kind, seeds), strict=True))
 
     def products(self, kind: Kind, rows: Tensor) -> Tensor:
         """(k, P) → (k, P)."""
