@@ -11,10 +11,12 @@ import contextlib
 import difflib
 import fnmatch
 import math
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -62,6 +64,7 @@ class Objective:
             raise UseError(f"model is {described(model)}, not a torch.nn.Module")
         _refuse_shards(model)
         self.group = _group(model)
+        self._given = model
         self.model, self.loss, self.batches, self.temperature = unwrap(model), loss, batch, float(temperature)
         self.single = isinstance(batch, tuple) and len(batch) == 2
         if not self.single and isinstance(batch, Iterator):
@@ -80,6 +83,10 @@ class Objective:
         self.dtype, self.device = _one_kind(self.tensors)
         self._compiled = _has_compiled(model)
         self._known: tuple[tuple[torch.Size, int], CrossEntropy | None] | None = None
+
+    def at(self, temperature: float) -> Objective:
+        """The same at another temperature."""
+        return Objective(self._given, self.loss, self.batches, parameters=self.names, temperature=temperature)
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -100,7 +107,8 @@ class Objective:
         return {name: tensor.detach().requires_grad_(grad) for name, tensor in self.tensors.items()}
 
     def forward(self, chosen: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """The logits over the temperature, with the chosen parameters replaced."""
+        """The logits over the temperature, with the chosen parameters replaced; under `conditions` only."""
+        _seed()
         inputs = batch[0]
         state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in self.model.named_parameters()}
         state |= {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
@@ -137,7 +145,7 @@ class Objective:
     def conditions(self) -> Iterator[None]:
         """What a forward pass needs that is to be differentiated twice, and leaves no trace."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(untouched_randomness(SEED))
+            stack.enter_context(untouched_randomness())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if self._compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -189,6 +197,15 @@ class Objective:
             yield pair[0], pair[1]
         if empty:
             raise UseError("batch holds no batches at all. Give a pair (inputs, targets) or a list of them")
+
+
+def _seed() -> None:
+    """As `torch.manual_seed` does, which spends milliseconds on what to tell of a CUDA that is not there."""
+    torch.default_generator.manual_seed(SEED)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(SEED)
+    np.random.seed(SEED)
+    random.seed(SEED)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,128 @@
+"""Sparse orthonormal directions: every parameter belongs to one of them.
+
+`R` (P × d) has one entry in each row, `±1/√s` where s is the number of parameters in its column, so that its
+columns are orthonormal whatever is drawn. It is kept as two numbers for each parameter; products with the
+slices of R that belong to one weight are products with a sparse matrix.
+"""
+
+# P parameters, d directions, O outputs, I inputs
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from theodolite.errors import UseError
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The rows of R that belong to one tensor: in which column each entry is, and with which value."""
+
+    column: Tensor
+    value: Tensor
+    num: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the tensor."""
+        return self.value.shape
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """The d tangents of the tensor, (d, *shape)."""
+        found = self.value.new_zeros((self.num, *self.shape))
+        return found.scatter_(0, self.column[None], self.value[None])
+
+    @cached_property
+    def transposed(self) -> Columns:
+        """Of the transposed matrix."""
+        return Columns(self.column.mT, self.value.mT, self.num)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Tangents of `weight[index]`, (d, *index.shape, …)."""
+        column, value = self.column[index], self.value[index]
+        return value.new_zeros((self.num, *value.shape)).scatter_(0, column[None], value[None])
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """`V_i x` for the matrices V_1 … V_d (O × I) and vectors (N, I): (d, O, N)."""
+        product = self._stacked @ vectors.mT.contiguous()
+        return product.unflatten(0, (self.num, self.shape[0]))
+
+    @cached_property
+    def _stacked(self) -> Tensor:
+        """The matrices on top of each other, (d·O, I), sparse."""
+        outputs, inputs = self.shape
+        column = self.column.contiguous().flatten()
+        order = _stable_order(column, self.num)
+        row = torch.arange(outputs, device=column.device).repeat_interleave(inputs)
+        counts = torch.bincount(row.add_(column, alpha=outputs), minlength=self.num * outputs)
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        value = self.value.contiguous().flatten()[order]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*[Ss]parse.*")
+            # Short indices, which MKL would make of long ones in every product.
+            return torch.sparse_csr_tensor(
+                starts.int(), order.int().remainder_(inputs), value, (self.num * outputs, inputs)
+            )
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The matrix R over named parameters. Made by `draw`."""
+
+    columns: Mapping[str, Columns]
+    num: int
+    counts: Tensor
+    """s, the number of parameters in each column, (d,)."""
+
+    @property
+    def matrix(self) -> Tensor:
+        """R as it is, (P, d)."""
+        return torch.cat([one.dense.flatten(1) for one in self.columns.values()], dim=1).mT
+
+
+def draw(
+    shapes: Mapping[str, torch.Size],
+    num: int,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Directions:
+    """Random directions over parameters of these shapes, the same for one seed on every device.
+
+    >>> R = draw({"w": torch.Size([4, 3]), "b": torch.Size([4])}, 5, dtype=torch.float64).matrix
+    >>> torch.allclose(R.mT @ R, torch.eye(5, dtype=torch.float64))
+    True
+    """
+    size = sum(shape.numel() for shape in shapes.values())
+    if isinstance(num, bool) or not isinstance(num, int) or not 1 < num <= size:
+        raise UseError(
+            f"directions is {num!r}: it has to be a whole number from 2 to the {size:,} parameters there are"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    column = torch.randperm(size, generator=generator).remainder_(num)
+    sign = torch.randint(0, 2, (size,), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+    counts = torch.full((num,), size // num)
+    counts[: size % num] += 1
+    column = column.to(device)
+    value = sign.to(device, dtype) * counts.to(device, dtype).rsqrt()[column]
+    sizes = [shape.numel() for shape in shapes.values()]
+    pieces = zip(shapes.items(), column.split(sizes), value.split(sizes), strict=True)
+    columns = {name: Columns(one.view(shape), other.view(shape), num) for (name, shape), one, other in pieces}
+    return Directions(columns, num, counts)
+
+
+def _stable_order(column: Tensor, num: int) -> Tensor:
+    if column.device.type != "cpu":
+        return column.argsort(stable=True)
+    # numpy sorts short integers by radix, many times faster than torch sorts long ones.
+    short = np.uint8 if num < 256 else np.uint16 if num < 65536 else np.int64
+    return torch.from_numpy(np.argsort(column.numpy().astype(short), kind="stable"))
