@@ -20,6 +20,11 @@ from torch import Tensor
 
 from theodolite.errors import UseError
 
+MOST = 2**15 - 1
+"""Directions: a column is kept as a short number."""
+MANY = 100
+"""Parameters for each direction, with which it hardly matters whether all have equally many."""
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -38,7 +43,7 @@ class Columns:
     def dense(self) -> Tensor:
         """The d tangents of the tensor, (d, *shape)."""
         found = self.value.new_zeros((self.num, *self.shape))
-        return found.scatter_(0, self.column[None], self.value[None])
+        return found.scatter_(0, self.column[None].long(), self.value[None])
 
     @cached_property
     def transposed(self) -> Columns:
@@ -48,11 +53,13 @@ class Columns:
     def rows(self, index: Tensor) -> Tensor:
         """Tangents of `weight[index]`, (d, *index.shape, …)."""
         column, value = self.column[index], self.value[index]
-        return value.new_zeros((self.num, *value.shape)).scatter_(0, column[None], value[None])
+        return value.new_zeros((self.num, *value.shape)).scatter_(0, column[None].long(), value[None])
 
     def apply(self, vectors: Tensor) -> Tensor:
         """`V_i x` for the matrices V_1 … V_d (O × I) and vectors (N, I): (d, O, N)."""
-        product = self._stacked @ vectors.mT.contiguous()
+        product = vectors.new_empty((self.num * self.shape[0], len(vectors)))
+        # Into memory that is not filled with zeros first, as it would be by `@`.
+        torch.addmm(product, self._stacked, vectors.mT.contiguous(), beta=0, out=product)
         return product.unflatten(0, (self.num, self.shape[0]))
 
     @cached_property
@@ -60,9 +67,10 @@ class Columns:
         """The matrices on top of each other, (d·O, I), sparse."""
         outputs, inputs = self.shape
         column = self.column.contiguous().flatten()
-        order = _stable_order(column, self.num)
-        row = torch.arange(outputs, device=column.device).repeat_interleave(inputs)
-        counts = torch.bincount(row.add_(column, alpha=outputs), minlength=self.num * outputs)
+        order = _stable_order(column)
+        row = column.int().mul_(outputs).view(outputs, inputs)
+        row += torch.arange(outputs, device=column.device, dtype=torch.int32)[:, None]
+        counts = torch.bincount(row.flatten(), minlength=self.num * outputs)
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         value = self.value.contiguous().flatten()[order]
         with warnings.catch_warnings():
@@ -103,26 +111,29 @@ def draw(
     True
     """
     size = sum(shape.numel() for shape in shapes.values())
-    if isinstance(num, bool) or not isinstance(num, int) or not 1 < num <= size:
-        raise UseError(
-            f"directions is {num!r}: it has to be a whole number from 2 to the {size:,} parameters there are"
-        )
-    generator = torch.Generator().manual_seed(seed)
-    column = torch.randperm(size, generator=generator).remainder_(num)
-    sign = torch.randint(0, 2, (size,), generator=generator, dtype=torch.int8).mul_(2).sub_(1)
-    counts = torch.full((num,), size // num)
-    counts[: size % num] += 1
-    column = column.to(device)
-    value = sign.to(device, dtype) * counts.to(device, dtype).rsqrt()[column]
+    if isinstance(num, bool) or not isinstance(num, int) or not 1 < num <= min(size, MOST):
+        raise UseError(f"directions is {num!r}: it has to be a whole number from 2 to {min(size, MOST):,}")
+    random = np.random.default_rng(seed)
+    if size >= MANY * num:
+        column = random.integers(0, num, size, dtype=np.uint16)
+    else:  # by chance one of few could be left empty
+        column = random.permutation(size).astype(np.uint16) % num
+    counts = torch.from_numpy(np.bincount(column, minlength=num))
+    value = counts.double().rsqrt().numpy()[column]
+    value[random.integers(0, 2, size, dtype=bool)] *= -1
+    columns = torch.from_numpy(column.astype(np.int16)).to(device)
+    values = torch.from_numpy(value).to(device, dtype)
     sizes = [shape.numel() for shape in shapes.values()]
-    pieces = zip(shapes.items(), column.split(sizes), value.split(sizes), strict=True)
-    columns = {name: Columns(one.view(shape), other.view(shape), num) for (name, shape), one, other in pieces}
-    return Directions(columns, num, counts)
+    pieces = zip(shapes.items(), columns.split(sizes), values.split(sizes), strict=True)
+    return Directions(
+        {name: Columns(one.view(shape), other.view(shape), num) for (name, shape), one, other in pieces},
+        num,
+        counts,
+    )
 
 
-def _stable_order(column: Tensor, num: int) -> Tensor:
+def _stable_order(column: Tensor) -> Tensor:
     if column.device.type != "cpu":
         return column.argsort(stable=True)
-    # numpy sorts short integers by radix, many times faster than torch sorts long ones.
-    short = np.uint8 if num < 256 else np.uint16 if num < 65536 else np.int64
-    return torch.from_numpy(np.argsort(column.numpy().astype(short), kind="stable"))
+    # numpy sorts short integers by radix, many times faster than torch sorts.
+    return torch.from_numpy(np.argsort(column.numpy(), kind="stable"))

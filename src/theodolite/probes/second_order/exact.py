@@ -140,14 +140,13 @@ class _Taps(TorchFunctionMode):
 def _trace(logits: Tensor, known: CrossEntropy, taps: Sequence[_Tap], temperature: float) -> float:
     p = (logits.detach() / temperature).softmax(1)
     weights = known.weights.to(p)
+    units = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[:, None]
+    seeds = (weights * p).sqrt().mT[..., None] * (units - p) / temperature  # (K, B, K)
     outputs = [tap.output for tap in taps]
-    total = torch.zeros((), dtype=torch.float64, device=p.device)
-    for k, unit in enumerate(torch.eye(p.shape[1], dtype=p.dtype, device=p.device)):
-        seed = (weights * p[:, k : k + 1]).sqrt() * (unit - p)
-        deltas = torch.autograd.grad(
-            logits, outputs, seed / temperature, retain_graph=True, allow_unused=True
-        )
-        for tap, delta in zip(taps, deltas, strict=True):
-            if delta is not None:
-                total += tap.squares(delta).double()
-    return total.item()
+    deltas = torch.autograd.grad(
+        logits, outputs, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True
+    )
+    found = [
+        tap.squares(one) for tap, many in zip(taps, deltas, strict=True) if many is not None for one in many
+    ]
+    return torch.stack(found).double().sum().item()

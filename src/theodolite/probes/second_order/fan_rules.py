@@ -218,7 +218,7 @@ def _linear_map(fan: Fan, x: Tensor, weight: Tensor, columns: Any) -> Tensor:
         else:
             found = columns.apply(rows)
             if fan.active(x):
-                found = torch.baddbmm(found, weight.expand(fan.num, *weight.shape), moved())
+                found.baddbmm_(weight.expand(fan.num, *weight.shape), moved())
         return found.mT.reshape(fan.num, *value.shape)
 
     def second(adjoint: Tensor) -> Tensor:
