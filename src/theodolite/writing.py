@@ -1,17 +1,25 @@
-"""Files that are whole or not there: written beside, then renamed."""
+"""Files that are whole or not there: written beside, then renamed; and values that go into them."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from theodolite.errors import UseError
 
-KINDS = {"survey": {"verdict", "findings"}, "sweep": {"sweep", "families"}}
+KINDS = {
+    "survey": {"verdict", "findings"},
+    "sweep": {"sweep", "families"},
+    "landscape": {"landscape", "places", "values"},
+    "tracking": {"tracking", "rows"},
+}
 """By what a page shows, keys that its JSON has."""
 
 
@@ -60,6 +68,25 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON knows it; a number that is not finite is None.
+
+    >>> plain({1: (2.0, float("nan"))})
+    {'1': [2.0, None]}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
 
 
 def _is(kind: str, file: Path) -> bool:

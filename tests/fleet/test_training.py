@@ -1,5 +1,6 @@
 """The loop that every engine has to agree with."""
 
+import dataclasses
 import math
 
 import pytest
@@ -43,8 +44,6 @@ RUN = Run("mine", Size(16, 2), lr=2**-7, base=Size(8, 1), steps=8, held_out=3)
 
 
 def changed(**fields):
-    import dataclasses
-
     return dataclasses.replace(RUN, **fields)
 
 
@@ -99,12 +98,31 @@ def test_a_temperature_divides_the_logits():
     assert outcome.metrics["loss"][0] == (0, pytest.approx(expected, rel=1e-6))
 
 
-def test_an_init_scale_is_a_factor_on_weights_alone():
-    plain = dict(planned(RUN, mine).build(0).named_parameters())
-    scaled = dict(planned(changed(init_scale=0.5), mine).build(0).named_parameters())
+class Various(Net):
+    """Weights and biases that are drawn, biases that start at a constant, and a norm."""
+
+    def __init__(self, width, depth):
+        super().__init__(width, depth)
+        nn.init.uniform_(self.first.bias, -0.1, 0.1)
+        for layer in self.hidden:
+            nn.init.constant_(layer.bias, 0.25)
+        nn.init.normal_(self.last.bias, std=0.3)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        return self.last(self.norm(self.hidden[0](self.first(x))))
+
+
+def test_an_init_scale_is_a_factor_on_all_that_starts_at_random():
+    various = Workload("mine", Various, rows, nn.functional.cross_entropy)
+    run = changed(size=Size(16, 1), base=Size(8, 1))
+    plain = dict(planned(run, various).build(0).named_parameters())
+    scaled = dict(planned(dataclasses.replace(run, init_scale=0.5), various).build(0).named_parameters())
     for name, tensor in plain.items():
-        factor = 1.0 if name.endswith("bias") else 0.5
-        torch.testing.assert_close(scaled[name], factor * tensor)
+        stays = name.startswith("norm") or name == "hidden.0.bias"
+        torch.testing.assert_close(scaled[name], tensor if stays else 0.5 * tensor)
+    assert plain["first.bias"].std() > 0.01
+    assert plain["hidden.0.bias"].tolist() == [0.25] * 16
 
 
 def test_probes_are_recorded():
@@ -116,6 +134,45 @@ def test_probes_are_recorded():
     norm = math.sqrt(sum(float(tensor.grad.double().square().sum()) for tensor in model.parameters()))
     assert outcome.metrics["gradient"][0][1] == pytest.approx(norm, rel=1e-6)
     assert outcome.readings["sizes"]["logits"] > 0
+
+
+def test_accuracy_is_of_the_held_out_batches_and_of_the_last_one_trained_on():
+    run = changed(probes=("accuracy",), temperature=100.0)
+    plan = planned(run, mine)
+    model = plan.build(0)
+    optimizer = plan.optimizer(model)
+    schedule = plan.schedule(optimizer, "linear", steps=8)
+    for step in range(8):
+        inputs, targets = rows(0, step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs) / 100.0, targets).backward()
+        optimizer.step()
+        schedule.step()
+
+    def right(inputs, targets):
+        return (
+            sum(int(row[1] > row[0]) == int(label) for row, label in zip(model(inputs), targets, strict=True))
+            / 16
+        )
+
+    readings = train(run, mine).readings
+    assert readings["accuracy"] == pytest.approx(sum(right(*batch) for batch in _held_out()) / 3)
+    assert readings["train accuracy"] == right(*rows(0, 7))
+    assert readings["accuracy"] != readings["train accuracy"]
+
+
+def test_what_has_diverged_has_no_accuracy():
+    outcome = train(changed(probes=("accuracy",), optimizer="sgd", lr=1e30), mine)
+    assert outcome.status == "diverged"
+    assert not {"accuracy", "train accuracy"} & outcome.readings.keys()
+
+
+def test_accuracy_is_for_classes_alone():
+    real = Workload(
+        "mine", Net, lambda seed, step: (rows(seed, step)[0], torch.zeros(16, 2)), nn.functional.mse_loss
+    )
+    with pytest.raises(ValueError, match=r"targets are a tensor of shape \(16, 2\): leave out the probe"):
+        train(changed(probes=("accuracy",)), real)
 
 
 def test_a_run_leaves_no_trace():

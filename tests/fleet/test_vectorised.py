@@ -418,3 +418,49 @@ def test_on_a_gpu_the_captured_step_agrees_with_the_plain_loop(steps):
         # Muon computes in bfloat16 on a GPU, where sums in another order are other numbers.
         close = 2e-2 if optimizer == "muon-kimi" or steps > 100 else 1e-4
         agree(Grid(axes, {**fixed, "optimizer": optimizer, "every": steps - 1}).runs, means, close)
+
+
+def test_accuracies_agree_with_one_run_after_the_other():
+    axes = {"lr": [2**-6, 2**-2], "seed": [0, 1]}
+    fixed = {"workload": "normed", "size": Size(8, 1), "base": Size(8, 1), "optimizer": "sgd", "steps": 9}
+    runs = Grid(axes, {**fixed, "held_out": 3, "probes": ("accuracy",)}).runs
+    alone = {outcome.run.identity: outcome.readings for outcome in serial(runs, MEANS)}
+    together = {outcome.run.identity: outcome.readings for outcome in vectorised(runs, MEANS)}
+    for name in ("accuracy", "train accuracy"):
+        found = [together[run.identity][name] for run in runs]
+        assert found == pytest.approx([alone[run.identity][name] for run in runs])
+        assert len(set(found)) > 1
+
+
+class Counted(torch.Tensor):
+    """A tensor that counts how often it is stacked, the first thing that is done to load it."""
+
+    loads = 0
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        Counted.loads += function is torch.stack
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("refilled", [False, True])
+def test_a_full_batch_is_loaded_once_and_one_that_is_filled_again_each_time(refilled):
+    inputs, targets = rows(0, 0)
+    inputs = inputs.as_subclass(Counted)
+
+    def full(seed, step):
+        if refilled:
+            inputs.copy_(rows(0, step)[0])
+        return inputs, targets
+
+    means = Means(workloads={"full": Workload("full", Normed, full, nn.functional.cross_entropy)})
+    fixed = {"workload": "full", "size": Size(8, 1), "base": Size(8, 1), "optimizer": "sgd", "lr": 2**-4}
+    runs = Grid({"seed": [0, 1]}, {**fixed, "steps": 5, "held_out": 1}).runs
+    workload = means.workloads["full"]
+    some = program.Program(stack(runs, workload, "cpu"), workload, "cpu")
+    Counted.loads = 0
+    for _ in range(5):
+        some.step()
+    assert Counted.loads == (5 if refilled else 1)
+    agree(runs, means)

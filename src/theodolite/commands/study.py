@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -116,6 +116,93 @@ def study_transfer(
     made = make(
         out,
         setting=SMALL if small else FULL,
+        parts=part or (),
+        engine=engine,
+        means=means,
+        progress=Shown(),
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(report(out))
+    if summary is not None:
+        write_summary(out, summary)
+    if made is not None and not made.ok:
+        raise typer.Exit(130 if made.stopped else 1)
+
+
+@study_app.command("goldilocks")
+def study_goldilocks(
+    out: Annotated[Path, typer.Option(help="The folder of records and ledger; figures go there too.")] = Path(
+        "goldilocks"
+    ),
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="zone, logits, temperature, scale, adam, course or neighbours alone; may be repeated."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    engine: Annotated[str, typer.Option(help="auto, serial, processes, vectorised or ray.")] = "auto",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes at a time; as many as there are cores.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many; 3, or 2 of the small study.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Steps of full-batch training.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Images that are trained on.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of training: tf32 or float32; curvature is in float64.")
+    ] = None,
+    small: Annotated[
+        bool,
+        typer.Option("--small", help="Two networks, 13 points, 500 images, 100 epochs, 2 seeds: for a CPU."),
+    ] = False,
+    summary: Annotated[
+        Path | None, typer.Option(help="Write all records as one small file, which --draw can read.")
+    ] = None,
+    draw: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run nothing: draw what a summary or a folder holds.")
+    ] = None,
+) -> None:
+    """Is there a zone of positive curvature with biases, residual paths and norms, and does training like it?
+
+    LeNet-300-100, LeNet-5 and ResNet-4 in five variants on Fashion-MNIST and CIFAR-10. Makes what the folder
+    does not hold yet, part by part in the order of their worth, so that it can be stopped and goes on where
+    it was; then prints the claims and draws the figures.
+
+    Exits with 1 if a run failed, with 130 after Ctrl-C.
+
+    [bold]Examples[/bold]
+
+      theodolite study goldilocks --device cuda --part zone --part temperature
+
+      theodolite study goldilocks --small --part zone --part logits
+
+      theodolite study goldilocks --draw docs/studies/goldilocks.jsonl
+    """
+    from theodolite.studies.goldilocks.report import report
+
+    if draw is not None:
+        print(report(draw))
+        return
+    import dataclasses
+
+    from theodolite.fleet.engine import Means
+    from theodolite.fleet.progress import Shown
+    from theodolite.studies.goldilocks.conduct import make, write_summary
+    from theodolite.studies.goldilocks.setting import FULL, SMALL
+
+    given = {
+        "epochs": epochs,
+        "images": images,
+        "precision": precision,
+        "seeds": None if seeds is None else tuple(range(seeds)),
+    }
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    means = Means(device=device)
+    if jobs is not None:
+        means = dataclasses.replace(means, jobs=jobs)
+    made = make(
+        out,
+        setting=dataclasses.replace(SMALL if small else FULL, **changes),
         parts=part or (),
         engine=engine,
         means=means,

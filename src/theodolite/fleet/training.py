@@ -214,7 +214,8 @@ class Log:
         readings = readings_of(model, workload, self.run)
         outcome = outcome_of(self.run, self.values, held_out, self.device, readings)
         if outcome.status == "finished" and "accuracy" in self.run.probes:
-            outcome = with_readings(outcome, accuracies(model, workload, self.run, self.device))
+            with precision_of(self.run, self.device):
+                outcome = with_readings(outcome, accuracies(model, workload, self.run, self.device))
         return outcome
 
 

@@ -4,10 +4,24 @@ from theodolite.probes.assumptions import Assumptions, assumptions
 from theodolite.probes.coordinates import Coordinates, coordinates
 from theodolite.probes.following import Track
 from theodolite.probes.power import SpectralNorm, spectral_norm
+from theodolite.probes.second_order.curvature import Curvature, curvature
+from theodolite.probes.second_order.density import Density, density
+from theodolite.probes.second_order.eigenvalues import Eigenvalues, eigenvalues
+from theodolite.probes.second_order.estimate import Estimate
+from theodolite.probes.second_order.landscape import Landscape, landscape
+from theodolite.probes.second_order.operator import Hessian, Operator, hessian
+from theodolite.probes.second_order.outliers import Outliers, outliers
+from theodolite.probes.second_order.rescaling import scaled, tempered
+from theodolite.probes.second_order.sharpness import Sharpness, sharpness
+from theodolite.probes.second_order.trace import Trace, trace
+from theodolite.probes.second_order.tracking import Tracking, track
+from theodolite.probes.second_order.trajectory import Trajectory, trajectory
+from theodolite.probes.second_order.zone import along_scale, along_temperature
 from theodolite.probes.slopes import Slope
 from theodolite.probes.spectral import Spectral, spectral
 
 __all__ = [
+    # the first steps of training
     "Assumptions",
     "Coordinates",
     "Slope",
@@ -18,4 +32,33 @@ __all__ = [
     "coordinates",
     "spectral",
     "spectral_norm",
+    # second derivatives
+    "Hessian",
+    "Operator",
+    "hessian",
+    "Curvature",
+    "Estimate",
+    "curvature",
+    "along_scale",
+    "along_temperature",
+    "scaled",
+    "tempered",
+    # the spectrum
+    "Density",
+    "Eigenvalues",
+    "Outliers",
+    "Sharpness",
+    "Trace",
+    "density",
+    "eigenvalues",
+    "outliers",
+    "sharpness",
+    "trace",
+    # the landscape
+    "Landscape",
+    "Tracking",
+    "Trajectory",
+    "landscape",
+    "track",
+    "trajectory",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from theodolite.sweeping.curves import Row
 from theodolite.sweeping.families import Best, Family, analyse, bests
 from theodolite.sweeping.found import of_the_best
 from theodolite.sweeping.table import bests_table, family_table
+from theodolite.writing import plain
 
 if TYPE_CHECKING:
     from theodolite.fleet.driver import Report
@@ -101,7 +101,7 @@ class Sweep:
         """The spec and all that was found, as JSON; a number that is not finite is null."""
         found = {"sweep": self.spec, "over": self.over, "verdict": self.verdict}
         tables = {"families": self.families, "bests": self.bests}
-        return json.dumps(_plain({**found, **tables}), indent=1, ensure_ascii=False, allow_nan=False)
+        return json.dumps(plain({**found, **tables}), indent=1, ensure_ascii=False, allow_nan=False)
 
     def save(self, path: str | Path) -> Path:
         """Write one self-contained page, and the same as JSON beside it (`sweep.html`, `sweep.json`)."""
@@ -118,18 +118,3 @@ class Sweep:
             return f"Sweep of {self.workload}: no run has a result yet."
         tables = [family_table(family) for family in self.families]
         return "\n\n".join([*tables, bests_table(self.bests)] if self.bests else tables)
-
-
-def _plain(value: Any) -> Any:
-    """As JSON knows it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value

@@ -160,6 +160,7 @@ class Linearised:
         self.objective = objective
         self._kept: tuple[tuple[int, ...], Point] | None = None
         self._at_once = MOST_AT_ONCE
+        self._batched: dict[Kind, bool] = {}
 
     def product(self, kind: Kind, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """By name, without a copy to and from a long vector where there is one batch."""
@@ -204,15 +205,15 @@ class Linearised:
     def _block(self, point: Point, kind: Kind, rows: Tensor) -> Tensor:
         # On a CPU many vectors at once take as long as one after the other, and more memory.
         if len(rows) == 1:
-            return _joined(point.product(kind, self._split(rows[0])))[None]
-        if rows.device.type == "cpu":
-            return torch.stack([_joined(point.product(kind, self._split(row))) for row in rows])
+            return self._one(point, kind, rows[0])[None]
+        if rows.device.type == "cpu" or not self._batches(point, kind, rows[:2]):
+            return torch.stack([self._one(point, kind, row) for row in rows])
         found: list[Tensor] = []
         done = 0
         while done < len(rows):
             some = rows[done : done + self._at_once]
             try:
-                found.append(_joined(point.product(kind, self._split(some), many=True), many=True))
+                found.append(self._many(point, kind, some))
             except torch.OutOfMemoryError:
                 if self._at_once == 1:
                     raise
@@ -221,6 +222,24 @@ class Linearised:
                 continue
             done += len(some)
         return torch.cat(found)
+
+    def _batches(self, point: Point, kind: Kind, rows: Tensor) -> bool:
+        """Can the network's operations be taken for many vectors at once? Some cannot, or give nonsense."""
+        if kind not in self._batched:
+            alone = torch.stack([self._one(point, kind, row) for row in rows])
+            try:
+                together = self._many(point, kind, rows)
+                off = float((together - alone).abs().max() / alone.abs().max().clamp(min=1e-30))
+                self._batched[kind] = off < 1e-3
+            except RuntimeError:
+                self._batched[kind] = False
+        return self._batched[kind]
+
+    def _one(self, point: Point, kind: Kind, row: Tensor) -> Tensor:
+        return _joined(point.product(kind, self._split(row)))
+
+    def _many(self, point: Point, kind: Kind, rows: Tensor) -> Tensor:
+        return _joined(point.product(kind, self._split(rows), many=True), many=True)
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         return list(self.objective.split(flat).values())
