@@ -28,6 +28,7 @@ from theodolite.building import untouched_randomness
 from theodolite.calling import described, logits
 from theodolite.errors import UseError
 from theodolite.probes.course import on_device
+from theodolite.probes.second_order.rescaling import is_compiled
 from theodolite.probes.second_order.score import CrossEntropy, Loss, recognise
 from theodolite.workloads import Batch
 
@@ -67,6 +68,10 @@ class Objective:
         self._given = model
         self.model, self.loss, self.batches, self.temperature = unwrap(model), loss, batch, float(temperature)
         self.single = isinstance(batch, tuple) and len(batch) == 2
+        if not self.single and not isinstance(batch, Iterable):
+            raise UseError(
+                f"batch is {batch!r}: give a pair (inputs, targets), a list of pairs or a DataLoader"
+            )
         if not self.single and isinstance(batch, Iterator):
             raise UseError(
                 f"batch is {described(batch)}, which gives its batches only once, and they are needed "
@@ -81,7 +86,7 @@ class Objective:
         self.shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         self.size = sum(tensor.numel() for tensor in self.tensors.values())
         self.dtype, self.device = _one_kind(self.tensors)
-        self._compiled = _has_compiled(model)
+        self._compiled = is_compiled(model)
         self._known: tuple[tuple[torch.Size, int], CrossEntropy | None] | None = None
 
     def at(self, temperature: float) -> Objective:
@@ -268,13 +273,6 @@ def _examples(pair: Batch) -> int:
     """How many examples a batch has: the length of its first tensor."""
     tensors = [leaf for leaf in tree_leaves(pair[0]) if isinstance(leaf, Tensor)]
     return tensors[0].shape[0] if tensors and tensors[0].ndim else 1
-
-
-def _has_compiled(model: nn.Module) -> bool:
-    return any(
-        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
 
 
 def _group(model: nn.Module) -> Any:

@@ -11,16 +11,17 @@ torch.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from theodolite.building import in_one_line
+from theodolite.calling import described
 from theodolite.errors import UseError
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.score import Loss, score
@@ -148,6 +149,8 @@ def operator_of(
         if loss is None or batch is None:
             raise UseError("a model is measured with a loss and a batch: give (model, loss, batch)")
         return hessian(measured, loss, batch, parameters=parameters, temperature=temperature)
+    if not hasattr(measured, "__matmul__") or not hasattr(measured, "size"):
+        raise UseError(f"what is measured is {described(measured)}: give a torch.nn.Module or an operator")
     if loss is not None or batch is not None or parameters is not None or temperature != 1:
         raise UseError("an operator has its loss, batch, parameters and temperature already: leave them out")
     return measured
@@ -177,7 +180,7 @@ class Linearised:
 
     def gradient(self) -> Tensor:
         """(P,)."""
-        return self._mean(lambda point: _joined(point.slope("hessian")).detach())
+        return self._mean(lambda point: _joined(point.slope).detach())
 
     def value(self) -> float:
         """The loss."""
@@ -261,33 +264,32 @@ class Point:
             known = objective.cross_entropy(self.logits, batch)
             with _naming_culprit(self.logits):
                 self._score = score(objective.loss, self.logits, batch[1], known)
-        self._slopes: dict[Kind, tuple[Tensor, ...]] = {}
 
-    def slope(self, kind: Kind) -> tuple[Tensor, ...]:
-        """`Jᵀ s` with a graph: of the loss's derivative s as a function, or of the number that it is here."""
-        if kind not in self._slopes:
-            seed = self._score if kind == "hessian" else self._score.detach()
-            self._slopes[kind] = self._pulled(seed)
-        return self._slopes[kind]
+    @cached_property
+    def slope(self) -> tuple[Tensor, ...]:
+        """The gradient `Jᵀ s`, with a graph in which the loss's derivative s is a function of the weights."""
+        return self._pulled(self._score)
+
+    @cached_property
+    def _frozen(self) -> tuple[tuple[Tensor, ...], Tensor]:
+        """`Jᵀ u` at u = s, and u: by the weights along v its derivative is `S v`, by u it is `J v`."""
+        seed = self._score.detach().requires_grad_()
+        return self._pulled(seed), seed
 
     def product(self, kind: Kind, vectors: list[Tensor], *, many: bool = False) -> tuple[Tensor, ...]:
         """One product; with `many`, of vectors that are stacked along a first dimension."""
         with _naming_culprit(self.logits):
-            if kind != "gauss_newton":
-                return self._back(self.slope(kind), self._leaves, vectors, many)
-            pulled, seed = self._linear
+            if kind == "hessian":
+                return self._back(self.slope, self._leaves, vectors, many)
+            pulled, seed = self._frozen
+            if kind == "residual":
+                return self._back(pulled, self._leaves, vectors, many)
             (pushed,) = self._back(pulled, (seed,), vectors, many)
             (curved,) = self._back((self._score,), (self.logits,), [pushed], many)
             return self._back((self.logits,), self._leaves, [curved], many)
 
-    @cached_property
-    def _linear(self) -> tuple[tuple[Tensor, ...], Tensor]:
-        """`Jᵀ u` as a function of u: its derivative by u along v is `J v`."""
-        seed = torch.zeros_like(self.logits, requires_grad=True)
-        return self._pulled(seed), seed
-
     def _pulled(self, seed: Tensor) -> tuple[Tensor, ...]:
-        with torch.enable_grad(), _naming_culprit(self.logits):
+        with torch.enable_grad(), _naming_culprit(self.logits), _watching_own_functions(self.logits):
             found = torch.autograd.grad(
                 self.logits, self._leaves, seed, create_graph=True, allow_unused=True, retain_graph=True
             )
@@ -339,22 +341,49 @@ class _naming_culprit:
         ):
             return
         said = str(error)
-        operation = re.search(r"derivative for (?:aten::)?(\w+) is not implemented", said)
+        operation = re.search(r"derivative for '?(?:aten::)?(\w+)'? is not implemented", said)
         if operation:
             culprit = operation[1]
-        elif "once_differentiable" in said or "differentiate twice" in said:
-            culprit = " or ".join(_own_functions(self._output)) or "one of the model's operations"
         else:
             return
-        raise UseError(
-            f"{culprit} has no second derivative, so the loss has no Hessian by autograd. Exchange it for an "
-            f"operation that has one while you measure ({in_one_line(error)})"
-        ) from error
+        raise UseError(_no_second_derivative(culprit)) from error
 
 
-def _own_functions(output: Tensor) -> list[str]:
-    """Names of the autograd.Functions behind a tensor."""
-    found: dict[str, None] = {}
+@contextlib.contextmanager
+def _watching_own_functions(output: Tensor) -> Iterator[None]:
+    """Refuse an autograd.Function whose backward has no derivative: autograd would take it for zero."""
+    culprits: list[str] = []
+
+    def watch(node: Any) -> Any:
+        def look(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+            if any(one is not None and one.requires_grad for one in outputs) and any(
+                one is not None and (not one.requires_grad or "Error" in type(one.grad_fn).__name__)
+                for one in inputs
+            ):
+                culprits.append(type(node).__name__.removesuffix("Backward"))
+
+        return node.register_hook(look)
+
+    handles = [watch(node) for node in own_functions(output)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if culprits:
+        raise UseError(_no_second_derivative(culprits[-1]))
+
+
+def _no_second_derivative(culprit: str) -> str:
+    return (
+        f"{culprit} has no second derivative, so the loss has no Hessian by autograd. Exchange it for an "
+        "operation that has one while you measure"
+    )
+
+
+def own_functions(output: Tensor) -> list[Any]:
+    """The nodes of a tensor's graph that come from an `autograd.Function` of the model's own."""
+    found: list[Any] = []
     waiting: list[Any] = [output.grad_fn]
     seen: set[Any] = set()
     while waiting:
@@ -363,9 +392,9 @@ def _own_functions(output: Tensor) -> list[str]:
             continue
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            found[type(node).__name__.removesuffix("Backward")] = None
+            found.append(node)
         waiting += [above for above, _ in node.next_functions]
-    return list(found)
+    return found
 
 
 def _joined(tensors: Sequence[Tensor], *, many: bool = False) -> Tensor:

@@ -20,6 +20,7 @@ from theodolite.probes.second_order.directions import Directions
 from theodolite.probes.second_order.fan import Fan, Unsupported
 from theodolite.probes.second_order.fan_norms import RULES
 from theodolite.probes.second_order.objective import Objective
+from theodolite.probes.second_order.operator import own_functions
 from theodolite.workloads import Batch
 
 CACHED_BYTES = 2**22
@@ -90,6 +91,9 @@ def project(objective: Objective, batch: Batch, directions: Directions, seeds: S
     """Carry all directions through the network, for each of the seeds s of its logits."""
     fan = Fan(RULES, directions.num)
     logits = _forward(objective, batch, directions, fan, grad=True)
+    if own := own_functions(logits):
+        # What its forward pass computes need not be what its backward pass differentiates.
+        raise Unsupported(f"{type(own[0]).__name__.removesuffix('Backward')} is an autograd.Function")
     assert fan.curved is not None
     adjoints = _adjoints(logits, fan.curved, seeds)
     del logits

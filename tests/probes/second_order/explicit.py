@@ -1,0 +1,117 @@
+"""The explicit Hessian of a small network: finite differences of its gradient and of its logits."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from theodolite.calling import call, logits
+from theodolite.probes.second_order.objective import SEED
+
+from .networks import Case, Loss, case
+
+# f'(0) = Σ w f(s·h)/h + O(h⁴)
+STENCIL = ((-2, 1 / 12), (-1, -2 / 3), (1, 2 / 3), (2, -1 / 12))
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """H, G = JᵀBJ and the gradient over all parameters that require one, in the model's order."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    hessian: Tensor
+    gauss_newton: Tensor
+    gradient: Tensor
+    loss: float
+
+    @property
+    def residual(self) -> Tensor:
+        """S = H − G."""
+        return self.hessian - self.gauss_newton
+
+    def rows(self, names: tuple[str, ...]) -> Tensor:
+        """The places of these parameters' entries, in the order of `names`."""
+        ends = torch.tensor(self.sizes).cumsum(0).tolist()
+        starts = dict(zip(self.names, zip([0, *ends[:-1]], ends, strict=True), strict=True))
+        return torch.cat([torch.arange(*starts[name]) for name in names])
+
+
+@cache
+def explicit_of(name: str) -> Explicit:
+    """Of a network in `networks.CASES`."""
+    return explicit(case(name))
+
+
+def explicit(made: Case, *, temperature: float = 1.0) -> Explicit:
+    """Works on a copy, in the mode that the model is in.
+
+    Each of P columns costs four gradients, with an error of the fourth order in the step. Dropout has the
+    mask that a probe gives it.
+    """
+    model = copy.deepcopy(made.model)
+    named = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    values = list(named.values())
+
+    def evaluate() -> tuple[float, Tensor, Tensor]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            outputs = logits(call(model, made.batch[0])) / temperature
+            loss = made.loss(outputs, made.batch[1])
+        gradients = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
+        return loss.item(), flat(gradients), outputs.detach()
+
+    loss, gradient, outputs = evaluate()
+    columns, jacobian = [], []
+    for value in values:
+        for place in range(value.numel()):
+            entries = value.data.view(-1)
+            kept = entries[place].item()
+            column, slopes = torch.zeros_like(gradient), torch.zeros(outputs.numel(), dtype=outputs.dtype)
+            for steps, weight in STENCIL:
+                entries[place] = kept + steps * made.step
+                _, moved, seen = evaluate()
+                column += weight / made.step * moved
+                slopes += weight / made.step * seen.flatten()
+            entries[place] = kept
+            columns.append(column)
+            jacobian.append(slopes)
+    hessian = torch.stack(columns, 1)
+    slopes_of_logits = torch.stack(jacobian, 1)
+    curved = curvature_in_logits(made.loss, outputs, made.batch[1])
+    return Explicit(
+        tuple(named),
+        tuple(value.numel() for value in values),
+        (hessian + hessian.T) / 2,
+        slopes_of_logits.T @ curved @ slopes_of_logits,
+        gradient,
+        loss,
+    )
+
+
+def curvature_in_logits(loss: Loss, outputs: Tensor, targets: Tensor, step: float = 1e-3) -> Tensor:
+    """B, the Hessian of the loss in the logits, by finite differences of its gradient."""
+    columns = []
+    for place in range(outputs.numel()):
+        column = torch.zeros(outputs.numel(), dtype=outputs.dtype)
+        for steps, weight in STENCIL:
+            moved = outputs.detach().clone()
+            moved.view(-1)[place] += steps * step
+            moved.requires_grad_()
+            (gradient,) = torch.autograd.grad(loss(moved, targets), moved)
+            column += weight / step * gradient.flatten()
+        columns.append(column)
+    return torch.stack(columns, 1)
+
+
+def flat(tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def apart(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
+    """‖found − expected‖_F / ‖scale‖_F; the scale is `expected` unless given."""
+    return ((found - expected).norm() / (expected if scale is None else scale).norm()).item()
