@@ -23,7 +23,7 @@ from theodolite.probes.second_order.exact import gauss_newton_trace
 from theodolite.probes.second_order.fan import Unsupported
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import Hessian, Linearised
-from theodolite.probes.second_order.score import CrossEntropy, Loss, score
+from theodolite.probes.second_order.score import CrossEntropy, Loss, agrees, score
 from theodolite.probes.second_order.sweep import Coupled, Outlook, scout, sweeps
 from theodolite.workloads import Batch
 
@@ -207,6 +207,10 @@ def _of_batch(
     logits, num = outlook.logits, directions.num
     losses = [objective.evaluate(logits / one, batch) for one in temperatures]
     known = objective.cross_entropy(logits, batch)
+    if known is not None and not all(
+        agrees(known, objective.loss, logits / one, batch[1]) for one in temperatures
+    ):
+        known = None
     seeds = [_score(objective, logits / one, batch, known).detach() / one for one in temperatures]
     gauss_newton = logits.new_zeros((len(temperatures), num, num), dtype=torch.float64)
     residual = torch.zeros_like(gauss_newton)
@@ -223,7 +227,9 @@ def _of_batch(
         tangents = torch.cat(kept, dim=1) if logits.ndim else kept[0]
         for place, one in enumerate(temperatures):
             gauss_newton[place] = _by_autograd(objective, tangents / one, logits / one, batch)
-    traces = gauss_newton_trace(objective, batch, temperatures) if outlook.multilinear else None
+    traces = None
+    if outlook.multilinear and known is not None:
+        traces = gauss_newton_trace(objective, batch, known, temperatures)
     return [
         _Parts(gauss_newton[place], residual[place], losses[place], None if traces is None else traces[place])
         for place in range(len(temperatures))

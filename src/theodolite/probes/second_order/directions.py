@@ -57,6 +57,8 @@ class Columns:
 
     def apply(self, vectors: Tensor) -> Tensor:
         """`V_i x` for the matrices V_1 … V_d (O × I) and vectors (N, I): (d, O, N)."""
+        if vectors.dtype not in (torch.float32, torch.float64):  # sparse products are missing
+            return self.dense @ vectors.mT
         product = vectors.new_empty((self.num * self.shape[0], len(vectors)))
         # Into memory that is not filled with zeros first, as it would be by `@`.
         torch.addmm(product, self._stacked, vectors.mT.contiguous(), beta=0, out=product)
@@ -89,6 +91,14 @@ class Directions:
     num: int
     counts: Tensor
     """s, the number of parameters in each column, (d,)."""
+
+    def pulled(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """`Rᵀ g` for a gradient by name, (d,)."""
+        found = torch.zeros(self.num, dtype=torch.float64, device=next(iter(gradients.values())).device)
+        for name, one in self.columns.items():
+            entries = (gradients[name] * one.value).flatten().double()
+            found.index_add_(0, one.column.flatten().int(), entries)
+        return found
 
     @property
     def matrix(self) -> Tensor:

@@ -27,26 +27,21 @@ MOST_CLASSES = 64
 
 
 def gauss_newton_trace(
-    objective: Objective, batch: Batch, temperatures: Sequence[float]
+    objective: Objective, batch: Batch, known: CrossEntropy, temperatures: Sequence[float]
 ) -> list[float] | None:
-    """`Tr(G)` at each temperature; None where the network or the loss is not of the kind.
+    """`Tr(G)` at each temperature; None where the network is not of the kind.
 
     Every chosen parameter has to be the weight or the bias of one linear map or convolution, called once.
     It is asked under `objective.conditions()`.
     """
     chosen = objective.stand_ins(grad=True)
     taps = _Taps(chosen)
-    with objective.conditions():
-        with taps:
-            logits = objective.forward(chosen, batch)
-        known = objective.cross_entropy(logits, batch)
-        suited = (
-            known is not None and logits.ndim == 2 and logits.shape[1] <= MOST_CLASSES and known.dim == -1
-        )
-        if not suited or not taps.complete or any(len(tap.input) != len(logits) for tap in taps.found):
-            return None
-        assert known is not None
-        return [_trace(logits, known, taps.found, temperature) for temperature in temperatures]
+    with taps:
+        logits = objective.forward(chosen, batch)
+    suited = logits.ndim == 2 and logits.shape[1] <= MOST_CLASSES and known.dim == -1
+    if not suited or not taps.complete or any(len(tap.input) != len(logits) for tap in taps.found):
+        return None
+    return [_trace(logits, known, taps.found, temperature) for temperature in temperatures]
 
 
 @dataclass(frozen=True)

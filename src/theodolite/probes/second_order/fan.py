@@ -67,15 +67,17 @@ class Fan(TorchFunctionMode):
         kwargs = kwargs or {}
         if not any(self.active(leaf) for leaf in tree_leaves((args, dict(kwargs)))):
             return func(*args, **kwargs)
-        rule = self._rules.get(_name(func))
+        name = _name(func)
+        rule = self._rules.get(name)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise Unsupported(f"{name} inside of torch.func has no rule")
         if rule is not None:
             return rule(self, func, *args, **kwargs)
         found = func(*args, **kwargs)
-        # What has no derivative, autograd holds constant too: shapes, comparisons, indices.
-        if _name(func) != "detach" and any(
-            isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(found)
-        ):
-            raise Unsupported(f"{_name(func)} has no rule")
+        # What has no derivative, autograd holds constant too: shapes, comparisons, indices. What returns
+        # nothing may have changed a tensor.
+        if name != "detach" and (found is None or any(map(_is_differentiable, tree_leaves(found)))):
+            raise Unsupported(f"{name} has no rule")
         return found
 
     def active(self, value: Any) -> bool:
@@ -116,6 +118,10 @@ class Fan(TorchFunctionMode):
             return
         found = torch.stack([second(adjoint) for adjoint in next(self._adjoints)]).double()
         self.total = found if self.total is None else self.total + found
+
+
+def _is_differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _name(function: Any) -> str:

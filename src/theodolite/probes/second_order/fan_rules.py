@@ -13,12 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from theodolite.probes.second_order.fan import Fan, Rule, Unsupported
 
 
 def structural(fan: Fan, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Linear in one tensor or in a list of them: views, sums, casts, cat."""
+    if any(isinstance(one, Tensor) for one in tree_leaves(kwargs)):
+        raise Unsupported(f"{getattr(func, '__name__', func)} with tensors by keyword has no rule")
     value = func(*args, **kwargs)
     outputs = value if isinstance(value, (tuple, list)) else (value,)
     if fan.curved is not None:
@@ -319,6 +322,8 @@ def _average_pool(fan: Fan, func: Any, input: Tensor, *args: Any, **kwargs: Any)
 
 def _straight(fan: Fan, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Elementwise, of straight pieces: ReLU and its kin."""
+    if any(fan.active(one) for one in (*args, *kwargs.values())):
+        raise Unsupported(f"{getattr(func, '__name__', func)} of two moving values has no rule")
     slope, _ = _derivatives(func, x, args, kwargs, second=False)
     return fan.spread(func(x, *args, **kwargs), lambda: fan.tangents(x) * slope)
 

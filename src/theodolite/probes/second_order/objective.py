@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
@@ -152,6 +153,7 @@ class Objective:
         with contextlib.ExitStack() as stack:
             stack.enter_context(untouched_randomness())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(_PlainWeightNorm())
             if self._compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.enable_grad())
@@ -202,6 +204,16 @@ class Objective:
             yield pair[0], pair[1]
         if empty:
             raise UseError("batch holds no batches at all. Give a pair (inputs, targets) or a list of them")
+
+
+class _PlainWeightNorm(TorchFunctionMode):
+    """Weight norm by plain operations: the second derivative of torch's fused one is wrong (torch 2.13)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._weight_norm:
+            direction, gain, dim = (*args, 0)[:3]
+            return direction * (gain / torch.norm_except_dim(direction, 2, dim))
+        return func(*args, **(kwargs or {}))
 
 
 def _seed() -> None:

@@ -295,9 +295,7 @@ class Point:
             )
         for name, one in zip(self._names, found, strict=True):
             if one is None:
-                raise UseError(
-                    f"the loss does not depend on {name}. Leave it out: choose others with parameters=…"
-                )
+                raise UseError(unused(name))
         return found
 
     @staticmethod
@@ -379,6 +377,11 @@ def _no_second_derivative(culprit: str) -> str:
         f"{culprit} has no second derivative, so the loss has no Hessian by autograd. Exchange it for an "
         "operation that has one while you measure"
     )
+
+
+def unused(name: str) -> str:
+    """What is said of a parameter that the loss does not depend on."""
+    return f"the loss does not depend on {name}. Leave it out: choose others with parameters=…"
 
 
 def own_functions(output: Tensor) -> list[Any]:

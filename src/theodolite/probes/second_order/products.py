@@ -53,8 +53,8 @@ class Products:
         return bits.to(self.device, self.dtype).mul_(2).sub_(1)
 
 
-def require_at_least(least: float, **given: float) -> None:
-    """Options that count something, or a tolerance."""
+def require_at_least(least: int, **given: int) -> None:
+    """Options that count something."""
     for name, value in given.items():
-        if not value >= least:
-            raise UseError(f"{name} is {value!r}: it has to be at least {least:g}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UseError(f"{name} is {value!r}: it has to be a whole number of at least {least}")

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from theodolite.errors import UseError
+
 Loss = Callable[[Tensor, Any], Tensor]
 """`loss(logits, targets) -> scalar`."""
 
@@ -49,6 +51,8 @@ def score(loss: Loss, logits: Tensor, targets: Any, known: CrossEntropy | None) 
     if known is not None:
         return known(logits)
     value = loss(logits, targets)
+    if not value.requires_grad:
+        raise UseError("the loss does not depend on the logits: it has no derivative by them")
     (found,) = torch.autograd.grad(value, logits, create_graph=True)
     return found
 
@@ -56,8 +60,8 @@ def score(loss: Loss, logits: Tensor, targets: Any, known: CrossEntropy | None) 
 def recognise(loss: Loss, logits: Tensor, targets: Any) -> CrossEntropy | None:
     """The loss as a cross-entropy with some weights and targets; None if it is something else.
 
-    At two random points its second derivative must be that of a cross-entropy with the same weights, and its
-    first derivative must give the same targets.
+    At two random points its second derivative must be that of a cross-entropy with the same weights, its
+    first derivative must give the same targets, and at the logits themselves both must be as expected.
 
     >>> logits, targets = torch.zeros(2, 3), torch.tensor([0, 2])
     >>> recognise(torch.nn.functional.cross_entropy, logits, targets).weights.flatten()
@@ -69,9 +73,32 @@ def recognise(loss: Loss, logits: Tensor, targets: Any) -> CrossEntropy | None:
         return None
     dims = [-1] if logits.ndim < 3 else [-1, 1]
     try:
-        return next((found for dim in dims if (found := _recognise(loss, logits, targets, dim))), None)
+        found = next((found for dim in dims if (found := _recognise(loss, logits, targets, dim))), None)
+        return found if found is None or agrees(found, loss, logits, targets) else None
     except RuntimeError:  # it cannot be tried out; the logits that it is really asked about will show why
         return None
+
+
+def agrees(known: CrossEntropy, loss: Loss, logits: Tensor, targets: Any) -> bool:
+    """Are the loss's derivatives at these logits those of the cross-entropy, but for rounding?
+
+    A loss may be one for small logits only, as of logits that are clamped.
+    """
+    with torch.enable_grad():
+        point = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
+        direction = torch.randn(point.shape, generator=torch.Generator().manual_seed(SEED)).to(point)
+        value = loss(point, targets)
+        if not value.requires_grad:
+            return False
+        (first,) = torch.autograd.grad(value, point, create_graph=True)
+        (second,) = torch.autograd.grad(first, point, direction) if first.requires_grad else (None,)
+        expected = known(point)
+        (curved,) = torch.autograd.grad(expected, point, direction)
+    if second is None:
+        return False
+    largest = known.weights.max()
+    apart = torch.maximum((first - expected).abs().max(), (second - curved).abs().max())
+    return bool(apart <= 1e-3 * largest)
 
 
 def _recognise(loss: Loss, logits: Tensor, targets: Any, dim: int) -> CrossEntropy | None:

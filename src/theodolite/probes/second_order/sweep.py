@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from theodolite.errors import UseError
 from theodolite.probes.second_order.directions import Directions
 from theodolite.probes.second_order.fan import Fan, Unsupported
 from theodolite.probes.second_order.fan_norms import RULES
 from theodolite.probes.second_order.objective import Objective
-from theodolite.probes.second_order.operator import own_functions
+from theodolite.probes.second_order.operator import own_functions, unused
 from theodolite.workloads import Batch
 
 CACHED_BYTES = 2**22
@@ -81,30 +82,48 @@ def scout(objective: Objective, batch: Batch, directions: Directions) -> Outlook
     """
     fan = Fan(RULES, directions.num)
     with torch.no_grad():
-        logits = _forward(objective, batch, directions, fan, grad=False)
+        logits = _forward(objective, batch, directions, fan, objective.stand_ins(grad=False))
     tensors = [leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor)]
     lengths = {one.shape[0] if one.ndim else 0 for one in (*tensors, logits)}
     return Outlook(logits, fan.largest, fan.multilinear, separable=len(lengths) == 1)
 
 
 def project(objective: Objective, batch: Batch, directions: Directions, seeds: Sequence[Tensor]) -> Sweep:
-    """Carry all directions through the network, for each of the seeds s of its logits."""
+    """Carry all directions through the network, for each of the seeds s of its logits.
+
+    The gradient of the first seed is taken both ways, by autograd and by the tangents of the logits: where
+    they differ, something in the network was not followed.
+    """
     fan = Fan(RULES, directions.num)
-    logits = _forward(objective, batch, directions, fan, grad=True)
+    chosen = objective.stand_ins(grad=True)
+    logits = _forward(objective, batch, directions, fan, chosen)
     if own := own_functions(logits):
         # What its forward pass computes need not be what its backward pass differentiates.
         raise Unsupported(f"{type(own[0]).__name__.removesuffix('Backward')} is an autograd.Function")
     assert fan.curved is not None
-    adjoints = _adjoints(logits, fan.curved, seeds)
+    adjoints, gradient = _adjoints(logits, fan.curved, seeds, chosen)
     del logits
     fan.carry(adjoints)
     with torch.no_grad():
-        logits = _forward(objective, batch, directions, fan, grad=False)
+        logits = _forward(objective, batch, directions, fan, objective.stand_ins(grad=False))
         tangents = fan.tangents(logits)
+    _check_tangents(tangents, seeds[0], directions.pulled(gradient))
     total = fan.total
     if total is None:
         total = tangents.new_zeros((len(seeds), fan.num, fan.num), dtype=torch.float64)
     return Sweep(logits, tangents, total)
+
+
+def _check_tangents(tangents: Tensor, seed: Tensor, slopes: Tensor) -> None:
+    found = (tangents.flatten(1) @ seed.flatten()).double()
+    close = {torch.float64: 1e-6, torch.float32: 1e-3}.get(seed.dtype, 0.1)
+    if not bool((found - slopes).norm() <= close * (slopes.norm() + _size(tangents, seed))):
+        raise Unsupported("something in the network is not followed by tangents")
+
+
+def _size(tangents: Tensor, seed: Tensor) -> Tensor:
+    """How large `⟨s, ż⟩` would be if nothing in it cancelled, in parts of which rounding is small."""
+    return tangents.flatten(1).double().norm() * seed.double().norm() * 1e-3
 
 
 def _at_a_time(outlook: Outlook, num: int, count: int) -> int:
@@ -132,8 +151,9 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= close * other.abs().max())
 
 
-def _forward(objective: Objective, batch: Batch, directions: Directions, fan: Fan, *, grad: bool) -> Tensor:
-    chosen = objective.stand_ins(grad=grad)
+def _forward(
+    objective: Objective, batch: Batch, directions: Directions, fan: Fan, chosen: dict[str, Tensor]
+) -> Tensor:
     for name, tensor in chosen.items():
         fan.plant(tensor, directions.columns[name])
     with fan:
@@ -143,14 +163,24 @@ def _forward(objective: Objective, batch: Batch, directions: Directions, fan: Fa
     return logits
 
 
-def _adjoints(logits: Tensor, curved: Sequence[Tensor], seeds: Sequence[Tensor]) -> list[Tensor]:
-    """By operation: δ of each seed, (r, …)."""
-    if not curved:
-        return []
-    by_seed = [
-        torch.autograd.grad(logits, list(curved), one, retain_graph=True, allow_unused=True) for one in seeds
-    ]
-    return [
+def _adjoints(
+    logits: Tensor, curved: Sequence[Tensor], seeds: Sequence[Tensor], chosen: dict[str, Tensor]
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """By operation: δ of each seed, (r, …); and the gradient of the first seed by name."""
+    by_seed: list[Sequence[Tensor | None]] = []
+    gradient: Sequence[Tensor | None] = ()
+    for one in seeds:
+        sought = [*curved, *([] if by_seed else chosen.values())]
+        if not sought:  # a linear network
+            break
+        found = torch.autograd.grad(logits, sought, one, retain_graph=True, allow_unused=True)
+        gradient = gradient or found[len(curved) :]
+        by_seed.append(found[: len(curved)])
+    for name, each in zip(chosen, gradient, strict=True):
+        if each is None:
+            raise UseError(unused(name))
+    adjoints = [
         torch.stack([torch.zeros_like(value) if one is None else one for one in column]).detach()
         for value, column in zip(curved, zip(*by_seed, strict=True), strict=True)
     ]
+    return adjoints, {name: each for name, each in zip(chosen, gradient, strict=True) if each is not None}

@@ -89,7 +89,9 @@ def trace(
     Estimate(value=9.055385138137417, error=0.0)
     """
     operator = operator_of(measured, loss, batch, parameters=parameters, temperature=temperature)
-    require_at_least(0, rtol=rtol, atol=atol)
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if not value >= 0:
+            raise UseError(f"{name} is {value!r}: it has to be at least 0")
     require_at_least(1, most_products=most_products)
     if rtol == 0 and atol == 0:
         raise UseError("rtol and atol are both 0: an estimate by sampling has an error. Give one of them")

@@ -1,0 +1,116 @@
+"""A claim of the paper, what it would take to hold, and what was seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Verdict = Literal["holds", "fails", "unclear"]
+MARGIN = 2.0
+"""Standard errors over the seeds that a value has to keep away from its threshold for a verdict."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the table. The threshold was written down before anything was run."""
+
+    claim: str
+    paper: str
+    threshold: str
+    here: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Case:
+    """A number that decides a claim for one network, once for each seed."""
+
+    where: str
+    values: NDArray[np.float64]
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return float(np.mean(self.values))
+
+    @property
+    def error(self) -> float:
+        """The standard error of that; nan of one seed."""
+        if len(self.values) < 2 or not np.isfinite(self.values).all():
+            return math.nan
+        return float(np.std(self.values, ddof=1) / math.sqrt(len(self.values)))
+
+    def verdict(self, limit: float, *, below: bool) -> Verdict:
+        """Is the mean on the right side of the limit, farther from it than the seeds' spread explains?
+
+        >>> case = Case("here", np.array([0.8, 0.9, 1.0]))
+        >>> [case.verdict(limit, below=True) for limit in (1.1, 0.95, 0.5)]
+        ['holds', 'unclear', 'fails']
+        """
+        gap = (limit - self.mean) if below else (self.mean - limit)
+        if math.isinf(gap):  # never reached
+            return "holds" if gap > 0 else "fails"
+        if math.isnan(gap) or not abs(gap) >= MARGIN * self.error:
+            return "unclear"
+        return "holds" if gap >= 0 else "fails"
+
+
+def settled(
+    claim: str,
+    paper: str,
+    threshold: str,
+    cases: Sequence[Case],
+    *,
+    limit: float,
+    below: bool,
+    unit: str = "",
+) -> Claim:
+    """The claim over all its cases: it holds if it does in each of them, and fails if it does in one.
+
+    What is shown is the case that is nearest to failing.
+
+    >>> settled("flat", "flat", "≤ 1.1", [Case("net", np.array([1.0, 1.02]))], limit=1.1, below=True)
+    Claim(claim='flat', paper='flat', threshold='≤ 1.1', here='1.01 ± 0.01 (net)', verdict='holds')
+    """
+    verdicts = [case.verdict(limit, below=below) for case in cases]
+    worst = max(cases, key=lambda case: case.mean if below else -case.mean)
+    overall: Verdict = "fails" if "fails" in verdicts else "unclear" if "unclear" in verdicts else "holds"
+    many = f", {verdicts.count('holds')} of {len(cases)} hold" if len(cases) > 1 else ""
+    here = f"{_shown(worst.mean)}{unit} ± {_shown(worst.error)} ({worst.where}{many})"
+    return Claim(claim, paper, threshold, here, overall)
+
+
+def table(found: Sequence[Claim]) -> str:
+    """claim | paper | threshold | here | verdict."""
+    cells = [("claim", "paper", "threshold", "here", "")]
+    cells += [(each.claim, each.paper, each.threshold, each.here, each.verdict) for each in found]
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    return "\n".join(
+        "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[4]]).rstrip()
+        for row in cells
+    )
+
+
+def tally(found: Sequence[Claim]) -> str:
+    """How many hold.
+
+    >>> tally([Claim("", "", "", "", "holds"), Claim("", "", "", "", "unclear")])
+    '1 of 2 claims holds, none fails, 1 is unclear.'
+    """
+    counts = {verdict: sum(each.verdict == verdict for each in found) for verdict in ("holds", "fails")}
+    unclear = len(found) - sum(counts.values())
+    fails = f"{counts['fails'] or 'none'} {'fail' if counts['fails'] > 1 else 'fails'}"
+    doubtful = f"{unclear or 'none'} {'are' if unclear > 1 else 'is'} unclear"
+    holds = "hold" if counts["holds"] != 1 else "holds"
+    return f"{counts['holds']} of {len(found)} claims {holds}, {fails}, {doubtful}."
+
+
+def _shown(value: float) -> str:
+    if not math.isfinite(value):
+        return "?" if math.isnan(value) else "∞"
+    return f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.0e}"
