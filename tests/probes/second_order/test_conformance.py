@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -183,3 +184,20 @@ def test_compiled_model_is_differentiated_as_it_was_written():
     found = hessian(compiled, next_token, made.batch)
     assert found.names == explicit_of("gpt").names
     assert apart(dense(found), explicit_of("gpt").hessian) < 1e-6
+
+
+def test_a_product_is_of_the_mode_and_the_statistics_that_the_model_has_now():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    batch = torch.randn(8, 3, dtype=torch.float64), torch.randint(2, (8,))
+    H = hessian(model, F.cross_entropy, batch)
+    v = torch.randn(H.size, dtype=torch.float64)
+    seen = [H @ v]
+    model.eval()
+    seen.append(H @ v)
+    model[1].running_var.mul_(3.0)
+    seen.append(H @ v)
+    model[0].weight.data = model[0].weight.data * 2
+    seen.append(H @ v)
+    for one, other in itertools.pairwise(seen):
+        assert not torch.allclose(one, other)
+    assert torch.equal(seen[-1], hessian(model, F.cross_entropy, batch) @ v)

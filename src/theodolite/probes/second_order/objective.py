@@ -95,9 +95,11 @@ class Objective:
         return Objective(self._given, self.loss, self.batches, parameters=self.names, temperature=temperature)
 
     @property
-    def versions(self) -> tuple[int, ...]:
-        """What changes when a parameter is changed in place."""
-        return tuple(tensor._version for tensor in self.tensors.values())
+    def state(self) -> tuple[object, ...]:
+        """What changes when a parameter or a buffer is changed, or the model goes from train to eval mode."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        modes = tuple(module.training for module in self.model.modules())
+        return (*((tensor.data_ptr(), tensor._version) for tensor in tensors), modes)
 
     def draw(self) -> Iterator[tuple[Batch, float]]:
         """The batches on the model's device, each with its share of all examples."""

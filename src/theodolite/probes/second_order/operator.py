@@ -161,7 +161,7 @@ class Linearised:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self._kept: tuple[tuple[int, ...], Point] | None = None
+        self._kept: tuple[tuple[object, ...], Point] | None = None
         self._at_once = MOST_AT_ONCE
         self._batched: dict[Kind, bool] = {}
 
@@ -198,11 +198,11 @@ class Linearised:
         return self.objective.averaged(total)
 
     def _point(self) -> Point:
-        versions = self.objective.versions
-        if self._kept is None or self._kept[0] != versions:
+        state = self.objective.state
+        if self._kept is None or self._kept[0] != state:
             self._kept = None
             ((batch, _),) = self.objective.draw()
-            self._kept = versions, Point(self.objective, batch)
+            self._kept = state, Point(self.objective, batch)
         return self._kept[1]
 
     def _block(self, point: Point, kind: Kind, rows: Tensor) -> Tensor:
