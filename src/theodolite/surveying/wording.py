@@ -43,6 +43,24 @@ def times(factor: float) -> str:
     return f"{factor:.3g}" if factor >= 100 else f"{factor:.2g}"
 
 
+def plain(value: float) -> str:
+    """A number in three digits, a large one to the unit.
+
+    >>> plain(0.01234), plain(41123.4)
+    ('0.0123', '41,123')
+    """
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
+def with_minus(value: object) -> str:
+    """A number, or what has numbers in it, with true minus signs.
+
+    >>> with_minus("-0.45 (-0.89 to -0.01)")
+    '−0.45 (−0.89 to −0.01)'
+    """
+    return str(value).replace("-", "−")
+
+
 def _plural(noun: str) -> str:
     if noun.endswith("matrix"):
         return f"{noun[:-1]}ces"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -179,6 +180,14 @@ def test_along_scale_is_one_reading_for_each(name):
             other, one.loss, one.batch, temperature=temperature, directions=DIRECTIONS, seed=1
         )
         agree(reading, alone)
+
+
+@pytest.mark.parametrize("along", [probes.along_temperature, probes.along_scale])
+def test_an_array_is_as_good_as_a_list(along):
+    one, given = case("relu"), np.logspace(-1, 1, 3)
+    readings = along(one.model, one.loss, one.batch, given, directions=DIRECTIONS)
+    listed = along(one.model, one.loss, one.batch, [0.1, 1.0, 10.0], directions=DIRECTIONS)
+    assert [reading.excess for reading in readings] == pytest.approx([reading.excess for reading in listed])
 
 
 def agree(reading, alone):

@@ -36,7 +36,8 @@ class Projection:
     """`RᵀHR`, (d, d), float64."""
     trace: Estimate
     frobenius: Estimate
-    """`‖H‖_F`."""
+    """`‖H‖_F`. Of the diagonal only `Tr²/P` is in it, the least that its squares add up to: where a diagonal
+    of very unequal entries prevails, as in a large embedding alone, it is too small, and t too large."""
     t: Estimate
     """`Tr(H)/‖H‖_F`, from −√P to √P."""
 
@@ -89,6 +90,11 @@ class Curvature:
 
     def __str__(self) -> str:
         d = len(self.hessian.matrix)
+        if not float(self.hessian.matrix.abs().max()):
+            return (
+                f"the Hessian is zero in all {d} directions: loss {self.loss:.4g} at temperature "
+                f"{self.temperature:g} has no curvature left in this precision"
+            )
         return (
             f"excess {self.excess:.3g} of at most {math.sqrt(d):.3g} in {d} directions of {self.size:,}\n"
             f"t = Tr(H)/‖H‖ {self.t}\ntrace {self.trace}, Frobenius norm {self.frobenius}\n"
@@ -137,14 +143,19 @@ def measure(
     objective: Objective, directions: Directions, temperatures: Sequence[float]
 ) -> tuple[Curvature, ...]:
     """The curvature at each temperature, all of them from one sweep. The objective's own has to be 1."""
+    found, route = None, "sweep"
     try:
         with objective.conditions():
             found = _by_sweep(objective, directions, temperatures)
     except (Unsupported, torch.OutOfMemoryError) as reason:
-        found = _by_products(objective, directions, temperatures)
         route = f"products: {reason}"
+    # All ranks go the same way: each asks the others for what they have on theirs.
+    swept = objective.averaged(torch.tensor(float(found is not None), device=objective.device))
+    if found is not None and float(swept) == 1:
+        found = [one.averaged(objective) for one in found]
     else:
-        route = "sweep"
+        route = route if found is None else "products: another rank has to"
+        found = _by_products(objective, directions, temperatures)
     return tuple(
         _judged(parts, directions, temperature, objective.size, route)
         for parts, temperature in zip(found, temperatures, strict=True)
@@ -194,7 +205,7 @@ def _by_sweep(objective: Objective, directions: Directions, temperatures: Sequen
             found = _of_batch(objective, batch, directions, outlook, temperatures)
         found = [one.times(share) for one in found]
         total = [one.plus(other) for one, other in zip(total, found, strict=True)] if total else found
-    return [one.averaged(objective) for one in total]
+    return total
 
 
 def _of_batch(
@@ -311,7 +322,7 @@ def _projection(matrix: Tensor, directions: Directions, size: int, exact: float 
         return torch.stack([trace, norm, torch.where(norm > 0, trace / norm, torch.zeros_like(norm))])
 
     values = estimates(everything[None])[:, 0]
-    left_out = estimates(everything - torch.eye(d, dtype=torch.float64)) if d > 2 else values[:, None]
+    left_out = estimates(everything - torch.eye(d, dtype=torch.float64))
     errors = ((d - 1) / d * (left_out - left_out.mean(1, keepdim=True)).square().sum(1)).sqrt()
     trace, norm, t = (
         Estimate(float(value), float(error)) for value, error in zip(values, errors, strict=True)

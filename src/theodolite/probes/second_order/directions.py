@@ -103,7 +103,7 @@ class Directions:
     @property
     def matrix(self) -> Tensor:
         """R as it is, (P, d)."""
-        return torch.cat([one.dense.flatten(1) for one in self.columns.values()], dim=1).mT
+        return torch.cat([one.dense.reshape(self.num, -1) for one in self.columns.values()], dim=1).mT
 
 
 def draw(
@@ -121,8 +121,8 @@ def draw(
     True
     """
     size = sum(shape.numel() for shape in shapes.values())
-    if isinstance(num, bool) or not isinstance(num, int) or not 1 < num <= min(size, MOST):
-        raise UseError(f"directions is {num!r}: it has to be a whole number from 2 to {min(size, MOST):,}")
+    if isinstance(num, bool) or not isinstance(num, int) or not 2 < num <= min(size, MOST):
+        raise UseError(f"directions is {num!r}: it has to be a whole number from 3 to {min(size, MOST):,}")
     random = np.random.default_rng(seed)
     if size >= MANY * num:
         column = random.integers(0, num, size, dtype=np.uint16)

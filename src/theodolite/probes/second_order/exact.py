@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from theodolite.probes.second_order.objective import Objective
 from theodolite.probes.second_order.score import CrossEntropy
@@ -41,7 +42,29 @@ def gauss_newton_trace(
     suited = logits.ndim == 2 and logits.shape[1] <= MOST_CLASSES and known.dim == -1
     if not suited or not taps.complete or any(len(tap.input) != len(logits) for tap in taps.found):
         return None
+    if not _apart(logits, taps.found):
+        return None
     return [_trace(logits, known, taps.found, temperature) for temperature in temperatures]
+
+
+def _apart(logits: Tensor, taps: Sequence[_Tap]) -> bool:
+    """Does each example go its own way? Then the outputs of some do not depend on the layers of the others.
+
+    Halves by each binary digit of their numbers part every two examples once.
+    """
+    number = torch.arange(len(logits), device=logits.device)
+    digits = [(number >> digit) % 2 == 1 for digit in range(max(1, (len(logits) - 1).bit_length()))]
+    chosen = torch.stack([half for digit in digits for half in (digit, ~digit)])
+    seed = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
+    deltas = torch.autograd.grad(
+        logits,
+        [tap.output for tap in taps],
+        seed * chosen[..., None],
+        retain_graph=True,
+        allow_unused=True,
+        is_grads_batched=True,
+    )
+    return not any(one is not None and bool(one[~chosen].any()) for one in deltas)
 
 
 @dataclass(frozen=True)
@@ -55,6 +78,11 @@ class _Tap:
     bias: bool
     options: Mapping[str, Any] | None
     """Of a convolution: how its input is unfolded."""
+
+    @property
+    def num_parameters(self) -> int:
+        """How many of the chosen ones it has, in the places where they belong."""
+        return (self.weight is not None) + self.bias
 
     def squares(self, delta: Tensor) -> Tensor:
         """The squared gradient of weight and bias, summed over the examples."""
@@ -87,16 +115,15 @@ class _Taps(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         value = func(*args, **kwargs)
-        if getattr(func, "__name__", "") == "__get__":
-            return value
-        met = [arg for arg in (*args, *kwargs.values()) if id(arg) in self._chosen]
-        if not met:
+        met = [id(leaf) for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._chosen]
+        if not met or not isinstance(value, Tensor):  # shapes and the like
+            self._strange |= bool(met) and isinstance(value, (tuple, list)) and _holds_tensors(value)
             return value
         tap = self._tap(getattr(func, "__name__", ""), value, *args, **kwargs)
-        if tap is None or any(id(one) not in self._left for one in met):
+        if tap is None or not self._left.issuperset(met) or len(met) != tap.num_parameters:
             self._strange = True
         else:
-            self._left -= {id(one) for one in met}
+            self._left.difference_update(met)
             self.found.append(tap)
         return value
 
@@ -130,6 +157,10 @@ class _Taps(TorchFunctionMode):
 
     def _own(self, parameter: Tensor | None) -> Tensor | None:
         return parameter if id(parameter) in self._chosen else None
+
+
+def _holds_tensors(values: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(values))
 
 
 def _trace(logits: Tensor, known: CrossEntropy, taps: Sequence[_Tap], temperature: float) -> float:

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from theodolite.building import in_one_line
 from theodolite.probes.second_order.directions import Columns
 
 Rule = Callable[..., Any]
@@ -72,7 +73,13 @@ class Fan(TorchFunctionMode):
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise Unsupported(f"{name} inside of torch.func has no rule")
         if rule is not None:
-            return rule(self, func, *args, **kwargs)
+            try:
+                return rule(self, func, *args, **kwargs)
+            except torch.OutOfMemoryError:
+                raise
+            except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+                # Called in a way that the rule does not know; a fault of the model shows in its products too.
+                raise Unsupported(f"{name} has no rule for this: {in_one_line(error)}") from error
         found = func(*args, **kwargs)
         # What has no derivative, autograd holds constant too: shapes, comparisons, indices. What returns
         # nothing may have changed a tensor.

@@ -82,6 +82,17 @@ def _masked_fill(fan: Fan, func: Any, x: Tensor, mask: Tensor, value: Any) -> Te
     return fan.spread(func(x, mask, value), lambda: fan.tangents(x).masked_fill(mask, 0.0))
 
 
+def _pad(
+    fan: Fan, func: Any, input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Tensor:
+    return fan.spread(
+        func(input, pad, mode, value),
+        lambda: torch.vmap(lambda one: func(one, pad, mode, None if mode != "constant" else 0.0))(
+            fan.tangents(input)
+        ),
+    )
+
+
 def _where(fan: Fan, func: Any, condition: Tensor, x: Any, y: Any) -> Tensor:
     value = torch.where(condition, x, y)
 
@@ -233,14 +244,29 @@ def _linear_map(fan: Fan, x: Tensor, weight: Tensor, columns: Any) -> Tensor:
     return fan.spread(value, tangents)
 
 
-def _embedding(fan: Fan, func: Any, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    if any(args[1:]) or kwargs.get("max_norm") or kwargs.get("scale_grad_by_freq") or kwargs.get("sparse"):
-        raise Unsupported("an embedding with these options has no rule")
+def _embedding(
+    fan: Fan,
+    func: Any,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    if func is not nn.functional.embedding or max_norm is not None or scale_grad_by_freq:
+        raise Unsupported("an embedding of this form has no rule")
     columns = fan.columns(weight)
-    return fan.spread(
-        nn.functional.embedding(input, weight),
-        lambda: fan.tangents(weight)[:, input] if columns is None else columns.rows(input),
-    )
+
+    def tangents() -> Tensor:
+        found = fan.tangents(weight)[:, input] if columns is None else columns.rows(input)
+        if padding_idx is None:
+            return found
+        # Autograd holds the row of the padding still.
+        return found * (input != padding_idx % len(weight))[..., None]
+
+    return fan.spread(nn.functional.embedding(input, weight, padding_idx), tangents)
 
 
 def _convolution(
@@ -401,14 +427,16 @@ def _nothing() -> Tensor:
 _STRUCTURAL = (
     "view reshape flatten unflatten transpose permute T mT t contiguous expand expand_as unsqueeze squeeze "
     "chunk split tensor_split split_with_sizes unbind cat concat stack sum mean neg to float double type_as "
-    "clone repeat repeat_interleave narrow select movedim swapaxes roll flip tril triu cumsum pad view_as "
+    "clone repeat repeat_interleave narrow select movedim swapaxes roll flip tril triu cumsum view_as "
     "reshape_as broadcast_to index_select"
 )
 _SMOOTH = (
     "gelu silu tanh sigmoid softplus exp log sqrt rsqrt square reciprocal sin cos elu selu celu mish erf "
     "logsigmoid log1p expm1 softsign"
 )
-_STRAIGHT = "relu leaky_relu abs clamp clamp_min clamp_max relu6 hardtanh hardshrink softshrink threshold"
+_STRAIGHT = (
+    "relu leaky_relu abs clamp clamp_min clamp_max relu6 hardtanh hardshrink softshrink threshold _threshold"
+)
 ARITHMETIC: dict[str, Rule] = {
     **dict.fromkeys(_STRUCTURAL.split(), structural),
     **dict.fromkeys(_SMOOTH.split(), _smooth),
@@ -416,13 +444,14 @@ ARITHMETIC: dict[str, Rule] = {
     "getitem": _getitem,
     "masked_fill": _masked_fill,
     "where": _where,
+    "pad": _pad,
     "dropout": _dropout,
     **dict.fromkeys(("add", "radd"), _add),
     "sub": _sub,
     "rsub": _rsub,
     **dict.fromkeys(("mul", "rmul", "multiply"), _named(multiply)),
     **dict.fromkeys(("div", "truediv", "true_divide"), _divide),
-    "rtruediv": _rdivide,
+    **dict.fromkeys(("rtruediv", "rdiv"), _rdivide),
     **dict.fromkeys(("matmul", "bmm", "mm"), _named(matmul)),
     "linear": _linear,
     "addmm": _addmm,

@@ -8,12 +8,14 @@ derivative, and code that was compiled, and has none, runs as it was written.
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import fnmatch
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
@@ -60,14 +63,20 @@ class Objective:
         parameters: str | Sequence[str] | None = None,
         temperature: float = 1.0,
     ) -> None:
-        if not (isinstance(temperature, (int, float)) and 0 < temperature < math.inf):
+        if not (_is_real(temperature) and 0 < temperature < math.inf):
             raise UseError(f"temperature is {temperature!r}: it has to be a finite number above 0")
         if not isinstance(model, nn.Module):
             raise UseError(f"model is {described(model)}, not a torch.nn.Module")
         _refuse_shards(model)
+        _refuse_renormed(model)
         self.group = _group(model)
         self._given = model
-        self.model, self.loss, self.batches, self.temperature = unwrap(model), loss, batch, float(temperature)
+        self.model, self.loss, self.batches, self.temperature = (
+            unwrap(model),
+            _own(loss),
+            batch,
+            float(temperature),
+        )
         self.single = isinstance(batch, tuple) and len(batch) == 2
         if not self.single and not isinstance(batch, Iterable):
             raise UseError(
@@ -82,23 +91,32 @@ class Objective:
         self._all = {name: own[id(tensor)] for name, tensor in canonical_parameters(model)}
         """The model's own names by canonical name; they differ where a wrapper is inside."""
         self.names = _chosen(model, parameters)
-        tensors = dict(canonical_parameters(model))
-        self.tensors = {name: tensors[name] for name in self.names}
         self.shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         self.size = sum(tensor.numel() for tensor in self.tensors.values())
         self.dtype, self.device = _one_kind(self.tensors)
         self._compiled = is_compiled(model)
-        self._known: tuple[tuple[torch.Size, int], CrossEntropy | None] | None = None
 
     def at(self, temperature: float) -> Objective:
         """The same at another temperature."""
         return Objective(self._given, self.loss, self.batches, parameters=self.names, temperature=temperature)
 
     @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The chosen parameters, as the model has them now."""
+        every = dict(canonical_parameters(self._given))
+        return {name: every[name] for name in self.names}
+
+    @property
     def state(self) -> tuple[object, ...]:
-        """What changes when a parameter or a buffer is changed, or the model goes from train to eval mode."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        modes = tuple(module.training for module in self.model.modules())
+        """What changes when a parameter, a buffer, the batch, a hook or the mode of the model does."""
+        modules = list(self.model.modules())
+        batch = (
+            [leaf for leaf in tree_leaves(self.batches) if isinstance(leaf, Tensor)] if self.single else []
+        )
+        tensors = [*self.model.parameters(), *self.model.buffers(), *batch]
+        modes = tuple(
+            (module.training, *module._forward_hooks, *module._forward_pre_hooks) for module in modules
+        )
         return (*((tensor.data_ptr(), tensor._version) for tensor in tensors), modes)
 
     def draw(self) -> Iterator[tuple[Batch, float]]:
@@ -134,6 +152,11 @@ class Objective:
                 f"loss(logits, targets) returned {described(value)}, not one number. Reduce it, as with "
                 ".mean()"
             )
+        if value.requires_grad and (other := _reached(value, self.model)):
+            raise UseError(
+                f"the loss depends on {other} besides by the logits, and what it adds to the curvature would "
+                "be lost. Take such a term out of the loss: a penalty λ/2·‖θ‖² adds λ to every eigenvalue"
+            )
         number = float(value)
         if not math.isfinite(number):
             raise UseError(
@@ -144,10 +167,7 @@ class Objective:
 
     def cross_entropy(self, found: Tensor, batch: Batch) -> CrossEntropy | None:
         """The loss on this batch as a cross-entropy, if it is one."""
-        key = (found.shape, id(batch[1]))
-        if self._known is None or self._known[0] != key or not self.single:
-            self._known = key, recognise(self.loss, found.detach(), batch[1])
-        return self._known[1]
+        return recognise(self.loss, found.detach(), batch[1])
 
     @contextlib.contextmanager
     def conditions(self) -> Iterator[None]:
@@ -156,6 +176,7 @@ class Objective:
             stack.enter_context(untouched_randomness())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(_PlainWeightNorm())
+            stack.enter_context(_without_checkpoints())
             if self._compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.enable_grad())
@@ -199,7 +220,7 @@ class Objective:
 
     def _pairs(self) -> Iterator[Batch]:
         empty = True
-        for pair in self.batches:
+        for pair in _untouched(self.batches):
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
                 raise UseError(f"the batches hold {described(pair)}, not pairs (inputs, targets)")
             empty = False
@@ -218,6 +239,45 @@ class _PlainWeightNorm(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextlib.contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Activation checkpoints keep what they would compute again.
+
+    They would do it with the model's own parameters, not with those that stand in for them.
+    """
+
+    def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    class Kept:
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    names = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Kept}
+    before = {name: getattr(checkpoint, name) for name in names}
+    try:
+        for name, instead in names.items():
+            setattr(checkpoint, name, instead)
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(checkpoint, name, own)
+
+
+def _untouched(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches; a DataLoader draws random numbers when it is begun, and these are given back."""
+    with untouched_randomness():
+        waiting = iter(batches)
+    while True:
+        with untouched_randomness():
+            try:
+                pair = next(waiting)
+            except StopIteration:
+                return
+        yield pair
+
+
 def _seed() -> None:
     """As `torch.manual_seed` does, which spends milliseconds on what to tell of a CUDA that is not there."""
     torch.default_generator.manual_seed(SEED)
@@ -225,6 +285,31 @@ def _seed() -> None:
         torch.cuda.manual_seed_all(SEED)
     np.random.seed(SEED)
     random.seed(SEED)
+
+
+def _reached(value: Tensor, model: nn.Module) -> str | None:
+    """The first of a model's parameters that a value depends on."""
+    names = {id(tensor): name for name, tensor in model.named_parameters()}
+    waiting: list[Any] = [value.grad_fn]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (name := names.get(id(getattr(node, "variable", None)))) is not None:
+            return name
+        waiting += [above for above, _ in node.next_functions]
+    return None
+
+
+def _own(loss: Loss) -> Loss:
+    """A loss that keeps account of what it sees keeps it elsewhere while probes ask."""
+    return copy.deepcopy(loss) if isinstance(loss, nn.Module) and any(True for _ in loss.buffers()) else loss
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real)
 
 
 @dataclass(frozen=True)
@@ -262,14 +347,14 @@ def _chosen(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple[str
         patterns = [patterns] if isinstance(patterns, str) else list(patterns)
         aliases = [name for name, _ in all_parameter_names(model)]
         for pattern in patterns:
-            if not fnmatch.filter(aliases, pattern):
+            if pattern not in aliases and not fnmatch.filter(aliases, pattern):
                 near = difflib.get_close_matches(pattern, aliases, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else f" The first is {aliases[0]!r}"
                 raise UseError(f"parameters: {pattern!r} matches none of the {len(tensors)} names.{hint}")
         wanted = {
             id(tensor)
             for name, tensor in all_parameter_names(model)
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+            if any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         }
         names = [name for name, tensor in tensors.items() if id(tensor) in wanted]
         if not names:
@@ -294,6 +379,15 @@ def _group(model: nn.Module) -> Any:
     while type(model).__name__ == "OptimizedModule":
         model = model._orig_mod  # type: ignore[assignment]
     return model.process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
+
+
+def _refuse_renormed(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise UseError(
+                f"{name} is {module}, which changes its weights in every forward pass (max_norm), so the "
+                "loss is no function of them. Set its max_norm to None while you measure"
+            )
 
 
 def _refuse_shards(model: nn.Module) -> None:

@@ -38,7 +38,8 @@ class Operator:
     """A symmetric matrix over named parameters, known by its products.
 
     `operator @ v` takes a vector (P,), a block of vectors (P, k) or a dict of tensors by name, and gives the
-    same. It is of the weights that the model has when the product is taken.
+    same. It is of the weights that the model has when the product is taken; only what is changed through
+    `.data`, of which torch keeps no count, is not noticed.
     """
 
     def __init__(self, source: Linearised, kind: Kind) -> None:
@@ -57,6 +58,10 @@ class Operator:
         if isinstance(vector, Mapping):
             self.products += 1
             return self._source.product(self._kind, vector)
+        if not isinstance(vector, Tensor):
+            raise UseError(
+                f"an operator is multiplied by a tensor or a dict by name, not by {described(vector)}"
+            )
         if vector.ndim not in (1, 2) or vector.shape[0] != self.size:
             raise UseError(
                 f"the vector has the shape {tuple(vector.shape)}, and the operator is over {self.size:,} "
@@ -184,7 +189,8 @@ class Linearised:
 
     def value(self) -> float:
         """The loss."""
-        return float(self._mean(lambda point: torch.tensor(point.loss, dtype=torch.float64)))
+        device = self.objective.device
+        return float(self._mean(lambda point: torch.tensor(point.loss, dtype=torch.float64, device=device)))
 
     def _mean(self, measure: Callable[[Point], Tensor]) -> Tensor:
         total: Tensor | None = None

@@ -73,10 +73,21 @@ def recognise(loss: Loss, logits: Tensor, targets: Any) -> CrossEntropy | None:
         return None
     dims = [-1] if logits.ndim < 3 else [-1, 1]
     try:
+        # Asked first: a loss of probabilities must not be given what is none, which ends a CUDA process.
+        dims = [dim for dim in dims if _sums_to_zero(loss, logits, targets, dim)]
         found = next((found for dim in dims if (found := _recognise(loss, logits, targets, dim))), None)
         return found if found is None or agrees(found, loss, logits, targets) else None
-    except RuntimeError:  # it cannot be tried out; the logits that it is really asked about will show why
+    except Exception:  # it cannot be tried out; the logits that it is really asked about will show why
         return None
+
+
+def _sums_to_zero(loss: Loss, logits: Tensor, targets: Any, dim: int) -> bool:
+    """Does the derivative along the classes add up to nothing, as `p − q` does?"""
+    with torch.enable_grad():
+        point = logits.detach().requires_grad_()
+        (first,) = torch.autograd.grad(loss(point, targets), point)
+    # Where the softmax is saturated there is little but rounding.
+    return bool(first.sum(dim).abs().max() <= 1e-3 * first.abs().max() + 1e-6)
 
 
 def agrees(known: CrossEntropy, loss: Loss, logits: Tensor, targets: Any) -> bool:
@@ -98,7 +109,8 @@ def agrees(known: CrossEntropy, loss: Loss, logits: Tensor, targets: Any) -> boo
         return False
     largest = known.weights.max()
     apart = torch.maximum((first - expected).abs().max(), (second - curved).abs().max())
-    return bool(apart <= 1e-3 * largest)
+    close = 1e-9 if point.dtype == torch.float64 else 1e-5
+    return bool(apart <= close * largest)
 
 
 def _recognise(loss: Loss, logits: Tensor, targets: Any, dim: int) -> CrossEntropy | None:
@@ -135,7 +147,7 @@ def _recognise(loss: Loss, logits: Tensor, targets: Any, dim: int) -> CrossEntro
         return None
     top = q.argmax(dim, keepdim=True)
     one_hot = torch.zeros_like(q).scatter(dim, top, 1.0)
-    hard = not bool(((q - one_hot).abs() * (weights > 0)).max() > 100 * close)
+    hard = not bool(((q - one_hot).abs() * (weights > 0)).max() > max(close / 10, 1e-9))
     return CrossEntropy(weights, one_hot if hard else q, hard, dim)
 
 

@@ -52,23 +52,48 @@ class Sweep:
     """ż, (d, *logits.shape)."""
     residual: Tensor
     """`RᵀSR` for each seed, (r, d, d)."""
+    slopes: Tensor
+    """`Rᵀg` for the gradient of the trial seed, (d,)."""
 
 
 def sweeps(
     objective: Objective, batch: Batch, directions: Directions, outlook: Outlook, seeds: Sequence[Tensor]
 ) -> Iterator[tuple[slice, Sweep]]:
-    """The sweeps over parts of a batch, and which of its examples each has; their residuals add up."""
+    """The sweeps over parts of a batch, and which of its examples each has; their residuals add up.
+
+    Raises Coupled, at last after all of them, if examples may not be taken apart.
+    """
     count = len(outlook.logits) if outlook.logits.ndim else 1
     most = _at_a_time(outlook, directions.num, count)
+    # Any seed will do to see whether gradients agree; that of the loss may be zero.
+    trial = torch.randn(outlook.logits.shape, generator=torch.Generator().manual_seed(0)).to(outlook.logits)
+    if most >= count:
+        yield slice(0, count), project(objective, batch, directions, seeds, trial)
+        return
+    slopes = torch.zeros(directions.num, dtype=torch.float64, device=trial.device)
+    size = slopes.new_zeros(())
     for start in range(0, count, most):
         part = slice(start, min(start + most, count))
-        whole = part == slice(0, count)
-        some = batch if whole else _cut(batch, part)
-        sweep = project(objective, some, directions, seeds if whole else [one[part] for one in seeds])
-        expected = outlook.logits[part] if outlook.logits.ndim else outlook.logits
-        if not whole and not _alike(sweep.logits, expected):
+        try:
+            sweep = project(
+                objective, _cut(batch, part), directions, [one[part] for one in seeds], trial[part]
+            )
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise Coupled from error
+        if not _alike(sweep.logits, outlook.logits[part]):
             raise Coupled
+        slopes += sweep.slopes
+        size = size + _size(sweep.tangents, trial[part])
         yield part, sweep
+    # Equal logits are not enough: what couples the examples may be multiplied by a zero.
+    chosen = objective.stand_ins(grad=True)
+    logits = objective.forward(chosen, batch)
+    found = torch.autograd.grad(logits, list(chosen.values()), trial, materialize_grads=True)
+    whole = directions.pulled(dict(zip(chosen, found, strict=True)))
+    if not _near(slopes, whole, size, trial.dtype):
+        raise Coupled
 
 
 class Coupled(Exception):
@@ -88,11 +113,13 @@ def scout(objective: Objective, batch: Batch, directions: Directions) -> Outlook
     return Outlook(logits, fan.largest, fan.multilinear, separable=len(lengths) == 1)
 
 
-def project(objective: Objective, batch: Batch, directions: Directions, seeds: Sequence[Tensor]) -> Sweep:
+def project(
+    objective: Objective, batch: Batch, directions: Directions, seeds: Sequence[Tensor], trial: Tensor
+) -> Sweep:
     """Carry all directions through the network, for each of the seeds s of its logits.
 
-    The gradient of the first seed is taken both ways, by autograd and by the tangents of the logits: where
-    they differ, something in the network was not followed.
+    The gradient of one more seed, `trial`, is taken both ways, by autograd and by the tangents of the logits:
+    where they differ, something in the network was not followed.
     """
     fan = Fan(RULES, directions.num)
     chosen = objective.stand_ins(grad=True)
@@ -101,29 +128,40 @@ def project(objective: Objective, batch: Batch, directions: Directions, seeds: S
         # What its forward pass computes need not be what its backward pass differentiates.
         raise Unsupported(f"{type(own[0]).__name__.removesuffix('Backward')} is an autograd.Function")
     assert fan.curved is not None
-    adjoints, gradient = _adjoints(logits, fan.curved, seeds, chosen)
+    if not all(value.requires_grad for value in fan.curved):
+        raise Unsupported("a part of the forward pass is without gradients")
+    adjoints = _adjoints(logits, fan.curved, seeds)
+    gradient = torch.autograd.grad(logits, list(chosen.values()), trial, allow_unused=True)
+    slopes = directions.pulled(_used(chosen, gradient))
     del logits
     fan.carry(adjoints)
     with torch.no_grad():
         logits = _forward(objective, batch, directions, fan, objective.stand_ins(grad=False))
         tangents = fan.tangents(logits)
-    _check_tangents(tangents, seeds[0], directions.pulled(gradient))
+    found = (tangents.flatten(1) @ trial.flatten()).double()
+    if not _near(found, slopes, _size(tangents, trial), trial.dtype):
+        raise Unsupported("something in the network is not followed by tangents")
     total = fan.total
     if total is None:
         total = tangents.new_zeros((len(seeds), fan.num, fan.num), dtype=torch.float64)
-    return Sweep(logits, tangents, total)
+    return Sweep(logits, tangents, total, slopes)
 
 
-def _check_tangents(tangents: Tensor, seed: Tensor, slopes: Tensor) -> None:
-    found = (tangents.flatten(1) @ seed.flatten()).double()
-    close = {torch.float64: 1e-6, torch.float32: 1e-3}.get(seed.dtype, 0.1)
-    if not bool((found - slopes).norm() <= close * (slopes.norm() + _size(tangents, seed))):
-        raise Unsupported("something in the network is not followed by tangents")
+def _near(one: Tensor, other: Tensor, size: Tensor, dtype: torch.dtype) -> bool:
+    close = {torch.float64: 1e-6, torch.float32: 1e-3}.get(dtype, 0.1)
+    return bool((one - other).norm() <= close * (other.norm() + size))
 
 
 def _size(tangents: Tensor, seed: Tensor) -> Tensor:
     """How large `⟨s, ż⟩` would be if nothing in it cancelled, in parts of which rounding is small."""
     return tangents.flatten(1).double().norm() * seed.double().norm() * 1e-3
+
+
+def _used(chosen: dict[str, Tensor], gradient: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    for name, one in zip(chosen, gradient, strict=True):
+        if one is None:
+            raise UseError(unused(name))
+    return {name: one for name, one in zip(chosen, gradient, strict=True) if one is not None}
 
 
 def _at_a_time(outlook: Outlook, num: int, count: int) -> int:
@@ -163,24 +201,14 @@ def _forward(
     return logits
 
 
-def _adjoints(
-    logits: Tensor, curved: Sequence[Tensor], seeds: Sequence[Tensor], chosen: dict[str, Tensor]
-) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """By operation: δ of each seed, (r, …); and the gradient of the first seed by name."""
-    by_seed: list[Sequence[Tensor | None]] = []
-    gradient: Sequence[Tensor | None] = ()
-    for one in seeds:
-        sought = [*curved, *([] if by_seed else chosen.values())]
-        if not sought:  # a linear network
-            break
-        found = torch.autograd.grad(logits, sought, one, retain_graph=True, allow_unused=True)
-        gradient = gradient or found[len(curved) :]
-        by_seed.append(found[: len(curved)])
-    for name, each in zip(chosen, gradient, strict=True):
-        if each is None:
-            raise UseError(unused(name))
-    adjoints = [
+def _adjoints(logits: Tensor, curved: Sequence[Tensor], seeds: Sequence[Tensor]) -> list[Tensor]:
+    """By operation: δ of each seed, (r, …)."""
+    if not curved:
+        return []
+    by_seed = [
+        torch.autograd.grad(logits, list(curved), one, retain_graph=True, allow_unused=True) for one in seeds
+    ]
+    return [
         torch.stack([torch.zeros_like(value) if one is None else one for one in column]).detach()
         for value, column in zip(curved, zip(*by_seed, strict=True), strict=True)
     ]
-    return adjoints, {name: each for name, each in zip(chosen, gradient, strict=True) if each is not None}

@@ -32,13 +32,14 @@ def along_temperature(
     >>> [one.temperature for one in along_temperature(model, nn.functional.cross_entropy, batch, [0.1, 10.0])]
     [0.1, 10.0]
     """
+    temperatures = list(temperatures)  # an array has no truth value
     if not temperatures:
         raise UseError("temperatures is empty: give at least one")
     for temperature in temperatures:
         Objective(model, loss, batch, parameters=parameters, temperature=temperature)  # each is checked
     objective = Objective(model, loss, batch, parameters=parameters)
     rays = draw(objective.shapes, directions, seed=seed, dtype=objective.dtype, device=objective.device)
-    return measure(objective, rays, list(temperatures))
+    return measure(objective, rays, temperatures)
 
 
 def along_scale(
@@ -60,6 +61,7 @@ def along_scale(
         temperatures: one for each α, 1 if left out. `T = α^L` is the joint scaling under which the curvature
             of a homogeneous network of L layers does not change its shape.
     """
+    scales = list(scales)
     if not scales:
         raise UseError("scales is empty: give at least one")
     objective = Objective(model, loss, batch, parameters=parameters)

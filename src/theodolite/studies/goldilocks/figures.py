@@ -31,8 +31,11 @@ from theodolite.studies.records import Record
 COLOURS = dict(zip(NETWORKS, (BLUE, ORANGE, GREEN, PINK), strict=True))
 PARTS_COLOURS = {"H": BLUE, "G": GREEN, "S": ORANGE}
 TITLES = {column: f"{column}  {name}" for column, name in VARIANTS.items()}
-EXCESS = Axis(-6.0, 6.0, ticks([-6, -3, 0, 3, 6]), strong=0)
+EXCESS = Axis(-7.5, 7.5, ticks([-6, -3, 0, 3, 6]), strong=0)
+"""All that 50 directions can show."""
 SHARE = Axis(0.0, 1.0, ticks([0, 0.5, 1]))
+REACH = 30.0
+"""Of t, to either side."""
 
 
 def figures(records: Sequence[Record], setting: Setting) -> Iterator[tuple[str, str]]:
@@ -62,7 +65,7 @@ def _zone(records: Sequence[Record], setting: Setting) -> Figure:
         return found
 
     across = Axis(-DECADES, DECADES, ticks([-2, -1, 0, 1, 2], power=True))
-    by_depth = Axis(-DECADES, DECADES, {-2.0: "10^−2L", 0.0: "1", 2.0: "10^2L"})
+    by_depth = Axis(-DECADES, DECADES, {-2.0: "10⁻²ᴸ", 0.0: "1", 2.0: "10²ᴸ"})
     together = [lines(column, "joint") + lines(column, "identity", dashed=True) for column in VARIANTS]
     return Figure(
         "Excess of positive curvature before training",
@@ -87,16 +90,22 @@ def _parts(records: Sequence[Record], setting: Setting) -> Figure:
             share.append([])
             continue
         names = {"H": "excess", "G": "excess of G", "S": "excess of S"}
-        excess.append([_line(measured, measured.at, name, PARTS_COLOURS[of]) for of, name in names.items()])
+        excess.append(
+            [
+                # S is all of H far outside: dashes let that be seen.
+                _line(measured, measured.at, name, PARTS_COLOURS[of], dashed=of == "S")
+                for of, name in names.items()
+            ]
+        )
         share.append([_share(measured, measured.at, GREEN)])
     far = DECADES * max(network.layers for network in TRAINED.values())
     across = Axis(-far, far, ticks([-8, -4, 0, 4, 8], power=True))
     return Figure(
         "The Hessian's parts before training: H = G + S",
-        [("excess of H", BLUE), ("of G", GREEN), ("of S", ORANGE)],
+        [("excess of H", BLUE), ("of G", GREEN), ("of S (dashed)", ORANGE)],
         list(TITLES.values()),
         [
-            Row("excess", across, Axis(-7.5, 7.5, ticks([-7, 0, 7]), strong=0), excess, "T"),
+            Row("excess", across, EXCESS, excess, "T"),
             Row("‖G‖/(‖G‖+‖S‖)", across, SHARE, share, "T"),
         ],
     )
@@ -107,24 +116,24 @@ def _saturation(records: Sequence[Record], setting: Setting) -> Figure:
     mine = [record for record in records if record["part"] == "zone"]
     panels = []
     for column in VARIANTS:
-        pairs = [
+        pairs = sorted(  # the order of records is no part of the drawing
             (_compressed(t), excess)
             for record in mine
             if record["column"] == column
             for t, excess in zip(record["t"], record["excess"], strict=True)
             if t is not None and excess is not None
-        ]
+        )
         grid = np.concatenate([-np.logspace(3, -2, 60), np.logspace(-2, 3, 60)])
         expected = projected_excess(grid, setting.directions)
         line = [(_compressed(float(t)), float(e)) for t, e in zip(grid, expected, strict=True)]
-        panels.append([Line(pairs, BLUE, joined=False), Line(line, ORANGE)])
-    marks = (-100.0, -10.0, -1.0, 1.0, 10.0, 100.0)
-    across = Axis(_compressed(-200.0), _compressed(200.0), {_compressed(t): f"{t:g}" for t in marks})
+        panels.append([Line(line, ORANGE), Line(pairs, BLUE, joined=False)])
+    marks = (-10.0, -3.0, -1.0, 0.0, 1.0, 3.0, 10.0)
+    across = Axis(_compressed(-REACH), _compressed(REACH), {_compressed(t): f"{t:g}" for t in marks})
     return Figure(
         "The projected excess against t = Tr(H)/‖H‖: it saturates at √50 = 7.07",
         [("measured", BLUE), ("√d·t/√(t² + d + 1)", ORANGE)],
         list(TITLES.values()),
-        [Row("projected excess", across, Axis(-7.5, 7.5, ticks([-7, 0, 7]), strong=0), panels, "t")],
+        [Row("projected excess", across, EXCESS, panels, "t")],
     )
 
 
@@ -138,13 +147,14 @@ def _logits(records: Sequence[Record], setting: Setting) -> Figure:
             for network in NETWORKS.values():
                 measured = curve(records, part="logits", network=network.name, column=column)
                 if measured is not None:
-                    height = np.log10(np.maximum(measured.mean(name), 1e-300))
+                    with np.errstate(divide="ignore"):  # at α = 1 nothing differs, which has no logarithm
+                        height = np.log10(measured.mean(name))
                     points = list(zip(measured.at.tolist(), height.tolist(), strict=True))
                     lines.append(Line(points, COLOURS[network.name]))
             panels.append(lines)
         across = Axis(-DECADES, DECADES, ticks([-2, -1, 0, 1, 2], power=True))
         up = Axis(low, 1.0, ticks([low, low / 2, 0.0], power=True))
-        rows.append(Row(label, across, up, panels, "α"))
+        rows.append(Row(label, across, up, panels, "α; nothing differs at 1"))
     return Figure(
         "Logits of αθ beside α times those of θ",
         list(COLOURS.items()),
@@ -176,9 +186,9 @@ def _course(records: Sequence[Record], setting: Setting) -> Figure:
         [(f"T = {power_of_ten(at)}", colour) for at, colour in paint.items()],
         list(TITLES.values()),
         [
-            Row("excess", across, Axis(-7.5, 7.5, ticks([-7, 0, 7]), strong=0), panels["excess"]),
+            Row("excess", across, EXCESS, panels["excess"]),
             Row("‖G‖/(‖G‖+‖S‖)", across, SHARE, panels["share"]),
-            Row("train accuracy", across, SHARE, panels["train"], "epochs"),
+            Row("train accuracy", across, SHARE, panels["train"], "epochs, until a seed diverges"),
         ],
     )
 

@@ -83,7 +83,7 @@ def _map(
     values: Array = getattr(found, kind).mean(0)
     burst: NDArray[np.bool_] = np.any(found.diverged, axis=0)
     num = len(found.rates)
-    pieces = []
+    pieces = ['<g shape-rendering="crispEdges">']  # no seams between cells
     for place in range(len(found.at)):
         for rate in range(num):
             x, y = left + place * CELL, top + (num - 1 - rate) * SIDE
@@ -95,8 +95,8 @@ def _map(
                     f'<text x="{x + CELL / 2}" y="{y + SIDE / 2 + 3}" text-anchor="middle" font-size="8" '
                     'fill="#ffffffaa">×</text>'
                 )
-    whole = [place for place, exponent in enumerate(found.at) if exponent == round(exponent)]
-    for place in whole[:: 1 + (len(whole) > 7)]:
+    pieces.append("</g>")
+    for place in labelled(found.at):
         x = left + (place + 0.5) * CELL
         pieces.append(
             f'<text x="{x}" y="{top + num * SIDE + 13}" text-anchor="middle" font-size="8">'
@@ -117,6 +117,20 @@ def _map(
                 pieces.append(f'<path {line} stroke="#000000" stroke-width="3.4"/>')
                 pieces.append(f'<path {line} stroke="#ffffff" stroke-width="1.8"/>')
     return pieces
+
+
+def labelled(at: Array) -> list[int]:
+    """Which cells get a text: whole exponents, the ends first, with room for each.
+
+    >>> labelled(np.array([-3.0, -2.0, -1.33, -1.0, -0.5, 0.0, 0.5, 1.0, 1.33, 2.0, 3.0]))
+    [0, 3, 5, 7, 10]
+    """
+    whole = [place for place, exponent in enumerate(at) if exponent == round(exponent)]
+    chosen: list[int] = []
+    for place in sorted(whole, key=lambda place: -abs(place - (len(at) - 1) / 2)):
+        if all(abs(place - other) >= 2 for other in chosen):
+            chosen.append(place)
+    return sorted(chosen)
 
 
 def _among(exponent: float, at: Array) -> float:

@@ -147,7 +147,8 @@ def _panel(left: float, top: float, row: Row, lines: Sequence[Line], *, first: b
         x = across(value)
         pieces.append(f'<path d="M{x:.1f} {top + HIGH}v3" stroke="{INK}"/>')
         pieces.append(
-            f'<text x="{x:.1f}" y="{top + HIGH + 14}" text-anchor="middle" font-size="9">{text}</text>'
+            f'<text x="{x:.1f}" y="{top + HIGH + 14}" text-anchor="{_anchor(row.x.part(value))}" '
+            f'font-size="9">{text}</text>'
         )
     for line in lines:
         good = [place for place, (_, y) in enumerate(line.points) if math.isfinite(y)]
@@ -167,6 +168,11 @@ def _panel(left: float, top: float, row: Row, lines: Sequence[Line], *, first: b
             f'<polyline points="{_path(spots)}" fill="none" stroke="{line.colour}" stroke-width="1.6"{dash}/>'
         )
     return pieces
+
+
+def _anchor(part: float) -> str:
+    """A text at an edge stays within its panel: there is one beside it."""
+    return "start" if part == 0 else "end" if part == 1 else "middle"
 
 
 def _path(spots: Sequence[tuple[float, float]]) -> str:

@@ -24,6 +24,8 @@ class Claim:
     threshold: str
     here: str
     verdict: Verdict
+    others: str = ""
+    """The cases in which it does not hold, if there are several."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,19 @@ def settled(
     What is shown is the case that is nearest to failing.
 
     >>> settled("flat", "flat", "≤ 1.1", [Case("net", np.array([1.0, 1.02]))], limit=1.1, below=True)
-    Claim(claim='flat', paper='flat', threshold='≤ 1.1', here='1.01 ± 0.01 (net)', verdict='holds')
+    Claim(claim='flat', paper='flat', threshold='≤ 1.1', here='1.01 ± 0.01 (net)', verdict='holds', others='')
     """
     verdicts = [case.verdict(limit, below=below) for case in cases]
     worst = max(cases, key=lambda case: case.mean if below else -case.mean)
     overall: Verdict = "fails" if "fails" in verdicts else "unclear" if "unclear" in verdicts else "holds"
     many = f", {verdicts.count('holds')} of {len(cases)} hold" if len(cases) > 1 else ""
     here = f"{_shown(worst.mean)}{unit} ± {_shown(worst.error)} ({worst.where}{many})"
-    return Claim(claim, paper, threshold, here, overall)
+    others = [
+        f"{case.where} {_shown(case.mean)}{unit} ± {_shown(case.error)} {verdict}"
+        for case, verdict in zip(cases, verdicts, strict=True)
+        if verdict != "holds" and len(cases) > 1
+    ]
+    return Claim(claim, paper, threshold, here, overall, "; ".join(others))
 
 
 def table(found: Sequence[Claim]) -> str:
@@ -94,6 +101,12 @@ def table(found: Sequence[Claim]) -> str:
         "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[4]]).rstrip()
         for row in cells
     )
+
+
+def exceptions(found: Sequence[Claim]) -> str:
+    """A line for each claim that does not hold everywhere: where not."""
+    lines = [f"{each.claim}: {each.others}" for each in found if each.others]
+    return "\n".join(["Where a claim does not hold:", *lines]) if lines else ""
 
 
 def tally(found: Sequence[Claim]) -> str:

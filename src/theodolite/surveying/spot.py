@@ -1,0 +1,283 @@
+"""Where curvature is measured: on which network, on how much data, in how many directions."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.specimen import shapes_of
+from theodolite.building import in_one_line, untouched_randomness
+from theodolite.calling import call, logits
+from theodolite.errors import UseError
+from theodolite.fleet.training import targets_in
+from theodolite.probes.second_order.curvature import curvature
+from theodolite.probes.second_order.objective import Objective
+from theodolite.probes.second_order.operator import Hessian, hessian
+from theodolite.probes.second_order.rescaling import scalable
+from theodolite.size import Size
+from theodolite.surveying.finding import Value
+from theodolite.surveying.site import Site
+from theodolite.workloads import Batch, Workload
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is spent."""
+
+    targets: int
+    """In a batch, about; one example at least."""
+    directions: int
+    decades: tuple[float, ...]
+    """Where the temperature is tried: powers of ten around the size of the logits."""
+    near: tuple[float, ...]
+    """Where the scale of the weights is tried: by how many powers of ten the logits are then larger than
+    at the peak along the temperature."""
+    probes: int
+    steps: int
+    """Of the density."""
+    work: float
+    """Multiplications of a forward pass, to which the batch is cut down as far as it can be, …"""
+    logits: float
+    """… and most entries of the logits."""
+    patience: float
+    """Seconds after which nothing new is begun."""
+
+
+QUICK = Effort(
+    targets=128,
+    directions=50,
+    decades=tuple(half / 2 for half in range(-6, 7)),
+    near=(-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0),
+    probes=2,
+    steps=32,
+    work=5e7,
+    logits=1e6,
+    patience=180.0,
+)
+ROUGH = replace(
+    QUICK,
+    directions=12,
+    decades=tuple(map(float, range(-3, 4))),
+    near=(-1.0, -0.5, 0.0, 0.5, 1.0),
+    probes=1,
+    steps=24,
+    work=2e8,
+    logits=1e7,
+)
+"""For networks that are large even at base size, and for those that one sweep cannot take."""
+DEEP = replace(
+    QUICK,
+    targets=512,
+    near=tuple(quarter / 4 for quarter in range(-8, 9)),
+    probes=4,
+    steps=64,
+    work=5e9,
+    logits=1e7,
+    patience=1800.0,
+)
+HALVES = torch.float16, torch.bfloat16
+FEWEST = 16
+"""Targets to which a batch is cut down."""
+EXTRA = 5
+"""Times the work that is put up with if the batch cannot be cut down further."""
+MOST_PARAMETERS = 30_000_000
+"""Above this a network is not even built to see how much work it is."""
+
+
+class TooLong(UseError):
+    """It would take, or has taken, too long."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A network at its start, and a batch."""
+
+    site: Site = field(repr=False)
+    model: nn.Module = field(repr=False)
+    batch: Batch = field(repr=False)
+    size: Size
+    effort: Effort
+    parameters: tuple[str, ...] = field(repr=False)
+    """Those that the loss depends on."""
+    begun: float = field(default_factory=time.perf_counter)
+
+    @property
+    def workload(self) -> Workload:
+        """What the site surveys."""
+        return self.site.workload
+
+    @property
+    def directions(self) -> int:
+        """As many as there is time for, if the network has so many parameters."""
+        return min(self.effort.directions, self.hessian.size)
+
+    @property
+    def targets(self) -> int:
+        """In the batch."""
+        return targets_in(self.batch)
+
+    @property
+    def where(self) -> str:
+        """The size, and why it is another than the site's."""
+        return f"{self.size}" if self.size == self.site.size else f"{self.size}, the base of the trials,"
+
+    @property
+    def ground(self) -> dict[str, Value]:
+        """What is measured on, for the evidence."""
+        return {
+            "size": str(self.size),
+            "parameters": self.hessian.size,
+            "targets in the batch": self.targets,
+            "directions": self.directions,
+        }
+
+    @cached_property
+    def hessian(self) -> Hessian:
+        """At the start, on the batch."""
+        return hessian(self.model, self.workload.loss, self.batch, parameters=self.parameters)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """At the start."""
+        return self.forward()
+
+    @cached_property
+    def is_cross_entropy(self) -> bool:
+        """Is the loss the cross-entropy of a softmax of the logits?"""
+        objective = Objective(self.model, self.workload.loss, self.batch, parameters=self.parameters)
+        with objective.conditions():
+            return objective.cross_entropy(self.logits, self.batch) is not None
+
+    @cached_property
+    def is_normed(self) -> bool:
+        """Are there normalisations?"""
+        return len(scalable(self.model)) < sum(1 for _ in canonical_parameters(self.model))
+
+    def forward(self) -> Tensor:
+        """The logits of the weights as they are now."""
+        with torch.no_grad(), untouched_randomness(self.site.seed):
+            return logits(call(self.model, self.batch[0]))
+
+    def draw(self, step: int) -> Batch:
+        """Another batch, as small as the first."""
+        seed = self.site.seed
+        try:
+            return few(_whole(self.workload.draw(seed, step)), self.targets)
+        except UseError:
+            raise
+        except Exception as error:
+            raise UseError(f"batch({seed}, {step}) failed: {in_one_line(error)}") from error
+
+    def hurry(self) -> None:
+        """Raise TooLong if patience has run out."""
+        spent = time.perf_counter() - self.begun
+        if spent > self.effort.patience:
+            raise TooLong(f"it was given up after {spent:.0f} s, at {self.size}")
+
+
+def find_spot(site: Site) -> Spot:
+    """The surveyed network itself if it is small, otherwise the base of the trials.
+
+    Raises TooLong where that is too large as well, and whatever keeps the trials from being found.
+    """
+    best = DEEP if site.deep else QUICK
+    found = _spot(site, site.size, best)
+    if found is None:
+        base = site.trials.base
+        found = _spot(site, base, best) or _spot(site, base, ROUGH, limit=EXTRA)
+    if found is None:
+        raise TooLong(f"networks of {base} are too large for it")
+    return found if _is_swept(found) else replace(found, effort=_rougher(found.effort))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums come out the same whatever the number of cores, and networks this small are no slower for it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def few(batch: Batch, targets: int) -> Batch:
+    """The first examples of a batch, with about so many targets, if examples are its first dimension.
+
+    >>> inputs, labels = few((torch.zeros(256, 8), torch.zeros(256)), 128)
+    >>> len(inputs), len(labels)
+    (128, 128)
+    """
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if any(leaf.ndim == 0 for leaf in leaves) or len({leaf.shape[0] for leaf in leaves}) != 1:
+        return batch
+    kept = max(1, targets * leaves[0].shape[0] // max(1, targets_in(batch)))
+    fewer: Batch = tree_map(lambda leaf: leaf[:kept] if isinstance(leaf, Tensor) else leaf, batch)
+    return fewer
+
+
+def _spot(site: Site, size: Size, effort: Effort, *, limit: float = 1.01) -> Spot | None:
+    """A network of this size; None if it takes more than `limit` times the work."""
+    if sum(math.prod(shape) for shape in shapes_of(site.build_hollow(size)).values()) > MOST_PARAMETERS:
+        return None
+    model = site.build(size)
+    if any(parameter.dtype in HALVES for parameter in model.parameters()):
+        model.float()  # second derivatives are beyond what halves can hold
+    batch = few(_whole(site.batch), effort.targets)
+    work, entries = _measured(site, model, batch)
+    if work > effort.work:
+        batch = few(batch, max(FEWEST, int(targets_in(batch) * effort.work / work)))
+        work, entries = _measured(site, model, batch)
+    if work > limit * effort.work or entries > effort.logits:
+        return None
+    return Spot(site, model, batch, size, effort, _used(site, model, batch))
+
+
+def _whole(batch: Batch) -> Batch:
+    """The batch in float32, where it comes in halves."""
+    found: Batch = tree_map(
+        lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in HALVES else leaf, batch
+    )
+    return found
+
+
+def _measured(site: Site, model: nn.Module, batch: Batch) -> tuple[float, int]:
+    """Multiplications of a forward pass, and entries of the logits."""
+    with untouched_randomness(site.seed), FlopCounterMode(display=False) as counter, torch.no_grad():
+        found = logits(call(model, batch[0]))
+    return counter.get_total_flops() / 2, found.numel()
+
+
+def _used(site: Site, model: nn.Module, batch: Batch) -> tuple[str, ...]:
+    """Names of the parameters that the loss depends on."""
+    tensors = {name: tensor for name, tensor in canonical_parameters(model) if tensor.requires_grad}
+    if not tensors:
+        raise UseError("no parameter requires a gradient, so there is no curvature")
+    with untouched_randomness(site.seed), torch.enable_grad():
+        loss = site.workload.evaluate(model, batch)
+        if not loss.requires_grad:
+            raise UseError("the loss depends on no parameter, so it has no curvature")
+        found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+    return tuple(name for name, one in zip(tensors, found, strict=True) if one is not None)
+
+
+def _is_swept(spot: Spot) -> bool:
+    """Do all directions go through the network at once? A few of them show it."""
+    loss, names = spot.workload.loss, spot.parameters
+    return curvature(spot.model, loss, spot.batch, parameters=names, directions=3).route == "sweep"
+
+
+def _rougher(effort: Effort) -> Effort:
+    """As rough as ROUGH in what takes a product for each direction."""
+    rough = min(effort.directions, ROUGH.directions)
+    return replace(effort, directions=rough, decades=ROUGH.decades, near=ROUGH.near)
