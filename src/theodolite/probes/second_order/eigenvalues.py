@@ -130,7 +130,7 @@ def eigenvalues(
         if progress:
             progress(float(settled.double().mean()))
         done = bool(settled.all())
-        spent = krylov.beta <= 100 * torch.finfo(products.dtype).eps * float(values.abs().max())
+        spent = krylov.beta <= torch.finfo(products.dtype).eps ** 0.5 * float(values.abs().max())
         if done and spent and krylov.num < operator.size and fresh < num:
             # One start vector sees one of several equal eigenvalues. What comes next is rounding or drawn at
             # random, and shows the others.
