@@ -10,7 +10,7 @@ from theodolite.surveying.curves import zone_figure
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.spot import Spot
 from theodolite.surveying.wording import plain, with_minus
-from theodolite.surveying.zones import Axis, Zone, Zones, residual_share, spread_of
+from theodolite.surveying.zones import Axis, Zone, Zones, spread_of
 
 INSIDE = "The start in the Goldilocks zone"
 WHY_ZONE = (
@@ -129,7 +129,7 @@ def _rows(axis: Axis) -> Iterator[Mapping[str, Value]]:
             "excess": found.t.value,
             "from": found.t.low,
             "to": found.t.high,
-            "share of S": residual_share(found),
+            "share of S": found.residual_share,
             "loss": found.loss,
         }
 

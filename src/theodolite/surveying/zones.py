@@ -130,12 +130,6 @@ def zone_of(at: Sequence[float], excess: Sequence[float]) -> Zone:
     )
 
 
-def residual_share(found: Curvature) -> float:
-    """`‖S‖/(‖G‖ + ‖S‖)` of the whole matrices: in a few directions the trace of G makes it look larger."""
-    gauss_newton, residual = found.gauss_newton.frobenius.value, found.residual.frobenius.value
-    return residual / ((gauss_newton + residual) or 1.0)
-
-
 def spread_of(logits: Tensor) -> float:
     """Root mean square of the logits around the mean of each target.
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from theodolite.probes.second_order.operator import hessian
 from theodolite.probes.second_order.sharpness import sharpness
 
 from .explicit import explicit_of
@@ -73,3 +74,14 @@ def test_too_few_products_is_said():
     assert not found.converged
     assert found.products == 5
     assert "not converged" in str(found)
+
+
+def test_an_end_that_the_start_hardly_sees_is_not_passed_over():
+    """Ten large eigenvalues far apart, as of a network on few rows: after six products one looks settled."""
+    batch = torch.randn(16, 12, dtype=torch.float64), torch.randint(10, (16,))
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 10)).double()
+        operator = hessian(model, nn.functional.cross_entropy, batch)
+        exact = torch.linalg.eigvalsh(operator @ torch.eye(operator.size, dtype=torch.float64))[-1]
+        assert sharpness(operator, seed=seed).value == pytest.approx(float(exact), rel=1e-2)

@@ -84,8 +84,8 @@ class Curvature:
 
     @property
     def residual_share(self) -> float:
-        """`‖S‖/(‖G‖ + ‖S‖)` of the projected matrices: 0 where the Gauss–Newton part is all there is."""
-        norms = float(self.gauss_newton.matrix.norm()), float(self.residual.matrix.norm())
+        """`‖S‖_F/(‖G‖_F + ‖S‖_F)`: 0 where the Gauss–Newton part is all there is."""
+        norms = self.gauss_newton.frobenius.value, self.residual.frobenius.value
         return norms[1] / sum(norms) if sum(norms) else math.nan
 
     def __str__(self) -> str:

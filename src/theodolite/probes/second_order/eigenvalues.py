@@ -24,6 +24,10 @@ SMALLEST_SCALE = 0.01
 """An eigenvalue below this share of the largest in magnitude is found to the tolerance of that share."""
 
 
+LEAST = 10
+"""Products beyond two for each eigenvalue, before which nothing counts as converged."""
+
+
 @dataclass(frozen=True)
 class Eigenvalues:
     """Eigenvalues with their vectors, and how far each can be trusted."""
@@ -131,6 +135,10 @@ def eigenvalues(
             progress(float(settled.double().mean()))
         done = bool(settled.all())
         spent = krylov.beta <= torch.finfo(products.dtype).eps ** 0.5 * float(values.abs().max())
+        # An end that the start vector hardly sees shows late: what settles at once may be the one below it.
+        early = products.num < min(operator.size, 2 * num + LEAST)
+        if done and early and not spent:
+            done = False
         if done and spent and krylov.num < operator.size and fresh < num:
             # One start vector sees one of several equal eigenvalues. What comes next is rounding or drawn at
             # random, and shows the others.
@@ -145,8 +153,9 @@ def eigenvalues(
         falling = values[wanted].argsort(descending=True)
         wanted, errors, allowed = wanted[falling], errors[falling], allowed[falling]
     # Rounding, or an operator that is not quite symmetric, is in both.
-    residuals = residuals[wanted] + krylov.noise
-    errors = torch.minimum(errors + krylov.noise, residuals)
+    noise = krylov.noise + 10 * torch.finfo(values.dtype).eps * float(values.abs().max())
+    residuals = residuals[wanted] + noise
+    errors = torch.minimum(errors + noise, residuals)
     status, converged = f"converged after {products.num} products", done
     if not done:
         status = _not_converged(values[wanted], errors, products.num, tolerance)

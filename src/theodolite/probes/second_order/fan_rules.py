@@ -426,9 +426,9 @@ def _nothing() -> Tensor:
 
 _STRUCTURAL = (
     "view reshape flatten unflatten transpose permute T mT t contiguous expand expand_as unsqueeze squeeze "
-    "chunk split tensor_split split_with_sizes unbind cat concat stack sum mean neg to float double type_as "
-    "clone repeat repeat_interleave narrow select movedim swapaxes roll flip tril triu cumsum view_as "
-    "reshape_as broadcast_to index_select"
+    "chunk split tensor_split split_with_sizes unbind cat concat stack sum mean neg to type float double "
+    "type_as clone repeat repeat_interleave narrow select movedim swapaxes roll flip tril triu cumsum "
+    "view_as reshape_as broadcast_to index_select"
 )
 _SMOOTH = (
     "gelu silu tanh sigmoid softplus exp log sqrt rsqrt square reciprocal sin cos elu selu celu mish erf "

@@ -22,7 +22,7 @@ from theodolite.surveying.spot import Spot, TooLong, find_spot, one_thread
 from theodolite.surveying.trials import Untried
 from theodolite.surveying.wording import plain, with_minus
 from theodolite.surveying.zone_finding import INSIDE, WHY_ZONE, in_zone, without_softmax
-from theodolite.surveying.zones import explore, residual_share
+from theodolite.surveying.zones import explore
 
 TITLES = {
     "TH301": INSIDE,
@@ -142,7 +142,7 @@ def step_size(spot: Spot, edges: Edges, rates: Rates) -> Finding:
 def parts(spot: Spot, start: Curvature, ends: Ends, spectrum: Density) -> Finding:
     """TH303: how much of the curvature is Gauss–Newton's, and how much of it is negative?"""
     gauss_newton, residual = start.gauss_newton.frobenius, start.residual.frobenius
-    share = residual_share(start)
+    share = start.residual_share
     dominant = residual.value > DOMINANT * gauss_newton.value
     below = mean_of((spectrum.weights * (spectrum.nodes < 0)).sum(1))
     ratio = abs(ends.smallest / ends.largest) if ends.largest else math.nan
