@@ -32,6 +32,7 @@ from theodolite.building import untouched_randomness
 from theodolite.calling import described, logits
 from theodolite.errors import UseError
 from theodolite.probes.course import on_device
+from theodolite.probes.second_order.graph import nodes_behind
 from theodolite.probes.second_order.rescaling import is_compiled
 from theodolite.probes.second_order.score import CrossEntropy, Loss, recognise
 from theodolite.workloads import Batch
@@ -290,17 +291,8 @@ def _seed() -> None:
 def _reached(value: Tensor, model: nn.Module) -> str | None:
     """The first of a model's parameters that a value depends on."""
     names = {id(tensor): name for name, tensor in model.named_parameters()}
-    waiting: list[Any] = [value.grad_fn]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if (name := names.get(id(getattr(node, "variable", None)))) is not None:
-            return name
-        waiting += [above for above, _ in node.next_functions]
-    return None
+    met = (names.get(id(getattr(node, "variable", None))) for node in nodes_behind(value))
+    return next((name for name in met if name is not None), None)
 
 
 def _own(loss: Loss) -> Loss:

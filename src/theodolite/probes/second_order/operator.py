@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from theodolite.calling import described
 from theodolite.errors import UseError
+from theodolite.probes.second_order.graph import own_functions
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.score import Loss, score
 from theodolite.workloads import Batch
@@ -388,22 +389,6 @@ def _no_second_derivative(culprit: str) -> str:
 def unused(name: str) -> str:
     """What is said of a parameter that the loss does not depend on."""
     return f"the loss does not depend on {name}. Leave it out: choose others with parameters=…"
-
-
-def own_functions(output: Tensor) -> list[Any]:
-    """The nodes of a tensor's graph that come from an `autograd.Function` of the model's own."""
-    found: list[Any] = []
-    waiting: list[Any] = [output.grad_fn]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            found.append(node)
-        waiting += [above for above, _ in node.next_functions]
-    return found
 
 
 def _joined(tensors: Sequence[Tensor], *, many: bool = False) -> Tensor:

@@ -20,8 +20,9 @@ from theodolite.errors import UseError
 from theodolite.probes.second_order.directions import Directions
 from theodolite.probes.second_order.fan import Fan, Unsupported
 from theodolite.probes.second_order.fan_norms import RULES
+from theodolite.probes.second_order.graph import own_functions
 from theodolite.probes.second_order.objective import Objective
-from theodolite.probes.second_order.operator import own_functions, unused
+from theodolite.probes.second_order.operator import unused
 from theodolite.workloads import Batch
 
 CACHED_BYTES = 2**22
