@@ -45,7 +45,7 @@ types: .venv/stamp
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/pytest -n $(NPROC) --dist loadgroup
+	$(BIN)/pytest -n $(NPROC)
 
 bench: .venv/stamp
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
