@@ -50,6 +50,14 @@ class Columns:
         """Of the transposed matrix."""
         return Columns(self.column.mT, self.value.mT, self.num)
 
+    def gathered(self, entries: Tensor) -> Tensor:
+        """The sum of the entries in each column, (d,)."""
+        return entries.new_zeros(self.num).index_add_(0, self._index, entries.flatten())
+
+    @cached_property
+    def _index(self) -> Tensor:
+        return self.column.flatten().int()
+
     def rows(self, index: Tensor) -> Tensor:
         """Tangents of `weight[index]`, (d, *index.shape, …)."""
         column, value = self.column[index], self.value[index]
@@ -94,11 +102,8 @@ class Directions:
 
     def pulled(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """`Rᵀ g` for a gradient by name, (d,)."""
-        found = torch.zeros(self.num, dtype=torch.float64, device=next(iter(gradients.values())).device)
-        for name, one in self.columns.items():
-            entries = (gradients[name] * one.value).flatten().double()
-            found.index_add_(0, one.column.flatten().int(), entries)
-        return found
+        parts = [one.gathered(gradients[name] * one.value) for name, one in self.columns.items()]
+        return torch.stack(parts).double().sum(0)
 
     @property
     def matrix(self) -> Tensor:

@@ -53,8 +53,9 @@ def _apart(logits: Tensor, taps: Sequence[_Tap]) -> bool:
     Halves by each binary digit of their numbers part every two examples once.
     """
     number = torch.arange(len(logits), device=logits.device)
-    digits = [(number >> digit) % 2 == 1 for digit in range(max(1, (len(logits) - 1).bit_length()))]
-    chosen = torch.stack([half for digit in digits for half in (digit, ~digit)])
+    place = torch.arange(max(1, (len(logits) - 1).bit_length()), device=logits.device)
+    digits = (number >> place[:, None]) % 2 == 1
+    chosen = torch.cat([digits, ~digits])
     seed = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
     deltas = torch.autograd.grad(
         logits,

@@ -25,7 +25,7 @@ from theodolite.probes.second_order.objective import Objective
 from theodolite.probes.second_order.operator import unused
 from theodolite.workloads import Batch
 
-CACHED_BYTES = 2**22
+CACHED_BYTES = 2**24
 """That the tangents of one value may take on a CPU, if there are several examples to take apart."""
 WORKING_COPIES = 8
 """Of the largest value's tangents, that are alive at a time in one operation."""
