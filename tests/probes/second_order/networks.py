@@ -232,7 +232,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "tied": lambda: tokens(Tied()),
     "residual": residual,
     "gpt": gpt,
-    "gpt, layer norm": lambda: gpt(norm="layer", positions="learned", bias=True, tied=True),
     "llama": llama,
     "gpt2": gpt2,
 }

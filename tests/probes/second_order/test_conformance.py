@@ -153,7 +153,7 @@ def test_a_product_is_of_the_weights_that_the_model_has_now(name):
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
-@pytest.mark.parametrize("name", ["layer norm", "batch norm, train", "group norm", "causal attention"])
+@pytest.mark.parametrize("name", ["layer norm", "batch norm, train", "causal attention"])
 def test_lower_precision_is_accepted_and_near(name, dtype, close):
     made = case(name)
     model = copy.deepcopy(made.model).to(dtype)

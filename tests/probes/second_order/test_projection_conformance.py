@@ -201,7 +201,7 @@ def agree(reading, alone):
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
-@pytest.mark.parametrize("name", ["layer norm", "batch norm, train", "group norm", "causal attention"])
+@pytest.mark.parametrize("name", ["layer norm", "batch norm, train", "causal attention"])
 def test_lower_precision_is_accepted_and_near(name, dtype, close):
     one = case(name)
     model = copy.deepcopy(one.model).to(dtype)
