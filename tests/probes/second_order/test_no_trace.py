@@ -151,7 +151,7 @@ def test_everything_is_as_before_when_the_loss_fails_half_way(name, error):
 
 
 @every
-@pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.parametrize("num", [1])
 def test_no_graph_outlives_a_probe(name, num):
     model, batch = busy(), batches(num)
     reading = EVERY[name](model, loss, batch)
