@@ -9,8 +9,8 @@ from theodolite.studies.goldilocks.curves import accuracies, curve, zone
 from theodolite.studies.goldilocks.networks import NETWORKS, TRAINED
 from theodolite.studies.goldilocks.setting import Setting
 from theodolite.studies.goldilocks.training_claims import training_claims
-from theodolite.studies.goldilocks.verdict import Case, settled, table, tally
 from theodolite.studies.goldilocks.zone_claims import projected_excess, zone_claims
+from theodolite.studies.verdict import Case, settled, table, tally
 
 SETTING = Setting(points=7)
 SEEDS = (0, 1, 2)

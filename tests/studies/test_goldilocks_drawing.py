@@ -10,10 +10,10 @@ import pytest
 from theodolite.studies.goldilocks.conduct import read
 from theodolite.studies.goldilocks.figures import figures
 from theodolite.studies.goldilocks.maps import labelled, maps
-from theodolite.studies.goldilocks.panels import GAP, LEFT, WIDE, Axis, Figure, Row
 from theodolite.studies.goldilocks.setting import Setting
 from theodolite.studies.goldilocks.tables import courses, trained, zones
-from theodolite.studies.goldilocks.verdict import Case, exceptions, settled
+from theodolite.studies.panels import GAP, LEFT, WIDE, Axis, Figure, Row
+from theodolite.studies.verdict import Case, exceptions, settled
 
 SVG = "{http://www.w3.org/2000/svg}"
 RECORDS = "docs/studies/goldilocks.jsonl"

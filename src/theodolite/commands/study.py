@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -214,3 +215,54 @@ def study_goldilocks(
         write_summary(out, summary)
     if made is not None and not made.ok:
         raise typer.Exit(130 if made.stopped else 1)
+
+
+QUESTIONS = {
+    "ghosts": "Does training collapse where a step leaves the radius of convergence of the loss?",
+    "refinement": "Is a schedule that was refined from the gradient norms of a first run a better one?",
+    "lion": "Does Lion keep every weight within 1/λ, and does its Lyapunov function decrease?",
+    "diffgrad": "Is diffGrad better than Adam, and than Adam at half the learning rate?",
+    "drift": "Does the principal flow follow gradient descent where the gradient flow does not?",
+    "smoothness": "How does gradient-normalized smoothness grow on the way to a minimum?",
+}
+"""By study: what it asks. Each is `STUDY` in the module of `theodolite.studies` of its name."""
+
+
+def _add(name: str, question: str) -> None:
+    @study_app.command(
+        name,
+        help=f"{question}\n\nRuns what the file of records does not hold yet, so that it goes on where it "
+        "was stopped; then prints the claims and draws the figures from the file.\n\nExits with 1 if a cell "
+        f"failed.\n\n[bold]Examples[/bold]\n\n  theodolite study {name} --small\n\n"
+        f"  theodolite study {name} --draw docs/studies/{name}.jsonl",
+    )
+    def study(
+        out: Annotated[
+            Path, typer.Option(help="The records, one line of JSON each; figures go beside the file.")
+        ] = Path(f"{name}.jsonl"),
+        jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
+        small: Annotated[bool, typer.Option("--small", help="Fewer cells: to see how it goes.")] = False,
+        draw: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="Run nothing: draw what a file holds.")
+        ] = None,
+    ) -> None:
+        from theodolite.studies.study import conduct, report
+
+        found = importlib.import_module(f"theodolite.studies.{name}").STUDY
+        if draw is not None:
+            print(report(found, draw))
+            return
+        failed = conduct(
+            found,
+            out,
+            small=small,
+            jobs=jobs,
+            tell=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+        print(report(found, out))
+        if failed:
+            raise typer.Exit(1)
+
+
+for _name, _question in QUESTIONS.items():
+    _add(_name, _question)

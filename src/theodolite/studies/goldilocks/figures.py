@@ -10,7 +10,9 @@ import numpy as np
 from theodolite.studies.goldilocks.course import TEMPERATURES
 from theodolite.studies.goldilocks.curves import Array, Curve, curve
 from theodolite.studies.goldilocks.networks import NETWORKS, NORMED, TRAINED, VARIANTS, Column
-from theodolite.studies.goldilocks.panels import (
+from theodolite.studies.goldilocks.setting import DECADES, Setting
+from theodolite.studies.goldilocks.zone_claims import projected_excess
+from theodolite.studies.panels import (
     BLUE,
     GREEN,
     INK,
@@ -24,8 +26,6 @@ from theodolite.studies.goldilocks.panels import (
     power_of_ten,
     ticks,
 )
-from theodolite.studies.goldilocks.setting import DECADES, Setting
-from theodolite.studies.goldilocks.zone_claims import projected_excess
 from theodolite.studies.records import Record
 
 COLOURS = dict(zip(NETWORKS, (BLUE, ORANGE, GREEN, PINK), strict=True))

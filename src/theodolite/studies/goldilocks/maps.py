@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from theodolite.studies.goldilocks.curves import Accuracies, Array, Zone, accuracies, curve, zone
 from theodolite.studies.goldilocks.networks import NORMED, RESNET, TRAINED, VARIANTS, Column
-from theodolite.studies.goldilocks.panels import GAP, INK, LEFT, head, power_of_ten, turned
+from theodolite.studies.panels import GAP, INK, LEFT, head, power_of_ten, turned
 from theodolite.studies.records import Record
 
 CELL, SIDE = 15, 18

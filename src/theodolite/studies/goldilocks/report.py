@@ -12,9 +12,9 @@ from theodolite.studies.goldilocks.maps import maps
 from theodolite.studies.goldilocks.setting import Setting
 from theodolite.studies.goldilocks.tables import courses, trained, zones
 from theodolite.studies.goldilocks.training_claims import training_claims
-from theodolite.studies.goldilocks.verdict import Claim, exceptions, table, tally
 from theodolite.studies.goldilocks.zone_claims import zone_claims
 from theodolite.studies.records import Record
+from theodolite.studies.verdict import Claim, exceptions, table, tally
 from theodolite.writing import write_whole
 
 

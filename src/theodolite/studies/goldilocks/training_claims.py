@@ -10,8 +10,8 @@ import numpy as np
 from theodolite.studies.goldilocks.course import TEMPERATURES
 from theodolite.studies.goldilocks.curves import Accuracies, Array, Zone, accuracies, curve, zone
 from theodolite.studies.goldilocks.networks import NORMED, RESNET, TRAINED, Column
-from theodolite.studies.goldilocks.verdict import Case, Claim, settled
 from theodolite.studies.records import Record
+from theodolite.studies.verdict import Case, Claim, settled
 
 POINT = 0.01
 """Of accuracy."""

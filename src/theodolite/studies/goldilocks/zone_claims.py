@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from theodolite.studies.goldilocks.curves import Array, Curve, curve
 from theodolite.studies.goldilocks.networks import NETWORKS, NORMED, Column
 from theodolite.studies.goldilocks.setting import Setting
-from theodolite.studies.goldilocks.verdict import Case, Claim, settled
 from theodolite.studies.records import Record
+from theodolite.studies.verdict import Case, Claim, settled
 
 FLAT_RATIO, FLAT_SPREAD = 1.1, 0.1
 """Largest over smallest excess; their difference as a part of A's peak along T in the same network."""
