@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.optim.matrices import LINEAR, as_matrices, from_matrices
+from theodolite.optim.matrices import LINEAR, Layout
 from theodolite.optim.muon import SCALES
 from theodolite.optim.orthogonal import newton_schulz
 
@@ -82,37 +82,31 @@ def muon_average(grad: Tensor, state: dict[str, Tensor], hyper: Hypers) -> Tenso
 
 def muon_move(weight: Tensor, update: Tensor, hyper: Hypers, alive: Tensor) -> None:
     """`W ← W − lr·(s·NS(M) + decay·W)`."""
-    moved = hyper["scale"] * update.to(weight.dtype) + hyper["weight_decay"] * weight
+    moved = update.to(weight.dtype) + hyper["weight_decay"] * weight
     weight.sub_(torch.where(alive, hyper["lr"] * moved, 0.0))
 
 
 def orthogonal(update: Tensor, shape: tuple[int, ...], eps: Tensor, shared: Mapping[str, Any]) -> Tensor:
-    """Newton–Schulz of a stack (M, n) of tensors of one shape, all models in one batch; eps is (M, 1)."""
+    """`s·NS` of a stack (M, n) of tensors of one shape, all models in one batch; eps is (M, 1)."""
     in_axes, out_axes = shared["axes"]
     # The models are one more dimension in front, a stack of matrices like any other.
     axes = tuple(axis + 1 for axis in in_axes), tuple(axis + 1 for axis in out_axes)
-    stacked = update.unflatten(1, shape)
-    matrices = as_matrices(stacked, axes)
-    each = eps.repeat_interleave(len(matrices) // len(eps), dim=0)[:, :, None]
-    flat = newton_schulz(matrices, steps=shared["steps"], eps=each)
-    return from_matrices(flat, stacked, axes).flatten(1)
-
-
-def muon_scale(shape: tuple[int, ...], shared: Mapping[str, Any]) -> float:
-    """s of `theodolite.optim.Muon` for a tensor."""
-    in_axes, out_axes = shared["axes"]
-    fans = [1, 1]
-    for place, axes in enumerate((in_axes, out_axes)):
-        for axis in axes:
-            fans[place] *= shape[axis]
-    return SCALES[shared["scale"]](*fans)
+    layout, stacked = Layout(axes, shared["rows"]), update.unflatten(1, shape)
+    made = torch.empty_like(stacked)
+    blocks = zip(layout.matrices(stacked), layout.fans(stacked.shape), strict=True)
+    for block, (matrices, fans) in enumerate(blocks):
+        each = eps.repeat_interleave(len(matrices) // len(eps), dim=0)[:, :, None]
+        flat = newton_schulz(matrices, steps=shared["steps"], eps=each)
+        for place, part in layout.places(made, block, flat):
+            place.copy_(part * SCALES[shared["scale"]](*fans))
+    return made.flatten(1)
 
 
 MUON = Method(
     state=("momentum_buffer",),
     step=None,
     numbers={"momentum": 0.95, "nesterov": True, "eps": 1e-7},
-    shared={"scale": "none", "axes": LINEAR, "steps": 5},
+    shared={"scale": "none", "axes": LINEAR, "rows": (), "steps": 5},
 )
 
 METHODS: dict[str, Method] = {

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from theodolite.calling import logits
 from theodolite.fleet.accuracy import HELD_OUT, TRAINED_ON, share_right
-from theodolite.fleet.functional import METHODS, muon_average, muon_move, muon_scale, orthogonal
+from theodolite.fleet.functional import METHODS, muon_average, muon_move, orthogonal
 from theodolite.fleet.regions import compile_blocks
 from theodolite.fleet.stack import Stack, Tensors
 from theodolite.fleet.training import precision_of, targets_in
@@ -240,7 +240,6 @@ class Program:
             return
         ahead = self._fused(muon_average)(gradient, state, hyper)
         update = orthogonal(ahead, one.shape, hyper["eps"], one.shared)
-        hyper["scale"] = torch.full_like(hyper["lr"], muon_scale(one.shape, one.shared))
         self._fused(muon_move)(weight, update, hyper, alive)
 
     def _fused(self, function: Callable[..., Any]) -> Callable[..., Any]:

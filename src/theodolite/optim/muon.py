@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,16 +11,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.matrices import (
-    LINEAR,
-    Axes,
-    as_matrices,
-    check_matrices,
-    from_matrices,
-    gathered,
-    scattered,
-)
-from theodolite.optim.orthogonal import newton_schulz
+from theodolite.optim.finite import names_of, refuse_nonfinite
+from theodolite.optim.matrices import Axes, Rows, check_matrices
+from theodolite.optim.moving import ROUNDED, Arranged, Moving, arranged, move
+from theodolite.optim.sharding import Replicas, is_sharded, local
 
 SCALES: dict[str, Callable[[int, int], float]] = {
     "none": lambda fan_in, fan_out: 1.0,
@@ -36,8 +30,12 @@ class Muon(Optimizer):
 
     `M ← momentum·M + (1 − momentum)·∇W`, and with Nesterov's form NS gets
     `momentum·M + (1 − momentum)·∇W` once more. NS is the Newton–Schulz iteration, `≈ UVᵀ`, for all
-    matrices of one shape at once; it computes in bfloat16 on an accelerator, in float32 on the CPU, and
-    in float64 for float64.
+    matrices of one shape at once, over all groups. It computes in bfloat16 where that is faster (on an
+    accelerator, and on CPUs that multiply it), and in float64 for float64.
+
+    Weights in bfloat16 are read, moved in float32 and rounded once. Shards (`fully_shard`) are sent to one
+    owner of each matrix and back, by two collectives for a whole step; replicas share the work out if they
+    are named. A gradient that is not finite is refused, and nothing has moved then.
 
     Args:
         params: matrices, or groups of them.
@@ -48,9 +46,15 @@ class Muon(Optimizer):
         scale: s by name: `none` 1, `original` √max(1, out/in), `rms` 0.2·√max(in, out),
             `spectral` √(out/in).
         axes: (in, out), the dimensions inputs and outputs run over; the others are a stack of matrices.
-            A transposed weight has ((0,), (1,)), a convolution ((1, 2, 3), (0,)).
+            Without them a tensor of two dimensions is (out, in), one of four or five the kernel of a
+            convolution, (out, in·positions), and one of three has to say. A transposed weight has
+            ((0,), (1,)), experts (expert, out, in) have ((2,), (1,)).
+        rows: blocks of outputs that are matrices by themselves, as in fused queries, keys and values: for
+            each block its half-open ranges.
         eps: added to the Frobenius norm the matrix is divided by.
         steps: of Newton–Schulz.
+        shared_over: a DistributedDataParallel model, or the process group of replicas: each of them makes its
+            share of the matrices orthogonal, and one collective gives all to all.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
     >>> weight.grad = torch.diag(torch.tensor([3.0, 1.0]))
@@ -63,18 +67,28 @@ class Muon(Optimizer):
         scalable for LLM training, 2025.
     """
 
+    # Of the class, as torch copies groups and state of an optimizer and nothing else.
+    check_gradients = True
+    """Are gradients looked at? False where somebody else has done so."""
+    _replicas: Replicas | None = None
+
     def __init__(
         self,
         params: Any,
-        lr: float = 1e-3,
+        lr: float | Tensor = 1e-3,
         momentum: float = 0.95,
         nesterov: bool = True,
         weight_decay: float = 0.0,
         scale: str = "none",
-        axes: Axes = LINEAR,
+        axes: Axes | None = None,
+        rows: Rows = (),
         eps: float = 1e-7,
         steps: int = 5,
+        *,
+        shared_over: Any = None,
     ) -> None:
+        self._replicas = Replicas.of(shared_over)
+        self._last: tuple[object, list[Arranged]] | None = None
         super().__init__(
             params,
             {
@@ -84,6 +98,7 @@ class Muon(Optimizer):
                 "weight_decay": weight_decay,
                 "scale": scale,
                 "axes": axes,
+                "rows": rows,
                 "eps": eps,
                 "steps": steps,
             },
@@ -97,6 +112,11 @@ class Muon(Optimizer):
                 raise UseError(f"scale is {param_group['scale']!r}: it is one of {', '.join(SCALES)}")
             if not 0 <= param_group["momentum"] < 1:
                 raise UseError(f"momentum is {param_group['momentum']!r}: it has to be in [0, 1)")
+            for option in ("lr", "weight_decay", "eps"):
+                if not float(param_group[option]) >= 0:
+                    raise UseError(f"{option} is {param_group[option]!r}: it has to be 0 or more")
+            if param_group["steps"] < 1:
+                raise UseError(f"steps is {param_group['steps']!r}: Newton–Schulz takes at least one")
             check_matrices("Muon", param_group)
         except UseError:
             self.param_groups.pop()
@@ -109,46 +129,71 @@ class Muon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.check_gradients:
+            refuse_nonfinite(self.param_groups)
+        moving = []
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if not params:
                 continue
-            updates = averaged(params, self.state, group["momentum"], group["nesterov"])
+            grads, buffers = averaged(group, params, self.state)
             lr = float(group["lr"])
-            if group["weight_decay"]:
-                torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-            for alike in by_shape(updates):
-                stacked = torch.cat([as_matrices(gathered(updates[i]), group["axes"]) for i in alike])
-                orthogonal = newton_schulz(stacked, steps=group["steps"], eps=group["eps"])
-                _, fan_out, fan_in = stacked.shape
-                scale = SCALES[group["scale"]](fan_in, fan_out)
-                for i, matrices in zip(alike, orthogonal.chunk(len(alike)), strict=True):
-                    param = params[i]
-                    update = from_matrices(matrices, param, group["axes"]).to(param.dtype)
-                    param.add_(scattered(update, param), alpha=-lr * scale)
+            exact = [local(param) for param in params if param.dtype not in ROUNDED]
+            if group["weight_decay"] and exact:
+                torch._foreach_mul_(exact, 1 - lr * group["weight_decay"])
+            for param, grad, buffer in zip(params, grads, buffers, strict=True):
+                moving.append(Moving(param, grad, buffer, group, lr))
+        for one in self._arranged(moving):
+            move([moving[place] for place in one.places], one, self._replicas)
         return loss
 
+    def _arranged(self, moving: Sequence[Moving]) -> list[Arranged]:
+        """What goes together in a step; found again only when parameters or options are others."""
+        groups = {id(one.group): one.group for one in moving}
+        options = [[group[key] for key in ARRANGING] for group in groups.values()]
+        found = [(id(one.param), one.param.shape, id(one.group)) for one in moving], options
+        if self._last is None or self._last[0] != found:
+            self._last = found, arranged(moving, SCALES, replicated=self._replicas is not None)
+        return self._last[1]
 
-def averaged(params: list[Tensor], state: Any, momentum: float, nesterov: bool) -> list[Tensor]:
-    """Update the momentum of each parameter, and give what is to be made orthogonal."""
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **super().__getstate__(),
+            "check_gradients": self.check_gradients,
+            "_replicas": self._replicas,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._last = None
+
+
+ARRANGING = ("scale", "axes", "rows", "steps", "eps")
+"""Options that what goes together in a step depends on."""
+
+
+def averaged(
+    group: dict[str, Any], params: Sequence[Tensor], state: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients, and the momenta that they have been averaged into: of each what this process holds."""
     for param in params:
         if param.grad.is_sparse:  # type: ignore[union-attr]
-            raise UseError("a gradient is sparse: matrix optimizers need dense ones, so use sparse=False")
+            name = names_of(group)[[id(one) for one in group["params"]].index(id(param))]
+            raise UseError(
+                f"the gradient of {name} is sparse: matrix optimizers need dense ones, so use sparse=False"
+            )
         if "momentum_buffer" not in state[param]:
             state[param]["momentum_buffer"] = torch.zeros_like(param)
-    grads: list[Tensor] = [param.grad for param in params]  # type: ignore[misc]
-    buffers = [state[param]["momentum_buffer"] for param in params]
-    torch._foreach_lerp_(buffers, grads, 1 - momentum)
-    if not nesterov:
-        return buffers
-    ahead = torch._foreach_mul(buffers, momentum)
-    torch._foreach_add_(ahead, grads, alpha=1 - momentum)
-    return list(ahead)
+    grads = [local(_cut_alike(param)) for param in params]
+    buffers = [local(state[param]["momentum_buffer"]) for param in params]
+    torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+    return grads, buffers
 
 
-def by_shape(tensors: list[Tensor]) -> list[list[int]]:
-    """Places of the tensors whose matrices can be stacked."""
-    groups: dict[Any, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        groups.setdefault((tensor.shape, tensor.device, tensor.dtype), []).append(place)
-    return list(groups.values())
+def _cut_alike(param: Any) -> Tensor:
+    """The gradient, cut over processes as its parameter is."""
+    grad: Any = param.grad
+    if is_sharded(param) and grad.placements != param.placements:
+        grad = grad.redistribute(placements=param.placements)
+    found: Tensor = grad
+    return found

@@ -6,7 +6,8 @@ values: `aX + b(XXᵀ)X + c(XXᵀ)²X = U(aΣ + bΣ³ + cΣ⁵)Vᵀ`. Polynomial
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +29,11 @@ POLAR_EXPRESS = (
 )
 """Each the best polynomial for what the ones before leave; the last is the classical one, which converges."""
 
+LARGE = 2**24
+"""Entries from which on a copy of a stack takes longer than the start of a kernel."""
+SHORT = 128
+"""Matrices with a shorter side are computed in float32 on the CPU."""
+
 
 def newton_schulz(matrices: Tensor, *, steps: int, eps: float | Tensor) -> Tensor:
     """Muon's `UVᵀ`, roughly: Jordan's quintic, after a division by the Frobenius norm plus eps.
@@ -44,7 +50,12 @@ def newton_schulz(matrices: Tensor, *, steps: int, eps: float | Tensor) -> Tenso
     References:
         Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024.
     """
-    x = matrices.to(computing_dtype(matrices))
+    dtype = computing_dtype(matrices.dtype, matrices.device, matrices.shape)
+    return iterated(matrices.to(dtype), steps=steps, eps=eps)
+
+
+def iterated(x: Tensor, *, steps: int, eps: float | Tensor) -> Tensor:
+    """`newton_schulz` in the dtype that the matrices have."""
     x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + eps).to(x.dtype)
     return _iterate(x, [JORDAN] * steps)
 
@@ -64,19 +75,43 @@ def polar(matrices: Tensor) -> Tensor:
     return _iterate(x, POLAR_EXPRESS)
 
 
-def computing_dtype(tensor: Tensor) -> torch.dtype:
-    """bfloat16 on an accelerator, float32 on the CPU, and float64 for float64."""
-    if tensor.dtype == torch.float64:
+def computing_dtype(dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> torch.dtype:
+    """bfloat16 where it is multiplied faster, float32 elsewhere, and float64 for float64.
+
+    An accelerator multiplies it faster; so do CPUs that have instructions for it, unless a side is so short
+    that products are not what takes the time.
+    """
+    if dtype == torch.float64:
         return torch.float64
-    return torch.float32 if tensor.device.type == "cpu" else torch.bfloat16
+    if device.type != "cpu":
+        return torch.bfloat16
+    return torch.bfloat16 if min(shape[-2:]) >= SHORT and _multiplies_bfloat16() else torch.float32
+
+
+@functools.cache
+def _multiplies_bfloat16() -> bool:
+    """Has this CPU instructions for it? Without them it is several times slower than float32."""
+    asked = (
+        getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
+    return any(ask is not None and bool(ask()) for ask in asked)
 
 
 def _iterate(x: Tensor, coefficients: Iterable[tuple[float, float, float]]) -> Tensor:
-    tall = x.shape[-2] > x.shape[-1]
     shape = x.shape
-    x = (x.mT if tall else x).reshape(-1, *sorted(shape[-2:]))
+    x = x.reshape(-1, *shape[-2:])
+    alone = len(x) == 1  # products of two matrices take less on the CPU than those of two stacks of one
+    x = x[0] if alone else x
+    add = torch.addmm if alone else torch.baddbmm
+    # XXᵀ or XᵀX, the smaller of them: both give the same.
+    tall = shape[-2] > shape[-1]
     for a, b, c in coefficients:
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    x = x.mT if tall else x
+        gram = x.mT @ x if tall else x @ x.mT
+        power = add(gram, gram, gram, beta=b, alpha=c)
+        if x.dtype == torch.bfloat16 and x.numel() >= LARGE:
+            # a·I in the matrix spares a copy of X, and rounds no more than bfloat16 does elsewhere.
+            power.diagonal(dim1=-2, dim2=-1).add_(a)
+            x = x @ power if tall else power @ x
+        else:
+            x = add(x, x, power, beta=a) if tall else add(x, power, x, beta=a)
     return x.reshape(shape)

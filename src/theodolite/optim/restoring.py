@@ -12,7 +12,7 @@ from theodolite.errors import UseError
 
 Group = dict[str, Any]
 
-OWN = ("params", "param_names", "rule", "axes")
+OWN = ("params", "param_names", "rule", "axes", "rows")
 """What a group is, which no saved state changes."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "momentum", "hessian_moment")
@@ -74,7 +74,7 @@ def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str,
 def _options(group: Group, homes: Mapping[str, Group]) -> Group:
     """The options that the parameters of a group were saved with; they have to agree."""
     first, *others = group["param_names"]
-    for key in ("rule", "axes"):
+    for key in ("rule", "axes", "rows"):
         if key in homes[first] and key in group and _tupled(homes[first][key]) != _tupled(group[key]):
             raise UseError(
                 f"{first} was saved with {key} {homes[first][key]!r} and now has {group[key]!r}. "

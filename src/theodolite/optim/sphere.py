@@ -11,17 +11,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.matrices import (
-    LINEAR,
-    Axes,
-    as_matrices,
-    check_matrices,
-    from_matrices,
-    gathered,
-    scattered,
-)
+from theodolite.optim.finite import refuse_nonfinite
+from theodolite.optim.matrices import Axes, Layout, as_matrices, check_matrices, from_matrices
+from theodolite.optim.moving import ahead
 from theodolite.optim.muon import averaged
 from theodolite.optim.orthogonal import polar
+from theodolite.optim.sharding import gathered, local, scattered
 
 
 class SpectralSphere(Optimizer):
@@ -37,7 +32,7 @@ class SpectralSphere(Optimizer):
         nesterov: look one step ahead?
         weight_decay: decoupled, before the step. The retraction undoes what it does to the norm.
         radius: the norm kept is `radius·√(out/in)`; the one the weight has at its first step if not given.
-        axes: (in, out), the dimensions inputs and outputs run over; the others are a stack of matrices.
+        axes: (in, out), the dimensions inputs and outputs run over, as `Muon` has them.
         eps: added to the Frobenius norm the momentum is divided by.
 
     >>> weight = torch.nn.Parameter(torch.diag(torch.tensor([2.0, 1.0])))
@@ -50,6 +45,10 @@ class SpectralSphere(Optimizer):
         Xie et al., Controlled LLM training on spectral sphere, 2026.
     """
 
+    # Of the class, as torch copies groups and state of an optimizer and nothing else.
+    check_gradients = True
+    """Are gradients looked at? False where somebody else has done so."""
+
     def __init__(
         self,
         params: Any,
@@ -58,7 +57,7 @@ class SpectralSphere(Optimizer):
         nesterov: bool = True,
         weight_decay: float = 0.0,
         radius: float | None = None,
-        axes: Axes = LINEAR,
+        axes: Axes | None = None,
         eps: float = 1e-8,
     ) -> None:
         super().__init__(
@@ -81,6 +80,9 @@ class SpectralSphere(Optimizer):
             radius = param_group["radius"]
             if radius is not None and not (math.isfinite(radius) and radius > 0):
                 raise UseError(f"radius is {radius!r}: it has to be positive, or None for the weight's own")
+            for option in ("lr", "weight_decay", "eps"):
+                if not float(param_group[option]) >= 0:
+                    raise UseError(f"{option} is {param_group[option]!r}: it has to be 0 or more")
             check_matrices("SpectralSphere", param_group)
         except UseError:
             self.param_groups.pop()
@@ -93,21 +95,26 @@ class SpectralSphere(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.check_gradients:
+            refuse_nonfinite(self.param_groups)
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if not params:
                 continue
-            updates = averaged(params, self.state, group["momentum"], group["nesterov"])
+            updates = ahead(*averaged(group, params, self.state), group)
             for param, update in zip(params, updates, strict=True):
                 self._move(group, param, update)
         return loss
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "check_gradients": self.check_gradients}
+
     def _move(self, group: dict[str, Any], param: Tensor, update: Tensor) -> None:
-        axes, lr = group["axes"], float(group["lr"])
+        axes, lr = Layout.of(group, param).axes, float(group["lr"])
         # Singular vectors need more digits than bfloat16 has.
         dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
-        weight = as_matrices(gathered(param).to(dtype), axes)
-        moment = as_matrices(gathered(update).to(dtype), axes)
+        weight = as_matrices(gathered(local(param), param).to(dtype), axes)
+        moment = as_matrices(gathered(update, param).to(dtype), axes)
         aspect = math.sqrt(weight.shape[-2] / weight.shape[-1])
         norm, direction = leading(weight)
         state = self.state[param]
@@ -121,10 +128,12 @@ class SpectralSphere(Optimizer):
             state["radius"] = norm if own else torch.full_like(norm, group["radius"] * aspect)
         if lr == 0:
             return
-        moment = moment / (torch.linalg.vector_norm(moment, dim=(-2, -1), keepdim=True) + group["eps"])
-        weight = weight * (1 - lr * group["weight_decay"]) - lr * aspect * tangent(moment, direction)
+        size = torch.linalg.vector_norm(moment, dim=(-2, -1), keepdim=True)
+        # No direction is the steepest for a moment of zero.
+        phi = tangent(moment / (size + group["eps"]), direction) * (size > 0)
+        weight = weight * (1 - lr * group["weight_decay"]) - lr * aspect * phi
         weight = weight * (state["radius"] / leading(weight)[0])
-        param.copy_(scattered(from_matrices(weight, param, axes).to(param.dtype), param))
+        local(param).copy_(scattered(from_matrices(weight, param, axes).to(param.dtype), param))
 
 
 def tangent(moment: Tensor, direction: Tensor) -> Tensor:

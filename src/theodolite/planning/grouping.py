@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from theodolite.errors import UseError
 from theodolite.optim.choosing import CHOICES, Choice, maker
 from theodolite.optim.planned import Make, Planned
+from theodolite.optim.sharding import replicas_of
 from theodolite.planning.fitting import matched
 from theodolite.planning.plan import Plan, Row
 
@@ -45,11 +46,17 @@ def num_groups(plan: Plan) -> int:
 
 
 def make_optimizer(
-    plan: Plan, model: nn.Module, *, skip: Sequence[str] = (), make: Make | None = None
+    plan: Plan,
+    model: nn.Module,
+    *,
+    skip: Sequence[str] = (),
+    make: Make | None = None,
+    check_gradients: bool = True,
 ) -> Optimizer:
     """One optimizer for all tensors, and the plan's real multipliers on the network.
 
     `make` takes the place of the plan's own optimizer; what a matrix optimizer leaves to AdamW stays there.
+    Of a DistributedDataParallel model the replicas share Muon's work out.
     """
     own = plan.optimizer_name
     if make is None and own not in CHOICES:
@@ -58,11 +65,14 @@ def make_optimizer(
             "plan.optimizer(model, make=lambda groups: YourOptimizer(groups))"
         )
     groups = param_groups(plan, model, skip=skip)
+    replicas = replicas_of(model)
     makes: dict[str, Callable[..., Optimizer]] = {
-        rule: make if make is not None and rule == own else maker(rule, _given(plan, rule))
+        rule: make
+        if make is not None and rule == own
+        else maker(rule, _given(plan, rule), shared_over=replicas)
         for rule in dict.fromkeys(group["rule"] for group in groups)
     }
-    optimizer = Planned(groups, makes)
+    optimizer = Planned(groups, makes, check_gradients=check_gradients)
     plan.attach(model)
     return optimizer
 
@@ -110,6 +120,8 @@ def _options(plan: Plan, row: Row) -> dict[str, Any]:
         options[option] = None if value is None else value * row.extent
     if choice.axes:
         options["axes"] = (tuple(row.in_axes), tuple(row.out_axes))
+    if choice.rows:
+        options["rows"] = row.rows
     return options
 
 

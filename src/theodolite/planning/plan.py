@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LambdaLR
 
+    from theodolite.optim.refining import Refined
+
 
 @dataclass(frozen=True)
 class Row:
@@ -30,6 +32,8 @@ class Row:
     fan_out: int
     in_axes: tuple[int, ...]
     out_axes: tuple[int, ...]
+    rows: tuple[tuple[tuple[int, int], ...], ...]
+    """Blocks of outputs that are matrices by themselves, as in fused queries, keys and values."""
     rule: str
     """The optimizer that trains it: the plan's own, or the one its vectors get."""
     multiplier: float
@@ -113,21 +117,35 @@ class Plan:
         *,
         skip: Sequence[str] = (),
         make: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
+        check_gradients: bool = True,
     ) -> Optimizer:
         """One torch optimizer for all tensors, whatever the number of rules.
 
-        `make` turns parameter groups into an optimizer, for a rule that is none of the built-in ones.
+        `make` turns parameter groups into an optimizer, for a rule that is none of the built-in ones. A step
+        along a gradient that is not finite is refused, with the tensor's name, unless `check_gradients` is
+        off: to know it, a step waits for the device.
         """
         from theodolite.planning.grouping import make_optimizer
 
-        return make_optimizer(self, model, skip=skip, make=make)
+        return make_optimizer(self, model, skip=skip, make=make, check_gradients=check_gradients)
 
     def schedule(
-        self, optimizer: Optimizer, kind: str = "cosine", *, steps: int, warmup: int = 0, final: float = 0.0
+        self,
+        optimizer: Optimizer,
+        kind: str | Refined = "cosine",
+        *,
+        steps: int | None = None,
+        warmup: int = 0,
+        final: float = 0.0,
     ) -> LambdaLR:
         """One factor for all groups at every step, so that their ratios stay."""
-        from theodolite.planning.schedule import schedule
+        from theodolite.optim.schedule import schedule
 
+        if self.optimizer_name == "schedule-free" and kind != "constant":
+            raise UseError(
+                "schedule-free takes the place of a schedule: it averages weights where others lower the "
+                "learning rate. Leave the schedule out, or use constant with a warmup"
+            )
         return schedule(optimizer, kind, steps=steps, warmup=warmup, final=final)
 
     def diff(self, other: Plan) -> str:

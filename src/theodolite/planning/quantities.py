@@ -120,6 +120,8 @@ UPDATES = {
         lambda case: f"the update is the gradient, whose norm goes as {_gradient_symbol(case)}",
     ),
     "adamw": _SIGN,
+    "diffgrad": _SIGN,
+    "schedule-free": _SIGN,
     "lion": _SIGN,
     "sophia": Quantity(
         lambda case: "·".join(["r_in", *_entry_factors(case)]),
@@ -157,7 +159,7 @@ def _squared(one: Quantity) -> Quantity:
 
 
 COMPARED = {
-    "adamw": _ENTRY,
+    **dict.fromkeys(("adamw", "diffgrad", "schedule-free"), _ENTRY),
     "sophia": _squared(_ENTRY),
     "shampoo": _squared(_NORM),
     **dict.fromkeys(("muon", "muon-original", "muon-kimi", "muon-spectral", "soap", "sso"), _NORM),

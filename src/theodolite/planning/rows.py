@@ -46,6 +46,7 @@ def make_row(case: Case) -> Row:
         fan_out=part.fan_out,
         in_axes=part.in_axes,
         out_axes=part.out_axes,
+        rows=part.rows,
         rule=case.rule,
         multiplier=case.readout,
         # What multiplies is offset + gain: that is what an absorbed multiplier scales.

@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from theodolite.errors import UseError
-from theodolite.planning.schedule import schedule
+from theodolite.optim.refining import Refined, refine
+from theodolite.optim.schedule import schedule
 
 KINDS = ["constant", "cosine", "linear", "wsd"]
 RATES = [1.0, 0.5, 3e-3, 2**-12, 1e-7]
@@ -100,6 +101,81 @@ def test_the_state_is_json_and_resumes() -> None:
         other.step(), resumed.step()
         for mine, theirs in zip(other.param_groups, optimizer.param_groups, strict=True):
             assert mine["lr"] == theirs["lr"]
+
+
+NORMS = [4.0, 3.0, 2.0, 2.0, 1.0, 1.5, 1.2, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("made_with", ["cosine", "refined"])
+@pytest.mark.parametrize("saved", ["cosine", "refined"])
+def test_a_refined_schedule_is_saved_as_json_and_resumes(made_with: str, saved: str) -> None:
+    refined = refine(NORMS)
+
+    def made(kind: str, optimizer: torch.optim.Optimizer) -> LambdaLR:
+        if kind == "cosine":
+            return schedule(optimizer, "cosine", steps=10)
+        return schedule(optimizer, refined if kind == saved else refine([1.0, 2.0]))
+
+    optimizer = _optimizer()
+    scheduler = made(saved, optimizer)
+    for _ in range(4):
+        optimizer.step()
+        scheduler.step()
+    state = json.loads(json.dumps(scheduler.state_dict()))
+    if saved == "cosine":  # a checkpoint from before there were refined schedules
+        for factor in state["lr_lambdas"]:
+            del factor["factors"]
+    other = _optimizer()
+    resumed = made(made_with, other)
+    resumed.load_state_dict(state)
+    other.load_state_dict(optimizer.state_dict())
+    for _ in range(8):
+        assert [group["lr"] for group in other.param_groups] == [g["lr"] for g in optimizer.param_groups]
+        optimizer.step(), scheduler.step()
+        other.step(), resumed.step()
+    assert refined == refine(NORMS)  # what the caller holds is not the scheduler's
+
+
+def test_a_refined_schedule_keeps_ratios_and_one_for_each_group_does_not() -> None:
+    ones, falling = refine(NORMS), refine([1.0] * 10)
+    optimizer = _optimizer()
+    scheduler = schedule(optimizer, ones)
+    for step in range(12):
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == [rate * ones(step) for rate in RATES]
+        optimizer.step(), scheduler.step()
+    assert scheduler.get_last_lr() == [0.0] * len(RATES)
+    apart = schedule(_optimizer(), [ones, falling, ones, falling, ones])
+    assert apart.get_last_lr() == [
+        rate * course(0) for rate, course in zip(RATES, [ones, falling] * 2 + [ones], strict=True)
+    ]
+
+
+def test_a_refined_schedule_is_stretched_to_the_steps_that_are_asked_for() -> None:
+    optimizer = _optimizer()
+    scheduler = schedule(optimizer, refine(NORMS), steps=25)
+    rates = []
+    for _ in range(26):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step(), scheduler.step()
+    assert rates[:25] == list(refine(NORMS).to(25).factors)
+    assert rates[25] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (refine(NORMS), {"warmup": 3}, "warmup is 3: a refined schedule has its own start"),
+        (refine(NORMS), {"final": 0.1}, "final is 0.1"),
+        ([refine(NORMS)] * 2, {}, "2 refined schedules are given for 5 parameter groups"),
+        ([Refined((1.0,) * n) for n in (3, 4, 3, 3, 3)], {}, "have 3, 4, 3, 3, 3 steps: say by steps"),
+        ([], {}, "the schedule is .*: give a name"),
+        ("cosine", {}, "steps is not given"),
+    ],
+)
+def test_what_is_no_refined_schedule_for_this_optimizer(kind: Any, options: Any, message: str) -> None:
+    with pytest.raises(UseError, match=message):
+        schedule(_optimizer(), kind, **options)
 
 
 @pytest.mark.parametrize(
