@@ -11,11 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite import data, fits, fleet, models, probes, rules
+    from theodolite import data, fits, fleet, models, optim, probes, rules
     from theodolite.anatomy import Anatomy, AnatomyError, Part, UnclassifiedError, dissect
     from theodolite.errors import UseError
     from theodolite.planning import Plan, plan
     from theodolite.size import Size
+    from theodolite.stepping import LrRange, find_lr
     from theodolite.surveying import Finding, Survey, survey
     from theodolite.sweeping import Sweep, sweep
     from theodolite.workloads import Workload, workload
@@ -39,10 +40,15 @@ __all__ = [
     "Plan",
     "plan",
     "rules",
+    # how it is trained
+    "optim",
     # which base hyperparameters, and do they transfer
     "Sweep",
     "sweep",
     "fleet",
+    # which learning rates can be used
+    "LrRange",
+    "find_lr",
     # what the loss does at the next scale
     "fits",
     # what can be measured
@@ -60,6 +66,7 @@ _HOMES = {
     "Anatomy": "anatomy",
     "AnatomyError": "anatomy",
     "Finding": "surveying",
+    "LrRange": "stepping",
     "Part": "anatomy",
     "Plan": "planning",
     "Size": "size",
@@ -70,9 +77,11 @@ _HOMES = {
     "Workload": "workloads",
     "data": None,
     "dissect": "anatomy",
+    "find_lr": "stepping",
     "fits": None,
     "fleet": None,
     "models": None,
+    "optim": None,
     "plan": "planning",
     "probes": None,
     "rules": None,

@@ -54,9 +54,19 @@ OPTIMIZERS = [(name, {}) for name in RULES if name != "sophia"] + [("sgd", {"mom
 
 @pytest.mark.parametrize("name, options", OPTIMIZERS, ids=[f"{n}{''.join(o)}" for n, o in OPTIMIZERS])
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, name: str, options: dict[str, float]) -> None:
-    if name in ("lion", "soap", "shampoo"):
+    if name in ("lion", "soap", "shampoo", "diffgrad", "schedule-free"):
         pytest.importorskip("pytorch_optimizer")
-    run = Run("gpt", th.Size(16, 1), 1e-2, name, base=th.Size(8, 1), steps=6, held_out=1, options=options)
+    run = Run(
+        "gpt",
+        th.Size(16, 1),
+        1e-2,
+        name,
+        base=th.Size(8, 1),
+        steps=6,
+        held_out=1,
+        options=options,
+        schedule="constant" if name == "schedule-free" else "linear",
+    )
     whole = train(run, GPT)
     said: list[str] = []
     file = tmp_path / "state.safetensors"

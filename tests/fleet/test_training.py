@@ -49,10 +49,11 @@ def changed(**fields):
 
 @pytest.mark.parametrize("optimizer", RULES)
 def test_every_optimizer_trains(optimizer):
-    if optimizer in ("lion", "sophia", "soap", "shampoo"):
+    if optimizer in ("lion", "sophia", "soap", "shampoo", "diffgrad", "schedule-free"):
         pytest.importorskip("pytorch_optimizer")
     lr = {"sgd": 2**-3, "sophia": 2**-5}.get(optimizer, 2**-6)
-    outcome = train(changed(optimizer=optimizer, lr=lr, steps=30, every=29), mine)
+    schedule = "constant" if optimizer == "schedule-free" else "linear"
+    outcome = train(changed(optimizer=optimizer, lr=lr, steps=30, every=29, schedule=schedule), mine)
     (_, first), (_, last) = outcome.metrics["loss"]
     assert outcome.status == "finished"
     assert last < first

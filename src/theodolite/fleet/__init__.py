@@ -17,9 +17,21 @@ if TYPE_CHECKING:
     from theodolite.fleet.engine import Means, serial
     from theodolite.fleet.ledger import Ledger, LedgerError
     from theodolite.fleet.outcome import Outcome
+    from theodolite.fleet.recorded_norms import gradient_norms
     from theodolite.fleet.run import Grid, Run
 
-__all__ = ["Run", "Grid", "Outcome", "Means", "serial", "conduct", "Report", "Ledger", "LedgerError"]
+__all__ = [
+    "Run",
+    "Grid",
+    "Outcome",
+    "Means",
+    "serial",
+    "conduct",
+    "Report",
+    "Ledger",
+    "LedgerError",
+    "gradient_norms",
+]
 
 # Loaded at first use: to read a ledger nobody needs torch.
 _HOMES = {
@@ -31,6 +43,7 @@ _HOMES = {
     "Report": "driver",
     "Run": "run",
     "conduct": "driver",
+    "gradient_norms": "recorded_norms",
     "serial": "engine",
 }
 

@@ -15,7 +15,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from theodolite.errors import UseError
-from theodolite.planning.schedule import KINDS
+from theodolite.optim.schedule import KINDS
 from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization
 from theodolite.rules import MATRIX_RULES, POLICIES, RULES
 from theodolite.size import Size
@@ -211,6 +211,10 @@ def _check(run: Run) -> None:
     _check_choice("parameterization", run.parameterization, PARAMETERIZATIONS)
     _check_choice("precision", run.precision, PRECISIONS)
     _check_choice("schedule", run.schedule, KINDS)
+    if run.optimizer == "schedule-free" and run.schedule != "constant":
+        raise UseError(
+            f"schedule is {run.schedule!r}: schedule-free takes the place of one. Give schedule='constant'"
+        )
     _check_choice("decay", run.decay, tuple(POLICIES))
     for probe in run.probes:
         _check_choice("probe", probe, PROBES)

@@ -19,6 +19,10 @@ from theodolite.probes.second_order.trajectory import Trajectory, trajectory
 from theodolite.probes.second_order.zone import along_scale, along_temperature
 from theodolite.probes.slopes import Slope
 from theodolite.probes.spectral import Spectral, spectral
+from theodolite.probes.steps.drift import Drift, drift
+from theodolite.probes.steps.profile import Profile, profile
+from theodolite.probes.steps.radius import Radius, radius
+from theodolite.probes.steps.update import optimizer_step
 
 __all__ = [
     # the first steps of training
@@ -61,4 +65,12 @@ __all__ = [
     "landscape",
     "track",
     "trajectory",
+    # along a step
+    "Drift",
+    "drift",
+    "Profile",
+    "Radius",
+    "optimizer_step",
+    "profile",
+    "radius",
 ]

@@ -16,7 +16,7 @@ from theodolite.fleet.opening import SUFFIXES, file_of
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import planned
 from theodolite.optim.choosing import maker
-from theodolite.planning.schedule import Factor
+from theodolite.optim.schedule import Factor
 from theodolite.workloads import Workload
 
 FILES = (*SUFFIXES, ".html", ".json", ".csv", ".parquet")

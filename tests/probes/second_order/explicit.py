@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import os
+from dataclasses import astuple, dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ from theodolite.calling import call, logits
 from theodolite.probes.second_order.objective import SEED
 
 from .networks import Case, Loss, case
+
+SHARED = "THEODOLITE_TESTS_SHARE"
+"""Names a folder for what several processes of one run of the tests would find again."""
 
 # f'(0) = Σ w f(s·h)/h + O(h⁴)
 STENCIL = ((-2, 1 / 12), (-1, -2 / 3), (1, 2 / 3), (2, -1 / 12))
@@ -43,8 +48,15 @@ class Explicit:
 
 @cache
 def explicit_of(name: str) -> Explicit:
-    """Of a network in `networks.CASES`."""
-    return explicit(case(name))
+    """Of a network in `networks.CASES`; found once, for all processes that share a run of the tests."""
+    if SHARED not in os.environ:
+        return explicit(case(name))
+    kept = Path(os.environ[SHARED], name)
+    if not kept.exists():
+        part = kept.with_suffix(f".{os.getpid()}")
+        torch.save(astuple(explicit(case(name))), part)
+        part.rename(kept)  # another process never sees half a file
+    return Explicit(*torch.load(kept, weights_only=True))
 
 
 def explicit(made: Case, *, temperature: float = 1.0) -> Explicit:

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from theodolite.building import untouched_randomness
 from theodolite.calling import described
 from theodolite.errors import UseError
 from theodolite.probes.second_order.curvature import Curvature, curvature
+from theodolite.probes.second_order.edge import edge
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Hessian, hessian
 from theodolite.probes.second_order.rescaling import is_compiled
@@ -28,8 +30,8 @@ Measure = Callable[[nn.Module, Loss, Batches], Any]
 class Moment:
     """One moment of training. What several measures need is made once."""
 
-    def __init__(self, model: nn.Module, loss: Loss, batch: Batches) -> None:
-        self.model, self.loss, self.batch = model, loss, batch
+    def __init__(self, model: nn.Module, loss: Loss, batch: Batches, optimizer: Optimizer) -> None:
+        self.model, self.loss, self.batch, self.optimizer = model, loss, batch, optimizer
 
     @cached_property
     def hessian(self) -> Hessian:
@@ -46,6 +48,7 @@ NAMED: dict[str, Callable[[Moment], Any]] = {
     "loss": lambda now: now.hessian.loss,
     "gradient_norm": lambda now: now.hessian.gradient.norm(),
     "sharpness": lambda now: sharpness(now.hessian),
+    "edge": lambda now: edge(now.hessian, now.model, now.optimizer),
     "trace": lambda now: now.curvature.trace,
     "excess": lambda now: now.curvature.excess,
     "t": lambda now: now.curvature.t,

@@ -28,7 +28,7 @@ from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.score import Loss, score
 from theodolite.workloads import Batch
 
-Kind = Literal["hessian", "gauss_newton", "residual"]
+Kind = Literal["hessian", "gauss_newton", "residual", "fisher"]
 Vector = TypeVar("Vector", Tensor, dict[str, Tensor])
 
 MOST_AT_ONCE = 64
@@ -96,6 +96,14 @@ class Hessian(Operator):
     def gauss_newton(self) -> Operator:
         """`G = Jᵀ B J`, positive semi-definite where the loss is convex in the logits; of the same pass."""
         return Operator(self._source, "gauss_newton")
+
+    @property
+    def fisher(self) -> Operator:
+        """The empirical Fisher matrix, the mean of `gᵢ gᵢᵀ` over the gradients of single examples.
+
+        An example is an entry of the logits' first dimension, and the loss has to be the mean over them.
+        """
+        return Operator(self._source, "fisher")
 
     @property
     def residual(self) -> Operator:
@@ -288,12 +296,23 @@ class Point:
         with _naming_culprit(self.logits):
             if kind == "hessian":
                 return self._back(self.slope, self._leaves, vectors, many)
-            pulled, seed = self._frozen
             if kind == "residual":
-                return self._back(pulled, self._leaves, vectors, many)
-            (pushed,) = self._back(pulled, (seed,), vectors, many)
+                return self._back(self._frozen[0], self._leaves, vectors, many)
+            pushed = self.pushed(vectors, many=many)
+            if kind == "fisher":
+                # n·sᵢ is the derivative of one example's loss by its logits, and Jᵢᵀ of it is its gradient.
+                slope, num = self._score.detach(), len(self.logits)
+                along = (slope * pushed).reshape(*pushed.shape[:many], num, -1).sum(-1)
+                seeds = num * along.reshape(along.shape + (1,) * (slope.ndim - 1)) * slope
+                return self._back((self.logits,), self._leaves, [seeds], many)
             (curved,) = self._back((self._score,), (self.logits,), [pushed], many)
             return self._back((self.logits,), self._leaves, [curved], many)
+
+    def pushed(self, vectors: list[Tensor], *, many: bool = False) -> Tensor:
+        """`J v`, of the shape of the logits."""
+        pulled, seed = self._frozen
+        (found,) = self._back(pulled, (seed,), vectors, many)
+        return found
 
     def _pulled(self, seed: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad(), _naming_culprit(self.logits), _watching_own_functions(self.logits):

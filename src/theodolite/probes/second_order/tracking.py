@@ -163,7 +163,8 @@ def track(
         loss: `loss(logits, targets) -> scalar`.
         batch: what to measure on, the same each time: a pair, or several. Under DDP each rank gives its own.
         optimizer: whose steps are counted.
-        measure: names: `loss`, `gradient_norm`, `sharpness` (λ_max), `trace`, `excess` and `t` (in 50 random
+        measure: names: `loss`, `gradient_norm`, `sharpness` (λ_max), `edge` (lr·λ_max/2 of SGD, with its
+            momentum and groups: 1 is the edge of stability), `trace`, `excess` and `t` (in 50 random
             directions); or a dict of such, and of functions `(model, loss, batch) -> number`. They are called
             without gradients, and what they do to modes, buffers and random numbers is undone.
         every: steps between measurements.
@@ -191,13 +192,13 @@ def track(
     clock = _Clock(objective)
     tracking.gradient_seconds = _time_gradient(objective)
     tracking.measuring = clock()
-    _measure(tracking, measures, model, objective, clock, strict=True)
+    _measure(tracking, measures, model, optimizer, objective, clock, strict=True)
 
     def after_step(*_: Any) -> None:
         tracking.steps += 1
         if tracking.steps % every == 0:
             if _affordable(tracking, objective, clock):
-                _measure(tracking, measures, model, objective, clock, strict=False)
+                _measure(tracking, measures, model, optimizer, objective, clock, strict=False)
             else:
                 tracking.left_out += 1
 
@@ -227,13 +228,14 @@ def _measure(
     tracking: Tracking,
     measures: Mapping[str, Callable[[Moment], Any]],
     model: nn.Module,
+    optimizer: Optimizer,
     objective: Objective,
     clock: _Clock,
     *,
     strict: bool,
 ) -> None:
     start = clock()
-    moment = Moment(model, objective.loss, objective.batches)
+    moment = Moment(model, objective.loss, objective.batches, optimizer)
     values: dict[str, float] = {}
     errors: dict[str, float] = {}
     notes: dict[str, str] = {}

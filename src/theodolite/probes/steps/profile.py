@@ -1,0 +1,176 @@
+"""The loss along a step: how far it falls, where it first rises, and where it is back where it began.
+
+The radius (see `radius`) is about a Taylor series. This looks at the loss itself, by forward passes at
+multiples of the radius, and then between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from theodolite.errors import UseError
+from theodolite.probes.second_order.axes import Axes
+from theodolite.probes.second_order.objective import Batches, Objective
+from theodolite.probes.second_order.operator import hessian
+from theodolite.probes.second_order.score import Loss
+from theodolite.probes.second_order.surface import losses
+from theodolite.probes.steps.direction import Direction, given_step
+from theodolite.probes.steps.radius import Radius, radius
+
+MULTIPLES = np.geomspace(1e-2, 1e2, 33)
+"""Of the radius, at which the loss is looked at if nothing is said."""
+CLOSE = 1e-2
+"""How closely a length is found, relative to itself or to the first that was looked at."""
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """The loss along a step. Made by `profile`."""
+
+    radius: Radius
+    lengths: NDArray[np.float64]
+    """Where the loss was looked at, from 0."""
+    losses: NDArray[np.float64]
+    """There; may hold nan and inf."""
+    rises_at: float
+    """Where the loss first rises: 0 if at once, infinite if nowhere on the way."""
+    above_at: float
+    """Where it is first above the loss at 0, or not finite; infinite if nowhere on the way."""
+
+    @property
+    def falls_to(self) -> float:
+        """The length with the lowest loss of those looked at."""
+        return float(self.lengths[np.nanargmin(np.where(np.isfinite(self.losses), self.losses, np.inf))])
+
+    @property
+    def onset(self) -> float:
+        """`above_at/ρ_a`: the r at which this step stops being of any use."""
+        return self.above_at / self.radius.value
+
+    def __str__(self) -> str:
+        least = float(self.losses[self.lengths == self.falls_to][0])
+        unit, end = self.radius.value, float(self.lengths[-1])
+        falls, rises, above = (_at(one, unit, end) for one in (self.falls_to, self.rises_at, self.above_at))
+        return (
+            f"{self.radius}\n"
+            f"the loss goes from {self.losses[0]:.4g} down to {least:.4g} at {falls}\n"
+            f"it first rises at {rises}, and is above its start from {above} on"
+        )
+
+
+def profile(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batches,
+    direction: Direction = None,
+    *,
+    lengths: Sequence[float] | None = None,
+    parameters: str | Sequence[str] | None = None,
+    temperature: float = 1.0,
+) -> Profile:
+    """The loss along a step, beside its radius.
+
+    Args:
+        model: any module, in the mode it is to be looked at; wrapped or not. It is left as it was.
+        loss: a cross-entropy of the softmax of the logits.
+        batch: a pair (inputs, targets), or several: the mean over all.
+        direction: as in `radius`.
+        lengths: where to look, in units of the radius; 33 from 1/100 to 100 if left out. In units of the
+            step itself, where it has no radius.
+        parameters: patterns of the names that may move.
+        temperature: the loss is taken of logits/temperature.
+
+    Costs what `radius` does, a forward pass for each length, and some ten more for each length that is found.
+
+    >>> layer = nn.Linear(1, 2, bias=False)
+    >>> _ = nn.init.zeros_(layer.weight)
+    >>> batch = torch.tensor([[1.0], [-2.0]]), torch.tensor([0, 0])
+    >>> found = profile(layer, nn.functional.cross_entropy, batch)
+    >>> 0 < found.falls_to < found.above_at < math.inf
+    True
+    """
+    objective = Objective(model, loss, batch, parameters=parameters, temperature=temperature)
+    operator = hessian(model, loss, batch, parameters=objective.names, temperature=temperature)
+    step = given_step(objective, direction, model, lambda: operator.split(operator.gradient))
+    measured = radius(model, loss, batch, step, parameters=objective.names, temperature=temperature)
+    unit = {name: tensor / measured.length for name, tensor in step.items()}
+    scale = measured.value if math.isfinite(measured.value) else measured.length
+    places = np.concatenate([[0.0], scale * _multiples(lengths)])
+    line = Axes("checkpoints", (unit,), ("step",))
+
+    def at(some: NDArray[np.float64]) -> NDArray[np.float64]:
+        return losses(objective, line, torch.from_numpy(some)[:, None]).numpy()
+
+    values = at(places)
+    noise = 16 * torch.finfo(objective.dtype).eps * max(1.0, abs(float(values[0])))
+    return Profile(
+        radius=measured,
+        lengths=places,
+        losses=values,
+        rises_at=_rises(at, places, values, noise, measured.slope),
+        above_at=_above(at, places, values, noise, measured.slope),
+    )
+
+
+Loss1D = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+def _rises(
+    at: Loss1D, places: NDArray[np.float64], values: NDArray[np.float64], noise: float, slope: float
+) -> float:
+    """The first local minimum: between the points beside the lowest one before a rise."""
+    if slope > 0:
+        return 0.0
+    lowest = 0
+    for place in range(1, len(places)):
+        if not values[place] <= values[lowest] + noise:  # nan too
+            break
+        if values[place] < values[lowest]:
+            lowest = place
+    else:
+        return math.inf
+    low, high = places[max(lowest - 1, 0)], places[lowest + 1]
+    while high - low > CLOSE * max(high, places[1]):
+        left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        one, other = at(np.array([left, right]))
+        low, high = (low, right) if one <= other or math.isnan(other) else (left, high)
+    return float((low + high) / 2)
+
+
+def _above(
+    at: Loss1D, places: NDArray[np.float64], values: NDArray[np.float64], noise: float, slope: float
+) -> float:
+    """Where the loss first is above its start, by halving."""
+    if slope > 0:
+        return 0.0
+    beyond = [place for place in range(1, len(places)) if not values[place] <= values[0] + noise]
+    if not beyond:
+        return math.inf
+    low, high = places[beyond[0] - 1], places[beyond[0]]
+    while high - low > CLOSE * max(high, places[1]):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at(np.array([middle]))[0] <= values[0] + noise else (low, middle)
+    return float((low + high) / 2)
+
+
+def _multiples(given: Sequence[float] | None) -> NDArray[np.float64]:
+    if given is None:
+        return MULTIPLES
+    found = np.asarray(given, dtype=np.float64)
+    if found.ndim != 1 or not len(found) or not (np.isfinite(found) & (found > 0)).all():
+        raise UseError(f"lengths is {given!r}: give at least one positive, finite number")
+    return np.unique(found)
+
+
+def _at(where: float, unit: float, end: float) -> str:
+    if math.isinf(where):
+        return f"no length to {end:.4g}"
+    return f"{where:.4g}" + (f" (r = {where / unit:.3g})" if math.isfinite(unit) else "")

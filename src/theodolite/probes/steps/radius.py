@@ -1,0 +1,203 @@
+"""How far a step may go before the Taylor series of a cross-entropy stops converging.
+
+Along the direction v, of length 1, logits change at the rates `a = J v`. By row n of the batch
+
+    Δ_n = max_k a_nk − min_k a_nk,    ρ_n = π/Δ_n,    ρ_a = min_n ρ_n,    r = τ/ρ_a
+
+with τ the length of the step. Within ρ_a no complex zero of a partition function is met, with the logits
+taken as linear in the step (see `ghosts`). What the loss really does beyond is
+another question: see `profile`.
+
+References:
+    Ghosts of softmax: complex singularities that limit safe step sizes in cross-entropy, 2026.
+"""
+
+# N rows, K classes
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.errors import UseError
+from theodolite.probes.second_order.objective import Batches, Objective
+from theodolite.probes.second_order.operator import Operator, hessian
+from theodolite.probes.second_order.score import Loss
+from theodolite.probes.second_order.sharpness import Sharpness
+from theodolite.probes.second_order.sharpness import sharpness as measure_sharpness
+from theodolite.probes.steps.direction import Direction, given_step, norm
+from theodolite.probes.steps.ghosts import binary_radii, bounds, nearest_ghost
+from theodolite.probes.steps.pushing import by_rows, least_of_all, push, require_cross_entropy
+
+
+@dataclass(frozen=True, eq=False)
+class Radius:
+    """How far a step may go, by several measures. Made by `radius`."""
+
+    value: float
+    """ρ_a; infinite where the step changes no logit against another."""
+    length: float
+    """τ, of the step as it was given."""
+    rows: Tensor
+    """ρ_n, (N,), all batches in turn; infinite where a target is ignored or all logits move alike."""
+    worst: int
+    """The row of the least ρ_n."""
+    worst_logits: Tensor
+    """z of the worst row, (K,), over the temperature."""
+    worst_slopes: Tensor
+    """a of the worst row, (K,)."""
+    exact: float | None
+    """With two classes, min_n √(δ_n² + π²)/Δ_n: the radius itself. None with more."""
+    loss: float
+    slope: float
+    """`g·v`: below 0 where the step goes down at first."""
+    curvature: float
+    """`vᵀHv`; nan where there is no second derivative, and `no_hessian` says why."""
+    no_hessian: str | None
+    sharpness: Sharpness | None
+    """λ_max of the Hessian, if it was asked for."""
+
+    @property
+    def r(self) -> float:
+        """τ/ρ_a: the step in units of its radius."""
+        return self.length / self.value
+
+    @property
+    def quadratic(self) -> float:
+        """`−2 g·v / vᵀHv`: where a parabola is back at the loss it began with.
+
+        Along the gradient it is ‖g‖ times 2/(vᵀHv). Infinite where the loss is not curved upwards.
+        """
+        if math.isnan(self.curvature):
+            return math.nan
+        return max(0.0, -2 * self.slope) / self.curvature if self.curvature > 0 else math.inf
+
+    @property
+    def edge(self) -> float:
+        """`2/(vᵀHv)`: along the gradient, the learning rate at which a parabola is back where it began."""
+        if math.isnan(self.curvature):
+            return math.nan
+        return 2 / self.curvature if self.curvature > 0 else math.inf
+
+    @cached_property
+    def ghost(self) -> complex:
+        """The zero of the worst row's partition function that is nearest to 0, by a search."""
+        return nearest_ghost(self.worst_logits, self.worst_slopes)
+
+    def __str__(self) -> str:
+        lines = [f"radius {self.value:.4g}, step {self.length:.4g}: r = {self.r:.3g}"]
+        if math.isinf(self.value):
+            lines[0] += " (the step moves no logit against another)"
+        else:
+            within = f" (exactly {self.exact:.4g})" if self.exact is not None else ""
+            lines.append(
+                f"the worst of {len(self.rows)} rows is row {self.worst}{within}; the median of all is "
+                f"{self.median:.4g}"
+            )
+        if self.no_hessian is None:
+            lines.append(
+                f"slope {self.slope:.4g}, curvature {self.curvature:.4g} along the step; a parabola is back "
+                f"at the loss {self.loss:.4g} after {self.quadratic:.4g}"
+            )
+        else:
+            lines.append(f"slope {self.slope:.4g}; no curvature: {self.no_hessian}")
+        if self.sharpness is not None:
+            lines.append(str(self.sharpness))
+        lines.append("r is a reading, not a promise: the loss may rise before r = 1, or fall far beyond it")
+        return "\n".join(lines)
+
+    @property
+    def median(self) -> float:
+        """The median of ρ_n over the rows that count."""
+        finite = self.rows[self.rows.isfinite()]
+        return float(finite.median()) if len(finite) else math.inf
+
+
+def radius(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batches,
+    direction: Direction = None,
+    *,
+    parameters: str | Sequence[str] | None = None,
+    temperature: float = 1.0,
+    sharpness: bool = False,
+) -> Radius:
+    """The ghost radius ρ_a of a cross-entropy along a step, and the step in units of it.
+
+    Args:
+        model: any module, in the mode it is to be looked at; wrapped or not. It is left as it was.
+        loss: `loss(logits, targets) -> scalar`, a cross-entropy of the softmax of the logits: it is tried
+            out, and refused if it is something else.
+        batch: a pair (inputs, targets), or several: a list or a loader. The worst row of all counts.
+        direction: the step, by canonical name; an optimizer after `backward()`: its next update; None: minus
+            the gradient of the loss on this batch, a step of learning rate 1.
+        parameters: patterns of the names that may move; all that require a gradient if left out.
+        temperature: the loss is taken of logits/temperature.
+        sharpness: find λ_max as well, which takes some dozens of Hessian products.
+
+    One pass in forward mode for each batch, one Hessian product, and a gradient where the direction is None.
+
+    >>> layer = nn.Linear(1, 2, bias=False)
+    >>> _ = nn.init.zeros_(layer.weight)
+    >>> batch = torch.tensor([[3.0], [1.0]]), torch.tensor([0, 1])
+    >>> found = radius(layer, nn.functional.cross_entropy, batch, {"weight": torch.tensor([[0.6], [-0.8]])})
+    >>> round(found.value * 3 * 1.4 / math.pi, 4), found.worst, round(found.length, 4)  # a = 3 (0.6, −0.8)
+    (1.0, 0, 1.0)
+    """
+    objective = Objective(model, loss, batch, parameters=parameters, temperature=temperature)
+    operator = hessian(model, loss, batch, parameters=objective.names, temperature=temperature)
+    step = given_step(objective, direction, model, lambda: operator.split(operator.gradient))
+    length = norm(step)
+    unit = {name: (tensor.double() / length).to(objective.dtype) for name, tensor in step.items()}
+    rows, logits, slopes, exact = [], [], [], []
+    value, slope = 0.0, 0.0
+    for pair, share in objective.draw():
+        z, a = push(objective, pair, unit)
+        value += share * objective.evaluate(z, pair)
+        known = require_cross_entropy(objective.cross_entropy(z, pair), loss)
+        slope += share * float((known(z).double() * a.double()).sum())
+        z, a = by_rows(z, known.dim), by_rows(a, known.dim)
+        ignored = known.weights.reshape(-1) == 0
+        rows.append(bounds(a).masked_fill(ignored, math.inf).cpu())
+        if z.shape[1] == 2:
+            exact.append(float(binary_radii(z, a).masked_fill(ignored, math.inf).min()))
+        least = int(rows[-1].argmin())
+        logits.append(z[least].double().cpu())
+        slopes.append(a[least].double().cpu())
+    found = torch.cat(rows)
+    home = min(range(len(rows)), key=lambda place: float(rows[place].min()))
+    bent, no_hessian = _curvature(operator, unit)
+    return Radius(
+        value=least_of_all(objective, float(found.min())),
+        length=length,
+        rows=found,
+        worst=int(found.argmin()),
+        worst_logits=logits[home],
+        worst_slopes=slopes[home],
+        exact=least_of_all(objective, min(exact)) if exact else None,
+        loss=_mean_of_all(objective, value),
+        slope=_mean_of_all(objective, slope),
+        curvature=bent,
+        no_hessian=no_hessian,
+        sharpness=measure_sharpness(operator) if sharpness else None,
+    )
+
+
+def _curvature(operator: Operator, unit: Mapping[str, Tensor]) -> tuple[float, str | None]:
+    """`vᵀHv`, or nan and why there is none."""
+    try:
+        product = operator @ dict(unit)
+    except UseError as error:
+        return math.nan, str(error)
+    return float(sum((product[name].double() * unit[name].double()).sum() for name in unit)), None
+
+
+def _mean_of_all(objective: Objective, value: float) -> float:
+    """Over the ranks of a replicated model."""
+    return float(objective.averaged(torch.tensor(value, dtype=torch.float64, device=objective.device)))

@@ -1,0 +1,205 @@
+"""The update that an optimizer would make now, without making it."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from theodolite.anatomy.names import canonical_parameters
+from theodolite.building import untouched_randomness
+from theodolite.calling import described
+from theodolite.errors import UseError
+
+Closure = Callable[[], Any]
+
+
+def optimizer_step(
+    optimizer: Optimizer, model: nn.Module | None = None, *, closure: Closure | None = None
+) -> dict[str, Tensor]:
+    """`Δθ = θ' − θ`, where θ' is what `optimizer.step()` would leave; by name.
+
+    The step is taken and taken back. Parameters, gradients, the optimizer's state and its groups are as they
+    were, bit by bit: state that the step would create is absent again. No hook of a step is called, no
+    random number is spent. Weight decay is in the update, as in the step.
+
+    Args:
+        optimizer: any torch optimizer, after `backward()`.
+        model: gives the names; needed with a closure if the model has buffers that a forward pass changes.
+            Without it names are those in the optimizer's groups, or else `parameter 0`, `parameter 1`, …
+        closure: for optimizers that compute gradients themselves, such as LBFGS.
+
+    The update is what the parameters' precision leaves of it. A parameter that would not move has zeros.
+    Memory: a copy of the parameters, of their gradients and of the optimizer's state.
+
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> layer(torch.tensor([[3.0, -0.5]])).sum().backward()
+    >>> optimizer = torch.optim.Adam(layer.parameters(), lr=0.25)
+    >>> before = layer.weight.tolist()
+    >>> optimizer_step(optimizer, layer)
+    {'weight': tensor([[-0.2500,  0.2500]])}
+    >>> layer.weight.tolist() == before, dict(optimizer.state)
+    (True, {})
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise UseError(f"optimizer is {described(optimizer)}, not a torch.optim.Optimizer")
+    names = parameter_names(optimizer, model)
+    if closure is None and not any(parameter.grad is not None for parameter in names):
+        raise UseError(
+            f"none of the {len(names)} parameters of the optimizer has a gradient, so it would do nothing. "
+            "Call loss.backward() first"
+        )
+    before = Snapshot(optimizer, model)
+    try:
+        with untouched_randomness(), _no_hooks(optimizer), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong with a step, the step itself will say
+            take(optimizer, _bare_step(optimizer), closure)
+        return {
+            name: parameter.detach() - before.copies[parameter].detach() for parameter, name in names.items()
+        }
+    finally:
+        before.restore()
+
+
+def parameter_names(optimizer: Optimizer, model: nn.Module | None) -> dict[Tensor, str]:
+    """The optimizer's parameters, each with its name."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if model is not None:
+        canonical = {id(tensor): name for name, tensor in canonical_parameters(model)}
+        for place, parameter in enumerate(parameters):
+            if id(parameter) not in canonical:
+                raise UseError(
+                    f"parameter {place} of the optimizer, of shape {tuple(parameter.shape)}, is none of the "
+                    "model's. Give the model that the optimizer was made for"
+                )
+        return {parameter: canonical[id(parameter)] for parameter in parameters}
+    named = [group.get("param_names") for group in optimizer.param_groups]
+    if all(names is not None for names in named):
+        return dict(zip(parameters, (name for names in named for name in names or ()), strict=True))
+    return {parameter: f"parameter {place}" for place, parameter in enumerate(parameters)}
+
+
+def take(optimizer: Optimizer, step: Callable[..., Any], closure: Closure | None) -> Any:
+    """One step; an optimizer that needs a closure and has none says so."""
+    kind = type(optimizer).__name__
+    needs = UseError(
+        f"{kind} computes its gradients itself. Give closure=…, a function that zeroes the gradients, calls "
+        "backward and returns the loss"
+    )
+    if closure is not None:
+        return step(closure)
+    wanted = inspect.signature(step).parameters.get("closure")
+    if wanted is not None and wanted.default is inspect.Parameter.empty:
+        raise needs
+    try:
+        return step()
+    except Exception as error:
+        if "closure" in f"{type(error).__name__} {error}".lower():
+            raise needs from error
+        raise
+
+
+class Snapshot:
+    """All that a step of an optimizer may change: parameters, gradients, state and groups.
+
+    With a model also its buffers, and the gradients of its other parameters. `restore` makes everything what
+    it was: the same objects, with the same bits.
+    """
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module | None = None) -> None:
+        self._containers: dict[int, tuple[Any, Any]] = {}
+        self._tensors: dict[int, Tensor] = {}
+        self._grads: list[tuple[Tensor, Tensor | None]] = []
+        self._add(vars(optimizer))
+        if model is not None:
+            self._add([*model.parameters(), *model.buffers()])
+        self.copies = {tensor: tensor.detach().clone() for tensor in self._tensors.values()}
+        """By tensor."""
+        self._versions = {tensor: tensor._version for tensor in self.copies}
+        # An optimizer may put other memory behind a parameter (`parameter.data = …`).
+        self._memory = {tensor: tensor.data for tensor in self.copies if _is_plain(tensor)}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back."""
+        for value, before in self._containers.values():
+            if before is None:
+                continue
+            value.clear()
+            (value.extend if isinstance(value, (list, deque)) else value.update)(before)
+        for tensor, copy in self.copies.items():
+            memory = self._memory.get(tensor)
+            if memory is not None and memory.data_ptr() != tensor.data_ptr():
+                tensor.data = memory
+            tensor.copy_(copy)
+        for tensor, grad in self._grads:
+            tensor.grad = grad
+        plain = tuple(self._memory)
+        # Graphs that were made before may still go backward.
+        torch._C._autograd._unsafe_set_version_counter(plain, tuple(self._versions[one] for one in plain))
+
+    def _add(self, value: Any) -> None:
+        """What can be reached from a value by way of containers, tensors and optimizers."""
+        if isinstance(value, Tensor):
+            if id(value) not in self._tensors:
+                self._tensors[id(value)] = value
+                if value.is_leaf:
+                    self._grads.append((value, value.grad))
+                    self._add(value.grad)
+            return
+        if id(value) in self._containers:
+            return
+        if isinstance(value, Optimizer):
+            self._containers[id(value)] = value, None
+            self._add(vars(value))
+        elif isinstance(value, dict):
+            self._containers[id(value)] = value, dict(value)
+            for item in [*value.keys(), *value.values()]:
+                self._add(item)
+        elif isinstance(value, (list, deque, set)):
+            self._containers[id(value)] = value, tuple(value)
+            for item in list(value):
+                self._add(item)
+        elif isinstance(value, (tuple, frozenset)):
+            for item in value:
+                self._add(item)
+
+
+@contextmanager
+def _no_hooks(optimizer: Optimizer) -> Iterator[None]:
+    """Without the hooks of a step: those of the optimizer, and those of all optimizers."""
+    own = {name: getattr(optimizer, name) for name in _OWN_HOOKS if hasattr(optimizer, name)}
+    every = [getattr(torch_optimizer, name) for name in _ALL_HOOKS]
+    copies = [dict(hooks) for hooks in every]
+    try:
+        for name in own:
+            setattr(optimizer, name, OrderedDict())
+        for hooks in every:
+            hooks.clear()
+        yield
+    finally:
+        for name, hooks in own.items():
+            setattr(optimizer, name, hooks)
+        for hooks, copy in zip(every, copies, strict=True):
+            hooks.update(copy)
+
+
+_OWN_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_ALL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+
+
+def _bare_step(optimizer: Optimizer) -> Callable[..., Any]:
+    """The step as its class has it: schedulers put a counter around that of the object."""
+    return type(optimizer).step.__get__(optimizer)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
