@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
-from theodolite.optim import Muon
+from theodolite.optim import Muon, NonFiniteError
+from theodolite.optim.finite import refuse_nonfinite
 
 
 def _orthogonal(x: Tensor, eps: float, steps: int = 5) -> Tensor:
@@ -184,3 +185,113 @@ def test_a_sparse_gradient_is_refused() -> None:
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(UseError, match="sparse"):
         Muon(embedding.parameters()).step()
+
+
+def test_without_axes_a_kernel_is_flattened_and_three_dimensions_have_to_say() -> None:
+    weight, grads = _noise(6, 4, 3, 3)
+    torch.testing.assert_close(_run(weight, grads), _run(weight, grads, axes=((1, 2, 3), (0,))))
+    with pytest.raises(UseError, match=r"up has shape \(2, 3, 4\): a stack of matrices, or the kernel"):
+        Muon([("up", nn.Parameter(torch.zeros(2, 3, 4)))])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_rows_are_matrices_by_themselves(turned: bool) -> None:
+    """Queries of all heads, then keys and values interleaved by head, of other heights."""
+    rows = (((0, 4),), ((4, 5), (6, 7)), ((5, 6), (7, 8)))
+    weight, grads = _noise(8, 5)
+    axes: Any = ((0,), (1,)) if turned else None
+    given = [tensor.T if turned else tensor for tensor in (weight, *grads)]
+    got = _run(given[0], given[1:], scale="spectral", rows=rows, axes=axes)
+    got = got.T if turned else got
+    for places in ([0, 1, 2, 3], [4, 6], [5, 7]):
+        expected = _reference(weight[places], [grad[places] for grad in grads], "spectral", True)
+        torch.testing.assert_close(got[places], expected, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "axes"),
+    [
+        ((((0, 2),), ((3, 4),)), None),
+        ((((0, 2),), ((1, 4),)), None),
+        ((((0, 3),),), None),
+        ((((0, 4), (4, 4)),), None),
+    ],
+)
+def test_rows_that_are_not_each_output_once_are_refused(rows: Any, axes: Any) -> None:
+    with pytest.raises(UseError, match=r"up has 4 outputs, and rows=.* does not name each of them once"):
+        Muon([("up", nn.Parameter(torch.zeros(4, 3)))], rows=rows, axes=axes)
+
+
+def test_equal_shapes_of_other_groups_keep_their_options() -> None:
+    cases = [_noise(4, 6) for _ in range(3)]
+    options: list[dict[str, Any]] = [{"scale": "rms"}, {"nesterov": False}, {"scale": "rms", "momentum": 0.5}]
+    params = [nn.Parameter(weight.clone()) for weight, _ in cases]
+    groups = [{"params": [param], **own} for param, own in zip(params, options, strict=True)]
+    optimizer = Muon(groups, lr=0.1, weight_decay=0.2, momentum=0.9)
+    for step in range(3):
+        for param, (_, grads) in zip(params, cases, strict=True):
+            param.grad = grads[step]
+        optimizer.step()
+    for param, (weight, grads), own in zip(params, cases, options, strict=True):
+        alone = nn.Parameter(weight.clone())
+        single = Muon([alone], **{"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9, **own})
+        for grad in grads:
+            alone.grad = grad
+            single.step()
+        torch.testing.assert_close(param, alone, rtol=1e-12, atol=0)
+
+
+def test_options_may_change_between_steps() -> None:
+    weight, grads = _noise(4, 6)
+    param, fresh = nn.Parameter(weight.clone()), nn.Parameter(weight.clone())
+    optimizer = Muon([param], lr=0.1, momentum=0.0, scale="none", nesterov=False)
+    param.grad = fresh.grad = grads[0]
+    optimizer.step()
+    Muon([fresh], lr=0.1, momentum=0.0, scale="none", nesterov=False).step()
+    optimizer.param_groups[0].update(scale="rms", lr=0.3, eps=1.0, steps=2)
+    param.grad = fresh.grad = grads[1]
+    optimizer.step()
+    Muon([fresh], lr=0.3, momentum=0.0, scale="rms", nesterov=False, eps=1.0, steps=2).step()
+    torch.testing.assert_close(param, fresh, rtol=1e-12, atol=0)
+
+
+def test_bfloat16_weights_are_rounded_once() -> None:
+    weight, grad = torch.randn(8, 8).bfloat16(), torch.randn(8, 8).bfloat16()
+    param = nn.Parameter(weight.clone())
+    param.grad = grad
+    Muon([param], lr=0.01, weight_decay=0.5, momentum=0.0, nesterov=False).step()
+    exact = nn.Parameter(weight.float())
+    exact.grad = grad.float()
+    Muon([exact], lr=0.01, weight_decay=0.5, momentum=0.0, nesterov=False).step()
+    # Decay and step by themselves would be below what a weight of bfloat16 can tell, and be lost.
+    assert (param.float() - exact).abs().max() <= exact.abs().max() * 2**-8
+    assert torch.equal(param.detach(), exact.detach().bfloat16())
+
+
+def test_large_matrices_on_a_cpu_agree_with_float64_as_far_as_bfloat16_does() -> None:
+    weight, grads = _noise(160, 200, dtype=torch.float32)
+    expected = _reference(weight.double(), [grad.double() for grad in grads], "rms", True)
+    moved = (expected - weight).norm()
+    assert (_run(weight, grads, scale="rms") - expected).norm() < 0.02 * moved
+
+
+@pytest.mark.parametrize(("value", "said"), [(math.nan, "nan"), (math.inf, "inf")])
+def test_a_gradient_that_is_not_finite_is_refused_and_nothing_moves(value: float, said: str) -> None:
+    params = [nn.Parameter(torch.randn(3, 4)) for _ in range(2)]
+    optimizer = Muon(zip(["up", "down"], params, strict=True), lr=0.1, weight_decay=0.1)
+    for param in params:
+        param.grad = torch.randn(3, 4)
+    optimizer.step()
+    before = [(param.detach().clone(), optimizer.state[param]["momentum_buffer"].clone()) for param in params]
+    params[1].grad[1, 2] = value  # type: ignore[index]
+    with pytest.raises(NonFiniteError, match=f"the gradient of down is {said} in 1 of 12 entries"):
+        optimizer.step()
+    for param, (weight, moment) in zip(params, before, strict=True):
+        assert torch.equal(param, weight)
+        assert torch.equal(optimizer.state[param]["momentum_buffer"], moment)
+
+
+def test_a_gradient_whose_squares_are_beyond_float32_is_finite() -> None:
+    param = nn.Parameter(torch.zeros(2, 2))
+    param.grad = 1e30 * torch.eye(2)
+    refuse_nonfinite([{"params": [param]}])

@@ -28,7 +28,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from theodolite.optim import Muon
+from theodolite.optim import Muon, moving
 from theodolite.optim.finite import NonFiniteError
 
 torch.set_num_threads(1)
@@ -97,10 +97,13 @@ def train(model, optimizer):
 
 
 _, expected = train(alone := Net(), muon(alone))
+worked, plain = [], moving._worked
+moving._worked = lambda how, places, wholes: worked.append(len(places)) or plain(how, places, wholes)
 
 replica = DistributedDataParallel(Net())
 calls, found = train(replica, muon(replica, shared_over=replica))
 assert calls == {"_allgather_base_": 1}, calls
+assert all(0 < count < len(SHAPES) for count in worked), worked
 assert max((a - b).abs().max().item() for a, b in zip(found, expected)) < 1e-12, "replicas"
 others = [torch.empty_like(tensor) for tensor in found]
 for tensor, other in zip(found, others):
@@ -111,6 +114,7 @@ assert all(torch.equal(a, b) for a, b in zip(found, others)), "replicas differ"
 sharded = fully_shard(Net())
 calls, found = train(sharded, muon(sharded))
 assert calls == {"alltoall_base_": 2, "allreduce_": 1}, calls
+assert len(worked) == 6 and all(0 < count < len(SHAPES) for count in worked), worked
 assert max((a - b).abs().max().item() for a, b in zip(found, expected)) < 1e-12, "shards"
 
 # Cut along another dimension.

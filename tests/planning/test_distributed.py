@@ -69,7 +69,7 @@ def sharded():
 ALL, MINE = slice(None), slice(2 * rank, 2 * rank + 2)
 WRAPS = {
     "ddp": lambda: DistributedDataParallel(fresh()),
-    "ddp of a compiled one": lambda: DistributedDataParallel(torch.compile(fresh(), backend="aot_eager")),
+    "ddp of a compiled one": lambda: DistributedDataParallel(torch.compile(fresh(), backend="eager")),
     "fsdp": sharded,
 }
 for rule in ("adamw", "muon-kimi"):

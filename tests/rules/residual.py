@@ -150,8 +150,10 @@ def first_step(
     match optimizer:
         case "sgd":
             return gradient
-        case "adamw":
+        case "adamw" | "schedule-free":
             return gradient / (gradient.abs() + eps)
+        case "diffgrad":  # as where entries of the gradient are small; here the output's are about one
+            return 0.5 * gradient / (gradient.abs() + eps)
         case "lion":
             return gradient.sign()
         case "sophia":

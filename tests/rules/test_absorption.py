@@ -32,6 +32,8 @@ SHAPES = {
 SETTINGS = {
     "sgd": Base(lr=0.05, weight_decay=0.1),
     "adamw": Base(lr=0.02, weight_decay=0.5, eps=0.05),
+    "diffgrad": Base(lr=0.04, weight_decay=0.5, eps=0.05),
+    "schedule-free": Base(lr=0.02, weight_decay=0.5, eps=0.05),
     "lion": Base(lr=0.01, weight_decay=0.5),
     "sophia": Base(lr=0.05, weight_decay=0.5, eps=0.01),
     "muon": Base(lr=0.03, weight_decay=0.5, eps=0.5),
@@ -165,6 +167,25 @@ def adamw(
     return decayed_step(weight, m / (v.sqrt() + hyper.eps), hyper)
 
 
+def diffgrad(
+    weight: Tensor, gradient: Tensor, curvature: Tensor, hyper: Hyper, state: State, step: int
+) -> Tensor:
+    """As it is where entries of the gradient are small, which its rule is for: the sigmoid of their change is
+    one half. Elsewhere it is not homogeneous, and no multiplier can be absorbed."""
+    return adamw(weight, gradient, curvature, dataclasses.replace(hyper, lr=hyper.lr / 2), state, step)
+
+
+def schedule_free(
+    weight: Tensor, gradient: Tensor, curvature: Tensor, hyper: Hyper, state: State, step: int
+) -> Tensor:
+    """The weight is y; z and x stand in the state."""
+    v = averaged(state, "v", gradient.square(), 0.999) / (1 - 0.999**step)
+    z, x = state.get("z", weight), state.get("x", weight)
+    z = z - hyper.lr * (gradient / (v.sqrt() + hyper.eps) + hyper.weight_decay * weight)
+    state["z"], state["x"] = z, x + (z - x) / step
+    return 0.1 * state["z"] + 0.9 * state["x"]
+
+
 def lion(
     weight: Tensor, gradient: Tensor, curvature: Tensor, hyper: Hyper, state: State, step: int
 ) -> Tensor:
@@ -240,6 +261,8 @@ def sso(weight: Tensor, gradient: Tensor, curvature: Tensor, hyper: Hyper, state
 OPTIMIZERS: dict[str, Step] = {
     "sgd": sgd,
     "adamw": adamw,
+    "diffgrad": diffgrad,
+    "schedule-free": schedule_free,
     "lion": lion,
     "sophia": sophia,
     "muon": muon(lambda out, in_: 1.0),

@@ -70,7 +70,7 @@ def _all_finite(grads: Sequence[Tensor]) -> bool:
 
 
 def _values(grad: Tensor) -> Tensor:
-    grad = local(grad)
+    grad = local(grad).detach()  # Sophia has graphs through them
     if grad.is_sparse:
         return grad._values()
     return torch.view_as_real(grad) if grad.is_complex() else grad

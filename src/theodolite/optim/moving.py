@@ -140,8 +140,9 @@ def ahead(grads: Sequence[Tensor], buffers: Sequence[Tensor], group: dict[str, A
 
 def _move_blocks(moving: Sequence[Moving], how: Arranged, blocks: Sequence[Block], made: Tensor) -> None:
     """Move what this process has for itself by what one batch made."""
-    if not blocks[0].matter.is_large:
-        made = made.to(blocks[0].matter.dtype)
+    matter = blocks[0].matter
+    if not matter.is_large and matter.dtype not in ROUNDED:
+        made = made.to(matter.dtype)
     matrices = made.unbind()
     adding: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
     first = 0

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
+from theodolite.optim.finite import refuse_nonfinite
 from theodolite.optim.restoring import restored
 
 Make = Callable[[list[dict[str, Any]]], Optimizer]
@@ -34,6 +35,8 @@ class Planned(Optimizer):
         groups: parameter groups with the keys `param_names`, `rule` and `planned_lr`, as
             `plan.param_groups(model)` gives them.
         makes: by rule, what makes the optimizer of its groups.
+        check_gradients: refuse a step along a gradient that is not finite? To know it, a step waits for the
+            device.
 
     >>> weight, bias = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     >>> slow = {"params": [weight], "param_names": ["w"], "rule": "sgd", "lr": 0.1, "planned_lr": 0.1}
@@ -50,8 +53,11 @@ class Planned(Optimizer):
     ([0.8999..., 0.8999...], [0.798, 0.798])
     """
 
-    def __init__(self, groups: list[dict[str, Any]], makes: Mapping[str, Make]) -> None:
+    def __init__(
+        self, groups: list[dict[str, Any]], makes: Mapping[str, Make], *, check_gradients: bool = True
+    ) -> None:
         self._makes = dict(makes)
+        self._refuses = check_gradients
         self._warned = False
         for group in groups:
             self._check_group(group)
@@ -64,7 +70,10 @@ class Planned(Optimizer):
         self._inner = inner
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of every group. A closure is called once, unless the only optimizer calls it oftener."""
+        """One step of every group. A closure is called once, unless the only optimizer calls it oftener.
+
+        Raises NonFiniteError, with nothing moved, where a gradient is not finite.
+        """
         if not self._warned:
             self._check_ratios()
         inner = list(self._inner.items())
@@ -73,13 +82,21 @@ class Planned(Optimizer):
             with torch.enable_grad():
                 loss = closure()
             closure = None
+        if closure is None:
+            self._check_gradients()
         for rule, one in inner:
-            # Lists and mappings may have been replaced since, by a checkpoint or a wrapper.
-            one.state = self.state
-            one.param_groups = _of(rule, self.param_groups)
-            own_loss = one.step() if closure is None else one.step(closure)
+            self._share(rule, one)
+            own_loss = one.step() if closure is None else one.step(self._checked(closure))
             loss = own_loss if len(inner) == 1 else loss
         return loss
+
+    def train(self) -> None:
+        """Parameters are what gradients are taken at; for optimizers that evaluate others (schedule-free)."""
+        self._switch("train")
+
+    def eval(self) -> None:
+        """Parameters are what is to be evaluated and kept: averages, of schedule-free; else as they are."""
+        self._switch("eval")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with `param_names` and a `rule`, such as `plan.param_groups(model)` gives."""
@@ -109,7 +126,8 @@ class Planned(Optimizer):
             after(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_makes": self._makes, "_warned": self._warned}
+        own = {name: getattr(self, name) for name in ("_makes", "_warned", "_refuses")}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -131,12 +149,45 @@ class Planned(Optimizer):
         for rule in dict.fromkeys(group["rule"] for group in groups):
             own = _of(rule, groups)
             inner[rule] = one = self._makes[rule](own)
+            one.check_gradients = False  # type: ignore[attr-defined]  # all are looked at together
             if len(one.param_groups) != len(own):
                 raise UseError(f"make gave {type(one).__name__} other groups than it was given")
             for group, filled in zip(own, one.param_groups, strict=True):
                 group.update({key: value for key, value in filled.items() if key not in group})
                 group.setdefault("planned_lr", group["lr"])
         return inner
+
+    def _share(self, rule: str, one: Optimizer) -> None:
+        """Give an optimizer its groups: lists may have been replaced since, by a checkpoint or a wrapper."""
+        one.state = self.state
+        one.param_groups = _of(rule, self.param_groups)
+
+    def _checked(self, closure: Callable[[], float]) -> Callable[[], float]:
+        """The closure, which raises if it has made gradients that are not finite."""
+
+        def checked() -> float:
+            loss = closure()
+            self._check_gradients()
+            return loss
+
+        return checked
+
+    def _check_gradients(self) -> None:
+        for group in self.param_groups:
+            for name, param in zip(group["param_names"], group["params"], strict=True):
+                if param.grad is not None and param.grad.is_sparse and group["rule"] != "sgd":
+                    raise UseError(
+                        f"the gradient of {name} is sparse: {group['rule']} needs dense ones, so make its "
+                        "layer with sparse=False"
+                    )
+        if self._refuses:
+            refuse_nonfinite(self.param_groups)
+
+    def _switch(self, mode: str) -> None:
+        for rule, one in self._inner.items():
+            if hasattr(one, mode):
+                self._share(rule, one)
+                getattr(one, mode)()
 
     def _check_group(self, group: dict[str, Any]) -> None:
         if group.get("rule") not in self._makes:

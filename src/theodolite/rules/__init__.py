@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from theodolite.anatomy.part import Part
-from theodolite.rules.adam import adamw, lion, sophia
+from theodolite.rules.adam import adamw, diffgrad, lion, schedule_free, sophia
 from theodolite.rules.condition import meet
 from theodolite.rules.decay import POLICIES, Policy
 from theodolite.rules.hyper import Base, Hyper, Ratios
@@ -18,6 +18,8 @@ Rule = Callable[[Part, Ratios, Base], Hyper]
 RULES: dict[str, Rule] = {
     "sgd": sgd,
     "adamw": adamw,
+    "diffgrad": diffgrad,
+    "schedule-free": schedule_free,
     "lion": lion,
     "sophia": sophia,
     "muon": muon,
@@ -34,6 +36,6 @@ MATRIX_RULES = frozenset({"muon", "muon-original", "muon-kimi", "muon-spectral",
 
 __all__ = [
     "Base", "Hyper", "Ratios", "Rule", "RULES", "MATRIX_RULES", "Policy", "POLICIES", "meet",
-    "sgd", "adamw", "lion", "sophia", "muon", "muon_original", "muon_kimi", "muon_spectral",
-    "shampoo", "soap", "sso",
+    "sgd", "adamw", "diffgrad", "schedule_free", "lion", "sophia", "muon", "muon_original", "muon_kimi",
+    "muon_spectral", "shampoo", "soap", "sso",
 ]  # fmt: skip

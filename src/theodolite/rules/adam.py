@@ -1,4 +1,4 @@
-"""Updates whose entries are all about one: AdamW, Lion and Sophia.
+"""Updates whose entries are all about one: AdamW, diffGrad, schedule-free AdamW, Lion and Sophia.
 
 Without momentum `A = sign(∇W)`. At low rank `‖A‖₂ ~ ‖A‖_F = √(n_in·n_out)`, so `‖A‖_R ~ n_in`.
 """
@@ -15,6 +15,21 @@ from theodolite.rules.hyper import Base, Hyper, Ratios
 def adamw(part: Part, ratios: Ratios, base: Base) -> Hyper:
     """`A = m/(√v + eps)`: eps follows the entries of the gradient, as √v does."""
     return meet(part, ratios, base, update=ratios.fan_in, floor=gradient_entry(part, ratios))
+
+
+def diffgrad(part: Part, ratios: Ratios, base: Base) -> Hyper:
+    """AdamW's: `A = ξ·m/(√v + eps)` with `ξ = sigmoid(|∇W_before − ∇W|)`, which is between 1/2 and 1.
+
+    Entries of the gradient fall as the width grows, so ξ goes to 1/2, and A is AdamW's at half the learning
+    rate. That is what the rule is for: where entries are about one, ξ is up to twice as large, so a base size
+    with such gradients does not transfer, nor is a multiplier absorbed exactly.
+    """
+    return adamw(part, ratios, base)
+
+
+def schedule_free(part: Part, ratios: Ratios, base: Base) -> Hyper:
+    """AdamW's: `A = ∇W/(√v + eps)` moves z; the weights are averages of z, which are as large."""
+    return adamw(part, ratios, base)
 
 
 def lion(part: Part, ratios: Ratios, base: Base) -> Hyper:
