@@ -74,6 +74,7 @@ def run(*arguments, capsys):
         ["--help"],
         ["survey", "--help"],
         ["plan", "--help"],
+        ["lr", "--help"],
         ["data", "--help"],
         ["--show-completion"],
     ],
@@ -119,7 +120,17 @@ def test_completion_offers_the_commands():
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["survey", "dissect", "plan", "sweep", "fit", "data", "ledger", "study"]
+    assert done.stdout.split() == [
+        "survey",
+        "dissect",
+        "plan",
+        "lr",
+        "sweep",
+        "fit",
+        "data",
+        "ledger",
+        "study",
+    ]
 
 
 def test_a_survey_prints_its_findings_and_writes_page_and_data(mine, capsys):
@@ -189,6 +200,10 @@ PLAN = ["plan", "mine.py:good", "--width", "64", "--lr", "0.1"]
         ([*PLAN, "--diff", "mine.py"], "mine.py is not a plan"),
         ([*PLAN, "--out", "mine.py"], "mine.py: there is a file that is no plan"),
         (["plan", "mine.py:idle", "--width", "64", "--lr", "0.1"], "idle has shape (3, 5)"),
+        (["lr", "mine.py:good", "--optimizer", "adam"], "Did you mean 'adamw'?"),
+        (["lr", "mine.py:good", "--low", "1", "--high", "0.1"], "give low below high"),
+        (["lr", "mine.py:good", "--out", "lr.txt"], "its name must end in .html"),
+        (["lr", "mine.py:dry"], "workload 'dry': batch(0, 0) failed: OSError: disk gone"),
         (["data", "path", "cifar"], "Did you mean 'cifar10'?"),
     ],
 )
@@ -292,6 +307,22 @@ def test_a_config_is_planned_at_its_own_size_from_a_small_one(mine, capsys):
 
 
 @pytest.mark.usefixtures("mine")
+def test_learning_rates_are_printed_and_drawn(mine, capsys):
+    few = ["lr", "mine.py:good", "--steps", "3", "--seeds", "2", "--low", "0.001", "--high", "1"]
+    code, out, err = run(*few, "--out", "lr.html", capsys=capsys)
+    assert code == 0
+    assert out.startswith("good, 32 × 2 with adamw: learning rates from ")
+    assert "over 2 seeds" in out
+    assert "The page is lr.html" in err
+    facts = json.loads((mine / "lr.json").read_text())
+    assert [curve["seed"] for curve in facts["curves"]] == [0, 1]
+    assert f"best {facts['best']:.2g}" in out
+    assert json.loads(run(*few, "--json", capsys=capsys)[1])["best"] == facts["best"]
+    code, out, _ = run(*few[:4], "--low", "1000", "--high", "10000", capsys=capsys)
+    assert code == 1
+    assert "raises the loss. Try lower ones" in out
+
+
 def test_data_sets_are_listed_with_what_is_here(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path / "empty"))
     _, out, _ = run("data", "list", capsys=capsys)

@@ -13,6 +13,7 @@ import theodolite
 from theodolite.commands.data import data_app
 from theodolite.commands.fit import fit
 from theodolite.commands.ledger import ledger_app
+from theodolite.commands.lr import lr
 from theodolite.commands.plan import plan
 from theodolite.commands.study import study_app
 from theodolite.commands.survey import dissect, survey
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, dissect, plan, sweep, fit):
+for command in (survey, dissect, plan, lr, sweep, fit):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
@@ -71,6 +72,8 @@ def _theodolite(
       theodolite dissect gpt-sotu            what every tensor is
 
       theodolite plan gpt-sotu --width 1024 --lr 0.004    how to train it eight times as wide
+
+      theodolite lr gpt-sotu                 which learning rates can be used
 
       theodolite fit runs.csv                the loss at the next scale
 

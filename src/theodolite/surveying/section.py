@@ -26,7 +26,7 @@ def find_sections() -> dict[str, Section]:
 
     >>> list(find_sections())
     ['anatomy', 'growth', 'norms', 'initialisation', 'plan', 'coordinates', 'spectral', 'curvature',
-     'transfer', 'schedule']
+     'transfer', 'steps', 'schedule']
     """
     from theodolite.surveying import sections as folder
 
