@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite.optim import Muon
+from theodolite.optim import Muon, SpectralSphere
 
 source = pytest.importorskip("pytorch_optimizer")
 from theodolite.optim import borrowed  # noqa: E402  (after the check that it is installed)
@@ -76,3 +76,28 @@ def test_schedule_free_is_adamw_where_nothing_is_averaged() -> None:
         lambda params: torch.optim.AdamW(params, lr=0.02, weight_decay=0.1, betas=(0.0, 0.999)), 1
     )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (16, 40), (40, 16)])
+def test_the_spheres_direction_is_its_peers_as_far_as_bfloat16_goes(shape: tuple[int, int]) -> None:
+    """Where the leading singular value stands apart, so that a power iteration in bfloat16 finds it."""
+    peer = pytest.importorskip("pytorch_optimizer.optimizer.sso")
+    weight, moment = torch.randn(shape), torch.randn(shape)
+    left, values, right = torch.linalg.svd(weight, full_matrices=False)
+    values[0] *= 3
+    weight = (left * values) @ right
+    theirs = peer.compute_spectral_ball_update(
+        weight,
+        moment,
+        power_iteration_steps=50,
+        msign_steps=8,
+        solver_tolerance_f=1e-8,
+        solver_max_iterations=50,
+    ).float()
+    param = nn.Parameter(weight.clone())
+    param.grad = moment
+    SpectralSphere([param], lr=1e-3, momentum=0.0, nesterov=False).step()
+    # Back from the retraction, which only scales: a short step along Φ keeps the norm to second order.
+    ours = (weight - param.detach()) / (1e-3 * (shape[0] / shape[1]) ** 0.5)
+    assert (ours - theirs).norm() < 0.05 * theirs.norm()
+    assert (ours - moment / moment.norm() * theirs.norm()).norm() > 0.3 * theirs.norm()
