@@ -7,7 +7,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from theodolite.figures import ACCENT, FAINT, QUIET, Figure, Panel, frame
-from theodolite.report.sheet import figure_html, sheet, table_html
 
 if TYPE_CHECKING:
     from theodolite.stepping.lr_range import LrRange
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 
 def page(found: LrRange) -> str:
     """The search as one self-contained HTML page."""
+    from theodolite.report.sheet import figure_html, sheet, table_html  # stands above
+
     drawn = figure(found)
     rows = [[group, f"{lr:.3g}"] for group, lr in found.rates.items()]
     groups = [f"<h2>The best rate of each group</h2>{table_html(['group', 'lr'], rows)}"] if rows else []
