@@ -59,8 +59,8 @@ class Transformer(nn.Module):
 def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets, from the seed and the step alone."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + step)
-    start = torch.randint(VOCAB, (16, 1), generator=generator)
-    stride = torch.randint(1, 8, (16, 1), generator=generator)
+    start = torch.randint(VOCAB, (8, 1), generator=generator)
+    stride = torch.randint(1, 8, (8, 1), generator=generator)
     counted = (start + stride * torch.arange(LENGTH + 1)) % VOCAB
     return counted[:, :-1], counted[:, 1:]
 

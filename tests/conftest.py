@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest
 import torch
 
 from theodolite import UseError, data
+
+# Threads that wait for each other cost more than all the rest: in fixtures of a module, which come before
+# those of a test, and in the processes that tests start.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -80,14 +80,14 @@ def halted(tmp_path_factory: pytest.TempPathFactory) -> list[State]:
 
 @pytest.fixture(scope="module")
 def at_random(tmp_path_factory: pytest.TempPathFactory) -> list[State]:
-    """Fifty random moments of a driver that appends all the time."""
+    """Random moments of a driver that appends all the time."""
     path = tmp_path_factory.mktemp("random") / "ledger.sqlite"
     chance = random.Random(9)
     states: list[State] = []
     with Driver(path, "loop") as driver:
         select.select([driver.out.fileno()], [], [])  # until the first is safe
         safe = 0
-        while len(states) < 50:
+        while len(states) < 25:
             time.sleep(chance.uniform(0.001, 0.012))
             driver.process.send_signal(signal.SIGSTOP)
             wait_until_stopped(driver)
