@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.studies.panels import BLUE, INK, ORANGE, Axis, Figure, Line, Row, ticks
+from theodolite.studies.panels import BLUE, INK, ORANGE, Axis, Figure, Line, Row, power_of, ticks
 from theodolite.studies.records import Record
 from theodolite.studies.verdict import Case, Claim, settled
 
@@ -127,7 +127,7 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         if not tasks:
             continue
         rates = _rates(records, tasks[0])
-        across = Axis(rates[0], max(rates[-1], rates[0] + 1), {r: f"2^{r}" for r in rates[::2]})
+        across = Axis(rates[0], max(rates[-1], rates[0] + 1), {r: power_of(2, r) for r in rates[::2]})
         panels = [
             [_line(records, task, optimizer, lower, style) for (_, optimizer, lower), style in STYLES]
             for task in tasks

@@ -215,7 +215,7 @@ def _of_rates(rows: Sequence[Record]) -> list[Claim]:
 
 
 def _edge(rows: Sequence[Record]) -> str:
-    across, up = Axis(0, 1, {0: "0", 1: "end"}), Axis(0, 3, ticks([0, 1, 2, 3]), strong=1)
+    across, up = Axis(0, 1, {0: "0", 1: "end"}), Axis(0, 3.5, ticks([0, 1, 2, 3]), strong=1)
     panels = [
         [
             Line([(place / (len(row["edge"]) - 1), value) for place, value in enumerate(row["edge"])], colour)
@@ -247,14 +247,14 @@ def _rates(rows: Sequence[Record]) -> str:
                 )
         panels.append(lines)
     return Figure(
-        "The loss after 400 steps; a fixed rate that is missing has diverged",
+        "The loss after 400 steps; what is missing has diverged",
         [("fixed learning rate", INK), ("DAL, p = 1", PINK), ("DAL, p = 0.5", GREEN)],
         [f"seed {seed}" for seed in _seeds(rows)],
         [
             Row(
                 "loss",
                 Axis(-6, 0, {-6: "2⁻⁶", -3: "2⁻³", 0: "1"}),
-                Axis(-6, 0, ticks([-6.0, -4.0, -2.0, 0.0], power=True)),
+                Axis(-4, 0, ticks([-4.0, -2.0, 0.0], power=True)),
                 panels,
                 "learning rate",
             )

@@ -13,7 +13,8 @@ from theodolite.studies.records import Record
 COLOURS = {"gradient": BLUE, "random": ORANGE, "adam": GREEN, "muon": VIOLET}
 METHOD_COLOURS = {"nothing": ORANGE, "clip": VIOLET, "safe": BLUE}
 FARTHEST = math.log10(200)
-R_AXIS = Axis(-1.5, FARTHEST, ticks([-1.0, 0.0, 1.0, 2.0], power=True), strong=0.0)
+NEAREST = -2.0
+R_AXIS = Axis(NEAREST, FARTHEST, ticks([-2.0, -1.0, 0.0, 1.0, 2.0], power=True), strong=0.0)
 
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
@@ -145,7 +146,7 @@ def _end(record: Record) -> float:
 
 
 def _log(value: float | None) -> float:
-    return FARTHEST if value is None else math.log10(max(value, 10**-1.5))
+    return FARTHEST if value is None else math.log10(max(value, 10**NEAREST))
 
 
 def _values(records: Sequence[Record], key: str) -> list[str]:

@@ -125,9 +125,18 @@ def power_of_ten(exponent: float) -> str:
     >>> power_of_ten(-12.0), power_of_ten(0.5)
     ('10⁻¹²', '10^0.5')
     """
+    return power_of(10, exponent)
+
+
+def power_of(base: int, exponent: float) -> str:
+    """The same of another base.
+
+    >>> power_of(2, -8), power_of(2, 0)
+    ('2⁻⁸', '2⁰')
+    """
     if exponent != round(exponent):
-        return f"10^{exponent:g}"
-    return "10" + f"{exponent:.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        return f"{base}^{exponent:g}"
+    return str(base) + f"{exponent:.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _panel(left: float, top: float, row: Row, lines: Sequence[Line], *, first: bool) -> list[str]:

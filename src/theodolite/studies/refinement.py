@@ -186,7 +186,7 @@ def _ends(records: Sequence[Record], problems: Sequence[str]) -> str:
     panels = []
     for problem in problems:
         lines = []
-        least = tuned(records, problem, "linear").mean()
+        least = np.exp(np.log(tuned(records, problem, "linear")).mean())
         rates = np.linspace(0, 1, len(PROBLEMS[problem](0).rates))
         for kind, colour in COLOURS.items():
             ends = np.array([record["ends"] for record in _of(records, problem, kind)], dtype=np.float64)
@@ -201,7 +201,7 @@ def _ends(records: Sequence[Record], problems: Sequence[str]) -> str:
             Row(
                 "end",
                 Axis(0, 1, {0: "least", 1: "largest"}),
-                Axis(0.9, 2, ticks([1, 1.5, 2]), strong=1),
+                Axis(0.8, 2, ticks([1, 1.5, 2]), strong=1),
                 panels,
                 "peak learning rate, powers of √2",
             )
