@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from theodolite.calling import described
 from theodolite.errors import UseError
+from theodolite.optim.finite import NonFiniteError
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.products import require_at_least
 from theodolite.probes.second_order.rescaling import require_positive
@@ -239,7 +240,7 @@ class SafeStep(Optimizer):
             return
         for name, grad in zip(grads, dense, strict=True):
             if not bool(grad.isfinite().all()):
-                raise UseError(
+                raise NonFiniteError(
                     f"the gradient of {name} is not finite, so no step was made. Look at the batch and the "
                     "learning rate; of a scaled loss let scaler.step(safe, batch) leave such steps out"
                 )
