@@ -43,6 +43,19 @@ def test_eps_is_added_after_the_bias_correction() -> None:
     assert (theirs / soap).max() < 0.4
 
 
+@pytest.mark.parametrize("eps", [1e-12, 1.0])
+def test_without_bias_correction_the_eps_of_soap_is_as_given(eps: float) -> None:
+    """A gradient is diagonal in its own bases: singular values s move by (1 − β₁)s/(√(1 − β₂)s + eps)."""
+    grad = _grad(4, 4)
+    moved = _stepped(borrowed.SOAP, grad, 2, eps=eps, correct_bias=False)  # the first finds the bases
+    values = torch.linalg.svdvals(grad)
+    expected = 0.05 * values / (math.sqrt(0.05) * values + eps)
+    # Rounding beside the diagonal is divided by an eps of 1e-12 too: a ten-thousandth is left of it.
+    torch.testing.assert_close(
+        torch.linalg.svdvals(moved), expected.sort(descending=True)[0], rtol=0.01, atol=0
+    )
+
+
 @pytest.mark.parametrize("name", ["DiffGrad", "ScheduleFreeAdamW"])
 def test_no_floor_but_eps(name: str) -> None:
     """Entries of 1e-12 are far above eps, and far below √1e-15."""

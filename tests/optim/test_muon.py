@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
-from theodolite.optim import Muon, NonFiniteError
+from theodolite.optim import Muon, NonFiniteError, SpectralSphere
 from theodolite.optim.finite import refuse_nonfinite
 
 
@@ -295,3 +295,38 @@ def test_a_gradient_whose_squares_are_beyond_float32_is_finite() -> None:
     param = nn.Parameter(torch.zeros(2, 2))
     param.grad = 1e30 * torch.eye(2)
     refuse_nonfinite([{"params": [param]}])
+
+
+@pytest.mark.parametrize("kind", [Muon, SpectralSphere])
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_a_matrix_without_entries_is_passed_over(kind: Any, shape: tuple[int, int]) -> None:
+    empty, full = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.ones(3, 2))
+    empty.grad, full.grad = torch.zeros(shape), torch.ones(3, 2)
+    kind([full, empty], lr=0.1).step()
+    assert bool((full != 1).any())
+
+
+@pytest.mark.parametrize("kind", [Muon, SpectralSphere])
+def test_what_is_refused_in_a_later_group_has_moved_nothing_before(kind: Any) -> None:
+    embedding, weight = nn.Embedding(5, 4, sparse=True), nn.Parameter(torch.ones(4, 4))
+    embedding(torch.tensor([1])).sum().backward()
+    weight.grad = torch.ones(4, 4)
+    optimizer = kind([{"params": [weight]}, {"params": [embedding.weight]}], lr=0.1, weight_decay=0.5)
+    with pytest.raises(UseError, match="sparse"):
+        optimizer.step()
+    assert torch.equal(weight, torch.ones(4, 4))
+    assert not optimizer.state
+
+
+def test_what_goes_together_is_found_again_for_another_dtype() -> None:
+    weight, grads = _noise(6, 4)
+    param, fresh = nn.Parameter(weight.float()), nn.Parameter(weight.clone())
+    optimizer = Muon([param], lr=0.1, momentum=0.0)
+    param.grad = grads[0].float()
+    optimizer.step()
+    param.data, param.grad = weight.clone(), grads[1]
+    optimizer.state[param]["momentum_buffer"] = torch.zeros_like(weight)
+    optimizer.step()
+    fresh.grad = grads[1]
+    Muon([fresh], lr=0.1, momentum=0.0).step()
+    torch.testing.assert_close(param, fresh, rtol=1e-12, atol=0)

@@ -325,3 +325,27 @@ def test_make_takes_the_place_of_a_matrix_optimizer_alone() -> None:
     optimizer = plan_for("muon").optimizer(network, make=make)
     assert {group["rule"] for group in given} == {"muon"}
     assert {group["rule"] for group in optimizer.param_groups} == {"muon", "adamw"}
+
+
+def test_a_group_of_a_rule_that_had_none_is_trained() -> None:
+    first, later = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    group = {"params": [first], "param_names": ["a"], "rule": "sgd", "lr": 0.1}
+    optimizer = Planned([group], {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW})
+    optimizer.add_param_group({"params": [later], "param_names": ["b"], "rule": "adamw", "lr": 0.1})
+    (first.sum() + later.sum()).backward()
+    optimizer.step()
+    torch.testing.assert_close(first.detach(), torch.full((2,), 0.9))
+    torch.testing.assert_close(later.detach(), torch.full((2,), 0.899))
+
+
+def test_a_group_that_is_planned_to_rest_has_no_ratio() -> None:
+    params = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [
+        {"params": [param], "param_names": [name], "rule": "sgd", "lr": lr}
+        for param, name, lr in zip(params, "ab", (0.1, 0.0), strict=True)
+    ]
+    optimizer = Planned(groups, {"sgd": torch.optim.SGD})
+    for param in params:
+        param.grad = torch.ones(2)
+    optimizer.step()
+    assert [param.tolist() for param in params] == [[pytest.approx(0.9)] * 2, [1.0] * 2]

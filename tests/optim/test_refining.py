@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from theodolite.errors import UseError
 from theodolite.optim.refining import refine
@@ -102,6 +103,15 @@ def test_stretched_and_back() -> None:
 def test_norms_that_say_nothing_are_refused(norms: object, options: dict[str, object], message: str) -> None:
     with pytest.raises(UseError, match=message):
         refine(norms, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_may_be_tensors_as_torch_gives_them(dtype: torch.dtype) -> None:
+    norms = [4.0, 2.0, 1.0, 1.0]
+    tensor = torch.tensor(norms, dtype=dtype, requires_grad=True)
+    expected = [3.25 / 16, 3 / 4, 2, 1]  # weights 1/16, 1/4, 1, 1 and 1 once more, each times those after it
+    for given in (tensor, list(tensor), tuple(tensor.detach()), np.array(norms)):
+        assert refine(given).factors == pytest.approx([each / 2 for each in expected])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("steps", [0, 2.5, True])

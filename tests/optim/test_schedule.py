@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -160,6 +161,19 @@ def test_a_refined_schedule_is_stretched_to_the_steps_that_are_asked_for() -> No
         optimizer.step(), scheduler.step()
     assert rates[:25] == list(refine(NORMS).to(25).factors)
     assert rates[25] == 0
+
+
+@pytest.mark.parametrize("kind", ["cosine", refine(NORMS)], ids=["cosine", "refined"])
+@pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8])
+def test_numbers_of_steps_may_be_those_of_numpy(kind: str | Refined, number: Any) -> None:
+    """As `len(frame) // batch` gives them; and the state is JSON as ever."""
+    warmup = 3 if isinstance(kind, str) else 0
+    plain = schedule(_optimizer(), kind, steps=25, warmup=warmup)
+    numpys = schedule(_optimizer(), kind, steps=number(25), warmup=number(warmup))
+    assert json.dumps(numpys.state_dict()) == json.dumps(plain.state_dict())
+    assert [numpys.lr_lambdas[0](step) for step in range(30)] == [
+        plain.lr_lambdas[0](step) for step in range(30)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,7 +91,7 @@ def test_a_learning_rate_of_zero_moves_nothing() -> None:
 def test_a_weight_that_is_zero_has_no_radius() -> None:
     param = nn.Parameter(torch.zeros(5, 4))
     param.grad = torch.randn(5, 4)
-    with pytest.raises(UseError, match=r"shape \(5, 4\) is zero.*Give radius="):
+    with pytest.raises(UseError, match=r"shape \(5, 4\), is zero.*Give radius="):
         SpectralSphere([param]).step()
 
 
@@ -105,3 +107,30 @@ def test_the_leading_direction_is_found_wherever_it_lies() -> None:
     assert leading(crowded)[0].item() == pytest.approx(3.0, rel=1e-9)
     padded = torch.cat([torch.zeros(8, 32, dtype=torch.float64), _random(8, 32)])
     assert leading(padded)[0].item() == pytest.approx(torch.linalg.matrix_norm(padded, 2).item(), rel=1e-6)
+
+
+def test_a_later_weight_of_zero_is_refused_by_name_before_the_first_moves() -> None:
+    weights = {"up": nn.Parameter(torch.randn(3, 3)), "down": nn.Parameter(torch.zeros(3, 3))}
+    before = weights["up"].detach().clone()
+    for weight in weights.values():
+        weight.grad = torch.ones(3, 3)
+    with pytest.raises(UseError, match=r"down, of shape \(3, 3\), is zero: it has no radius"):
+        SpectralSphere(weights.items(), lr=0.1).step()
+    assert torch.equal(weights["up"], before)
+
+
+def test_a_resumed_run_of_bfloat16_keeps_the_digits_of_its_radius() -> None:
+    ends = []
+    for resumed in (False, True):
+        torch.manual_seed(0)
+        param = nn.Parameter(torch.randn(16, 8).bfloat16())
+        optimizer = SpectralSphere([param], lr=0.05)
+        for step in range(8):
+            param.grad = torch.randn(16, 8).bfloat16()
+            optimizer.step()
+            if resumed and step == 3:
+                saved = copy.deepcopy(optimizer.state_dict())
+                optimizer = SpectralSphere([param], lr=0.05)
+                optimizer.load_state_dict(saved)
+        ends.append((param.detach(), optimizer.state[param]["radius"]))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))

@@ -260,6 +260,8 @@ def _add(name: str, question: str) -> None:
             tell=lambda line: print(line, file=sys.stderr, flush=True),
         )
         print(report(found, out))
+        if small:
+            print("\n--small has too few seeds for a verdict: it shows how the study goes.")
         if failed:
             raise typer.Exit(1)
 

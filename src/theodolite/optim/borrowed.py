@@ -67,7 +67,8 @@ class SOAP(ByAge, source.SOAP):
     """
 
     def _of_age(self, group: Mapping[str, Any], age: int) -> dict[str, Any]:
-        return {"step": age, "eps": _corrected(group, max(age, 1)), "lr": float(group["lr"])}
+        eps = _corrected(group, max(age, 1)) if group["correct_bias"] else group["eps"]
+        return {"step": age, "eps": eps, "lr": float(group["lr"])}
 
     def get_orthogonal_matrix_qr(
         self, state: Any, max_precondition_dim: int = 10000, merge_dims: bool = False

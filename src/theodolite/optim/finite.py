@@ -52,6 +52,17 @@ def refuse_nonfinite(groups: Sequence[dict[str, Any]]) -> None:
     raise NonFiniteError("a gradient in another process is not finite: no step was made. It says which")
 
 
+def refuse_sparse(optimizer: str, groups: Sequence[dict[str, Any]]) -> None:
+    """Raise, with the name of the tensor, if a gradient in these groups is sparse."""
+    for group in groups:
+        for place, param in enumerate(group["params"]):
+            if param.grad is not None and param.grad.is_sparse:
+                raise UseError(
+                    f"the gradient of {names_of(group)[place]} is sparse: {optimizer} needs dense ones, so "
+                    "make its layer with sparse=False"
+                )
+
+
 def names_of(group: dict[str, Any]) -> list[str]:
     """What the parameters of a group are called, if only by their place."""
     return list(group.get("param_names") or (f"parameter {place}" for place in range(len(group["params"]))))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.finite import names_of, refuse_nonfinite
+from theodolite.optim.finite import refuse_nonfinite, refuse_sparse
 from theodolite.optim.matrices import Axes, Rows, check_matrices
 from theodolite.optim.moving import ROUNDED, Arranged, Moving, arranged, move
 from theodolite.optim.sharding import Replicas, is_sharded, local
@@ -129,14 +129,15 @@ class Muon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        refuse_sparse("Muon", self.param_groups)
         if self.check_gradients:
             refuse_nonfinite(self.param_groups)
         moving = []
         for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
+            params = [param for param in group["params"] if param.grad is not None and param.numel()]
             if not params:
                 continue
-            grads, buffers = averaged(group, params, self.state)
+            grads, buffers = averaged(params, self.state, group["momentum"])
             lr = float(group["lr"])
             exact = [local(param) for param in params if param.dtype not in ROUNDED]
             if group["weight_decay"] and exact:
@@ -151,7 +152,8 @@ class Muon(Optimizer):
         """What goes together in a step; found again only when parameters or options are others."""
         groups = {id(one.group): one.group for one in moving}
         options = [[group[key] for key in ARRANGING] for group in groups.values()]
-        found = [(id(one.param), one.param.shape, id(one.group)) for one in moving], options
+        kinds = [(param.shape, param.dtype, param.device) for param, *_ in moving]
+        found = [(id(one.param), id(one.group)) for one in moving], kinds, options
         if self._last is None or self._last[0] != found:
             self._last = found, arranged(moving, SCALES, replicated=self._replicas is not None)
         return self._last[1]
@@ -172,21 +174,14 @@ ARRANGING = ("scale", "axes", "rows", "steps", "eps")
 """Options that what goes together in a step depends on."""
 
 
-def averaged(
-    group: dict[str, Any], params: Sequence[Tensor], state: Any
-) -> tuple[list[Tensor], list[Tensor]]:
+def averaged(params: Sequence[Tensor], state: Any, momentum: float) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients, and the momenta that they have been averaged into: of each what this process holds."""
     for param in params:
-        if param.grad.is_sparse:  # type: ignore[union-attr]
-            name = names_of(group)[[id(one) for one in group["params"]].index(id(param))]
-            raise UseError(
-                f"the gradient of {name} is sparse: matrix optimizers need dense ones, so use sparse=False"
-            )
         if "momentum_buffer" not in state[param]:
             state[param]["momentum_buffer"] = torch.zeros_like(param)
     grads = [local(_cut_alike(param)) for param in params]
     buffers = [local(state[param]["momentum_buffer"]) for param in params]
-    torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+    torch._foreach_lerp_(buffers, grads, 1 - momentum)
     return grads, buffers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.finite import refuse_nonfinite
+from theodolite.optim.finite import refuse_nonfinite, refuse_sparse
 from theodolite.optim.restoring import restored
 
 Make = Callable[[list[dict[str, Any]]], Optimizer]
@@ -102,7 +103,8 @@ class Planned(Optimizer):
         """Add a group with `param_names` and a `rule`, such as `plan.param_groups(model)` gives."""
         if self._inner:
             self._check_group(param_group)
-            self._made([param_group])
+            made = self._made([param_group])
+            self._inner = {**made, **self._inner}
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -174,12 +176,8 @@ class Planned(Optimizer):
 
     def _check_gradients(self) -> None:
         for group in self.param_groups:
-            for name, param in zip(group["param_names"], group["params"], strict=True):
-                if param.grad is not None and param.grad.is_sparse and group["rule"] != "sgd":
-                    raise UseError(
-                        f"the gradient of {name} is sparse: {group['rule']} needs dense ones, so make its "
-                        "layer with sparse=False"
-                    )
+            if group["rule"] != "sgd":
+                refuse_sparse(group["rule"], [group])
         if self._refuses:
             refuse_nonfinite(self.param_groups)
 
@@ -204,8 +202,12 @@ class Planned(Optimizer):
         for group in self.param_groups:
             if isinstance(group["lr"], Tensor):
                 return  # reading it would wait for the device
-            factors.append(group["lr"] / group["planned_lr"])
-        low, high = min(factors), max(factors)
+            # What was planned not to move has no ratio to the others.
+            factors.append(group["lr"] / group["planned_lr"] if group["planned_lr"] else math.nan)
+        known = [factor for factor in factors if not math.isnan(factor)]
+        if not known:
+            return
+        low, high = min(known), max(known)
         if high - low <= 1e-6 * abs(high):
             return
         self._warned = True

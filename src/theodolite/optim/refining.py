@@ -59,7 +59,7 @@ class Refined:
         >>> refine([1.0] * 4).to(8).factors
         (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
         """
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
             raise UseError(f"steps is {steps!r}: a schedule has a whole number of steps, at least one")
         if steps == self.steps:
             return self
@@ -115,7 +115,7 @@ def refine(gradient_norms: Sequence[float], *, norm: Norm = "l2", smoothing: flo
 
 def _checked(given: Sequence[float]) -> NDArray[np.float64]:
     try:
-        norms = np.asarray(given, dtype=np.float64)
+        norms = np.asarray(_numbers(given), dtype=np.float64)
     except (TypeError, ValueError):
         raise UseError(
             f"gradient_norms is of type {type(given).__name__}: give a list of numbers, one for each step"
@@ -135,6 +135,13 @@ def _checked(given: Sequence[float]) -> NDArray[np.float64]:
         )
         raise UseError(f"gradient_norms[{step}] is {norms[step]:g}: {why}")
     return norms
+
+
+def _numbers(given: object) -> object:
+    """Tensors as plain numbers, also those on a GPU, in bfloat16 or with a graph; anything else as it is."""
+    if isinstance(given, (list, tuple)):
+        return [_numbers(each) for each in given]
+    return given.tolist() if hasattr(given, "tolist") else given
 
 
 def _odd(width: float) -> int:

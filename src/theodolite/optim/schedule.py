@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -46,8 +47,9 @@ class Factor:
         if self.kind not in KINDS and not (self.kind == "refined" and len(self.factors) == self.steps):
             raise UseError(f"the schedule is {self.kind!r}: it is one of {', '.join(KINDS)}")
         for name, value in (("steps", self.steps), ("warmup", self.warmup)):
-            if isinstance(value, bool) or not isinstance(value, int):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
                 raise UseError(f"{name} is {value!r}: it is a number of steps")
+            object.__setattr__(self, name, int(value))  # numpy's integers do not go into JSON
         if self.steps < 1:
             raise UseError(f"steps is {self.steps}: a schedule has at least one step")
         if not 0 <= self.warmup < self.steps:

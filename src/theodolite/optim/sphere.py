@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.finite import refuse_nonfinite
+from theodolite.optim.finite import names_of, refuse_nonfinite, refuse_sparse
 from theodolite.optim.matrices import Axes, Layout, as_matrices, check_matrices, from_matrices
 from theodolite.optim.moving import ahead
 from theodolite.optim.muon import averaged
@@ -95,45 +95,71 @@ class SpectralSphere(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        refuse_sparse("SpectralSphere", self.param_groups)
         if self.check_gradients:
             refuse_nonfinite(self.param_groups)
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            if not params:
-                continue
-            updates = ahead(*averaged(group, params, self.state), group)
-            for param, update in zip(params, updates, strict=True):
-                self._move(group, param, update)
+        moving = [
+            (group, [param for param in group["params"] if param.grad is not None and param.numel()])
+            for group in self.param_groups
+        ]
+        for group, params in moving:  # before anything has moved: a weight of zero is refused
+            for param in params:
+                if "radius" not in self.state[param]:
+                    self.state[param]["radius"] = _radius(group, param)
+        for group, params in moving:
+            if params:
+                updates = ahead(*averaged(params, self.state, group["momentum"]), group)
+                for param, update in zip(params, updates, strict=True):
+                    self._move(group, param, update)
         return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch does it, but the radius keeps the dtype it was saved in."""
+        super().load_state_dict(state_dict)
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        own = [param for group in self.param_groups for param in group["params"]]
+        for key, param in zip(saved, own, strict=True):
+            if "radius" in state_dict["state"].get(key, {}):
+                self.state[param]["radius"] = state_dict["state"][key]["radius"].to(param.device, copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "check_gradients": self.check_gradients}
 
     def _move(self, group: dict[str, Any], param: Tensor, update: Tensor) -> None:
         axes, lr = Layout.of(group, param).axes, float(group["lr"])
-        # Singular vectors need more digits than bfloat16 has.
-        dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
-        weight = as_matrices(gathered(local(param), param).to(dtype), axes)
-        moment = as_matrices(gathered(update, param).to(dtype), axes)
-        aspect = math.sqrt(weight.shape[-2] / weight.shape[-1])
-        norm, direction = leading(weight)
-        state = self.state[param]
-        if "radius" not in state:
-            own = group["radius"] is None
-            if own and not bool((norm > 0).all()):
-                raise UseError(
-                    f"a weight of shape {tuple(param.shape)} is zero: it has no radius of its own to keep. "
-                    "Give radius=, or initial values that are not zero"
-                )
-            state["radius"] = norm if own else torch.full_like(norm, group["radius"] * aspect)
         if lr == 0:
             return
+        weight = _matrices(param, axes)
+        moment = as_matrices(gathered(update, param).to(weight.dtype), axes)
+        aspect = math.sqrt(weight.shape[-2] / weight.shape[-1])
+        _, direction = leading(weight)
         size = torch.linalg.vector_norm(moment, dim=(-2, -1), keepdim=True)
         # No direction is the steepest for a moment of zero.
         phi = tangent(moment / (size + group["eps"]), direction) * (size > 0)
         weight = weight * (1 - lr * group["weight_decay"]) - lr * aspect * phi
-        weight = weight * (state["radius"] / leading(weight)[0])
+        weight = weight * (self.state[param]["radius"] / leading(weight)[0])
         local(param).copy_(scattered(from_matrices(weight, param, axes).to(param.dtype), param))
+
+
+def _radius(group: dict[str, Any], param: Tensor) -> Tensor:
+    """The spectral norm that is kept: given, or the one that the weight has."""
+    weight = _matrices(param, Layout.of(group, param).axes)
+    norm, _ = leading(weight)
+    if group["radius"] is not None:
+        return torch.full_like(norm, group["radius"] * math.sqrt(weight.shape[-2] / weight.shape[-1]))
+    if not bool((norm > 0).all()):
+        name = names_of(group)[[id(one) for one in group["params"]].index(id(param))]
+        raise UseError(
+            f"{name}, of shape {tuple(param.shape)}, is zero: it has no radius of its own to keep. Give "
+            "radius=, or initial values that are not zero"
+        )
+    return norm
+
+
+def _matrices(param: Tensor, axes: Axes) -> Tensor:
+    """The whole of a parameter. Singular vectors need more digits than bfloat16 has."""
+    dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
+    return as_matrices(gathered(local(param), param).to(dtype), axes)
 
 
 def tangent(moment: Tensor, direction: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ def _trained(tensors: dict[str, Tensor], skip: Sequence[str]) -> dict[str, Tenso
         more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
         raise UseError(
             f"{', '.join(frozen[:3])}{more}: frozen (requires_grad is False), but the plan trains them. "
-            f"Unfreeze them, or leave them out: skip=[{frozen[0]!r}]"
+            f"Unfreeze them, or leave them out: plan.optimizer(model, skip={frozen!r})"
         )
     if not kept:
         raise UseError(f"skip={list(skip)!r} leaves no tensor to train")
