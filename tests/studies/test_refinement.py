@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from theodolite.optim.refining import refine
 from theodolite.studies.records import Records
-from theodolite.studies.refinement import FIXED, STUDY, claims, compared, tuned
+from theodolite.studies.refinement import COLOURS, FIXED, STUDY, claims, compared, figures, tuned
 from theodolite.studies.refinement_problems import logistic, mlp, quadratic, train
 from theodolite.studies.study import report
 
@@ -96,6 +97,21 @@ def test_claims_say_what_records_say() -> None:
     bad = claims(_records(1.1, 0.5, [1 - place / 50 for place in range(50)], off=0.1))
     assert [claim.verdict for claim in bad] == ["fails"] * 5
     assert tuned(_records(0.9, 1.1, late), "quadratic", "refined") == pytest.approx([0.9, 0.9009, 0.9018])
+
+
+def test_the_lowest_point_of_linear_decay_is_drawn_at_one() -> None:
+    """Though its seeds end far apart: what is drawn and what it is divided by are one kind of mean."""
+    records = _records(0.9, 1.1, [1.0] * 50)
+    rates = len(quadratic(0).rates)
+    for record in records:
+        best = (0.5, 1.0, 8.0)[record["seed"]]
+        record["ends"] = [best * (1 + 0.1 * abs(place - 7)) for place in range(rates)]
+    drawing = dict(figures(records))["ends"]
+    (one,) = re.findall(r'd="M\S+ (\S+)h\d+" stroke="\S+" stroke-width="2"', drawing)  # the thick line
+    (points,) = re.findall(rf'<polyline points="([^"]+)" fill="none" stroke="{COLOURS["linear"]}"', drawing)
+    heights = [float(point.partition(",")[2]) for point in points.split()]  # downwards
+    assert heights.index(max(heights)) == 7
+    assert max(heights) == float(one)
 
 
 def test_a_tiny_study_from_end_to_end(tmp_path: Path) -> None:

@@ -74,14 +74,15 @@ def settled(
 ) -> Claim:
     """The claim over all its cases: it holds if it does in each of them, and fails if it does in one.
 
-    What is shown is the case that is nearest to failing.
+    What is shown is a case that decided it, the one nearest to failing; one that is not a number goes first.
 
     >>> settled("flat", "flat", "≤ 1.1", [Case("net", np.array([1.0, 1.02]))], limit=1.1, below=True)
     Claim(claim='flat', paper='flat', threshold='≤ 1.1', here='1.01 ± 0.01 (net)', verdict='holds', others='')
     """
     verdicts = [case.verdict(limit, below=below) for case in cases]
-    worst = max(cases, key=lambda case: case.mean if below else -case.mean)
     overall: Verdict = "fails" if "fails" in verdicts else "unclear" if "unclear" in verdicts else "holds"
+    deciding = [case for case, verdict in zip(cases, verdicts, strict=True) if verdict == overall]
+    worst = max(deciding, key=lambda case: _badness(case, below=below))
     many = f", {verdicts.count('holds')} of {len(cases)} hold" if len(cases) > 1 else ""
     here = f"{_shown(worst.mean)}{unit} ± {_shown(worst.error)} ({worst.where}{many})"
     others = [
@@ -123,7 +124,13 @@ def tally(found: Sequence[Claim]) -> str:
     return f"{counts['holds']} of {len(found)} claims {holds}, {fails}, {doubtful}."
 
 
+def _badness(case: Case, *, below: bool) -> float:
+    if math.isnan(case.mean):  # which no comparison would find
+        return math.inf
+    return case.mean if below else -case.mean
+
+
 def _shown(value: float) -> str:
     if not math.isfinite(value):
-        return "?" if math.isnan(value) else "∞"
+        return "?" if math.isnan(value) else "∞" if value > 0 else "-∞"
     return f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.0e}"
