@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from theodolite.fleet.functional import METHODS, lion, muon_average, muon_move, muon_scale, orthogonal
+from theodolite.fleet.functional import METHODS, lion, muon_average, muon_move, orthogonal
 from theodolite.optim import Muon
 
 STEPS, MODELS, SHAPE = 6, 3, (5, 4)
@@ -119,16 +119,18 @@ def test_lion_is_pytorch_optimizers_with_other_numbers_for_each_model():
 
 @pytest.mark.parametrize("scale", ["none", "original", "rms", "spectral"])
 @pytest.mark.parametrize("axes", [((1,), (0,)), ((0,), (1,))])
-def test_muon_is_ours_with_other_numbers_for_each_model(scale, axes):
+@pytest.mark.parametrize("rows", [(), (((0, 1), (2, 3)), ((1, 2), (3, 4)))])
+def test_muon_is_ours_with_other_numbers_for_each_model(scale, axes, rows):
+    if rows and axes == ((1,), (0,)):
+        rows = (*rows, ((4, 5),))  # five outputs
     momentum, eps, nesterov = (0.5, 0.9, 0.95), (1e-7, 1e-2, 1.0), (True, False, True)
-    shared = {"scale": scale, "axes": axes, "steps": 5}
+    shared = {"scale": scale, "axes": axes, "rows": rows, "steps": 5}
     hyper = {
         "lr": column(LR),
         "weight_decay": column(DECAY),
         "momentum": column(momentum),
         "nesterov": column([float(value) for value in nesterov]),
         "eps": column(eps),
-        "scale": column([muon_scale(SHAPE, shared)] * MODELS),
     }
     expected = alone(
         lambda i, w: Muon(
@@ -140,6 +142,7 @@ def test_muon_is_ours_with_other_numbers_for_each_model(scale, axes):
             nesterov=nesterov[i],
             scale=scale,
             axes=axes,
+            rows=rows,
         )
     )
     torch.testing.assert_close(together("muon", hyper, shared), expected, rtol=1e-10, atol=1e-10)

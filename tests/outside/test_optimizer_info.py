@@ -14,6 +14,7 @@ import unittest
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -30,7 +31,8 @@ if "expecttest" not in sys.modules:  # which torch's table imports and never use
         stand_in.TestCase = unittest.TestCase
         sys.modules["expecttest"] = stand_in
 try:
-    with warnings.catch_warnings():
+    # Importing it would forbid everybody in this process to set flags of backends.
+    with warnings.catch_warnings(), mock.patch.object(torch.backends, "disable_global_flags"):
         warnings.simplefilter("ignore")  # that hypothesis is missing
         from torch.testing._internal import common_optimizers as torchs
 except ImportError as error:

@@ -303,8 +303,9 @@ def arithmetic(run: Run, device: str) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        if torch.device(device).type != "cpu":
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def precision_of(run: Run, device: str, *, cached: bool = True) -> torch.autocast:
