@@ -1,4 +1,4 @@
-"""On two processes under DDP: the worst row of both counts, and both make the same step."""
+"""On two processes under DDP: the worst row of both counts, and both make the same step or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from theodolite import probes
+from theodolite import UseError, probes
 from theodolite.stepping import SafeStep
 
 torch.set_num_threads(1)
@@ -56,11 +56,73 @@ assert abs(found.slope / expected.slope - 1) < 1e-9
 assert abs(found.curvature / expected.curvature - 1) < 1e-9
 assert (rank == 0) == bool(found.rows.min() < 1.001 * found.value)
 torch.testing.assert_close(shared, alone)
+
+# What one rank refuses all do, at once, and they go on together.
+
+
+class Fragile(torch.nn.Linear):
+    fails = False
+
+    def forward(self, inputs):
+        if self.fails:
+            raise torch.OutOfMemoryError("out of memory, as said")
+        return super().forward(inputs)
+
+
+def total(logits, targets):
+    return cross_entropy(logits, targets, reduction="sum")
+
+
+def fragile():
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Fragile(6, 3).double())
+    safe = SafeStep(torch.optim.Adam(model.parameters(), lr=1.0), model, total)
+    return model, safe
+
+
+def refused(act, mine, elsewhere):
+    try:
+        act()
+    except (torch.OutOfMemoryError, UseError) as error:
+        assert (mine if rank == 1 else elsewhere) in str(error), error
+    else:
+        raise AssertionError("not refused")
+
+
+def failing():
+    model.module.fails = rank == 1
+    safe.step(mine)
+
+
+ELSEWHERE = "another process could not do its part"
+ignored = mine[0], torch.full_like(mine[1], -100) if rank == 1 else mine[1]
+model, safe = fragile()
+total(model(mine[0]), mine[1]).backward()
+refused(lambda: safe.step(ignored), "is not a cross-entropy", ELSEWHERE)
+refused(lambda: probes.radius(model, total, ignored), "is not a cross-entropy", ELSEWHERE)
+refused(lambda: probes.radius(model, total, ignored, safe.optimizer), "is not a cross-entropy", ELSEWHERE)
+refused(lambda: safe.step(mine if rank == 0 else 3), "batch is 3", ELSEWHERE)
+refused(lambda: probes.profile(model, total, mine if rank == 0 else 3), "batch is 3", ELSEWHERE)
+safe.step(mine)
+before = [tensor.detach().clone() for tensor in model.parameters()]
+refused(failing, "out of memory", ELSEWHERE)
+refused(lambda: probes.hessian(model, total, mine).gradient, "out of memory", ELSEWHERE)
+model.module.fails = False
+assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before))
+assert all(state["step"] == 1 for state in safe.state.values())
+safe.step(mine)
+
+plain, other = fragile()
+total(plain(mine[0]), mine[1]).backward()
+for _ in range(2):
+    other.step(mine)
+assert all(torch.equal(now, then) for now, then in zip(model.parameters(), plain.parameters()))
+assert other.report == safe.report
 dist.destroy_process_group()
 """
 
 
-def test_the_worst_row_of_all_ranks_counts(tmp_path: Path) -> None:
+def test_the_worst_row_of_all_ranks_counts_and_what_one_refuses_all_do(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     ranks = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

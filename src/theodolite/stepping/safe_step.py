@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 from theodolite.calling import described
 from theodolite.errors import UseError
 from theodolite.optim.finite import NonFiniteError
+from theodolite.optim.planned import Planned
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.products import require_at_least
+from theodolite.probes.second_order.replicas import together
 from theodolite.probes.second_order.rescaling import require_positive
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.steps.direction import norm
@@ -67,16 +69,19 @@ class SafeStep(Optimizer):
     step within the radius is a cautious one, not one that must lower the loss.
 
     Args:
-        optimizer: any torch optimizer over parameters of the model.
+        optimizer: any torch optimizer over parameters of the model, except those with other weights for
+            evaluation (schedule-free): these would move the whole way.
         model: what is trained; wrapped or not.
         loss: `loss(logits, targets) -> scalar`, a cross-entropy of the softmax of the logits.
         limit: of r.
         every: the radius is measured every so many steps. In between a step goes through if it is within the
             limit by the last radius, and is measured itself if not: no step is made shorter by an old radius.
 
-    A measured step costs one pass in forward mode besides, one to two gradients, and memory for four more
-    copies of the weights while it lasts. The pass runs in the weights' own precision, unless you call
-    it under autocast. Dropout has one fixed mask in it. Under DDP the least radius of all ranks counts.
+    A measured step costs one pass in forward mode besides, one to two gradients. A step takes memory for up
+    to four more copies of the weights while it lasts, one of the gradients and one of the optimizer's state:
+    after any error all of them are as they were. The pass runs in the weights' own precision, unless you call
+    it under autocast. Dropout has one fixed mask in it. Under DDP the least radius of all ranks counts, and
+    what one rank refuses all do.
 
     A scheduler may hold this object or the optimizer inside. With a GradScaler: `scaler.step(safe, batch)`.
 
@@ -95,6 +100,7 @@ class SafeStep(Optimizer):
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise UseError(f"optimizer is {described(optimizer)}, not a torch.optim.Optimizer")
+        _refuse_averages(optimizer)
         require_positive("limit", limit)
         require_at_least(1, every=every)
         self.optimizer = optimizer
@@ -138,16 +144,14 @@ class SafeStep(Optimizer):
                 were accumulated. The worst row of all counts.
             closure: for optimizers that compute gradients themselves.
 
-        Gradients that are not finite are refused, with the weights and the state as they were.
+        Gradients that are not finite are refused. After this and any other error the weights and the state
+        are as they were.
         """
-        objective = self._objective(batch)
-        self._bounds.check(objective)
-        if closure is None:
-            self._refuse_nonsense()
-            return self._stepped(objective, None)
-        before = Snapshot(self.optimizer, self._model)
+        objective = together(self._model, lambda: self._checked(batch, closure))
+        # Only a closure may change what is not the optimizer's: by its forward passes.
+        before = Snapshot(self.optimizer, None if closure is None else self._model)
         try:
-            return self._stepped(objective, closure)
+            return self._stepped(objective, before, closure)
         except BaseException:
             before.restore()
             raise
@@ -159,7 +163,6 @@ class SafeStep(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer inside."""
         self.optimizer.add_param_group(param_group)
-        self._names = parameter_names(self.optimizer, self._model)
 
     def state_dict(self) -> dict[str, Any]:
         """That of the optimizer inside, and under `safe_step` what this one has counted and measured."""
@@ -182,21 +185,42 @@ class SafeStep(Optimizer):
     def __repr__(self) -> str:
         return f"SafeStep(limit={self.limit:g}, every={self.every}, {self.optimizer!r})"
 
-    def _objective(self, batch: Batches) -> Objective:
+    def _checked(self, batch: Batches, closure: Closure | None) -> Objective:
+        """What is measured, with all that can be refused before a step."""
+        self._names = parameter_names(self.optimizer, self._model)  # groups may have been added inside
+        _refuse_mixtures(self._names)
         trained = {id(parameter) for parameter in self._model.parameters() if parameter.requires_grad}
         own = {id(parameter) for parameter in self._names}
         names = None if own == trained else list(self._names.values())
-        return Objective(self._model, self._bounds.loss, batch, parameters=names)
+        objective = Objective(self._model, self._bounds.loss, batch, parameters=names)
+        self._bounds.check(objective)
+        if closure is None:
+            self._refuse_nonsense()
+        return objective
 
     @torch.no_grad()
-    def _stepped(self, objective: Objective, closure: Closure | None) -> Any:
-        starts = {parameter: parameter.detach().clone() for parameter in self._names}
+    def _stepped(self, objective: Objective, before: Snapshot, closure: Closure | None) -> Any:
+        tried = together(self._model, lambda: self._tried(objective, before, closure))
+        if tried.radius is not None:
+            self._radius, self._age = least_of_all(objective, tried.radius), 0
+        self._age += 1
+        share = min(1.0, self.limit * self._radius / tried.length) if tried.length > 0 else 1.0
+        for parameter, name in self._names.items():
+            if share < 1:
+                parameter.add_(tried.update[name], alpha=share)
+            else:
+                parameter.copy_(tried.ends[parameter])
+        self._count(tried.length, share, tried.radius is not None)
+        return tried.returned
+
+    def _tried(self, objective: Objective, before: Snapshot, closure: Closure | None) -> _Tried:
+        """The optimizer's own step, measured if it is time, with the weights where they were."""
         with torch.enable_grad():
-            found = take(self.optimizer, self.optimizer.step, closure)
+            returned = take(self.optimizer, self.optimizer.step, closure)
         ends = {parameter: parameter.detach().clone() for parameter in self._names}
-        for parameter, start in starts.items():
-            parameter.copy_(start)
-        update = {name: ends[parameter] - starts[parameter] for parameter, name in self._names.items()}
+        for parameter in self._names:
+            parameter.copy_(before.copies[parameter])
+        update = {name: ends[one] - before.copies[one] for one, name in self._names.items()}
         length = norm(update)
         if not math.isfinite(length):
             odd = next(name for name, tensor in update.items() if not bool(tensor.isfinite().all()))
@@ -204,23 +228,11 @@ class SafeStep(Optimizer):
                 f"the step of {type(self.optimizer).__name__} is not finite in {odd}, so it was not made. "
                 "Look at the learning rate and the optimizer's state for very large numbers"
             )
-        share, measured = self._share(objective, update, length)
-        for parameter, name in self._names.items():
-            if share < 1:
-                parameter.add_(update[name], alpha=share)
-            else:
-                parameter.copy_(ends[parameter])
-        self._count(length, share, measured)
-        return found
-
-    def _share(self, objective: Objective, update: dict[str, Tensor], length: float) -> tuple[float, bool]:
-        """What of the update is made, and whether the radius was measured for it."""
-        measured = length > 0 and (self._age >= self.every or length > self.limit * self._radius)
-        if measured:
+        radius = None
+        if length > 0 and (self._age >= self.every or length > self.limit * self._radius):
             unit = {name: (tensor.double() / length).to(tensor.dtype) for name, tensor in update.items()}
-            self._radius, self._age = least_of_all(objective, self._bounds.least(objective, unit)), 0
-        self._age += 1
-        return min(1.0, self.limit * self._radius / length) if length > 0 else 1.0, measured
+            radius = self._bounds.least(objective, unit)
+        return _Tried(returned, ends, update, length, radius)
 
     def _count(self, length: float, share: float, measured: bool) -> None:
         before = length / self._radius if measured else 0.0
@@ -244,3 +256,42 @@ class SafeStep(Optimizer):
                     f"the gradient of {name} is not finite, so no step was made. Look at the batch and the "
                     "learning rate; of a scaled loss let scaler.step(safe, batch) leave such steps out"
                 )
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A step that the optimizer wants to make."""
+
+    returned: Any
+    ends: dict[Tensor, Tensor]
+    """Where the parameters would be."""
+    update: dict[str, Tensor]
+    length: float
+    radius: float | None
+    """Along it, on this rank; None where the last one will do."""
+
+
+def _refuse_averages(optimizer: Optimizer) -> None:
+    """Optimizers that keep the weights of evaluation themselves, and average what they meant to do."""
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, Planned):
+        averages = any(group["rule"] == "schedule-free" for group in optimizer.param_groups)
+        kind = "schedule-free"
+    else:
+        averages = all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
+    if averages:
+        raise UseError(
+            f"{kind} keeps weights for evaluation in its state, which would move the whole way where the "
+            "step of the others is made shorter. Give another optimizer"
+        )
+
+
+def _refuse_mixtures(names: dict[Tensor, str]) -> None:
+    kinds = {name: f"{tensor.dtype} on {tensor.device}" for tensor, name in names.items()}
+    first = next(iter(kinds), None)
+    for name, kind in kinds.items():
+        if first is not None and kind != kinds[first]:
+            raise UseError(
+                f"{first} is {kinds[first]} and {name} {kind}: SafeStep measures in one dtype on one device. "
+                "Keep all trained weights in one, and compute in another under torch.autocast"
+            )

@@ -238,7 +238,7 @@ def test_another_operation_without_a_second_derivative(name):
     [
         (iter([]), "only once"),
         ([], "no batches"),
-        ([torch.ones(2), torch.ones(2)], "pairs"),
+        ([torch.ones(2), torch.ones(2), torch.ones(2)], "pairs"),
         (7, "7|int"),
         (None, "None|a loss and a batch"),
     ],

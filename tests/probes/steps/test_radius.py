@@ -310,3 +310,53 @@ def test_a_step_that_moves_all_logits_alike_has_no_radius() -> None:
     assert math.isinf(found.value)
     assert found.r == 0
     assert "moves no logit against another" in str(found)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "autocast"])
+def test_in_low_precision_it_is_nearly_that_of_float64(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)).double()
+    inputs, targets = torch.randn(64, 64).double(), torch.arange(64) % 10
+    cross_entropy(model(inputs), targets).backward()
+    step = {name: -tensor.grad for name, tensor in model.named_parameters()}  # type: ignore[operator]
+    expected = radius(model, cross_entropy, (inputs, targets), step)
+    dtype = torch.float32 if kind == "autocast" else getattr(torch, kind)
+    step = {name: tensor.to(dtype) for name, tensor in step.items()}
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+        found = radius(model.to(dtype), cross_entropy, (inputs.to(dtype), targets), step)
+    assert found.value == pytest.approx(expected.value, rel=0.05)
+    assert found.slope == pytest.approx(expected.slope, rel=0.05)
+    torch.testing.assert_close(found.rows, expected.rows, rtol=0.1, atol=0)
+
+
+def test_it_may_be_asked_where_gradients_are_off() -> None:
+    model, batch = small()
+    expected = radius(model, cross_entropy, batch)
+    with torch.no_grad():
+        found = radius(model, cross_entropy, batch)
+        onset = th.probes.profile(model, cross_entropy, batch, lengths=[1.0, 30.0]).onset
+    assert found.value == expected.value
+    assert found.curvature == expected.curvature
+    assert onset == th.probes.profile(model, cross_entropy, batch, lengths=[1.0, 30.0]).onset
+
+
+def test_a_list_of_two_is_a_pair_unless_it_holds_pairs() -> None:
+    model, (inputs, targets) = small()
+    expected = radius(model, cross_entropy, (inputs, targets))
+    assert torch.equal(radius(model, cross_entropy, [inputs, targets]).rows, expected.rows)  # type: ignore[arg-type]
+    for pairs in (
+        [(inputs, targets), (inputs[:5], targets[:5])],
+        [[inputs, targets], [inputs[:5], targets[:5]]],
+    ):
+        both = radius(model, cross_entropy, pairs)  # type: ignore[arg-type]
+        assert len(both.rows) == 25
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = model
+
+        def forward(self, several: list[Tensor]) -> Tensor:
+            return self.inside(several[0] + several[1])
+
+    nested = radius(Sum(), cross_entropy, [[inputs / 2, inputs / 2], targets])  # type: ignore[arg-type]
+    torch.testing.assert_close(nested.rows, expected.rows)

@@ -225,3 +225,61 @@ def test_a_step_that_fails_leaves_no_trace_either() -> None:
     with pytest.raises(ValueError, match="as said"):
         optimizer_step(optimizer)
     assert everything(model, optimizer) == trace
+
+
+class Boxed(torch.optim.Optimizer):
+    """Keeps its state in objects of its own."""
+
+    class Box:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor, self.count = tensor, 0
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for param in self.param_groups[0]["params"]:
+            box = self.state[param].setdefault("box", self.Box(torch.zeros_like(param)))
+            box.tensor.add_(param.grad)
+            box.count += 1
+            param.sub_(box.tensor)
+
+
+def test_state_in_objects_is_as_before_too() -> None:
+    model, loss = network()
+    optimizer = Boxed(model.parameters())
+    loss().backward()
+    optimizer.step()
+    boxes = [state["box"] for state in optimizer.state.values()]
+    before = [(box.tensor, box.tensor.clone()) for box in boxes]
+    optimizer_step(optimizer, model)
+    assert [state["box"] for state in optimizer.state.values()] == boxes
+    for box, (tensor, copied) in zip(boxes, before, strict=True):
+        assert box.tensor is tensor
+        assert box.count == 1
+        assert torch.equal(tensor, copied)
+
+
+def test_buffers_that_are_expanded_or_of_inference_mode_are_no_hindrance() -> None:
+    model, loss = network()
+    with torch.inference_mode():
+        fixed = torch.arange(3.0)
+    counts = torch.tensor([[1.0], [2.0]])
+    model.register_buffer("fixed", fixed)
+    model.register_buffer("counts", counts.expand(2, 5))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        counts.add_(1)  # the memory behind the expanded one
+        value = loss()
+        value.backward()
+        return value
+
+    before = copy.deepcopy([*model.parameters()])
+    update = optimizer_step(optimizer, model, closure=closure)
+    assert counts.tolist() == [[1.0], [2.0]]
+    assert fixed.tolist() == [0.0, 1.0, 2.0]
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+    assert all(bool(one.any()) for one in update.values())

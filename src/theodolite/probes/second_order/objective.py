@@ -13,10 +13,10 @@ import difflib
 import fnmatch
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,12 +33,18 @@ from theodolite.calling import described, logits
 from theodolite.errors import UseError
 from theodolite.probes.course import on_device
 from theodolite.probes.second_order.graph import nodes_behind
+from theodolite.probes.second_order.replicas import group_of, together
 from theodolite.probes.second_order.rescaling import is_compiled
 from theodolite.probes.second_order.score import CrossEntropy, Loss, recognise
 from theodolite.workloads import Batch
 
 Batches = Batch | Iterable[Batch]
-"""One pair (inputs, targets), or what gives such pairs each time it is asked: a list, a DataLoader."""
+"""One pair (inputs, targets), or what gives such pairs each time it is asked: a list, a DataLoader.
+
+A pair may be a list too, as a DataLoader makes them: a list of two is one, unless it holds pairs.
+"""
+
+T = TypeVar("T")
 
 SEED = 0
 """Of what a forward pass draws at random: a dropout mask is the same one in every pass."""
@@ -70,8 +76,9 @@ class Objective:
             raise UseError(f"model is {described(model)}, not a torch.nn.Module")
         _refuse_shards(model)
         _refuse_renormed(model)
-        self.group = _group(model)
+        self.group = group_of(model)
         self._given = model
+        batch = _one_pair(batch)
         self.model, self.loss, self.batches, self.temperature = (
             unwrap(model),
             _own(loss),
@@ -182,6 +189,10 @@ class Objective:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.enable_grad())
             yield
+
+    def together(self, act: Callable[[], T]) -> T:
+        """What `act` returns; if the model is one of several replicas, all of them fail or none does."""
+        return together(self._given, act)
 
     def averaged(self, tensor: Tensor) -> Tensor:
         """The mean over the ranks, if the model is one of several replicas."""
@@ -300,6 +311,15 @@ def _own(loss: Loss) -> Loss:
     return copy.deepcopy(loss) if isinstance(loss, nn.Module) and any(True for _ in loss.buffers()) else loss
 
 
+def _one_pair(batch: Any) -> Any:
+    """A DataLoader's own batch is a list of two; a list of two pairs stays what it is."""
+    if not (isinstance(batch, list) and len(batch) == 2):
+        return batch
+    first, second = batch
+    paired = isinstance(first, (tuple, list)) and len(first) == 2 and not isinstance(second, Tensor)
+    return batch if paired else (first, second)
+
+
 def _is_real(value: object) -> bool:
     return isinstance(value, Real)
 
@@ -364,13 +384,6 @@ def _examples(pair: Batch) -> int:
     """How many examples a batch has: the length of its first tensor."""
     tensors = [leaf for leaf in tree_leaves(pair[0]) if isinstance(leaf, Tensor)]
     return tensors[0].shape[0] if tensors and tensors[0].ndim else 1
-
-
-def _group(model: nn.Module) -> Any:
-    """The process group of a DistributedDataParallel, in or outside a compiled module."""
-    while type(model).__name__ == "OptimizedModule":
-        model = model._orig_mod  # type: ignore[assignment]
-    return model.process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
 
 
 def _refuse_renormed(model: nn.Module) -> None:

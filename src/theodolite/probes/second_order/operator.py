@@ -202,6 +202,9 @@ class Linearised:
         return float(self._mean(lambda point: torch.tensor(point.loss, dtype=torch.float64, device=device)))
 
     def _mean(self, measure: Callable[[Point], Tensor]) -> Tensor:
+        return self.objective.averaged(self.objective.together(lambda: self._own_mean(measure)))
+
+    def _own_mean(self, measure: Callable[[Point], Tensor]) -> Tensor:
         total: Tensor | None = None
         if self.objective.single:
             total = measure(self._point())
@@ -210,7 +213,7 @@ class Linearised:
                 found = measure(Point(self.objective, batch)) * share
                 total = found if total is None else total + found
         assert total is not None
-        return self.objective.averaged(total)
+        return total
 
     def _point(self) -> Point:
         state = self.objective.state
@@ -407,7 +410,10 @@ def _no_second_derivative(culprit: str) -> str:
 
 def unused(name: str) -> str:
     """What is said of a parameter that the loss does not depend on."""
-    return f"the loss does not depend on {name}. Leave it out: choose others with parameters=…"
+    return (
+        f"the loss does not depend on {name}. Leave it out: freeze it with requires_grad_(False), or choose "
+        "others where there is parameters=…"
+    )
 
 
 def _joined(tensors: Sequence[Tensor], *, many: bool = False) -> Tensor:

@@ -57,6 +57,7 @@ def score(loss: Loss, logits: Tensor, targets: Any, known: CrossEntropy | None) 
     return found
 
 
+@torch.enable_grad()
 def recognise(loss: Loss, logits: Tensor, targets: Any) -> CrossEntropy | None:
     """The loss as a cross-entropy with some weights and targets; None if it is something else.
 
@@ -83,9 +84,9 @@ def recognise(loss: Loss, logits: Tensor, targets: Any) -> CrossEntropy | None:
 
 def _sums_to_zero(loss: Loss, logits: Tensor, targets: Any, dim: int) -> bool:
     """Does the derivative along the classes add up to nothing, as `p − q` does?"""
-    with torch.enable_grad():
-        point = logits.detach().requires_grad_()
-        (first,) = torch.autograd.grad(loss(point, targets), point)
+    # In bf16 and fp16 what adds up to nothing does not, by rounding.
+    point = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
+    (first,) = torch.autograd.grad(loss(point, targets), point)
     # Where the softmax is saturated there is little but rounding.
     return bool(first.sum(dim).abs().max() <= 1e-3 * first.abs().max() + 1e-6)
 

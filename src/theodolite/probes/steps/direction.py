@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,11 @@ minus the gradient."""
 
 
 def given_step(
-    objective: Objective, direction: Direction, model: nn.Module, gradient: Callable[[], Mapping[str, Tensor]]
+    objective: Objective, direction: Direction, model: nn.Module, gradient: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The step over all parameters of the objective. One that is zero, or not finite, is refused."""
     if direction is None:
-        step = {name: -tensor for name, tensor in gradient().items()}
+        step = {name: -tensor for name, tensor in gradient.items()}
     elif isinstance(direction, Optimizer):
         step = optimizer_step(direction, model)
     elif isinstance(direction, Mapping):

@@ -34,7 +34,7 @@ def bounds(slopes: Tensor, dim: int = -1) -> Tensor:
     >>> bounds(torch.tensor([[0.0, math.pi], [1.0, 1.0]]))
     tensor([1.0000,    inf], dtype=torch.float64)
     """
-    return math.pi / (slopes.amax(dim) - slopes.amin(dim)).double()
+    return math.pi / (slopes.amax(dim).double() - slopes.amin(dim).double())
 
 
 def binary_radii(logits: Tensor, slopes: Tensor, dim: int = -1) -> Tensor:

@@ -17,12 +17,11 @@ from torch import nn
 
 from theodolite.errors import UseError
 from theodolite.probes.second_order.axes import Axes
-from theodolite.probes.second_order.objective import Batches, Objective
-from theodolite.probes.second_order.operator import hessian
+from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.surface import losses
-from theodolite.probes.steps.direction import Direction, given_step
-from theodolite.probes.steps.radius import Radius, radius
+from theodolite.probes.steps.direction import Direction
+from theodolite.probes.steps.radius import Radius, begun, radius
 
 MULTIPLES = np.geomspace(1e-2, 1e2, 33)
 """Of the radius, at which the loss is looked at if nothing is said."""
@@ -97,9 +96,7 @@ def profile(
     >>> 0 < found.falls_to < found.above_at < math.inf
     True
     """
-    objective = Objective(model, loss, batch, parameters=parameters, temperature=temperature)
-    operator = hessian(model, loss, batch, parameters=objective.names, temperature=temperature)
-    step = given_step(objective, direction, model, lambda: operator.split(operator.gradient))
+    objective, _, step = begun(model, loss, batch, direction, parameters, temperature)
     measured = radius(model, loss, batch, step, parameters=objective.names, temperature=temperature)
     unit = {name: tensor / measured.length for name, tensor in step.items()}
     scale = measured.value if math.isfinite(measured.value) else measured.length

@@ -99,7 +99,7 @@ def by_rows(tensor: Tensor, dim: int) -> Tensor:
 
 
 def least_of_all(objective: Objective, value: float) -> float:
-    """The least over the ranks, if the model is one of several replicas."""
+    """The least over the ranks, if the model is one of several replicas; all of them have to have one."""
     if objective.group is None:
         return value
     least = torch.tensor(value, dtype=torch.float64, device=objective.device)

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from theodolite.errors import UseError
 from theodolite.probes.second_order.objective import Batches, Objective
-from theodolite.probes.second_order.operator import Operator, hessian
+from theodolite.probes.second_order.operator import Hessian, Operator, hessian
+from theodolite.probes.second_order.replicas import together
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.sharpness import Sharpness
 from theodolite.probes.second_order.sharpness import sharpness as measure_sharpness
@@ -44,7 +45,10 @@ class Radius:
     length: float
     """τ, of the step as it was given."""
     rows: Tensor
-    """ρ_n, (N,), all batches in turn; infinite where a target is ignored or all logits move alike."""
+    """ρ_n, (N,), all batches in turn; infinite where a target is ignored or all logits move alike.
+
+    Under DDP these, `worst`, `worst_logits`, `worst_slopes` and `ghost` are of this rank's rows alone.
+    """
     worst: int
     """The row of the least ρ_n."""
     worst_logits: Tensor
@@ -142,6 +146,8 @@ def radius(
         sharpness: find λ_max as well, which takes some dozens of Hessian products.
 
     One pass in forward mode for each batch, one Hessian product, and a gradient where the direction is None.
+    Under DDP ρ_a is the least of all ranks, and loss, slope and curvature are means over them; where one rank
+    refuses its batch, all raise.
 
     >>> layer = nn.Linear(1, 2, bias=False)
     >>> _ = nn.init.zeros_(layer.weight)
@@ -150,43 +156,80 @@ def radius(
     >>> round(found.value * 3 * 1.4 / math.pi, 4), found.worst, round(found.length, 4)  # a = 3 (0.6, −0.8)
     (1.0, 0, 1.0)
     """
-    objective = Objective(model, loss, batch, parameters=parameters, temperature=temperature)
-    operator = hessian(model, loss, batch, parameters=objective.names, temperature=temperature)
-    step = given_step(objective, direction, model, lambda: operator.split(operator.gradient))
+    objective, operator, step = begun(model, loss, batch, direction, parameters, temperature)
     length = norm(step)
     unit = {name: (tensor.double() / length).to(objective.dtype) for name, tensor in step.items()}
-    rows, logits, slopes, exact = [], [], [], []
-    value, slope = 0.0, 0.0
-    for pair, share in objective.draw():
-        z, a = push(objective, pair, unit)
-        value += share * objective.evaluate(z, pair)
-        known = require_cross_entropy(objective.cross_entropy(z, pair), loss)
-        slope += share * float((known(z).double() * a.double()).sum())
-        z, a = by_rows(z, known.dim), by_rows(a, known.dim)
-        ignored = known.weights.reshape(-1) == 0
-        rows.append(bounds(a).masked_fill(ignored, math.inf).cpu())
-        if z.shape[1] == 2:
-            exact.append(float(binary_radii(z, a).masked_fill(ignored, math.inf).min()))
-        least = int(rows[-1].argmin())
-        logits.append(z[least].double().cpu())
-        slopes.append(a[least].double().cpu())
-    found = torch.cat(rows)
-    home = min(range(len(rows)), key=lambda place: float(rows[place].min()))
+    rows = objective.together(lambda: _measured(objective, unit, loss))
+    worst = min(rows, key=lambda one: float(one.radii.min()))
+    radii = torch.cat([one.radii for one in rows])
+    exact = [one.exact for one in rows if one.exact is not None]
     bent, no_hessian = _curvature(operator, unit)
     return Radius(
-        value=least_of_all(objective, float(found.min())),
+        value=least_of_all(objective, float(radii.min())),
         length=length,
-        rows=found,
-        worst=int(found.argmin()),
-        worst_logits=logits[home],
-        worst_slopes=slopes[home],
+        rows=radii,
+        worst=int(radii.argmin()),
+        worst_logits=worst.logits,
+        worst_slopes=worst.slopes,
         exact=least_of_all(objective, min(exact)) if exact else None,
-        loss=_mean_of_all(objective, value),
-        slope=_mean_of_all(objective, slope),
+        loss=_mean_of_all(objective, sum(one.loss for one in rows)),
+        slope=_mean_of_all(objective, sum(one.slope for one in rows)),
         curvature=bent,
         no_hessian=no_hessian,
         sharpness=measure_sharpness(operator) if sharpness else None,
     )
+
+
+def begun(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batches,
+    direction: Direction,
+    parameters: str | Sequence[str] | None,
+    temperature: float,
+) -> tuple[Objective, Hessian, dict[str, Tensor]]:
+    """What is measured, its Hessian, and the step; of several replicas all refuse it or none."""
+    objective = together(
+        model, lambda: Objective(model, loss, batch, parameters=parameters, temperature=temperature)
+    )
+    operator = hessian(model, loss, batch, parameters=objective.names, temperature=temperature)
+    # Found before: ranks exchange their gradients for it.
+    gradient = operator.split(operator.gradient) if direction is None else {}
+    return objective, operator, together(model, lambda: given_step(objective, direction, model, gradient))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """One batch."""
+
+    radii: Tensor
+    exact: float | None
+    logits: Tensor
+    """Of its worst row."""
+    slopes: Tensor
+    loss: float
+    """Times its share of all examples."""
+    slope: float
+
+
+def _measured(objective: Objective, unit: Mapping[str, Tensor], loss: Loss) -> list[_Rows]:
+    """Every batch, along a direction of length 1."""
+    found = []
+    for pair, share in objective.draw():
+        z, a = push(objective, pair, unit)
+        value = share * objective.evaluate(z, pair)
+        known = require_cross_entropy(objective.cross_entropy(z, pair), loss)
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))
+        slope = share * float((known(wide).double() * a.double()).sum())
+        z, a = by_rows(z, known.dim), by_rows(a, known.dim)
+        ignored = known.weights.reshape(-1) == 0
+        radii = bounds(a).masked_fill(ignored, math.inf).cpu()
+        exact = None
+        if z.shape[1] == 2:
+            exact = float(binary_radii(z, a).masked_fill(ignored, math.inf).min())
+        least = int(radii.argmin())
+        found.append(_Rows(radii, exact, z[least].double().cpu(), a[least].double().cpu(), value, slope))
+    return found
 
 
 def _curvature(operator: Operator, unit: Mapping[str, Tensor]) -> tuple[float, str | None]:

@@ -47,13 +47,16 @@ class RowBounds:
         for batch, _ in objective.draw():
             logits, slopes = push(objective, batch, unit)
             rows = bounds(by_rows(slopes, self._dim))
-            found.append(float(rows.masked_fill(~self._counted(logits, batch), math.inf).min()))
+            counted = _counted(objective.loss, logits, batch, self._dim)
+            found.append(float(rows.masked_fill(~counted, math.inf).min()))
         return min(found)
 
-    def _counted(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Rows with a weight: at equal logits the derivative is `w (1/K − q)`, zero only with w."""
-        assert self._dim is not None
-        with torch.enable_grad():
-            point = torch.zeros_like(logits).requires_grad_()
-            (slope,) = torch.autograd.grad(self.loss(point, batch[1]), point)
-        return by_rows(slope, self._dim).abs().amax(1) > 0
+
+def _counted(loss: Loss, logits: Tensor, batch: Batch, dim: int) -> Tensor:
+    """Rows with a weight, (N,): the derivative is `w (p − q)`, and these p are no targets anybody has."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    ramp = torch.linspace(-1, 1, logits.shape[dim], device=logits.device, dtype=dtype)
+    with torch.enable_grad():
+        point = ramp.expand_as(logits.movedim(dim, -1)).movedim(-1, dim).contiguous().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(point, batch[1]), point)
+    return by_rows(slope, dim).abs().amax(1) > 0

@@ -6,7 +6,8 @@ import inspect
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -94,10 +95,19 @@ def take(optimizer: Optimizer, step: Callable[..., Any], closure: Closure | None
         f"{kind} computes its gradients itself. Give closure=…, a function that zeroes the gradients, calls "
         "backward and returns the loss"
     )
+    required = [
+        one.name
+        for one in inspect.signature(step).parameters.values()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if any(name != "closure" for name in required):
+        raise UseError(
+            f"the step of {kind} needs {', '.join(required)}, which is not known here. Give the optimizer "
+            "that it was made of"
+        )
     if closure is not None:
         return step(closure)
-    wanted = inspect.signature(step).parameters.get("closure")
-    if wanted is not None and wanted.default is inspect.Parameter.empty:
+    if required:
         raise needs
     try:
         return step()
@@ -111,19 +121,25 @@ class Snapshot:
     """All that a step of an optimizer may change: parameters, gradients, state and groups.
 
     With a model also its buffers, and the gradients of its other parameters. `restore` makes everything what
-    it was: the same objects, with the same bits.
+    it was: the same objects, with the same bits. Attributes of objects in the state are looked into; what has
+    none that can be seen (numpy arrays, generators, `__slots__`) stays as the step left it.
     """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module | None = None) -> None:
         self._containers: dict[int, tuple[Any, Any]] = {}
         self._tensors: dict[int, Tensor] = {}
         self._grads: list[tuple[Tensor, Tensor | None]] = []
-        self._add(vars(optimizer))
+        self._add(optimizer)
         if model is not None:
             self._add([*model.parameters(), *model.buffers()])
         self.copies = {tensor: tensor.detach().clone() for tensor in self._tensors.values()}
         """By tensor."""
-        self._versions = {tensor: tensor._version for tensor in self.copies}
+        # Tensors of inference mode have no versions.
+        self._versions = {
+            tensor: tensor._version
+            for tensor in self.copies
+            if _is_plain(tensor) and not tensor.is_inference()
+        }
         # An optimizer may put other memory behind a parameter (`parameter.data = …`).
         self._memory = {tensor: tensor.data for tensor in self.copies if _is_plain(tensor)}
 
@@ -139,15 +155,15 @@ class Snapshot:
             memory = self._memory.get(tensor)
             if memory is not None and memory.data_ptr() != tensor.data_ptr():
                 tensor.data = memory
-            tensor.copy_(copy)
+            with torch.inference_mode() if tensor.is_inference() else nullcontext():
+                _once(tensor, tensor).copy_(_once(copy, tensor))
         for tensor, grad in self._grads:
             tensor.grad = grad
-        plain = tuple(self._memory)
         # Graphs that were made before may still go backward.
-        torch._C._autograd._unsafe_set_version_counter(plain, tuple(self._versions[one] for one in plain))
+        torch._C._autograd._unsafe_set_version_counter(tuple(self._versions), tuple(self._versions.values()))
 
-    def _add(self, value: Any) -> None:
-        """What can be reached from a value by way of containers, tensors and optimizers."""
+    def _add(self, value: Any, *, attributes: bool = False) -> None:
+        """What can be reached from a value: by containers, tensors and optimizers, or by any attributes."""
         if isinstance(value, Tensor):
             if id(value) not in self._tensors:
                 self._tensors[id(value)] = value
@@ -159,18 +175,23 @@ class Snapshot:
             return
         if isinstance(value, Optimizer):
             self._containers[id(value)] = value, None
+            self._add(value.state, attributes=True)
             self._add(vars(value))
         elif isinstance(value, dict):
             self._containers[id(value)] = value, dict(value)
             for item in [*value.keys(), *value.values()]:
-                self._add(item)
+                self._add(item, attributes=attributes)
         elif isinstance(value, (list, deque, set)):
             self._containers[id(value)] = value, tuple(value)
             for item in list(value):
-                self._add(item)
+                self._add(item, attributes=attributes)
         elif isinstance(value, (tuple, frozenset)):
             for item in value:
-                self._add(item)
+                self._add(item, attributes=attributes)
+        elif attributes and not isinstance(value, ModuleType):
+            own = getattr(value, "__dict__", None)
+            if isinstance(own, dict):
+                self._add(own, attributes=True)
 
 
 @contextmanager
@@ -199,6 +220,13 @@ _ALL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 def _bare_step(optimizer: Optimizer) -> Callable[..., Any]:
     """The step as its class has it: schedulers put a counter around that of the object."""
     return type(optimizer).step.__get__(optimizer)
+
+
+def _once(tensor: Tensor, like: Tensor) -> Tensor:
+    """Without the repeats of an expanded tensor, which share their memory and cannot be written to."""
+    if like.layout is not torch.strided or 0 not in like.stride():
+        return tensor
+    return tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in like.stride())]
 
 
 def _is_plain(tensor: Tensor) -> bool:
