@@ -108,8 +108,17 @@ def run_page(page: Path) -> Iterator[tuple[Output, str]]:
             printed = tidy(out.getvalue())
         elif block.language == "console":
             for command, said in commands(block):
-                if said.text.strip():
+                if said.text.strip() and not shown_before(page, command, said.text):
                     yield said, tidy(run_command(command))
+
+
+def shown_before(page: Path, command: str, said: str) -> bool:
+    """Does an earlier page show the same program, with the same output? There it is run."""
+    return command.startswith("python ") and any(
+        other.name != page.name and (command, said) == (one, text)
+        for other, one, text in all_commands()
+        if PAGES.index(other) < PAGES.index(page)
+    )
 
 
 def tidy(text: str) -> str:

@@ -8,6 +8,7 @@ Size(width=256, depth=4)
 from __future__ import annotations
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -95,9 +96,14 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'theodolite' has no attribute {name!r}")
     home = _HOMES[name]
+    state = random.getstate()  # rich draws a number when it is imported, which is nobody's to miss
+    try:
+        module = importlib.import_module(f"theodolite.{home or name}")
+    finally:
+        random.setstate(state)
     if home is None:
-        return importlib.import_module(f"theodolite.{name}")
-    value = getattr(importlib.import_module(f"theodolite.{home}"), name)
+        return module
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

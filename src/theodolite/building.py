@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from theodolite.calling import Build
 from theodolite.errors import UseError
@@ -71,3 +72,23 @@ def in_one_line(error: BaseException) -> str:
     """An exception as the last line of its traceback would name it."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def kept_generators(data: object) -> Iterator[None]:
+    """The generators that a DataLoader and its samplers hold are as before at the end."""
+    if not isinstance(data, DataLoader):
+        yield
+        return
+    samplers = [data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)]
+    states = {
+        value: value.get_state()
+        for owner in (data, *samplers)
+        for value in getattr(owner, "__dict__", {}).values()
+        if isinstance(value, torch.Generator)
+    }
+    try:
+        yield
+    finally:
+        for generator, state in states.items():
+            generator.set_state(state)

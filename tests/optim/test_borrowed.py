@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.errors import UseError
 
@@ -117,6 +119,23 @@ def test_sophia_says_what_it_needs() -> None:
         param.grad = torch.ones_like(param)
     with pytest.raises(UseError, match=r"no graph.*create_graph=True"):
         optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_sophia_says_which_attention_it_can_differentiate() -> None:
+    inputs = torch.randn(1, 2, 4, 8)
+    refused = pytest.raises(UseError, match=r"flash.*has no second derivative.*SDPBackend\.MATH")
+    for backend, ends in ((SDPBackend.FLASH_ATTENTION, refused), (SDPBackend.MATH, nullcontext())):
+        query = nn.Parameter(torch.randn(1, 2, 4, 8))
+        optimizer = borrowed.SophiaH([query], lr=0.1)
+        with sdpa_kernel(backend):
+            attended = nn.functional.scaled_dot_product_attention(query, inputs, inputs)
+            attended.square().sum().backward(create_graph=True)
+        before = query.detach().clone()
+        with ends:
+            optimizer.step()
+        assert torch.equal(query, before) == (ends is refused)
+        query.grad = None  # a graph and its parameters hold each other
 
 
 def test_schedule_free_evaluates_the_average_of_all_z() -> None:

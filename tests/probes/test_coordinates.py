@@ -69,8 +69,14 @@ def off(made: Coordinates) -> dict[tuple[str, str], float]:
     }
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon-kimi"])
-@pytest.mark.parametrize("name", NETWORKS)
+MATRICES = ("gpt-pre", "gpt-none", "hf-gpt2")
+"""Networks that are tried with Muon too; `theodolite study coordinates` tries all."""
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*((name, "adamw") for name in NETWORKS), *((name, "muon-kimi") for name in MATRICES)],
+)
 def test_with_the_plan_every_value_keeps_its_size(name: str, optimizer: str) -> None:
     assert off(checked(name, optimizer, "plan")) == {}
 

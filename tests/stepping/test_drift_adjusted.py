@@ -71,6 +71,49 @@ def test_groups_keep_their_ratios_and_what_is_not_trained_does_not_bend() -> Non
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.2 * lr, lr], rel=1e-10)
 
 
+def test_what_is_frozen_counts_only_when_it_is_thawed() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    batch = 3 * torch.randn(8, 3).double(), torch.randn(8, 1).double()
+    every = DriftAdjusted(torch.optim.SGD(model.parameters(), lr=1.0), model, mse)
+    head = DriftAdjusted(torch.optim.SGD(model[2].parameters(), lr=1.0), model, mse)
+    every.step(batch), head.step(batch)
+    whole = every.curvature
+    assert whole != pytest.approx(head.curvature, rel=0.01)
+    model[0].requires_grad_(False)
+    every.step(batch)
+    assert every.curvature == head.curvature
+    model[0].requires_grad_(True)
+    every.step(batch)
+    assert every.curvature == whole
+    model.requires_grad_(False)
+    with pytest.raises(UseError, match="no parameter of the optimizer requires a gradient"):
+        every.step(batch)
+
+
+def test_a_group_that_is_added_later_is_refused_before_anything_changes() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)).double()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=1.0)
+    adjusted = DriftAdjusted(optimizer, model, mse)
+    optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.5})
+    with pytest.raises(UseError, match="has 2 parameter groups, and had 1 when this was made"):
+        adjusted.step((torch.ones(2, 3).double(), torch.zeros(2, 1).double()))
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 0.5]
+    assert adjusted.calls == 0
+
+
+def test_what_the_loss_does_not_need_can_be_frozen_as_is_said() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    model.register_parameter("idle", nn.Parameter(torch.ones(2)))
+    adjusted = DriftAdjusted(torch.optim.SGD(model.parameters(), lr=1.0), model, mse)
+    batch = torch.tensor([[2.0, 0.0]]), torch.zeros(1, 1)  # the curvature is 8
+    with pytest.raises(UseError, match=r"depend on idle.*requires_grad_\(False\)"):
+        adjusted.step(batch)
+    model.idle.requires_grad_(False)  # type: ignore[union-attr]
+    adjusted.step(batch)
+    assert adjusted.lr == pytest.approx(0.25)
+
+
 def test_it_measures_every_so_often_and_leaves_no_trace() -> None:
     model, batch = _round(2.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

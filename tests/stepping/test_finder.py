@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import theodolite as th
 from theodolite.errors import UseError
@@ -146,6 +146,65 @@ def test_seeds_agree_on_the_narrowest_interval_and_spread_the_best():
     assert found.spread[0] < found.best < found.spread[1]
 
 
+def test_schedule_free_is_judged_by_its_average():
+    # Against steps by hand.
+    rates = (0.01, 0.1)
+    plan_of = {"optimizer": "schedule-free", "weight_decay": 0.0}
+    workload = small(batch=lambda seed, step: small().draw(0, 0))
+    inputs = workload.draw(0, 0)[0]
+    plan = th.plan(workload.build, inputs, size=Size(32, 1), base=Size(32, 1), lr=rates[0], **plan_of)
+    found = find_lr(workload, plan, seeds=1, steps=6, low=rates[0], high=rates[1])
+    legs = {leg.rate: leg.loss for leg in found.curves[0].legs}
+    for rate in rates:
+        model = plan.build(0).train()
+        optimizer = plan.optimizer(model)
+        for group in optimizer.param_groups:
+            group["lr"] *= rate / plan.lr
+        for step in range(6):
+            optimizer.zero_grad()
+            workload.evaluate(model, workload.draw(0, step)).backward()
+            optimizer.step()
+        judges = [workload.draw_held_out(step) for step in range(8)]
+        while_training = sum(workload.evaluate(model, one).item() for one in judges) / 8
+        optimizer.eval()
+        averaged = sum(workload.evaluate(model, one).item() for one in judges) / 8
+        assert legs[rate] == pytest.approx(averaged, rel=1e-5)
+        assert abs(while_training / averaged - 1) > 1e-3
+
+
+def test_sparse_gradients_and_empty_groups_are_as_dense_and_absent_ones():
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(0, 20, (32, 1), generator=generator)
+
+    def found(sparse, begun=False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(20, 8, sparse=sparse), nn.Flatten(), nn.Linear(8, 3))
+        groups = [{"params": list(model.parameters())}]
+        if sparse:
+            groups.append({"params": [], "lr": 100.0})
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        batch = words, words[:, 0] % 3
+        if begun:
+            nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        made = find_lr(model, optimizer, batch, loss=nn.functional.cross_entropy, seeds=1, steps=5, high=1e4)
+        assert (model[0].weight.grad is None) is not begun
+        return made
+
+    dense, other = found(sparse=False), found(sparse=True, begun=True)
+    assert (other.low, other.high) == pytest.approx((dense.low, dense.high), rel=1e-5)
+    assert other.rates == pytest.approx(dense.rates, rel=1e-3)
+    empty = torch.optim.SGD([{"params": []}], lr=1.0)
+    with pytest.raises(UseError, match="hold no tensor"):
+        find_lr(Bowl(), empty, (CURVATURES, None), loss=itself, seeds=1, steps=1)
+
+
+def test_it_trains_where_gradients_are_off():
+    expected = bowl(steps=7)
+    with torch.no_grad():
+        assert bowl(steps=7).best == expected.best
+        assert not torch.is_grad_enabled()
+
+
 def test_training_at_the_best_rate_beats_training_at_both_ends():
     found = find_lr(small(), "sgd", seeds=2, steps=10, high=1000.0)
     ends = {}
@@ -211,6 +270,9 @@ def test_what_cannot_be_used_is_refused_by_name():
         find_lr(model, "sgd", data, loss=cracked)
     with pytest.raises(UseError, match="LBFGS calls the loss several times"):
         find_lr(model, torch.optim.LBFGS(model.parameters()), data, loss=loss)
+    safe = th.optim.SafeStep(torch.optim.SGD(model.parameters(), lr=1.0), model, loss)
+    with pytest.raises(UseError, match=r"a step of SafeStep needs batch.*safe\.optimizer"):
+        find_lr(model, safe, data, loss=loss)
     with pytest.raises(UseError, match="data is empty"):
         find_lr(model, "sgd", [], loss=loss)
     with pytest.raises(UseError, match="batch 1 of data is empty"):
@@ -234,7 +296,67 @@ def test_what_cannot_be_used_is_refused_by_name():
             find_lr(small(), **options)
 
 
+def test_replicas_are_refused():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        replica = nn.parallel.DistributedDataParallel(network())
+        for model in (replica, nn.Sequential(replica)):
+            with pytest.raises(UseError, match=r"is a DistributedDataParallel.*model\.module"):
+                find_lr(model, "sgd", rows(), loss=nn.functional.cross_entropy, seeds=1, steps=1)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # What it leaves behind
+
+
+class Stream(IterableDataset):
+    """Reads on where it was, as a file does."""
+
+    def __init__(self):
+        self.left = iter(list(zip(*rows(1, 64)[0], strict=True)))
+
+    def __iter__(self):
+        yield from self.left
+
+
+def test_nothing_is_lost_of_data_that_read_on():
+    stream = Stream()
+    for data in (DataLoader(stream, 4), stream):
+        with pytest.raises(UseError, match=r"islice\(data, 10\)"):
+            find_lr(network(), "sgd", data, loss=nn.functional.cross_entropy, seeds=1, steps=2)
+    assert len(list(stream)) == 64
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_an_epoch_of_persistent_workers_goes_on():
+    inputs = torch.arange(80.0)[:, None].repeat(1, 8)
+    data = TensorDataset(inputs, torch.zeros(80, dtype=torch.long))
+    loader = DataLoader(data, 8, num_workers=1, persistent_workers=True)
+    epoch = iter(loader)
+    seen = [next(epoch)[0][0, 0].item() for _ in range(2)]
+    find_lr(network(), "sgd", loader, loss=nn.functional.cross_entropy, seeds=1, steps=1, low=1e-3, high=1e-2)
+    assert seen + [batch[0][0, 0].item() for batch in epoch] == [8.0 * place for place in range(10)]
+
+
+def test_hooks_of_a_given_optimizer_are_silent_and_those_of_one_that_is_made_are_part_of_it():
+    calls = []
+
+    def make(model):
+        made = torch.optim.SGD(model.parameters(), lr=0.1)
+        made.register_step_post_hook(lambda *_: calls.append("made"))
+        return made
+
+    model = Bowl()
+    given = make(model)
+    for optimizer, called in ((given, 0), (make, 2)):
+        find_lr(model, optimizer, (CURVATURES, None), loss=itself, seeds=1, steps=1, low=0.01, high=0.02)
+        assert len(calls) >= called
+        assert bool(calls) == bool(called)
+    calls.clear()
+    given.step()
+    assert calls == ["made"]
 
 
 def state_of(model, optimizer, loader):

@@ -132,6 +132,24 @@ def test_who_needs_a_plain_optimizer_says_so_of_a_controller() -> None:
     assert safe.report.steps == 0
 
 
+def test_a_step_without_its_batch_says_how_to_give_it() -> None:
+    model = nn.Linear(4, 3)
+    safe = SafeStep(torch.optim.SGD(model.parameters(), lr=0.1), model, cross_entropy)
+    torch.optim.lr_scheduler.ConstantLR(safe)  # it puts a counter around the step
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(cross_entropy(model(BATCH[0]), BATCH[1])).backward()
+    before = copy.deepcopy(model.state_dict())
+    for asked in (safe.step, lambda: safe.step(closure=lambda: 0.0), lambda: scaler.step(safe)):
+        with pytest.raises(th.UseError, match=r"no batch.*safe\.step\(\(inp.*scaler\.step\(safe, \(inp"):
+            asked()  # type: ignore[call-arg, operator]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    for given, named in (((BATCH,), {}), ((), {"batch": BATCH})):
+        copy.deepcopy(safe).step(*given, **named)
+    scaler.step(safe, BATCH)
+    assert safe.report.steps == 1
+    assert repr(safe) == "SafeStep(SGD, limit=1, every=1)"
+
+
 def test_groups_added_to_the_optimizer_inside_are_held_too() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).double()
     batch = BATCH[0].double(), BATCH[1]
@@ -205,3 +223,14 @@ def test_low_precision_a_loaders_own_batch_and_no_gradient_mode(dtype: torch.dty
         r = radius(wide, cross_entropy, (batch[0].double(), batch[1]), made).r
         assert safe.report.acted == 1
         assert r == pytest.approx(1, rel=8 * torch.finfo(dtype).eps)
+
+
+def test_a_scheduler_around_the_optimizer_inside_is_no_obstacle() -> None:
+    model = nn.Linear(4, 3)
+    batch = torch.randn(8, 4), torch.arange(8) % 3
+    inside = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(inside, 1)  # puts a function of its own around the step
+    safe = SafeStep(inside, model, nn.functional.cross_entropy)
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    safe.step(batch)
+    assert safe.report.steps == 1

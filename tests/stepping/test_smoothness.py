@@ -289,8 +289,42 @@ def test_a_step_that_is_refused_leaves_every_bit(elsewhere):
     assert bits(model) == before
     assert model.weight.grad.tolist() == [7.0, 7.0]
     assert torch.equal(torch.get_rng_state(), state)
-    assert (stepper.gamma, found.gamma) == (1.0, 2.0 ** (1 - smoothness.MOST_TRIES))
+    # The next step tries on where this one ended.
+    assert (2 * stepper.gamma, found.gamma) == (2.0 ** (1 - smoothness.MOST_TRIES),) * 2
     assert (stepper.counts.steps, stepper.counts.accepted) == (1, 0)
+
+
+def test_a_first_radius_that_is_far_too_large_is_left_behind():
+    model, loss, batch = network()
+    stepper = NormalizedSmoothness(model, loss, curvature="hessian", gamma=1e20)
+    statuses = [stepper.step(batch).status for _ in range(4)]
+    assert statuses == ["refused", "accepted", "accepted", "accepted"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_minimum_that_rounding_limits_leaves_the_radius(dtype):
+    """Else it would take dozens of doublings to train on other data."""
+    model, loss, (inputs, targets) = logistic(dtype)
+    stepper = NormalizedSmoothness(model, loss)
+    for _ in range(14):
+        before = bits(model)
+        found = stepper.step((inputs, targets))
+        assert (bits(model) != before) is found.accepted
+    assert stepper.gamma >= 1
+    other = [stepper.step((inputs, 1 - targets)) for _ in range(10)]
+    assert other[-1].gradient_norm_after < 1e-5 * other[0].gradient_norm
+
+
+def test_a_step_that_rounds_to_nothing_is_none():
+    model = nn.Linear(1, 1, bias=False).double()
+    model.weight.data.fill_(1.0)
+    # The least gradient that there is.
+    batch = torch.ones(1, 1).double(), torch.full((1, 1), 1 - 2.0**-53, dtype=torch.float64)
+    stepper = NormalizedSmoothness(model, F.mse_loss, gamma=1e-17)
+    found = stepper.step(batch)
+    assert (found.status, found.tries, stepper.gamma) == ("stationary", 1, 1e-17)
+    assert stepper.counts.accepted == 0
+    assert model.weight.item() == 1.0
 
 
 def test_an_accepted_step_changes_nothing_but_weights():

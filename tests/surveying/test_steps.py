@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from functools import partial
 
@@ -132,6 +133,11 @@ def test_the_step_is_that_of_adamw_and_the_loss_along_it_the_loss_after_it():
         spot.model, F.cross_entropy, spot.batch, _step(spot, LR), parameters=spot.parameters
     )
     assert taken.ghost == pytest.approx(LR / direct.r, rel=1e-4)
+    # A bias that is raised for all classes moves no logit against another.
+    alike = {"weight": torch.zeros(3, 2), "bias": torch.ones(3)}
+    batch = torch.zeros(1, 2), torch.zeros(1, dtype=torch.long)
+    nowhere = th.probes.radius(nn.Linear(2, 3), F.cross_entropy, batch, alike)
+    assert math.isinf(dataclasses.replace(taken, radius=nowhere).ghost)
 
 
 def _step(spot, rate):

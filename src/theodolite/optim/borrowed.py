@@ -7,6 +7,7 @@ What all of them share stands in `theodolite.optim.borrowed_step`; each class na
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ class SophiaH(ByAge, source.SophiaH):  # type: ignore[misc]
     H is the moving average of estimates of the Hessian's diagonal, `z ⊙ ∇²f z`, made every `update_period`
     steps. They need gradients through which one can differentiate: `loss.backward(create_graph=True)`.
 
-    Mended: without such gradients torch's message told nobody what to do.
+    Mended: without such gradients, or with fused attention, torch's message told nobody what to do.
 
     References:
         Liu et al., Sophia: a scalable stochastic second-order optimizer, 2023.
@@ -48,6 +49,20 @@ class SophiaH(ByAge, source.SophiaH):  # type: ignore[misc]
                 "the gradients have no graph, and Sophia has to differentiate them now. Make them by "
                 "loss.backward(create_graph=True), with attention in its math backend"
             )
+
+    @staticmethod
+    def compute_hutchinson_hessian(*given: Any, **options: Any) -> None:
+        """Add estimates of the Hessian's diagonal to the state."""
+        try:
+            source.SophiaH.compute_hutchinson_hessian(*given, **options)
+        except RuntimeError as error:
+            if not (operation := re.search(r"derivative for '?([\w:]+)'? is not implemented", str(error))):
+                raise
+            raise UseError(
+                f"Sophia has to differentiate the gradients, and {operation[1]} has no second derivative. "
+                "Fused attention has none: call the model, and loss.backward(create_graph=True), within "
+                "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+            ) from error
 
 
 class SOAP(ByAge, source.SOAP):

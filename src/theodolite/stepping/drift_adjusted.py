@@ -41,6 +41,7 @@ class DriftAdjusted:
 
     Args:
         optimizer: gradient descent is what the rule is about. With momentum or Adam it is a rule of thumb.
+            Of its parameters those count that require a gradient at the time.
         model: what is trained.
         loss: `loss(logits, targets) -> scalar`.
         power: p. 1 is DAL, less is DAL-p.
@@ -76,7 +77,7 @@ class DriftAdjusted:
             raise UseError(f"every is {every!r}: it has to be a whole number of at least 1")
         self.optimizer, self.power, self.cap, self.every = optimizer, float(power), float(cap), every
         self._model, self._loss = model, loss
-        self._names = _trained(optimizer, model)
+        _trained(optimizer, model)
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         if not 0 < max(rates) < math.inf:
             raise UseError(f"the learning rates are {rates}: the largest has to be a finite number above 0")
@@ -93,6 +94,12 @@ class DriftAdjusted:
         The gradient is taken anew, so it does not matter whether `backward` has run. A batch whose loss is
         not finite is refused, and learning rates stay.
         """
+        if len(self.optimizer.param_groups) != len(self._shares):
+            raise UseError(
+                f"the optimizer has {len(self.optimizer.param_groups)} parameter groups, and had "
+                f"{len(self._shares)} when this was made: nothing is known of the others' share. Make a "
+                "DriftAdjusted anew"
+            )
         if self.calls % self.every == 0:
             self.curvature = self._measured(batch)
             # Compared before it is divided: where nothing bends, or there is no gradient, the cap holds.
@@ -140,7 +147,10 @@ class DriftAdjusted:
         self.curvature = math.nan if state_dict["curvature"] is None else state_dict["curvature"]
 
     def _measured(self, batch: Batches) -> float:
-        here = hessian(self._model, self._loss, batch, parameters=self._names)
+        names = _trained(self.optimizer, self._model)
+        if not names:
+            raise UseError("no parameter of the optimizer requires a gradient. Set it on what is trained")
+        here = hessian(self._model, self._loss, batch, parameters=names)
         slope = here.gradient
         length = float(torch.linalg.vector_norm(slope, dtype=torch.float64))
         if length == 0:
@@ -156,13 +166,13 @@ class DriftAdjusted:
 
 
 def _trained(optimizer: Optimizer, model: nn.Module) -> list[str]:
-    """The names of what the optimizer moves."""
+    """The names of what the optimizer moves now: what is frozen does not count."""
     own = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    names = {name: id(tensor) for name, tensor in canonical_parameters(model)}
-    strange = own - set(names.values())
+    named = list(canonical_parameters(model))
+    strange = own - {id(tensor) for _, tensor in named}
     if strange:
         raise UseError(
             f"{len(strange)} of the {len(own)} tensors of the optimizer are no parameters of the model: give "
             "the model whose parameters the optimizer was made with"
         )
-    return [name for name, identity in names.items() if identity in own]
+    return [name for name, tensor in named if id(tensor) in own and tensor.requires_grad]

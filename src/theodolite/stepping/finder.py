@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from theodolite.building import untouched_randomness
 from theodolite.errors import UseError
 from theodolite.planning import Plan
+from theodolite.probes.steps.update import _no_hooks as no_hooks
 from theodolite.size import Size
 from theodolite.stepping.finder_legs import EXTRA, ascend
 from theodolite.stepping.finder_subject import Loss, Make, Subjects, subjects
@@ -72,7 +73,7 @@ def find_lr(
         progress: called with a title and the fraction done.
 
     Leaves no trace: weights, buffers, gradients, modes, optimizer and data state and random numbers are as
-    before, also after an error.
+    before, also after an error. Hooks of an optimizer that you give are not called.
 
     >>> import torch
     >>> class Bowl(nn.Module):
@@ -90,7 +91,9 @@ def find_lr(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise UseError(f"steps is {steps!r}: a leg takes a whole number of steps, 1 or more")
     tell = progress or (lambda title, done: None)
-    with untouched_randomness():
+    # Hooks of an optimizer that make(model) made are part of it; those of the caller's own would be traces.
+    quiet = no_hooks(optimizer) if isinstance(optimizer, Optimizer) else contextlib.nullcontext()
+    with untouched_randomness(), torch.enable_grad(), quiet:
         made = subjects(what, optimizer, data, loss, size=size, steps=steps, device=device)
         found = _search(what, made, rates, steps, chosen, device, tell)
     tell("Done", 1.0)

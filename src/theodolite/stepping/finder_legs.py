@@ -22,8 +22,9 @@ EXTRA = 5
 """Legs that this takes about, after the first ascent."""
 SLACK = 0.01
 """A loss that is higher than at the start by less than this share of the progress has not risen."""
-BLOWN = 2.0
-"""A leg is given up when its loss is above the first by so many times the greatest progress."""
+BLOWN = 100.0
+"""A leg is given up when its loss is above the first by so many times that, or the greatest progress: losses
+that jump at first may still come down."""
 SURE, LEAST = 3.0, 1e-5
 """A fall counts if it is so many standard errors, and such a share of the loss."""
 
@@ -176,6 +177,7 @@ class _Runner:
     def _begin(self) -> None:
         self._restore()
         self._subject.model.train()
+        self._subject.switch("train")
 
     def _set(self, factor: float) -> None:
         for group, rate in zip(self._subject.optimizer.param_groups, self._rates, strict=True):
@@ -191,7 +193,7 @@ class _Runner:
             loss = self._backward(step)
             value = float(loss)
             if step == 0:
-                limit = value + max(BLOWN * (self.start - self.least), abs(value))
+                limit = value + BLOWN * max(self.start - self.least, abs(value))
             if not value <= limit or not self._finite():
                 return False
             self._subject.optimizer.step()
@@ -210,13 +212,14 @@ class _Runner:
         return loss.detach()
 
     def _judged(self) -> Tensor:
-        """The loss on every batch that judges."""
+        """The loss on every batch that judges, with the weights that are meant to be kept."""
+        self._subject.switch("eval")
         with torch.no_grad(), untouched_randomness(self._seed):
             losses = [self._subject.evaluate(batch).double() for batch in self._subject.judges]
         return torch.stack(losses).cpu()
 
     def _finite(self) -> bool:
-        grads = [tensor.grad for tensor in self._subject.model.parameters() if tensor.grad is not None]
+        grads = [_entries(one.grad) for one in self._subject.model.parameters() if one.grad is not None]
         return bool(nn.utils.get_total_norm(grads).isfinite())
 
     def _refuse_bad_start(self) -> None:
@@ -228,7 +231,7 @@ class _Runner:
         with untouched_randomness(self._seed):
             loss = self._backward(0)
         for name, tensor in tensors.items():
-            if tensor.grad is not None and not tensor.grad.isfinite().all():
+            if tensor.grad is not None and not _entries(tensor.grad).isfinite().all():
                 raise UseError(
                     f"the gradient of {name} is not finite before the first step (the loss is "
                     f"{float(loss):.4g}). Check the model, the batch and the loss"
@@ -238,3 +241,8 @@ class _Runner:
                 f"the loss is {float(loss)} before the first step. Check the model, the batch and the loss"
             )
         self._begin()
+
+
+def _entries(grad: Tensor) -> Tensor:
+    """Of a sparse gradient those that are not zero."""
+    return grad.coalesce().values() if grad.is_sparse else grad

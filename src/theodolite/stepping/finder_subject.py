@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.building import build_model, in_one_line
@@ -22,7 +20,7 @@ from theodolite.optim.choosing import maker
 from theodolite.planning import Plan, plan
 from theodolite.probes.course import on_device
 from theodolite.size import Size
-from theodolite.stepping.keeping import kept_data
+from theodolite.stepping.finder_data import read
 from theodolite.workloads import Batch, Workload
 from theodolite.workloads import workload as look_up
 
@@ -51,12 +49,18 @@ class Subject:
         """The loss on one batch."""
         return self.loss(logits(call(self.model, batch[0])), batch[1])
 
+    def switch(self, mode: Literal["train", "eval"]) -> None:
+        """For optimizers that train one set of weights and evaluate another, as schedule-free does."""
+        to = getattr(self.optimizer, mode, None)
+        if callable(to):
+            to()
+
     @property
     def groups(self) -> dict[str, float]:
-        """The learning rate of each group, under the name of its first tensor."""
+        """The learning rate of each group that holds any, under the name of its first tensor."""
         names = {id(tensor): name for name, tensor in canonical_parameters(self.model)}
         found = {}
-        for group in self.optimizer.param_groups:
+        for group in _filled(self.optimizer):
             first, *others = (names.get(id(tensor), "?") for tensor in group["params"])
             label = f"{first} and {len(others)} more" if others else first
             found[label] = float(group["lr"])
@@ -102,18 +106,14 @@ def subjects(
             f"{missing} missing: a module needs data (a pair (inputs, targets), a list of pairs or a "
             "DataLoader) and loss(logits, targets)"
         )
-    return _of_module(what, optimizer, _read(data, steps + JUDGES), loss)
+    return _of_module(what, optimizer, read(data, steps + JUDGES), loss)
 
 
 def check(subject: Subject) -> None:
     """Refuse what no learning rate can be found for."""
     optimizer = subject.optimizer
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise UseError(
-            f"{type(optimizer).__name__} calls the loss several times in a step and sets its own step "
-            "lengths, so that no learning rate is to be found. Give an optimizer whose step needs no closure"
-        )
+    _refuse_replicas(subject.model)
+    _refuse_needy(optimizer)
     own = {id(tensor) for tensor in subject.model.parameters()}
     for group in optimizer.param_groups:
         for tensor in group["params"]:
@@ -122,11 +122,45 @@ def check(subject: Subject) -> None:
                     f"the optimizer trains a tensor of shape {tuple(tensor.shape)} that the model does not "
                     "have. Make it from this model's parameters"
                 )
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    rates = [float(group["lr"]) for group in _filled(optimizer)]
+    if not rates:
+        raise UseError("the optimizer's groups hold no tensor. Make it from this model's parameters")
     if not all(map(math.isfinite, rates)) or min(rates) < 0 or max(rates) == 0:
         raise UseError(
             f"the learning rates of the optimizer's groups are {', '.join(f'{rate:g}' for rate in rates)}: "
             "their ratios are kept, so give each group a positive one"
+        )
+
+
+def _refuse_replicas(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise UseError(
+                f"{name or 'the model'} is a DistributedDataParallel, and its processes, which see other "
+                "batches, would each make another number of steps and wait for one another. Give the module "
+                "inside (model.module), in one process, with an optimizer of its own or of the same tensors"
+            )
+
+
+def _refuse_needy(optimizer: Optimizer) -> None:
+    """Refuse a step that cannot be made without arguments."""
+    # Of the class: schedulers put a counter around that of the object.
+    _, *taken = inspect.signature(type(optimizer).step).parameters.values()
+    needed = [
+        each.name
+        for each in taken
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    kind = type(optimizer).__name__
+    if needed == ["closure"]:
+        raise UseError(
+            f"{kind} calls the loss several times in a step and sets its own step lengths, so that no "
+            "learning rate is to be found. Give an optimizer whose step needs no closure"
+        )
+    if needed:
+        raise UseError(
+            f"a step of {kind} needs {' and '.join(needed)}, which is not given here. Give an optimizer "
+            "whose step needs nothing: of a SafeStep the one inside, safe.optimizer"
         )
 
 
@@ -230,7 +264,12 @@ def _made(optimizer: str | Plan | Make | Optimizer, model: nn.Module) -> Optimiz
 
 
 def _highest(optimizer: Optimizer) -> float:
-    return max(float(group["lr"]) for group in optimizer.param_groups)
+    return max((float(group["lr"]) for group in _filled(optimizer)), default=0.0)
+
+
+def _filled(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The groups that hold a tensor."""
+    return [group for group in optimizer.param_groups if group["params"]]
 
 
 def _named(optimizer: str | Plan | Make | Optimizer) -> str:
@@ -239,33 +278,3 @@ def _named(optimizer: str | Plan | Make | Optimizer) -> str:
     if isinstance(optimizer, Plan):
         return optimizer.optimizer_name
     return type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "an optimizer of its own"
-
-
-def _read(data: object, most: int) -> tuple[Batch, ...]:
-    """The first batches. What gives them is left as it was."""
-    if isinstance(data, tuple):
-        return (_pair(data, "data"),)
-    if isinstance(data, Iterator):
-        raise UseError(
-            f"data is {described(data)}, which reading would use up. Give a pair, a list of pairs or a "
-            "DataLoader"
-        )
-    if not isinstance(data, Iterable) or isinstance(data, Tensor | str | dict):
-        raise UseError(
-            f"data is {described(data)}: give a pair (inputs, targets), a list of pairs or a DataLoader"
-        )
-    with kept_data(data):
-        torch.manual_seed(0)  # the order of a loader that shuffles is the same each time
-        read = list(itertools.islice(data, most))
-    if not read:
-        raise UseError("data is empty: give at least one batch, a pair (inputs, targets)")
-    return tuple(_pair(batch, f"batch {index} of data") for index, batch in enumerate(read))
-
-
-def _pair(batch: Any, what: str) -> Batch:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise UseError(f"{what} is {described(batch)}, not a pair (inputs, targets)")
-    tensors = [leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor)]
-    if not tensors or any(tensor.numel() == 0 for tensor in tensors):
-        raise UseError(f"{what} is empty: its inputs are {described(batch[0])}. Give at least one example")
-    return batch[0], batch[1]

@@ -1,16 +1,13 @@
-"""What training changes, kept and put back: weights, buffers, gradients, modes, optimizer and data state."""
+"""What training changes, kept and put back: weights, buffers, gradients, modes and optimizer state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from theodolite.building import untouched_randomness
 from theodolite.probes.steps.update import Snapshot
 
 Restore = Callable[[], None]
@@ -24,6 +21,7 @@ def kept(model: nn.Module, optimizer: Optimizer, loss: object = None) -> Iterato
     weights and of the optimizer's state. Attributes of modules get their objects back; what is inside of an
     object that is no tensor stays changed.
 
+    >>> import torch
     >>> model = nn.Linear(2, 1)
     >>> optimizer, before = torch.optim.Adam(model.parameters()), model.weight.tolist()
     >>> with kept(model, optimizer) as restore:
@@ -55,26 +53,3 @@ def kept(model: nn.Module, optimizer: Optimizer, loss: object = None) -> Iterato
         yield restore
     finally:
         put_back()
-
-
-@contextmanager
-def kept_data(data: object) -> Iterator[None]:
-    """What reading a DataLoader changes is as before at the end: its generators and those of its samplers."""
-    with untouched_randomness():
-        if not isinstance(data, DataLoader):
-            yield
-            return
-        samplers = [data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)]
-        generators = {
-            value: value.get_state()
-            for owner in (data, *samplers)
-            for value in getattr(owner, "__dict__", {}).values()
-            if isinstance(value, torch.Generator)
-        }
-        iterator = data._iterator  # of persistent workers: those that begin here end here
-        try:
-            yield
-        finally:
-            data._iterator = iterator
-            for generator, state in generators.items():
-                generator.set_state(state)

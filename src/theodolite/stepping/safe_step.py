@@ -27,7 +27,6 @@ from theodolite.probes.steps.rows import RowBounds
 from theodolite.probes.steps.update import Snapshot, parameter_names, take
 
 Closure = Callable[[], Any]
-
 _KEY = "safe_step"
 
 
@@ -107,19 +106,15 @@ class SafeStep(Optimizer):
         """The one that makes the steps."""
         self.limit, self.every = float(limit), every
         self.report = Report()
-        self._model = model
-        self._names = parameter_names(optimizer, model)
+        self._model, self._names = model, parameter_names(optimizer, model)
         self._bounds = RowBounds(loss)
         self._radius, self._age = math.inf, every
         # What torch's own __init__ would make; groups and state are those of the optimizer inside.
-        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-        self._optimizer_state_dict_pre_hooks, self._optimizer_state_dict_post_hooks = (
-            OrderedDict(),
-            OrderedDict(),
-        )
-        self._optimizer_load_state_dict_pre_hooks = OrderedDict()
-        self._optimizer_load_state_dict_post_hooks = OrderedDict()
+        for kind in ("step", "state_dict", "load_state_dict"):
+            for place in ("pre", "post"):
+                setattr(self, f"_optimizer_{kind}_{place}_hooks", OrderedDict())
         self._patch_step_function()
+        self.register_step_pre_hook(_require_batch)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -171,11 +166,10 @@ class SafeStep(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; also one of the optimizer inside alone."""
-        own = state_dict.get(_KEY)
+        own = dict(state_dict.get(_KEY) or {})
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
         self.report, self._radius, self._age = Report(), math.inf, self.every
-        if own is not None:
-            own = dict(own)
+        if own:
             self._radius, self._age = own.pop("radius"), own.pop("age")
             self.report = Report(**own)
 
@@ -183,7 +177,7 @@ class SafeStep(Optimizer):
         return {name: value for name, value in vars(self).items() if name != "step"}
 
     def __repr__(self) -> str:
-        return f"SafeStep(limit={self.limit:g}, every={self.every}, {self.optimizer!r})"
+        return f"SafeStep({type(self.optimizer).__name__}, limit={self.limit:g}, every={self.every})"
 
     def _checked(self, batch: Batches, closure: Closure | None) -> Objective:
         """What is measured, with all that can be refused before a step."""
@@ -269,6 +263,15 @@ class _Tried:
     length: float
     radius: float | None
     """Along it, on this rank; None where the last one will do."""
+
+
+def _require_batch(safe: Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Called before a step. A default for the batch would tell others that a step can do without."""
+    if len(given) < 2 and "batch" not in named:
+        raise UseError(
+            "SafeStep's step has no batch to measure the radius on. Give the one that the gradients are of: "
+            "safe.step((inputs, targets)), or scaler.step(safe, (inputs, targets))"
+        )
 
 
 def _refuse_averages(optimizer: Optimizer) -> None:

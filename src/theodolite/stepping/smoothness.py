@@ -35,7 +35,9 @@ class Step:
     """One step, as it was made or not made."""
 
     status: Status
-    """`refused`: no γ that was tried gave the decrease asked for; weights and γ are as before."""
+    """`refused`: no γ that was tried gave the decrease asked for; weights are as before, and the next step
+    tries on where this one ended. `stationary`: there is no gradient, or only rounding is left of the step;
+    weights and γ are as before."""
     loss: float
     loss_after: float
     gamma: float
@@ -104,7 +106,7 @@ class NormalizedSmoothness:
     full batch, or with batches large enough that the loss of one of them says something.
 
     Where f and f⁺ differ by rounding only, `−½(g + g⁺)·d` takes the place of `f − f⁺`: it is the same up to
-    the third order in d.
+    the third order in d. There γ does not fall: what refuses a try may be the rounding of the gradient.
 
     References:
         Semenov, Jaggi and Doikov, Gradient-normalized smoothness for optimization with approximate Hessians,
@@ -158,9 +160,10 @@ class NormalizedSmoothness:
             return self._counted(
                 Step("stationary", loss, loss, self.gamma, 0.0, 0.0, 0.0, 0.0, 0, 0, None), self.gamma
             )
-        gamma, products = self.gamma, 0
+        gamma, products, told = self.gamma, 0, False
         operator = _operator(here, self.curvature)
         wide = torch.promote_types(gradient.dtype, torch.float32)
+        weights = objective.stand_ins(grad=False)
         for tries in range(1, MOST_TRIES + 1):
             shift = norm / gamma
             solution = solve(
@@ -171,14 +174,8 @@ class NormalizedSmoothness:
                 most_products=self.most_products,
             )
             products += solution.products
-            moved = {
-                name: (tensor + piece).to(tensor.dtype)
-                for (name, tensor), piece in zip(
-                    objective.stand_ins(grad=False).items(),
-                    objective.split(solution.step).values(),
-                    strict=True,
-                )
-            }
+            pieces = objective.split(solution.step)
+            moved = {name: (tensor + pieces[name]).to(tensor.dtype) for name, tensor in weights.items()}
             after, slope = _evaluated(objective, moved)
             slope_norm = float(slope.norm())
             decrease = _decrease(loss, after, gradient, slope, solution.step)
@@ -187,13 +184,22 @@ class NormalizedSmoothness:
                 *(loss, after, gamma, shift, norm, slope_norm, float(solution.step.norm()), tries, products),
                 solved=solution.end,
             )
+            if all(torch.equal(moved[name], tensor) for name, tensor in weights.items()):
+                told = False
+                break
+            lost = _lost(loss, after, gradient.dtype)
             if math.isfinite(after) and decrease >= slope_norm**2 / (8 * shift):
                 with torch.no_grad():
                     for name, tensor in objective.tensors.items():
                         tensor.copy_(moved[name])
-                return self._counted(replace(reading, status="accepted"), min(2 * gamma, MOST_GAMMA))
+                # Where rounding is what refused the tries before, γ would fall without end.
+                gamma = max(2 * gamma, self.gamma) if lost else 2 * gamma
+                return self._counted(replace(reading, status="accepted"), min(gamma, MOST_GAMMA))
+            told = told or not lost
             gamma /= 2
-        return self._counted(reading, self.gamma)
+        if not told:
+            return self._counted(replace(reading, status="stationary"), self.gamma)
+        return self._counted(reading, gamma)
 
     def state_dict(self) -> dict[str, Any]:
         """γ and what was counted, as values that JSON knows."""
@@ -255,10 +261,16 @@ def _evaluated(objective: Objective, weights: Mapping[str, Tensor]) -> tuple[flo
 
 def _decrease(loss: float, after: float, gradient: Tensor, slope: Tensor, step: Tensor) -> float:
     """f − f⁺, told from the gradients where rounding would tell it from the losses."""
-    smallest = ROUNDING * torch.finfo(gradient.dtype).eps * max(abs(loss), abs(after))
-    if not abs(loss - after) <= smallest:
+    if not _lost(loss, after, gradient.dtype):
         return loss - after
     return -0.5 * float(torch.dot((gradient + slope).to(step.dtype), step))
+
+
+def _lost(loss: float, after: float, dtype: torch.dtype) -> bool:
+    """Is the difference of two losses no more than rounding?"""
+    return math.isfinite(after) and abs(loss - after) <= ROUNDING * torch.finfo(dtype).eps * max(
+        abs(loss), abs(after)
+    )
 
 
 def _refuse_odd_weights(objective: Objective) -> None:

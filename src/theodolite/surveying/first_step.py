@@ -53,8 +53,8 @@ class FirstStep:
 
     @property
     def ghost(self) -> float:
-        """The learning rate whose step is as long as the radius."""
-        return math.inf if self.radius is None else self.rate / self.radius.r
+        """The learning rate whose step is as long as the radius; infinite where the radius is."""
+        return math.inf if self.radius is None or self.radius.r == 0 else self.rate / self.radius.r
 
     @property
     def quadratic(self) -> float:

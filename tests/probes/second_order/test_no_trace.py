@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+import theodolite as th
+
 from .every import EVERY
 
 every = pytest.mark.parametrize("name", EVERY)
@@ -187,3 +189,18 @@ def test_probes_work_where_gradients_are_switched_off(name):
     with torch.no_grad():
         assert str(EVERY[name](model, loss, batch)) == str(first)
         assert not torch.is_grad_enabled()
+
+
+def test_a_shuffling_loader_gives_the_same_batches_in_every_pass_and_its_generator_stays() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(60, 4), torch.arange(60) % 3
+    generator = torch.Generator().manual_seed(3)
+    examples = torch.utils.data.TensorDataset(inputs, targets)
+    loader = torch.utils.data.DataLoader(
+        examples, batch_size=8, shuffle=True, drop_last=True, generator=generator
+    )
+    before = generator.get_state()
+    operator = th.probes.hessian(nn.Linear(4, 3), nn.functional.cross_entropy, loader)
+    vector = torch.randn(15)
+    assert torch.equal(operator @ vector, operator @ vector)
+    assert torch.equal(generator.get_state(), before)

@@ -46,7 +46,10 @@ def test_where_it_falls_to_rises_and_is_above_its_start() -> None:
     assert found.rises_at == pytest.approx(lowest, rel=0.02)
     assert found.above_at == pytest.approx(above, rel=0.01)
     assert found.onset == pytest.approx(above / (math.pi / 2), rel=0.01)
-    assert abs(math.log(found.falls_to / lowest)) < math.log(100**2) / 32  # one step of the grid
+    assert found.falls_to == found.rises_at  # between the lengths, which are a third apart
+    assert found.lowest == pytest.approx(values.min(), rel=1e-4)
+    assert found.lowest == pytest.approx(loss_at(-1 + found.falls_to))
+    assert found.lowest < found.losses.min()
     for length, value in zip(found.lengths, found.losses, strict=True):
         assert value == pytest.approx(loss_at(-1 + length))
 
@@ -59,6 +62,25 @@ def test_a_step_uphill_rises_at_once_and_one_without_end_nowhere() -> None:
     assert math.isinf(endless.rises_at)
     assert math.isinf(endless.above_at)
     assert "no length to" in str(endless)
+
+
+def test_where_a_second_valley_is_lower_it_falls_to_that_and_rises_at_the_first() -> None:
+    class Bumpy(nn.Module):
+        """The loss is `log(1 + e^(−z))` with `z = τ + 1.5 sin 3τ`."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tau = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.stack([inputs * (self.tau + 1.5 * torch.sin(3 * self.tau)), 0 * inputs], 1)
+
+    batch = torch.ones(1, dtype=torch.float64), torch.tensor([0])
+    found = profile(Bumpy(), cross_entropy, batch, STEP, lengths=np.linspace(0.2, 5.0, 25).tolist())
+    # z' = 1 + 4.5 cos 3τ vanishes first at a peak of z.
+    assert found.rises_at == pytest.approx(math.acos(-1 / 4.5) / 3, rel=0.02)
+    assert found.falls_to == found.lengths[found.losses.argmin()] > 2 * found.rises_at
+    assert found.lowest == found.losses.min()
 
 
 def test_lengths_are_in_units_of_the_radius() -> None:
@@ -93,6 +115,6 @@ def test_a_rise_that_no_length_is_short_enough_for_is_not_looked_for_for_ever() 
         return np.where(places > 0, 2.0, 1.0) + 0.1 * places
 
     places = np.array([0.0, 1.0, 2.0])
-    for find in (_rises, _above):
-        assert 0 <= find(wall, places, wall(places), 0.0, -1e-9) < 0.01
+    assert 0 <= _rises(wall, places, wall(places), 0.0, -1e-9)[1] < 0.01
+    assert 0 <= _above(wall, places, wall(places), 0.0, -1e-9) < 0.01
     assert len(looked) < 50

@@ -134,6 +134,7 @@ class Products(nn.Module):
         return x
 
 
+torch.manual_seed(0)  # the products have a kink, which finite differences must not meet
 NETWORKS = {
     "layer norm": nn.Sequential(
         nn.Flatten(), nn.Linear(48, 12), nn.LayerNorm(12), nn.GELU(), nn.Linear(12, 4)
@@ -202,6 +203,27 @@ def test_curvature_slope_and_edges_are_those_of_the_explicit_line() -> None:
     assert found.loss == pytest.approx(along(0.0))
     assert found.sharpness is not None
     assert found.sharpness.edge < found.edge
+
+
+def test_a_parabola_that_is_bent_downwards_is_said_never_to_come_back() -> None:
+    layer = nn.Linear(1, 2, bias=False).double()
+    batch = torch.ones(1, 1, dtype=torch.float64), torch.tensor([0])
+    straight = str(radius(layer, cross_entropy, batch))
+    assert "a parabola is back at the loss" in straight
+
+    class Bent(nn.Module):
+        """Along the weight w the loss is `log(1 + e^(−w²))`: at w = 1/2 it is bent downwards."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((1,), 0.5, dtype=torch.float64))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.cat([inputs * self.weight**2, 0 * inputs], 1)
+
+    found = radius(Bent(), cross_entropy, batch)
+    assert found.curvature < 0
+    assert f"a parabola is never back at the loss {math.log1p(math.exp(-0.25)):.4g}\n" in str(found)
 
 
 def _loss(model: nn.Module, flat: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import grad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import theodolite as th
@@ -187,6 +188,45 @@ def test_a_graph_made_before_can_still_go_backward() -> None:
     value.backward(retain_graph=True)
     optimizer_step(optimizer, model)
     value.backward()
+
+
+class ByName(torch.optim.Optimizer):
+    """Differentiates its gradients twice, by functions it has imported."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        params = self.param_groups[0]["params"]
+        slope = sum(param.grad.square().sum() for param in params)
+        for product, param in zip(grad(slope, params, retain_graph=True), params, strict=True):
+            param.data -= 0.1 * product
+        slope.backward()
+        for param in params:
+            param.data -= 0.1 * param.grad.detach()
+
+
+def sophia(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return pytest.importorskip("theodolite.optim.borrowed").SophiaH(params, lr=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("make", [sophia, ByName])
+def test_gradients_that_have_a_graph_still_have_it(make: Callable[..., torch.optim.Optimizer]) -> None:
+    model, loss = network()
+    optimizer = make(list(model.parameters()))
+    loss().backward(create_graph=True)
+    before, trace = copy.deepcopy(model.state_dict()), everything(model, optimizer)
+    engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    updates = [optimizer_step(optimizer, model) for _ in range(2)]
+    assert everything(model, optimizer) == trace
+    assert torch.autograd._engine_run_backward is engine  # type: ignore[attr-defined]
+    optimizer.step()
+    for name, param in model.named_parameters():
+        made = param.detach() - before[name]
+        assert made.any()
+        assert all(torch.equal(made, update[name]) for update in updates), name
+        param.grad = None  # a graph and its parameters hold each other
 
 
 def test_names_come_from_the_model_from_the_groups_or_are_counted() -> None:

@@ -28,7 +28,7 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
-from theodolite.building import untouched_randomness
+from theodolite.building import kept_generators, untouched_randomness
 from theodolite.calling import described, logits
 from theodolite.errors import UseError
 from theodolite.probes.course import on_device
@@ -278,16 +278,17 @@ def _without_checkpoints() -> Iterator[None]:
 
 
 def _untouched(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches; a DataLoader draws random numbers when it is begun, and these are given back."""
-    with untouched_randomness():
-        waiting = iter(batches)
-    while True:
+    """The batches; random numbers that a DataLoader draws are given back, so that every pass is the same."""
+    with kept_generators(batches):
         with untouched_randomness():
-            try:
-                pair = next(waiting)
-            except StopIteration:
-                return
-        yield pair
+            waiting = iter(batches)
+        while True:
+            with untouched_randomness():
+                try:
+                    pair = next(waiting)
+                except StopIteration:
+                    return
+            yield pair
 
 
 def _seed() -> None:

@@ -39,15 +39,14 @@ class Profile:
     """Where the loss was looked at, from 0."""
     losses: NDArray[np.float64]
     """There; may hold nan and inf."""
+    lowest: float
+    """The lowest loss, of those at the lengths and of the first minimum between them."""
+    falls_to: float
+    """The length it is at."""
     rises_at: float
     """Where the loss first rises: 0 if at once, infinite if nowhere on the way."""
     above_at: float
     """Where it is first above the loss at 0, or not finite; infinite if nowhere on the way."""
-
-    @property
-    def falls_to(self) -> float:
-        """The length with the lowest loss of those looked at."""
-        return float(self.lengths[np.nanargmin(np.where(np.isfinite(self.losses), self.losses, np.inf))])
 
     @property
     def onset(self) -> float:
@@ -55,12 +54,11 @@ class Profile:
         return self.above_at / self.radius.value
 
     def __str__(self) -> str:
-        least = float(self.losses[self.lengths == self.falls_to][0])
         unit, end = self.radius.value, float(self.lengths[-1])
         falls, rises, above = (_at(one, unit, end) for one in (self.falls_to, self.rises_at, self.above_at))
         return (
             f"{self.radius}\n"
-            f"the loss goes from {self.losses[0]:.4g} down to {least:.4g} at {falls}\n"
+            f"the loss goes from {self.losses[0]:.4g} down to {self.lowest:.4g} at {falls}\n"
             f"it first rises at {rises}, and is above its start from {above} on"
         )
 
@@ -108,11 +106,16 @@ def profile(
 
     values = at(places)
     noise = 16 * torch.finfo(objective.dtype).eps * max(1.0, abs(float(values[0])))
+    first, rises = _rises(at, places, values, noise, measured.slope)
+    finite = np.isfinite(values)
+    lowest, falls_to = min([(first, rises), *zip(values[finite], places[finite], strict=True)])
     return Profile(
         radius=measured,
         lengths=places,
         losses=values,
-        rises_at=_rises(at, places, values, noise, measured.slope),
+        lowest=float(lowest),
+        falls_to=float(falls_to),
+        rises_at=rises,
         above_at=_above(at, places, values, noise, measured.slope),
     )
 
@@ -122,10 +125,10 @@ Loss1D = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 def _rises(
     at: Loss1D, places: NDArray[np.float64], values: NDArray[np.float64], noise: float, slope: float
-) -> float:
-    """The first local minimum: between the points beside the lowest one before a rise."""
+) -> tuple[float, float]:
+    """The loss and the length of the first minimum: between the points beside the lowest before a rise."""
     if slope > 0:
-        return 0.0
+        return float(values[0]), 0.0
     lowest = 0
     for place in range(1, len(places)):
         if not values[place] <= values[lowest] + noise:  # nan too
@@ -133,13 +136,15 @@ def _rises(
         if values[place] < values[lowest]:
             lowest = place
     else:
-        return math.inf
+        return math.inf, math.inf
     low, high = places[max(lowest - 1, 0)], places[lowest + 1]
+    best = float(values[lowest]), float(places[lowest])
     while high - low > CLOSE * max(high, places[1]):
         left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
         one, other = at(np.array([left, right]))
+        best = min(best, (float(one), float(left)), (float(other), float(right)))
         low, high = (low, right) if one <= other or math.isnan(other) else (left, high)
-    return float((low + high) / 2)
+    return best
 
 
 def _above(

@@ -104,9 +104,10 @@ class Radius:
                 f"{self.median:.4g}"
             )
         if self.no_hessian is None:
+            back = f"back at the loss {self.loss:.4g}"
+            back = f"never {back}" if math.isinf(self.quadratic) else f"{back} after {self.quadratic:.4g}"
             lines.append(
-                f"slope {self.slope:.4g}, curvature {self.curvature:.4g} along the step; a parabola is back "
-                f"at the loss {self.loss:.4g} after {self.quadratic:.4g}"
+                f"slope {self.slope:.4g}, curvature {self.curvature:.4g} along the step; a parabola is {back}"
             )
         else:
             lines.append(f"slope {self.slope:.4g}; no curvature: {self.no_hessian}")

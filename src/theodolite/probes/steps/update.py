@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -30,7 +30,8 @@ def optimizer_step(
 
     The step is taken and taken back. Parameters, gradients, the optimizer's state and its groups are as they
     were, bit by bit: state that the step would create is absent again. No hook of a step is called, no
-    random number is spent. Weight decay is in the update, as in the step.
+    random number is spent. Weight decay is in the update, as in the step. Gradients with a graph, such as
+    Sophia's, can still be differentiated.
 
     Args:
         optimizer: any torch optimizer, after `backward()`.
@@ -60,7 +61,7 @@ def optimizer_step(
         )
     before = Snapshot(optimizer, model)
     try:
-        with untouched_randomness(), _no_hooks(optimizer), warnings.catch_warnings():
+        with untouched_randomness(), _no_hooks(optimizer), _kept_graphs(names), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is wrong with a step, the step itself will say
             take(optimizer, _bare_step(optimizer), closure)
         return {
@@ -95,9 +96,11 @@ def take(optimizer: Optimizer, step: Callable[..., Any], closure: Closure | None
         f"{kind} computes its gradients itself. Give closure=…, a function that zeroes the gradients, calls "
         "backward and returns the loss"
     )
+    # Of the class: a scheduler puts its own function around the step of the object.
+    _, *wanted = inspect.signature(type(optimizer).step).parameters.values()
     required = [
         one.name
-        for one in inspect.signature(step).parameters.values()
+        for one in wanted
         if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
     if any(name != "closure" for name in required):
@@ -213,6 +216,26 @@ def _no_hooks(optimizer: Optimizer) -> Iterator[None]:
             hooks.update(copy)
 
 
+@contextmanager
+def _kept_graphs(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Where gradients have graphs, whoever goes backward through them leaves them whole."""
+    if not any(parameter.grad is not None and parameter.grad.requires_grad for parameter in parameters):
+        yield
+        return
+    run = getattr(torch.autograd, _BACKWARD)
+
+    def retaining(outputs: Any, grads: Any, retain_graph: bool, *given: Any, **options: Any) -> Any:
+        return run(outputs, grads, True, *given, **options)
+
+    setattr(torch.autograd, _BACKWARD, retaining)
+    try:
+        yield
+    finally:
+        setattr(torch.autograd, _BACKWARD, run)
+
+
+# All of torch's ways backward call it, also where somebody has imported `grad` by name.
+_BACKWARD = "_engine_run_backward"
 _OWN_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _ALL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
