@@ -96,9 +96,10 @@ def test_with_negative_curvature_the_step_ends_on_the_sphere_and_lowers_the_quad
     assert found.step.norm().item() == pytest.approx(g.norm().item() / shift, rel=1e-10)
     shifted = A + shift * torch.eye(6, dtype=torch.float64)
     cauchy = -g / shift  # to the sphere along the gradient
+    reached, along = (g @ d + d @ shifted @ d / 2 for d in (found.step, cauchy))
     assert (
-        g @ found.step + found.step @ shifted @ found.step / 2 <= g @ cauchy + cauchy @ shifted @ cauchy / 2
-    )
+        reached <= along + 1e-9 * along.abs()
+    )  # where the first product is negative they are one and the same
     assert g @ found.step < 0
 
 
