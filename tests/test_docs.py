@@ -113,9 +113,9 @@ def run_page(page: Path) -> Iterator[tuple[Output, str]]:
 
 
 def shown_before(page: Path, command: str, said: str) -> bool:
-    """Does an earlier page show the same program, with the same output? There it is run."""
-    return command.startswith("python ") and any(
-        other.name != page.name and (command, said) == (one, text)
+    """Does an earlier page show the same program, which writes nothing, and what it prints?"""
+    return command in ("python examples/curvature.py", "python examples/safe_step.py") and any(
+        (command, said) == (one, text)
         for other, one, text in all_commands()
         if PAGES.index(other) < PAGES.index(page)
     )
