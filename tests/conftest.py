@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from theodolite import UseError, data
 
@@ -29,6 +32,37 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def in_two_processes(tmp_path: Path) -> Callable[[str], None]:
+    """Run a program as ranks 0 and 1, its arguments a folder and the rank; both have to print `done` last."""
+    if not (dist.is_available() and dist.is_gloo_available()):
+        pytest.skip("torch.distributed without gloo")
+
+    def run(text: str) -> None:
+        program = tmp_path / "program.py"
+        program.write_text(text)
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", program, tmp_path, str(rank)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # shards would go where gloo cannot use them
+            )
+            for rank in range(2)
+        ]
+        try:
+            outputs = [process.communicate(timeout=120)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        for process, output in zip(processes, outputs, strict=True):
+            assert process.returncode == 0, output
+            assert output.endswith("done\n"), output
+
+    return run
 
 
 @pytest.fixture

@@ -121,6 +121,7 @@ class _Recording:
 
     def __init__(self, given: Tensor, function: Callable[[Tensor], Tensor]) -> None:
         self.slots = list(given.unbind())
+        self._device = given.device
         self._graph = torch.cuda.CUDAGraph()
         # Other threads, such as one that loads data, go on as they like.
         with (
@@ -130,7 +131,8 @@ class _Recording:
             self._made = function(given)
 
     def play(self) -> Tensor:
-        self._graph.replay()
+        with torch.cuda.device(self._device):  # on the stream of what has filled the slots
+            self._graph.replay()
         return self._made
 
 

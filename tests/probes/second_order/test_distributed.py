@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-import torch.distributed as dist
-
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="torch.distributed without gloo"
-)
+from collections.abc import Callable
 
 PROGRAM = """
 import sys
@@ -118,23 +109,5 @@ print("done")
 """
 
 
-def test_two_processes_measure_as_one_does(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", program, tmp_path, str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
-        assert output.endswith("done\n"), output
+def test_two_processes_measure_as_one_does(in_two_processes: Callable[[str], None]) -> None:
+    in_two_processes(PROGRAM)
