@@ -48,8 +48,7 @@ class DriftAdjusted:
         cap: the largest learning rate.
         every: measure at every so many calls; in between the learning rate stays.
 
-    A call that measures costs a forward pass and two backward passes, one of which is of second order: about
-    four gradients.
+    A call that measures costs a forward pass and two backward passes, one of them of second order.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

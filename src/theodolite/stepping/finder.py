@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.building import untouched_randomness
+from theodolite.building import one_thread, untouched_randomness
 from theodolite.errors import UseError
 from theodolite.planning import Plan
 from theodolite.probes.steps.update import _no_hooks as no_hooks
@@ -122,20 +122,9 @@ def _search(
             share = min(next(made_legs) / total, 1.0)
             tell(f"seed {index + 1} of {len(seeds)}, rate {rate:.2g}", (index + share) / len(seeds))
 
-        with contextlib.nullcontext() if alone else _one_thread():
+        with contextlib.nullcontext() if alone else one_thread():
             curves.append(ascend(subject, rates, steps, seed, tell_leg))
     return read_off(made.name, made.optimizer, steps, curves, base, groups)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """As runs of a sweep are made: sums come out the same whatever the number of cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _grid(low: float, high: float) -> list[float]:

@@ -76,7 +76,7 @@ class SafeStep(Optimizer):
         every: the radius is measured every so many steps. In between a step goes through if it is within the
             limit by the last radius, and is measured itself if not: no step is made shorter by an old radius.
 
-    A measured step costs one pass in forward mode besides, one to two gradients. A step takes memory for up
+    A measured step costs one pass in forward mode besides. A step takes memory for up
     to four more copies of the weights while it lasts, one of the gradients and one of the optimizer's state:
     after any error all of them are as they were. The pass runs in the weights' own precision, unless you call
     it under autocast. Dropout has one fixed mask in it. Under DDP the least radius of all ranks counts, and

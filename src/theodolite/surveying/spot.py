@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -198,17 +197,6 @@ def find_spot(site: Site) -> Spot:
     if found is None:
         raise TooLong(f"networks of {base} are too large for it")
     return found if _is_swept(found) else replace(found, effort=_rougher(found.effort))
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums come out the same whatever the number of cores, and networks this small are no slower for it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def few(batch: Batch, targets: int) -> Batch:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from theodolite.anatomy import UnclassifiedError
-from theodolite.building import in_one_line
+from theodolite.building import in_one_line, one_thread
 from theodolite.errors import UseError
 from theodolite.probes.second_order.curvature import Curvature, curvature
 from theodolite.probes.second_order.density import Density
@@ -18,7 +18,7 @@ from theodolite.surveying.finding import Evidence, Finding, Level
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import untried
 from theodolite.surveying.site import Site
-from theodolite.surveying.spot import Spot, TooLong, find_spot, one_thread
+from theodolite.surveying.spot import Spot, TooLong, find_spot
 from theodolite.surveying.trials import Untried
 from theodolite.surveying.wording import plain, with_minus
 from theodolite.surveying.zone_finding import INSIDE, WHY_ZONE, in_zone, without_softmax

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from theodolite.anatomy import UnclassifiedError
-from theodolite.building import in_one_line
+from theodolite.building import in_one_line, one_thread
 from theodolite.errors import UseError
 from theodolite.stepping.finder import find_lr
 from theodolite.stepping.finder_page import figure as range_figure
@@ -20,7 +20,7 @@ from theodolite.surveying.first_step import FirstStep, step_figure, take_first_s
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import untried
 from theodolite.surveying.site import Site
-from theodolite.surveying.spot import Spot, TooLong, few, find_spot, one_thread
+from theodolite.surveying.spot import Spot, TooLong, few, find_spot
 from theodolite.surveying.trials import LR, OPTIMIZER, Untried
 from theodolite.surveying.wording import times
 from theodolite.workloads import Workload
