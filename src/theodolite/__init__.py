@@ -12,7 +12,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite import data, fits, fleet, models, optim, probes, rules
+    from theodolite import data, fits, fleet, models, optim, probes, rules, surgery
     from theodolite.anatomy import Anatomy, AnatomyError, Part, UnclassifiedError, dissect
     from theodolite.errors import UseError
     from theodolite.planning import Plan, plan
@@ -54,6 +54,8 @@ __all__ = [
     "fits",
     # what can be measured
     "probes",
+    # how it can be changed and stay the same function
+    "surgery",
     # what is wrong with it
     "Finding",
     "Survey",
@@ -86,6 +88,7 @@ _HOMES = {
     "plan": "planning",
     "probes": None,
     "rules": None,
+    "surgery": None,
     "survey": "surveying",
     "sweep": "sweeping",
     "workload": "workloads",

@@ -95,6 +95,18 @@ def kept_generators(data: object) -> Iterator[None]:
 
 
 @contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; each of its modules is in its own mode again at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def one_thread() -> Iterator[None]:
     """Sums come out the same whatever the number of cores, and small networks are no slower for it."""
     before = torch.get_num_threads()

@@ -21,21 +21,24 @@ from theodolite.anatomy.branches import (
     placement_of,
     streams_of,
 )
+from theodolite.anatomy.degrees import degree, scaled_weights
 from theodolite.anatomy.growth import grown_axes
 from theodolite.anatomy.multipliers import factor_outside, factor_to_stream
 from theodolite.anatomy.names import all_parameter_names
-from theodolite.anatomy.norms import follows_normalisation, norm_role
+from theodolite.anatomy.norms import follows_normalisation
 from theodolite.anatomy.part import (
     ROLES,
     Anatomy,
     AnatomyError,
     Attention,
     Branch,
+    Norm,
     Part,
     Placement,
     Role,
     UnclassifiedError,
 )
+from theodolite.anatomy.readers import norm_role
 from theodolite.anatomy.roles import Fans, fans_by_growth, fans_by_position, is_looked_up_bias
 from theodolite.anatomy.rows import row_blocks
 from theodolite.anatomy.siblings import lend
@@ -229,17 +232,28 @@ class _Dissection:
             in_axes=fans.in_axes,
             out_axes=fans.out_axes,
             grown_axes=self._grown(name, fans),
-            norm=norm_role(self.flow, [one for one in uses if one.kind == use.kind]) if is_norm else None,
+            norm=self._norm([one for one in uses if one.kind == use.kind], is_norm),
             tied=self._tied(name, uses),
             uses=tuple(dict.fromkeys(one.kind for one in uses)),
             readout=_readout(uses),
             offset=use.offset if use.kind == "gain" else 0.0,
+            scale_free=all(one.node >= 0 and degree(self.flow, one) == 0 for one in uses),
             factor=self._factor_outside(name, role, [one for one in uses if one.kind == use.kind]),
             readout_factor=self._factor_outside(
                 name, "output", [one for one in uses if one.kind == "weight" != use.kind]
             ),
             rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and use.node >= 0 else (),
         )
+
+    def _norm(self, uses: list[Use], is_norm: bool) -> Norm | None:
+        """Who reads a gain: a norm's, or a vector's that multiplies weights."""
+        if is_norm:
+            return norm_role(self.flow, uses)
+        weights = [scaled_weights(self.flow, use) for use in uses]
+        if not all(weights):
+            return None
+        tables = {use.name for use in self.flow.uses.all if use.kind == "table"}
+        return "input" if all(tables.isdisjoint(names) for names in weights) else "output"
 
     def _factor_to_stream(self, name: str) -> float:
         index = places(self.main).index(self.homes[name])

@@ -1,0 +1,214 @@
+"""Who reads the gain of a norm.
+
+A gain that only linear maps read could be folded into them (Input-Norm); one that reaches the residual
+stream, a softmax or another nonlinearity could not (Output-Norm).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from theodolite.anatomy.flow import Flow
+from theodolite.anatomy.labels import follow, labels_along, varies
+from theodolite.anatomy.norms import is_normalisation
+from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, POOLS, VIEWS
+from theodolite.anatomy.part import Norm
+from theodolite.anatomy.trace import Node, Ref
+from theodolite.anatomy.uses import Use, factors
+
+
+@dataclass(frozen=True)
+class Read:
+    """One matrix product or convolution that sums over a gain's channels."""
+
+    node: int
+    weights: tuple[str, ...]
+    channels: tuple[int, ...]
+    """By input of the weight: the entry of the gain it comes multiplied by; -1 for what stands beside it."""
+
+
+@dataclass(frozen=True)
+class Readings:
+    """All that reads a gain."""
+
+    reads: tuple[Read, ...]
+    obstacle: str
+    """Why it is not read by linear maps with weights of their own alone; empty if it is."""
+    shifts: tuple[str, ...] = ()
+    """What is added to it before it is read: names of parameters, `a constant` for all else."""
+    straight: bool = True
+    """Is it only moved and copied on the way, not multiplied by a gate or averaged over tokens?"""
+
+
+def norm_role(flow: Flow, uses: list[Use]) -> Norm:
+    """`input` if only linear maps with weights of their own sum over the gain's channels, else `output`."""
+    return "output" if read_by(flow, uses).obstacle else "input"
+
+
+def read_by(flow: Flow, uses: list[Use]) -> Readings:
+    """Follow a gain from the norms that use it to the linear maps that read it, or to what is in the way."""
+    return _Walk(flow).follow(uses)
+
+
+@dataclass
+class _Walk:
+    flow: Flow
+    carried: dict[int, Tensor] = field(default_factory=dict)
+    reads: list[Read] = field(default_factory=list)
+    shifts: dict[str, None] = field(default_factory=dict)
+    straight: bool = True
+
+    def follow(self, uses: list[Use]) -> Readings:
+        flow = self.flow
+        tables = {other.name for other in flow.uses.all if other.kind == "table"}
+        self.carried = {_finished(flow, use): _channels(flow, use) for use in uses}
+        for use in uses:
+            self._note_shifts(flow.graph.nodes[use.node])
+        waiting = sorted({node.index for start in self.carried for node in flow.readers(start)})
+        while waiting:  # in the order of execution: when a node is reached, all it reads has been
+            index = heapq.heappop(waiting)
+            node = flow.graph.nodes[index]
+            if not any(flow.live >> output & 1 for output in node.outputs):
+                continue
+            value = next(value for value in node.inputs if value in self.carried)
+            labels = self.carried[value]
+            weights = tuple(other.name for other in flow.uses.at(index) if other.kind == "weight")
+            if weights and _sums_channels(node, value, labels):
+                shared = [name for name in weights if name in tables]
+                if shared:  # a tied head: its weight is not its own
+                    return self._readings(f"{shared[0]}, which reads it, is an embedding too")
+                self.reads.append(Read(index, weights, _along(node, value, labels)))
+                continue
+            made = _carry(flow, node, value, self.carried)
+            if made is None:
+                return self._readings(f"it reaches {_said(flow, node)}")
+            self._note_shifts(node)
+            self.straight &= node.op in VIEWS | {"add"} and node.op not in _MASKS
+            for output, its_labels in zip(node.outputs, made, strict=False):
+                self.carried[output] = its_labels
+                for reader in flow.readers(output):
+                    if reader.index not in waiting:
+                        heapq.heappush(waiting, reader.index)
+        if flow.graph.outputs & self.carried.keys():
+            return self._readings("it reaches the network's output")
+        return self._readings("" if self.reads else "no linear map reads it")
+
+    def _readings(self, obstacle: str) -> Readings:
+        return Readings(tuple(self.reads), obstacle, tuple(self.shifts), self.straight)
+
+    def _note_shifts(self, node: Node) -> None:
+        added = [use.name for use in self.flow.uses.at(node.index) if use.kind == "bias"]
+        self.shifts.update(dict.fromkeys(added))
+        if node.op in ("add", "sub") and not added and len(self.flow.signals(node)) == 1:
+            self.shifts["a constant"] = None
+
+
+_MASKS = frozenset({"constant_pad_nd", "masked_fill", "where"})
+"""Views that put a constant in the place of some values."""
+
+
+def _said(flow: Flow, node: Node) -> str:
+    """A node that a gain cannot pass, in words."""
+    if node.op in ("add", "sub"):
+        return "the residual stream or another sum"
+    return f"another signal in {node.op}" if len(flow.signals(node)) > 1 else node.op
+
+
+def _along(node: Node, value: int, labels: Tensor) -> tuple[int, ...]:
+    """The labels by input of the weight; none if they differ along more than one of its dimensions."""
+    summed = _summed_dims(node, value, labels.dim())
+    varying = [dim for dim in summed if varies(labels, dim)]
+    if len(varying) > 1:
+        return ()
+    dim = varying[0] if varying else summed[0]
+    index = tuple(slice(None) if one == dim else 0 for one in range(labels.dim()))
+    return tuple(labels[index].tolist())
+
+
+def _finished(flow: Flow, use: Use) -> int:
+    """Where both the gain and the normalisation are done, whichever comes first."""
+    made = flow.graph.nodes[use.node].outputs[0]
+    readers = flow.readers(made)
+    if len(readers) == 1 and len(flow.signals(readers[0])) == 2 and is_normalisation(flow, readers[0]):
+        return readers[0].outputs[0]
+    return made
+
+
+def _channels(flow: Flow, use: Use) -> Tensor:
+    """Labels that say which entry of the gain an element of its result was multiplied by."""
+    node = flow.graph.nodes[use.node]
+    shape = flow.graph.shapes[node.outputs[0]]
+    if node.op in NORMS:
+        return labels_along(
+            shape, -1 if node.op in ("native_layer_norm", "_fused_rms_norm", "rms_norm") else 1
+        )
+    gain = next(flow.graph.shapes[value] for value in node.inputs if value not in flow.uses.signal)
+    count = torch.Size(gain).numel()
+    return torch.arange(count).view(gain).expand(shape)
+
+
+def _summed_dims(node: Node, value: int, rank: int) -> list[int]:
+    """The dimensions of a value that a matrix product or a convolution sums over."""
+    if node.op in CONVOLUTIONS:
+        return list(range(1, rank))
+    pair = factors(node)
+    return [rank - 1] if pair is None or pair[0] == value or rank == 1 else [rank - 2]
+
+
+def _sums_channels(node: Node, value: int, labels: Tensor) -> bool:
+    """Does a weight sum over all that the gain tells apart?"""
+    summed = _summed_dims(node, value, labels.dim())
+    return not any(varies(labels, dim) for dim in range(labels.dim()) if dim not in summed)
+
+
+def _carry(flow: Flow, node: Node, value: int, carried: dict[int, Tensor]) -> list[Tensor] | None:
+    """The labels after a node that leaves channels apart; None if it mixes or bends them."""
+    labels = carried[value]
+    shape = flow.graph.shapes[node.outputs[0]]
+    if factors(node) is not None:
+        # A map over tokens, or attention averaging values: what is summed must not be the channels.
+        (summed,) = _summed_dims(node, value, labels.dim())
+        if varies(labels, summed) or flow.signals(node).count(value) > 1 or not shape:
+            return None
+        return [labels.narrow(summed, 0, 1).expand(shape)]
+    if node.op == "cat":
+        return [_beside(flow, node, value, labels)]
+    if node.op == "mul" and sum(signal in carried for signal in flow.signals(node)) == 1:
+        return [labels.expand(shape)]  # by a constant, or by a gate that the gain is not in
+    if len(flow.signals(node)) > 1:
+        both = [carried.get(signal) for signal in flow.signals(node)]
+        mixed = node.op in ("add", "sub") and all(
+            other is not None and other.shape == labels.shape and bool((other == labels).all())
+            for other in both
+        )
+        return [labels] if mixed else None  # a token mixed with another one, channel by channel
+    if node.op in ("mean", "sum"):
+        named = len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) and len(node.args[1]) > 0
+        dims = [dim % labels.dim() for dim in (node.args[1] if named else range(labels.dim()))]
+        if any(varies(labels, dim) for dim in dims):
+            return None
+        return [labels.amax(dims, keepdim=len(shape) == labels.dim())]
+    if node.op in POOLS:
+        spatial = [dim for dim, size in enumerate(shape) if size != labels.shape[dim]]
+        if any(varies(labels, dim) for dim in spatial):
+            return None
+        return [labels.amax(spatial, keepdim=True).expand(shape) if spatial else labels]
+    if isinstance(node.args[0], Ref) and (moved := follow(flow.graph, node, labels)) is not None:
+        return moved
+    return [labels.expand(shape)] if node.op in ("add", "sub") or flow.factor(node) is not None else None
+
+
+def _beside(flow: Flow, node: Node, value: int, labels: Tensor) -> Tensor:
+    """Labels of a concatenation; what else stands there has none of its own."""
+    dim = node.args[1] if len(node.args) > 1 else 0
+    if not varies(labels, dim):
+        return labels.narrow(dim, 0, 1).expand(flow.graph.shapes[node.outputs[0]])
+    shapes = flow.graph.shapes
+    pieces = [
+        labels if ref.value == value else labels.new_full(shapes[ref.value], -1) for ref in node.args[0]
+    ]
+    return torch.cat(pieces, dim)

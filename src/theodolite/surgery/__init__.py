@@ -1,0 +1,23 @@
+"""Edits of a network that keep the function it computes, each with its proof."""
+
+from theodolite.surgery.converting import convert, scale_vectors
+from theodolite.surgery.folding import fold
+from theodolite.surgery.places import Place, Places, Reader, SurgeryError, find_places
+from theodolite.surgery.proof import Proof
+from theodolite.surgery.removing import remove_gains
+
+__all__ = [
+    # the operations
+    "fold",
+    "remove_gains",
+    "scale_vectors",
+    "convert",
+    # what they return and raise
+    "Proof",
+    "SurgeryError",
+    # where they are made
+    "Place",
+    "Places",
+    "Reader",
+    "find_places",
+]

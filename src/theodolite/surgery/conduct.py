@@ -1,0 +1,90 @@
+"""One surgery from beginning to end: looked at, edited, looked at again; undone if the function changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.surgery.editing import Edits
+from theodolite.surgery.folded import Folded
+from theodolite.surgery.places import SurgeryError
+from theodolite.surgery.proof import TOLERANCE, Proof, compared, gathered, said
+
+
+@dataclass(frozen=True)
+class Done:
+    """What an edit did."""
+
+    moved: tuple[str, ...]
+    """Names of gains."""
+    left: Mapping[str, str]
+    maps: Sequence[Folded] = field(default_factory=tuple)
+    """From what was there before to what the network computes with now, for all that is not the same."""
+
+
+def conduct(
+    model: nn.Module, inputs: Any, operation: str, act: Callable[[nn.Module, Edits], Done]
+) -> tuple[Done, Proof]:
+    """Edit the network in place and prove it; what fails on the way leaves the network as it was.
+
+    Raises:
+        SurgeryError: if outputs or gradients differ by more than rounding.
+    """
+    inner = unwrap(model)
+    refuse_shards(inner)
+    before = gathered(inner, inputs)
+    edits = Edits()
+    try:
+        done = act(inner, edits)
+        after = None if before is None else gathered(inner, inputs)
+        outputs = gradients = None
+        dtype = torch.float64
+        if before is not None and after is not None:
+            expected: dict[str, Tensor] = dict(after.effective)
+            for each in done.maps:
+                expected.update(each.pull(after.effective))
+            outputs, gradients = compared(before, after.outputs, expected)
+            dtype = before.dtype
+        proof = Proof(
+            operation,
+            outputs,
+            gradients,
+            str(dtype).removeprefix("torch."),
+            said(inputs),
+            TOLERANCE[dtype],
+            done.moved,
+            done.left,
+        )
+        if not proof.holds:
+            raise SurgeryError(
+                f"{operation} would change the network: outputs by {outputs:.1e} and gradients by "
+                f"{gradients:.1e} of themselves, which is more than {proof.tolerance:.0e}, rounding in "
+                f"{proof.dtype}. It was undone. Leave out what it does not suit: gains=[patterns]"
+            )
+    except BaseException:
+        edits.undo()
+        raise
+    return done, proof
+
+
+def refuse_shards(model: nn.Module) -> None:
+    """Raise if parameters are cut into shards, of which none can be multiplied into another."""
+    for name, tensor in canonical_parameters(model):
+        if hasattr(tensor, "device_mesh"):
+            raise SurgeryError(
+                f"{name} is sharded: operate on the network before fully_shard, or on a whole one"
+            )
+
+
+def reasons(left: Mapping[str, str]) -> str:
+    """Why nothing could be done, in a few lines."""
+    if not left:
+        return "it has no norms with gains"
+    lines = [f"{name}: {reason}" for name, reason in list(left.items())[:4]]
+    more = [f"and {len(left) - 4} more"] if len(left) > 4 else []
+    return "\n".join([f"none of its {len(left)} gains could be moved", *lines, *more])

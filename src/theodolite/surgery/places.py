@@ -1,0 +1,270 @@
+"""Where scale vectors go: the gains that only linear maps read, and those maps, found by dataflow."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from theodolite.anatomy.flow import Flow
+from theodolite.anatomy.names import canonical_modules, canonical_parameters, unwrap
+from theodolite.anatomy.norms import follows_normalisation
+from theodolite.anatomy.operations import VIEWS
+from theodolite.anatomy.readers import Read, Readings, read_by
+from theodolite.anatomy.rows import row_blocks
+from theodolite.anatomy.specimen import examine
+from theodolite.anatomy.uses import Use, factors
+from theodolite.errors import UseError
+from theodolite.surgery.vectors import Shape
+
+
+class SurgeryError(UseError):
+    """An edit that cannot be made without changing what the network computes; nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One linear map that reads a gain."""
+
+    weight: str
+    shape: Shape
+    channels: tuple[int, ...]
+    """By input: the entry of the gain it comes multiplied by; -1 for none."""
+    bias: str | None
+    """What it adds to its output, if that is its alone."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A gain that could be part of the maps that read it."""
+
+    gain: str
+    offset: float
+    """What the norm adds to it: 1 if it is zero-centred."""
+    shift: str | None
+    """What the norm adds after it."""
+    readers: tuple[Reader, ...]
+
+
+@dataclass(frozen=True)
+class Places:
+    """The gains of a network's norms."""
+
+    found: tuple[Place, ...]
+    left: Mapping[str, str]
+    """By name of a gain that cannot be moved: why."""
+
+    def chosen(self, patterns: Sequence[str] | None) -> tuple[Place, ...]:
+        """Those whose names match; all that can be moved if no patterns are given."""
+        if patterns is None:
+            return self.found
+        if isinstance(patterns, str):
+            raise UseError(f"gains is {patterns!r}: give a list of patterns, gains=[{patterns!r}]")
+        names = [*(place.gain for place in self.found), *self.left]
+        wanted: set[str] = set()
+        for pattern in patterns:
+            matching = fnmatch.filter(names, pattern)
+            if not matching:
+                some = ", ".join(names[:4]) or "none"
+                raise UseError(f"gains: no norm's gain has a name that matches {pattern!r}; there are {some}")
+            wanted.update(matching)
+        refused = [f"{name}: {self.left[name]}" for name in self.left if name in wanted]
+        if refused:
+            raise SurgeryError("\n".join(refused))
+        return tuple(place for place in self.found if place.gain in wanted)
+
+
+def find_places(model: nn.Module, inputs: Any) -> Places:
+    """Find every norm's gain, and whether it could be part of the linear maps that read it.
+
+    >>> import torch, theodolite as th
+    >>> places = find_places(th.models.GPT(64, 1, tied=True), torch.zeros(1, 8, dtype=torch.long))
+    >>> [reader.weight.split(".")[-2] for reader in places.found[0].readers]
+    ['query', 'key', 'value']
+    >>> places.left
+    {'norm.weight': 'embed.weight, which reads it, is an embedding too'}
+    """
+    return _Finder(model, inputs).places()
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of a network, where it is held."""
+
+    module: nn.Module
+    attribute: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """As it is now."""
+        tensor: Tensor = getattr(self.module, self.attribute)
+        return tensor
+
+
+def held(model: nn.Module, name: str) -> Held:
+    """Where a parameter or a buffer of that canonical name is held."""
+    prefix, _, attribute = name.rpartition(".")
+    return Held(dict(canonical_modules(model))[prefix], attribute)
+
+
+class _Finder:
+    def __init__(self, model: nn.Module, inputs: Any) -> None:
+        self.model = unwrap(model)
+        self.flow: Flow = examine(model, inputs).flow
+        self.tensors = dict(canonical_parameters(model))
+        self.uses: dict[str, list[Use]] = {}
+        for use in self.flow.uses.all:
+            self.uses.setdefault(use.name, []).append(use)
+
+    def places(self) -> Places:
+        found: list[Place] = []
+        left: dict[str, str] = {}
+        for name, uses in self.uses.items():
+            if uses[0].kind == "gain" and follows_normalisation(self.flow, uses[0]):
+                place = self._place(name, uses)
+                if isinstance(place, str):
+                    left[name] = place
+                else:
+                    found.append(place)
+        return self._without_clashes(found, left)
+
+    def _place(self, name: str, uses: list[Use]) -> Place | str:
+        """The place, or why there is none."""
+        if len(self.owners[id(self.tensors[name])]) > 1:
+            return f"it is shared by {' and '.join(self.owners[id(self.tensors[name])])}"
+        if not all(use.kind == "gain" and follows_normalisation(self.flow, use) for use in uses):
+            return "it is used for something else than a norm too"
+        if not all(self._is_bare(name, value) for use in uses for value in self._others(use)):
+            return "it is computed from several tensors"
+        readings = read_by(self.flow, uses)
+        if readings.obstacle:
+            return readings.obstacle
+        readers: dict[str, Reader] = {}
+        for read in readings.reads:
+            reader = self._reader(read, readings)
+            if isinstance(reader, str):
+                return reader
+            if readers.setdefault(reader.weight, reader).channels != reader.channels:
+                return f"{reader.weight} reads it in two different orders"
+        shift = self._shift(readings, list(readers.values()))
+        if shift is not None and shift not in self.tensors:
+            return shift
+        return Place(name, uses[0].offset, shift, tuple(readers.values()))
+
+    def _reader(self, read: Read, readings: Readings) -> Reader | str:
+        flow = self.flow
+        if len(read.weights) != 1:
+            return f"{' and '.join(read.weights)}, which read it, are one weight together"
+        (name,) = read.weights
+        owners = self.owners[id(self.tensors[name])]
+        if len(owners) > 1:
+            return f"{name}, which reads it, is shared by {' and '.join(owners)}"
+        nodes = {each.node for each in readings.reads}
+        if any(use.node not in nodes for use in self.uses[name]):
+            return f"{name}, which reads it, reads something else too"
+        use = next(use for use in flow.uses.at(read.node) if use.name == name)
+        if not any(self._is_bare(name, value) for value in flow.graph.nodes[read.node].inputs):
+            return f"{name}, which reads it, is only one factor of a weight"
+        sizes = tuple(self.tensors[name].shape)
+        wide_in = [axis for axis in use.in_axes if sizes[axis] == len(read.channels)]
+        wide_out = [axis for axis in use.out_axes if sizes[axis] > 1] or list(use.out_axes)
+        if not wide_in or not wide_out or (use.op == "conv" and wide_in[0] not in (0, 1)):
+            return f"the inputs of {name}, shape {sizes}, which reads it, are not the gain's channels"
+        in_axis, out_axis = wide_in[0], wide_out[-1]
+        matrix = {*use.in_axes, out_axis}
+        stack = tuple(axis for axis in range(len(sizes)) if axis not in matrix)
+        rows = () if len(wide_out) > 1 else row_blocks(flow, use)
+        shape = Shape(in_axis, out_axis, stack, rows or (((0, sizes[out_axis]),),), sizes)
+        return Reader(name, shape, read.channels, self._bias(read.node, sizes[out_axis]))
+
+    def _bias(self, node: int, size: int) -> str | None:
+        """The bias of a product: added by the product itself, or to what it made."""
+        graph, waiting = self.flow.graph, [graph_node for graph_node in (self.flow.graph.nodes[node],)]
+        while waiting:
+            current = waiting.pop()
+            names = [use.name for use in self.flow.uses.at(current.index) if use.kind == "bias"]
+            alone = [
+                name
+                for name in names
+                if len(self.uses[name]) == 1 and tuple(self.tensors[name].shape) == (size,)
+            ]
+            if names:
+                return alone[0] if len(names) == 1 and alone else None
+            readers = [self.flow.graph.nodes[index] for index in graph.readers[current.outputs[0]]]
+            if len(readers) == 1 and (readers[0].op in VIEWS or readers[0].op == "add"):
+                waiting.append(readers[0])
+        return None
+
+    def _shift(self, readings: Readings, readers: list[Reader]) -> str | None:
+        """The shift that goes with the gain, or why it cannot go into the maps' biases."""
+        if not readings.shifts:
+            return None
+        (shift, *others) = readings.shifts
+        if others or shift not in self.tensors or len(self.uses[shift]) != len(self.uses.get(shift, ())):
+            return f"{' and '.join(readings.shifts)} is added to it"
+        if len(self.owners[id(self.tensors[shift])]) > 1:
+            return f"the norm's shift {shift} is shared"
+        if not readings.straight:
+            return f"the norm's shift {shift} is multiplied or masked before it is read"
+        without = [reader.weight for reader in readers if reader.bias is None or reader.shape.stack]
+        if without:
+            return f"{without[0]} has no bias that could take up the norm's shift {shift}"
+        return shift
+
+    def _without_clashes(self, found: list[Place], left: dict[str, str]) -> Places:
+        """A weight that reads two gains can belong to neither."""
+        readers: dict[str, list[str]] = {}
+        for place in found:
+            for reader in place.readers:
+                readers.setdefault(reader.weight, []).append(place.gain)
+        kept = []
+        for place in found:
+            clashing = [reader.weight for reader in place.readers if len(readers[reader.weight]) > 1]
+            if clashing:
+                left[place.gain] = f"{clashing[0]} reads {' and '.join(readers[clashing[0]])}"
+            else:
+                kept.append(place)
+        return Places(tuple(kept), left)
+
+    def _others(self, use: Use) -> list[int]:
+        """What meets the signal where a parameter is used, as far as it is made of that parameter."""
+        node = self.flow.graph.nodes[use.node]
+        if factors(node) is not None:
+            return []
+        named = {value for value, name in self.flow.graph.parameters.items() if name == use.name}
+        return [
+            value
+            for value in node.inputs
+            if value not in self.flow.uses.signal and named & self._sources(value)
+        ]
+
+    def _is_bare(self, name: str, value: int) -> bool:
+        """Is the value that parameter, but for views, casts and an added number?"""
+        found = self._sources(value)
+        return bool(found) and all(self.flow.graph.parameters.get(one) == name for one in found)
+
+    def _sources(self, value: int) -> set[int]:
+        """What a value without signal was made of."""
+        node = self.flow.maker(value)
+        if node is None or value in self.flow.uses.signal:
+            return {value}
+        found: set[int] = set()
+        for source in node.inputs:
+            found |= self._sources(source)
+        return found
+
+    @cached_property
+    def owners(self) -> dict[int, list[str]]:
+        """By parameter: the names of the places that hold it; a module with several names is one place."""
+        found: dict[int, list[str]] = {}
+        seen: set[tuple[int, str]] = set()
+        for prefix, module in canonical_modules(self.model):
+            for attribute, tensor in module._parameters.items():
+                if tensor is not None and (id(module), attribute) not in seen:
+                    seen.add((id(module), attribute))
+                    found.setdefault(id(tensor), []).append(f"{prefix}.{attribute}" if prefix else attribute)
+        return found

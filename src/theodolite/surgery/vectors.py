@@ -1,0 +1,209 @@
+"""Scale vectors inside a weight: `W_eff = diag(b)·W·diag(γ)`, each vector in one of four forms.
+
+They are parametrizations of torch, so the network's code stays as it is, whatever kind of module or stack of
+experts holds the weight, and the norm before it is computed once. A product with the weight also costs less
+than one with the activations, of which there are as many as tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+Form = Literal["plain", "direction", "product", "exp"]
+FORMS: tuple[Form, ...] = get_args(Form)
+Ranges = tuple[tuple[int, int], ...]
+
+
+class Vector(nn.Module):
+    """A scale vector γ: itself, or a magnitude β and a direction α.
+
+    | form | γ | starts with |
+    |---|---|---|
+    | `plain` | γ | γ |
+    | `direction` | β·α/rms(α) | β = rms(γ), α = γ |
+    | `product` | β·α | β = 1, α = γ |
+    | `exp` | e^β·α | β = 0, α = γ |
+
+    A stack of vectors, one for each expert, has a magnitude for each.
+
+    Args:
+        gain: what γ is at the start.
+        form: a row of the table.
+        dim: along which γ runs; the other dimensions are a stack.
+
+    >>> vector = Vector(torch.tensor([3.0, 4.0]), "direction")
+    >>> vector(), vector.magnitude ** 2
+    (tensor([3., 4.], grad_fn=<...>), tensor([12.5000], grad_fn=<...>))
+    """
+
+    def __init__(self, gain: Tensor, form: Form = "plain", dim: int = -1) -> None:
+        super().__init__()
+        self.form, self.dim = form, dim
+        gain = gain.detach().clone()
+        if form == "plain":
+            self.gain = nn.Parameter(gain)
+        else:
+            self.direction = nn.Parameter(gain)
+            self.magnitude = nn.Parameter(first_magnitude(gain, form, dim))
+
+    def forward(self) -> Tensor:
+        """γ."""
+        if self.form == "plain":
+            return self.gain
+        return joined(self.magnitude, self.direction, self.form, self.dim)
+
+    def extra_repr(self) -> str:
+        """Its form."""
+        return self.form
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a weight's dimensions are used: which runs over inputs and outputs, and its blocks of rows."""
+
+    in_axis: int
+    out_axis: int
+    stack: tuple[int, ...]
+    """Dimensions of independent matrices: experts."""
+    rows: tuple[Ranges, ...]
+    """Half-open ranges along the outputs for each block: one block, or q, k and v, or gate and up."""
+    sizes: tuple[int, ...]
+    """Of the weight."""
+
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """All ranges of rows in order, each with the block it belongs to."""
+        return sorted((low, high, block) for block, rows in enumerate(self.rows) for low, high in rows)
+
+    def vector_sizes(self, axis: int, length: int) -> tuple[int, ...]:
+        """The shape of a vector of a length along an axis, one for each matrix of a stack."""
+        return tuple(length if one == axis else self.sizes[one] for one in sorted({axis, *self.stack}))
+
+    def spread(self, vector: Tensor, axis: int) -> Tensor:
+        """A vector along an axis with the dimensions of the weight, to be multiplied with it."""
+        sizes = [1] * len(self.sizes)
+        for one, size in zip(sorted({axis, *self.stack}), vector.shape, strict=True):
+            sizes[one] = size
+        return vector.view(sizes)
+
+    def dim(self, axis: int) -> int:
+        """Which dimension of such a vector runs along the axis."""
+        return sorted({axis, *self.stack}).index(axis)
+
+
+class ScaledWeight(nn.Module):
+    """The parametrization `W → diag(b)·W·diag(γ)`, with vectors of its own for each block of rows.
+
+    Args:
+        shape: how the weight's dimensions are used.
+        inputs: a γ for each block of rows, or none.
+        outputs: a b for each block of rows, or none.
+        weight, gain, shift: the names that the weight, the norm's gain and its shift had, by which folding
+            finds them again.
+
+    >>> shape = Shape(in_axis=1, out_axis=0, stack=(), rows=(((0, 1),), ((1, 2),)), sizes=(2, 3))
+    >>> inputs = [Vector(torch.tensor([1.0, 2.0, 3.0])), Vector(torch.tensor([4.0, 5.0, 6.0]))]
+    >>> ScaledWeight(shape, inputs, [])(torch.ones(2, 3))
+    tensor([[1., 2., 3.],
+            [4., 5., 6.]], grad_fn=<...>)
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        inputs: Sequence[Vector],
+        outputs: Sequence[Vector],
+        *,
+        weight: str = "",
+        gain: str = "",
+        shift: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.weight, self.gain, self.shift = weight, gain, shift
+        self.inputs = nn.ModuleList(inputs)
+        self.outputs = nn.ModuleList(outputs)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight that the network uses."""
+        return self.scaled(weight, [one() for one in self.inputs], [one() for one in self.outputs])
+
+    def scaled(self, weight: Tensor, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
+        """The same for given vectors."""
+        scaled = weight
+        if outputs:
+            scaled = scaled * self.outer(outputs)
+        if inputs:
+            scaled = scaled * self.inner(inputs)
+        return scaled.to(weight.dtype)
+
+    def inner(self, inputs: Sequence[Tensor]) -> Tensor:
+        """γ of every entry of the weight, up to broadcasting."""
+        shape = self.shape
+        spread = [shape.spread(vector, shape.in_axis) for vector in inputs]
+        if len(spread) == 1:
+            return spread[0]
+        pieces = []
+        for low, high, block in shape.ranges:
+            sizes = list(spread[block].shape)
+            sizes[shape.out_axis] = high - low
+            pieces.append(spread[block].expand(sizes))
+        return torch.cat(pieces, shape.out_axis)
+
+    def outer(self, outputs: Sequence[Tensor]) -> Tensor:
+        """b of every entry of the weight, up to broadcasting."""
+        shape = self.shape
+        spread = [shape.spread(vector, shape.out_axis) for vector in outputs]
+        if len(spread) == 1:
+            return spread[0]
+        taken = [0] * len(spread)
+        pieces = []
+        for low, high, block in shape.ranges:
+            pieces.append(spread[block].narrow(shape.out_axis, taken[block], high - low))
+            taken[block] += high - low
+        return torch.cat(pieces, shape.out_axis)
+
+
+class ScaledGain(nn.Module):
+    """The parametrization of a norm's own gain: what the norm holds is the direction from then on.
+
+    Args:
+        gain: what γ is at the start.
+        form: any but `plain`.
+        offset: what the norm adds to its gain, 1 if it is zero-centred.
+    """
+
+    def __init__(self, gain: Tensor, form: Form, offset: float) -> None:
+        super().__init__()
+        self.form, self.offset = form, offset
+        self.magnitude = nn.Parameter(first_magnitude(gain.detach(), form, -1))
+
+    def forward(self, direction: Tensor) -> Tensor:
+        """The gain that the norm uses."""
+        gain = joined(self.magnitude, direction, self.form, -1)
+        return gain - self.offset if self.offset else gain
+
+
+def first_magnitude(gain: Tensor, form: Form, dim: int) -> Tensor:
+    """β for a direction that is γ itself."""
+    if form == "direction":
+        return _rms(gain, dim).to(gain.dtype)
+    return torch.full_like(gain.narrow(dim, 0, 1), 0.0 if form == "exp" else 1.0)
+
+
+def joined(magnitude: Tensor, direction: Tensor, form: Form, dim: int) -> Tensor:
+    """γ of a magnitude and a direction."""
+    if form == "exp":
+        return magnitude.exp() * direction
+    if form == "product":
+        return magnitude * direction
+    return (magnitude * (direction / _rms(direction, dim))).to(direction.dtype)
+
+
+def _rms(x: Tensor, dim: int) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32)).square().mean(dim, keepdim=True).sqrt()
