@@ -198,7 +198,7 @@ def _help(path: tuple[str, ...]) -> str:
 @cache
 def _subcommands(path: tuple[str, ...]) -> set[str]:
     _, _, listed = _help(path).partition("─ Commands ")
-    return set(re.findall(r"^│ (\w+)", listed, re.M))
+    return set(re.findall(r"^│ ([\w-]+)", listed, re.M))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)

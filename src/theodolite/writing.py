@@ -19,6 +19,7 @@ KINDS = {
     "sweep": {"sweep", "families"},
     "landscape": {"landscape", "places", "values"},
     "tracking": {"tracking", "rows"},
+    "stream": {"stream", "looks"},
     "learning-rate range": {"lr_range", "curves"},
 }
 """By what a page shows, keys that its JSON has."""

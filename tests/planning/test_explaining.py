@@ -105,6 +105,14 @@ def test_decay_policies_are_named():
     for policy in ("paper", "independent"):
         assert zoo_plan(decay=policy)[gain].reasons["decay"] == "0: the gain of an Output-Norm never decays"
     assert "nothing decays" in zoo_plan(decay="none")[weight].reasons["decay"]
+    spared = zoo_plan(decay="matrices")
+    for name in (gain, "blocks.1.norm_in.weight", "first.bias"):
+        assert spared[name].reasons["decay"] == f"0: the policy is that no {spared[name].role} decays"
+    assert spared[weight].reasons["decay"] == zoo_plan()[weight].reasons["decay"]
+    assert spared[weight].weight_decay > spared[gain].weight_decay == 0
+    everything = zoo_plan(decay="everything")
+    assert everything[gain].reasons["decay"].startswith("λ · u/w · 1/α = 0.1 · 1 · 3 = 0.3")
+    assert all(row.weight_decay > 0 for row in everything.rows.values())
     row = zoo_plan(decay="independent")[weight]
     left, numbers, result = row.reasons["decay"].partition("\n")[0].split(" = ")
     assert left == "λ / lr"

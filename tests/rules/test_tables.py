@@ -5,6 +5,7 @@ Factors on the base values, before multipliers are absorbed, at width ratio n an
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from math import sqrt
 
@@ -297,12 +298,26 @@ def test_biases_decay(kind: str) -> None:
     assert decayed("paper", part, hyper, BASE.weight_decay) == BASE.weight_decay
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon-kimi"])
+@pytest.mark.parametrize("norm", ["input", "output", None])
+def test_the_two_usual_policies_ask_for_no_norm(optimizer: str, norm: str | None) -> None:
+    """`matrices`: weights as in `paper` and no vector; `everything`: every tensor, λ as the rule has it."""
+    for kind in kinds(optimizer):
+        part, ratios = tensor(kind, 8, 4)
+        if part.role == "gain":
+            part = dataclasses.replace(part, norm=norm)  # type: ignore[arg-type]
+        hyper = RULES[optimizer](part, ratios, BASE)
+        weight = part.role in ("input", "hidden", "output")
+        assert decayed("matrices", part, hyper, 0.3) == (hyper.weight_decay if weight else 0), kind
+        assert decayed("everything", part, hyper, 0.3) == hyper.weight_decay > 0, kind
+
+
 # Bad input
 
 
 def test_an_unknown_policy_is_named() -> None:
     part, ratios = tensor("input")
-    with pytest.raises(UseError, match=r"'papers'.*paper, independent, none"):
+    with pytest.raises(UseError, match=r"'papers'.*paper, independent, none, matrices, everything"):
         decayed("papers", part, RULES["sgd"](part, ratios, BASE), 0.1)  # type: ignore[arg-type]
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from theodolite.anatomy.degrees import carriers
 from theodolite.anatomy.flow import Flow, bits
-from theodolite.anatomy.norms import follows_normalisation, is_normalisation, is_scale_free
+from theodolite.anatomy.norms import follows_normalisation, is_normalisation
 from theodolite.anatomy.operations import BENDING, BOUNDED, HOMOGENEOUS, SOFTMAXES
 from theodolite.anatomy.part import Placement
 from theodolite.anatomy.residual import Residual
@@ -76,8 +77,9 @@ def _first_homes(flow: Flow, node: Node, home: Mapping[int, int], stream: int) -
 def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
     """The tensors that end the branch, and whether a norm does.
 
-    None, if a nonlinearity stands between them and the stream that a factor does not pass, or if one of them
-    is divided by a norm of itself, so that a factor on it does nothing.
+    Of a weight and the vectors that multiply it, the weight alone. None, if a nonlinearity stands between
+    them and the stream that a factor does not pass, or if one of them is divided by a norm of itself, so that
+    a factor on it does nothing.
     """
     names: dict[str, None] = {}
     by_norm = False
@@ -91,10 +93,11 @@ def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
         if not residual.region >> value & 1:
             names.update(dict.fromkeys(use.name for use in uses if use.kind == "table"))  # a bias per expert
             continue
-        names.update(dict.fromkeys(use.name for use in uses))
+        ending = carriers(flow, uses)
+        if ending is None:
+            return (), False
+        names.update(dict.fromkeys(ending))
         if any(use.kind in ("weight", "gain") for use in uses):
-            if any(use.kind != "bias" and is_scale_free(flow, use) for use in uses):
-                return (), False
             by_norm |= any(use.kind == "gain" and follows_normalisation(flow, use) for use in uses)
             continue
         if is_normalisation(flow, node):
@@ -103,7 +106,7 @@ def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
             gains = [
                 use for maker in before if maker for use in flow.uses.at(maker.index) if use.kind == "gain"
             ]
-            names.update(dict.fromkeys(use.name for use in gains))  # applied on the way into the norm
+            names.update(dict.fromkeys(carriers(flow, gains) or ()))  # applied on the way into the norm
             continue
         if node.op in BENDING - HOMOGENEOUS:
             return (), False
@@ -152,6 +155,9 @@ def streams_of(flow: Flow, residuals: list[Residual]) -> list[int]:
                 streams = [new if one == old else one for one in streams]
             elif not inside >> value & 1:
                 reached.add(value)
+    for index, residual in enumerate(residuals):  # what reads one history is one stream
+        alike = [each.history is not None and each.history == residual.history for each in residuals]
+        streams = [streams[index] if same else one for same, one in zip(alike, streams, strict=True)]
     order = list(dict.fromkeys(streams))
     return [order.index(one) for one in streams]
 

@@ -114,6 +114,7 @@ class _Dissection:
         for use in self.flow.uses.all:
             self.uses.setdefault(use.name, []).append(use)
         self.lent = lend(main.model, set(self.uses))
+        self.queries = {name for residual in main.residuals for name in residual.queries}
         self.homes = self._homes()
         self.aliases = _aliases(main.model)
 
@@ -135,7 +136,7 @@ class _Dissection:
                     branch=branch.branch,
                     ends_branch=name in branch.ends,
                     branch_layers=branch.layers,
-                    factor=self._factor_to_stream(name) if name in branch.ends else 1.0,
+                    factor=self._factor_to_stream(name) if name in branch.ends else part.factor,
                 )
             parts[name] = part
         if problems:
@@ -149,6 +150,9 @@ class _Dissection:
         homes: dict[str, tuple[int, int]] = {}
         for place, residual in zip(where, self.main.residuals, strict=True):
             for name in names_in(self.flow, residual):
+                homes.setdefault(name, place)
+        for place, residual in zip(where, self.main.residuals, strict=True):
+            for name in residual.queries:
                 homes.setdefault(name, place)
         for name, index in feeders(self.flow, self.main.residuals).items():
             homes.setdefault(name, where[index])
@@ -260,7 +264,8 @@ class _Dissection:
         return factor_to_stream(self.flow, self.main.residuals[index], self.uses[self.lent.get(name, name)])
 
     def _factor_outside(self, name: str, role: Role, uses: list[Use]) -> float:
-        if name in self.homes or role == "hidden" or any(use.node < 0 for use in uses):
+        inside = name in self.homes and name not in self.queries
+        if inside or role == "hidden" or any(use.node < 0 for use in uses):
             return 1.0
         return factor_outside(self.flow, self.main.residuals, uses, role == "output")
 

@@ -63,7 +63,8 @@ class Part:
     branch_layers: int | None = None
     """Weights on the longest path through its branch."""
     norm: Norm | None = None
-    """For a norm's gain: `input` if only linear maps read it, else `output`."""
+    """For a norm's gain: `input` if only linear maps read it, else `output`. A vector that multiplies a
+    weight is read by that linear map alone: `input`, or `output` if the weight is an embedding too."""
     tied: tuple[str, ...] = ()
     """Other names of the same tensor; an operation's name where a second use has no name of its own."""
     uses: tuple[str, ...] = ()
@@ -73,6 +74,8 @@ class Part:
     where that use has no name of its own."""
     offset: float = 0.0
     """What is added to a gain before it multiplies: 1 for a zero-centred one, `(1 + γ)·x`."""
+    scale_free: bool = False
+    """Is it divided by a norm of itself before it is used, so that only its direction counts?"""
     factor: float = 1.0
     """The product of the plain numbers its output is multiplied by before it meets the stream (what ends a
     branch), the logits (a readout; numbers on its input since the last weight, norm or sum count too) or the

@@ -7,10 +7,12 @@ point and are added one after the other (parallel attention and MLP) are both fo
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from theodolite.anatomy.flow import Flow, bits
 from theodolite.anatomy.operations import BENDING
+from theodolite.anatomy.routing import Mixture, find_mixtures
 from theodolite.anatomy.trace import Node
 
 
@@ -19,7 +21,7 @@ class Residual:
     """One branch of one residual addition."""
 
     addition: int
-    """The node that adds the branch to the stream."""
+    """The node that adds the branch to the stream; of a routed one, the last of the first sum it is in."""
     start: int
     """The value of the stream the branch reads."""
     ends: tuple[int, ...]
@@ -28,10 +30,17 @@ class Residual:
     """The values from start to ends, as bits; start is not one of them."""
     layers: int
     attends: bool
+    history: int | None = None
+    """Of a branch that reads a mixture of earlier ones in place of their sum: the first of these."""
+    queries: tuple[str, ...] = ()
+    """The parameters that decide on the mixture it reads."""
 
 
 def find_residuals(flow: Flow) -> list[Residual]:
     """All branches, in the order in which their first weight is used."""
+    mixtures = find_mixtures(flow)
+    if mixtures:
+        return _ordered(flow, _routed(flow, mixtures))
     joins = [join for node in flow.graph.nodes if (join := _join(flow, node)) is not None]
     sums = 0
     for join in joins:
@@ -41,7 +50,35 @@ def find_residuals(flow: Flow) -> list[Residual]:
         if node.index not in at and (join := _shortcut(flow, node, sums)) is not None:
             joins.append(join)
     found = [residual for join in _outermost(flow, joins) for residual in _branches(flow, *join)]
+    return _ordered(flow, found)
+
+
+def _ordered(flow: Flow, found: list[Residual]) -> list[Residual]:
     return sorted(found, key=lambda residual: (_first_weight(flow, residual), residual.addition))
+
+
+def _routed(flow: Flow, mixtures: list[Mixture]) -> list[Residual]:
+    """The branches of a network that mixes its history: each from a mixture to a new value."""
+    found = []
+    for term in sorted({term for mixture in mixtures for term in mixture.terms}):
+        into = next(mixture for mixture in mixtures if term in mixture.terms)
+        first = into.terms[0]
+        if term == first:
+            continue
+        before = [
+            mixture
+            for mixture in mixtures
+            if mixture.terms[0] == first and flow.ancestors[term] >> mixture.total & 1
+        ]
+        start = before[-1].total if before else first
+        addition = flow.graph.maker[into.total]
+        assert addition is not None
+        queries = before[-1].queries if before else ()
+        found += [
+            dataclasses.replace(residual, history=first, queries=queries)
+            for residual in _branches(flow, addition, start, term)
+        ]
+    return found
 
 
 Join = tuple[int, int, int]

@@ -62,13 +62,19 @@ def _without_stack(axes: tuple[int, ...], grown: tuple[int, ...]) -> tuple[int, 
 def fans_by_position(flow: Flow, use: Use, in_branch: bool) -> Fans:
     """From the dataflow alone: what reads the data is input, what makes the result is output."""
     is_last = not in_branch and _reaches_output(flow, use)
+    scaled = [other for other in flow.uses.at(use.node) if other.kind == "weight" and use.kind == "gain"]
+    if scaled:  # a scale vector grows with the side of the weight that it runs over
+        weight = fans_by_position(flow, scaled[0], in_branch)
+        grows = {"inputs": weight.width_in, "outputs": weight.width_out, None: False}[use.along]
+        return Fans(use.in_axes, use.out_axes, False, grows, "gain")
     if use.kind == "bias" or use.kind == "gain":
-        return Fans(use.in_axes, use.out_axes, False, not (is_last and use.kind == "bias"), use.kind)
+        grows = bool(use.out_axes) and not (is_last and use.kind == "bias")
+        return Fans(use.in_axes, use.out_axes, False, grows, use.kind)
     if use.kind != "weight" or _reads_data(flow, use):
         return Fans(use.in_axes, use.out_axes, False, True, "input")
     if _is_depthwise(flow, use):
         return Fans(use.in_axes, use.out_axes, False, True, "input")
-    if is_last or _routes(flow, use):
+    if is_last or not use.out_axes or _routes(flow, use):
         return Fans(use.in_axes, use.out_axes, True, False, "output")
     return Fans(use.in_axes, use.out_axes, True, True, "hidden")
 

@@ -57,6 +57,8 @@ def _notes(part: Part) -> str:
         notes.append("ends")
     if part.norm:
         notes.append(f"{part.norm} norm")
+    if part.scale_free:
+        notes.append("scale-free")
     if part.stack > 1 and part.role not in ("bias", "gain"):
         notes.append(f"stack of {part.stack}")
     if part.rows:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,13 +15,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
+from theodolite.anatomy.undisturbed import Runner, named_tensors, undisturbed
 from theodolite.building import untouched_randomness
-from theodolite.calling import call, described, logits
+from theodolite.calling import described, logits
 from theodolite.errors import UseError
 
 T = TypeVar("T")
@@ -116,7 +115,7 @@ def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Grap
             return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
 
     state = {id(tensor): fake(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())}
-    swapped = {name: state[id(tensor)] for name, tensor in _named_tensors(model)}
+    swapped = {name: state[id(tensor)] for name, tensor in named_tensors(model)}
     with mode, _silenced("torch._subclasses.fake_tensor"):
         fake_inputs = tree_map(fake, inputs)
         parameters = {id(state[key]): name for key, name in names.items()}
@@ -132,17 +131,11 @@ def _trace_real(
     # A forward pass may write to buffers and inputs: it gets copies. Detached, parameters carry no history.
     parameters = {id(tensor): tensor.detach() for tensor in model.parameters()}
     state = parameters | {id(tensor): tensor.clone() for tensor in model.buffers()}
-    swapped = {name: state[id(tensor)] for name, tensor in _named_tensors(model)}
+    swapped = {name: state[id(tensor)] for name, tensor in named_tensors(model)}
     inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
     named = {id(parameters[key]): name for key, name in names.items()}
     with untouched_randomness():
         return _record(model, inputs, named, swapped, seen)
-
-
-def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers under every name they have: tied ones must be swapped in each place."""
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
 
 
 def _record(
@@ -164,9 +157,9 @@ def _record(
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, Tensor):
             recorder.graph.inputs.add(recorder.value(leaf))
-    runner = _Runner(model)
+    runner = Runner(model)
     prefixed = {f"model.{name}": tensor for name, tensor in state.items()}
-    with _quiet(model), recorder:
+    with undisturbed(model), recorder:
         output = torch.func.functional_call(runner, prefixed, (inputs,), tie_weights=False, strict=False)
     recorder.graph.outputs = {recorder.value(leaf) for leaf in _results(output)}
     if not recorder.graph.outputs:
@@ -203,17 +196,6 @@ def _one_for_each_place(
     return separate, places
 
 
-class _Runner(nn.Module):
-    """Calls the model as `call` does, as a module, so that functional_call can swap its tensors."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Any) -> Any:
-        return call(self.model, inputs)
-
-
 class _Recorder(TorchDispatchMode):
     def __init__(self, seen: Callable[[int, Tensor], None] | None) -> None:
         super().__init__()
@@ -239,11 +221,13 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = _run(func, args, kwargs)
-        made = list(_flat(result, Tensor))
+        made = list(flat(result, Tensor))
         if made:
-            written = _written(func, args, kwargs) if func._schema.is_mutable else []
+            written = written_by(func, args, kwargs) if func._schema.is_mutable else []
             refs = tuple(self._ref(arg) for arg in args)
-            self._add(_name(func), refs, {key: self._ref(arg) for key, arg in kwargs.items()}, made, written)
+            self._add(
+                op_name(func), refs, {key: self._ref(arg) for key, arg in kwargs.items()}, made, written
+            )
         return result
 
     def _ref(self, arg: Any) -> Any:
@@ -253,7 +237,7 @@ class _Recorder(TorchDispatchMode):
 
     def _add(self, op: str, args: Any, kwargs: Any, made: list[Tensor], written: list[Tensor]) -> None:
         graph = self.graph
-        inputs = tuple(ref.value for ref in _flat((*args, *kwargs.values()), Ref))
+        inputs = tuple(ref.value for ref in flat((*args, *kwargs.values()), Ref))
         if op.startswith("new_") or op.endswith("_like"):
             inputs = ()  # made of a shape alone
         index = len(graph.nodes)
@@ -279,7 +263,7 @@ class _Recorder(TorchDispatchMode):
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if (
-        _name(func) == "_grouped_mm"
+        op_name(func) == "_grouped_mm"
         and isinstance(args[0], FakeTensor)
         and args[0].dim() == 2 < args[1].dim()
     ):
@@ -299,48 +283,13 @@ def _silenced(logger: str) -> Iterator[None]:
         log.setLevel(level)
 
 
-@contextlib.contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
-    """Eval mode, one plain path through attention and recurrent layers, no compilation; all undone after.
-
-    Attributes a forward pass sets (a mask or a cache it keeps) are undone too: they would hold fake tensors.
-    """
-    attributes = {module: dict(vars(module)) for module in model.modules()}
-    registries = [
-        held[name] for held in attributes.values() for name in ("_parameters", "_buffers", "_modules")
-    ]
-    registered = [dict(registry) for registry in registries]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    onednn = torch._C._get_mkldnn_enabled()
-    try:
-        model.eval()
-        torch.backends.mha.set_fastpath_enabled(False)
-        torch._C._set_mkldnn_enabled(False)
-        with (
-            warnings.catch_warnings(action="ignore"),
-            torch.inference_mode(False),
-            torch.no_grad(),
-            sdpa_kernel(SDPBackend.MATH),
-            torch.compiler.set_stance("force_eager"),
-        ):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        torch._C._set_mkldnn_enabled(onednn)
-        for module, held in attributes.items():
-            vars(module).clear()
-            vars(module).update(held)
-        for registry, entries in zip(registries, registered, strict=True):
-            registry.clear()
-            registry.update(entries)
-
-
-def _name(func: Any) -> str:
+def op_name(func: Any) -> str:
+    """The operation's ATen name, without overload and without the underscore of the in-place form."""
     name: str = func._schema.name.split("::")[1]
     return name[:-1] if name.endswith("_") and not name.startswith("__") else name
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors an in-place or out= operation writes to."""
     found = []
     for position, argument in enumerate(func._schema.arguments):
@@ -351,13 +300,13 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
     return found
 
 
-def _flat(value: Any, kind: type[T]) -> Iterator[T]:
+def flat(value: Any, kind: type[T]) -> Iterator[T]:
     """The instances of a kind among an operation's arguments or results: alone or in lists."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _flat(item, kind)
+            yield from flat(item, kind)
 
 
 def _storage(tensor: Tensor) -> int | None:

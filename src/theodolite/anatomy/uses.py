@@ -27,6 +27,7 @@ from theodolite.anatomy.operations import (
 from theodolite.anatomy.trace import Graph, Node, Ref
 
 UseKind = Literal["weight", "table", "token", "gain", "bias"]
+Along = Literal["inputs", "outputs"] | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Use:
     """The name it was taken by: a tied tensor has several."""
     offset: float = 0.0
     """The number that was added to it before."""
+    along: Along = None
+    """Of a vector that multiplies a weight: whether it runs over the weight's inputs or outputs."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class _Finder:
         }
         self.shapes = {name: graph.shapes[value] for value, name in graph.parameters.items()}
         self.alias = dict(graph.aliases)
-        self.offset: dict[int, float] = {}
+        self.offset: dict[int, dict[str, float]] = {}
         self.signal = {value for value in graph.inputs if graph.floating[value]}
         self.uses: list[Use] = []
         self.unknown: dict[str, str] = {}
@@ -183,15 +186,17 @@ class _Finder:
             if (alias := self.alias.get(ordered[0])) is not None:
                 self.alias[output] = alias
 
-    def _offset(self, node: Node, weights: list[int]) -> float:
-        """The number that an expression of one parameter has been shifted by: 1 in `1 + gain`."""
-        if len(weights) != 1:
-            return 0.0
-        before = self.offset.get(weights[0], 0.0)
-        if node.op in VIEWS:
-            return before
+    def _offset(self, node: Node, weights: list[int]) -> dict[str, float]:
+        """By parameter: the number that what has become of it was shifted by, 1 in `1 + gain`."""
+        before = {name: shift for value in weights for name, shift in self.offset.get(value, {}).items()}
         numbers = [arg for arg in node.args if isinstance(arg, (int, float))]
-        return before + numbers[0] if node.op == "add" and len(numbers) == 1 else 0.0
+        if node.op in VIEWS | {"cat"} or (node.op == "mul" and not numbers):
+            return before
+        if node.op not in ("add", "sub") or len(numbers) != 1:
+            return {}
+        shift = numbers[0] if node.op == "add" else -numbers[0]
+        names = (name for value in weights for name in self.expression[value])
+        return {name: before.get(name, 0.0) + shift for name in names}
 
     def _use(self, node: Node) -> None:
         if node.op in PRODUCTS:
@@ -258,7 +263,8 @@ class _Finder:
         kept = [dim for dim in range(rank) if dim not in looked_up]
         for name, axes in self.expression[table].items():
             in_axes, out_axes = _flat(axes, looked_up), _flat(axes, kept)
-            self._append(node, name, "table", "embedding", in_axes, out_axes)
+            if not self._append_factor(node, table, name, in_axes, out_axes):
+                self._append(node, name, "table", "embedding", in_axes, out_axes)
 
     def _add_term(self, node: Node, value: int) -> None:
         """Something added: a bias, or, if it varies along several dimensions, a table of positions."""
@@ -294,15 +300,22 @@ class _Finder:
         self, node: Node, value: int, name: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
     ) -> None:
         op = "conv" if node.op in CONVOLUTIONS else "linear"
-        if len(self.expression[value]) == 1:
+        if not self._append_factor(node, value, name, in_axes, out_axes):
             self._append(node, name, "weight", op, in_axes, out_axes)
-            return
-        # One parameter of several: a gain if it runs over inputs or outputs only, as in weight normalisation.
-        wide = [tuple(axis for axis in axes if self.shapes[name][axis] > 1) for axes in (in_axes, out_axes)]
-        if all(wide):
-            self._append(node, name, "weight", op, in_axes, out_axes)
-        else:
-            self._append(node, name, "gain", "scale", (), wide[0] + wide[1])
+
+    def _append_factor(
+        self, node: Node, value: int, name: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
+    ) -> bool:
+        """One parameter of several is a gain if it runs over inputs or outputs only: a scale vector, or the
+        lengths of weight normalisation."""
+        inner, outer = (
+            tuple(axis for axis in axes if self.shapes[name][axis] > 1) for axes in (in_axes, out_axes)
+        )
+        if len(self.expression[value]) == 1 or (inner and outer):
+            return False
+        along: Along = "inputs" if inner else "outputs" if outer else None
+        self._append(node, name, "gain", "scale", (), inner + outer, along)
+        return True
 
     def _add(self, node: Node, value: int, kind: UseKind, op: str) -> None:
         for name, axes in self.expression.get(value, {}).items():
@@ -323,6 +336,7 @@ class _Finder:
         op: str,
         in_axes: tuple[int, ...],
         out_axes: tuple[int, ...],
+        along: Along = None,
     ) -> None:
         value = next(value for value in node.inputs if name in self.expression.get(value, ()))
         self.uses.append(
@@ -334,7 +348,8 @@ class _Finder:
                 tuple(sorted(in_axes)),
                 tuple(sorted(out_axes)),
                 self.alias.get(value, name),
-                self.offset.get(value, 0.0),
+                self.offset.get(value, {}).get(name, 0.0),
+                along,
             )
         )
 

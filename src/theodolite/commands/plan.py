@@ -33,7 +33,9 @@ def plan(
     lr: Annotated[float | None, typer.Option(help="Learning rate at base size.", show_default=False)] = None,
     weight_decay: Annotated[float, typer.Option(help="Weight decay at base size.")] = 0.0,
     eps: Annotated[float | None, typer.Option(help="eps at base size; the optimizer's usual one.")] = None,
-    decay: Annotated[str, typer.Option(help="How weight decay scales: paper, independent, none.")] = "paper",
+    decay: Annotated[
+        str, typer.Option(help="What decays: paper, independent, none, matrices, everything.")
+    ] = "paper",
     covers: Annotated[
         str, typer.Option(help="Weights that a matrix optimizer trains: hidden or all. The rest gets AdamW.")
     ] = "hidden",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
@@ -39,9 +40,10 @@ def repeated(model: nn.Module) -> list[list[nn.Module]]:
     [3]
     """
     found = []
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1:
-            kinds = {_traits(block) for block in module}
+            start = f"{name}." if name else ""
+            kinds = {_traits(block, f"{start}{place}.") for place, block in enumerate(module)}
             if len(kinds) == 1 and len(list(module[0].parameters())) > 1:
                 found.append(list(module))
     return found
@@ -112,14 +114,21 @@ class _Compiled(torch.autograd.Function):
 _MODULE = frozenset(vars(nn.Module()))
 
 
-def _traits(block: nn.Module) -> tuple[Any, ...]:
-    """Classes, shapes, and all other attributes by what they print: a scale by layer makes blocks differ."""
+def _traits(block: nn.Module, prefix: str) -> tuple[Any, ...]:
+    """Classes, shapes, and all other attributes by what they print: a scale by layer makes blocks differ.
+
+    Names of tensors within the block, which begin with its own, do not.
+    """
+
+    def shown(value: Any) -> str:
+        return repr(value).replace(f"'{prefix}", "'")
+
     return tuple(
         (
             name,
-            type(module),
+            type_before_parametrizations(module),  # each parametrized module has a class of its own
             tuple((key, tuple(tensor.shape)) for key, tensor in module.named_parameters(recurse=False)),
-            tuple(sorted((key, repr(value)) for key, value in vars(module).items() if key not in _MODULE)),
+            tuple(sorted((key, shown(value)) for key, value in vars(module).items() if key not in _MODULE)),
         )
         for name, module in block.named_modules()
     )

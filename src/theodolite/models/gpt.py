@@ -14,8 +14,10 @@ from theodolite.models.attention import Attention, Rotation, make_rotation
 from theodolite.models.feed_forward import Experts, FeedForward
 from theodolite.models.options import require_multiple, require_one_of, require_positive, require_size
 from theodolite.models.residual import MakeNorm, NormKind, Placement, Residual, make_norm
+from theodolite.models.routing import History, Route, RoutedBlock, require_routable
 
 Positions = Literal["rotary", "learned"]
+Stream = Literal["add", "routed"]
 
 
 class GPT(nn.Module):
@@ -35,6 +37,8 @@ class GPT(nn.Module):
         norm: `rms`, or `layer`, which has shifts if `bias`.
         norm_placement: `pre`, `post`, `peri`, `out` or `none`, see `Residual`. A final norm precedes
             the readout except for `post`, whose stream is normalised, and `none`.
+        residual: `add`, or `routed`: branches read a learned mixture of all earlier ones, see
+            `theodolite.models.routing`; with norms `pre` or `peri`.
         qk_norm: normalise queries and keys over the head dimension?
         gated: SwiGLU with 3·width hidden features instead of GELU with 4·width.
         tied: is the readout the token embedding?
@@ -70,6 +74,7 @@ class GPT(nn.Module):
         positions: Positions = "rotary",
         norm: NormKind = "rms",
         norm_placement: Placement = "pre",
+        residual: Stream = "add",
         qk_norm: bool = False,
         gated: bool = False,
         tied: bool = False,
@@ -83,6 +88,9 @@ class GPT(nn.Module):
         require_positive(vocab=vocab, context=context, head_dim=head_dim)
         require_one_of("positions", positions, get_args(Positions))
         require_one_of("norm_placement", norm_placement, get_args(Placement))
+        require_one_of("residual", residual, get_args(Stream))
+        if residual == "routed":
+            require_routable(norm_placement)
         if positions == "rotary":
             require_multiple("head_dim", head_dim, 2, "rotary positions turn pairs of dimensions")
         self.context = context
@@ -92,7 +100,7 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(vocab, width)
         self.position = nn.Embedding(context, width) if positions == "learned" else None
         self.blocks = nn.ModuleList()
-        for _ in range(depth):
+        for place in range(depth):
             attention = Attention(
                 width, head_dim=head_dim, kv_heads=kv_heads, bias=bias, qk_norm=make if qk_norm else None
             )
@@ -101,7 +109,11 @@ class GPT(nn.Module):
                 if experts
                 else FeedForward(width, gated=gated, bias=bias)
             )
-            self.blocks.append(Block(attention, feed_forward, width, norm_placement, make))
+            parts = attention, feed_forward, width, norm_placement, make
+            self.blocks.append(
+                RoutedBlock(*parts, first=place == 0) if residual == "routed" else Block(*parts)
+            )
+        self.route = Route(width) if residual == "routed" else None
         self.norm = nn.Identity() if norm_placement in ("post", "none") else make(width)
         self.readout = nn.Linear(width, vocab, bias=False)
 
@@ -122,9 +134,18 @@ class GPT(nn.Module):
             rotation = make_rotation(length, self.head_dim, like=x_BTD)
         else:
             x_BTD = x_BTD + self.position(torch.arange(length, device=tokens_BT.device))
+        return self.readout(self.norm(self._streamed(x_BTD, rotation)))
+
+    def _streamed(self, x_BTD: Tensor, rotation: Rotation | None) -> Tensor:
+        """What the readout reads: the stream after all blocks, or a mixture of all they made."""
+        if self.route is None:
+            for block in self.blocks:
+                x_BTD = block(x_BTD, rotation)
+            return x_BTD
+        history = History((), ()).then(x_BTD)
         for block in self.blocks:
-            x_BTD = block(x_BTD, rotation)
-        return self.readout(self.norm(x_BTD))
+            history = block(history, rotation)
+        return self.route(history)
 
     @torch.no_grad()
     def _initialise(self, *, tied: bool, branch_end: float) -> None:

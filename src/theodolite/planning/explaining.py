@@ -82,7 +82,7 @@ def _identity(case: Case) -> str:
         f"of shape {'×'.join(map(str, part.shape)) or '()'}",
     ]
     if part.norm:
-        words.append(f"of an {part.norm.capitalize()}-Norm")
+        words.append(f"of an {part.norm.capitalize()}-Norm" if part.op == "norm" else "inside a weight")
     where = [] if part.block is None else [f"in block {part.block}"]
     if part.branch_layers == 1:
         where.append("in a branch of one layer")
@@ -159,7 +159,11 @@ def _lr(case: Case) -> str:
 def _decay(case: Case) -> str:
     if case.policy == "none":
         return "0: the policy is that nothing decays"
-    if not decays(case.part):
+    if not decays(case.part, case.policy):
+        if case.policy == "matrices":
+            return f"0: the policy is that no {case.part.role} decays"
+        if case.part.scale_free:
+            return "0: it is divided by a norm of itself, so decay would only enlarge its steps"
         whose = "an Output-Norm" if case.part.norm else "no norm"
         return f"0: the gain of {whose} never decays"
     if case.policy == "independent":

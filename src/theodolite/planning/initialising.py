@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -112,18 +113,26 @@ def _put(tensor: Tensor, values: Tensor) -> None:
 def _seeds(names: Iterable[str], seed: int) -> dict[str, int]:
     """A seed for each tensor, no two alike: torch's CPU generator heeds only 32 bits.
 
+    A weight that has been parametrized, as surgery does, starts as it would without.
+
     >>> _seeds(["a", "b"], 0)
     {'a': 2848605546, 'b': 3439470678}
+    >>> _seeds(["parametrizations.b.original"], 0)
+    {'parametrizations.b.original': 3439470678}
     """
     found: dict[str, int] = {}
     taken: set[int] = set()
     for name in sorted(names):
         attempt = 0
-        while (number := _hashed(f"{seed}/{attempt}/{name}")) in taken:
+        plain = PARAMETRIZED.sub(r"\1", name)
+        while (number := _hashed(f"{seed}/{attempt}/{plain}")) in taken:
             attempt += 1
         taken.add(number)
         found[name] = number
     return found
+
+
+PARAMETRIZED = re.compile(r"\bparametrizations\.([^.]+)\.original$")
 
 
 def _hashed(text: str) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from theodolite.anatomy.part import Part
 from theodolite.planning.law import Law
 from theodolite.rules.condition import change, gradient, gradient_entry
+from theodolite.rules.decay import Policy
 from theodolite.rules.hyper import Base, Hyper, Ratios
 
 
@@ -31,7 +32,7 @@ class Case:
     num_branches: tuple[int, int]
     """At the target and at the base size."""
     rule: str
-    policy: str
+    policy: Policy
     base: Base
     law: Law
     """How it starts at base size."""

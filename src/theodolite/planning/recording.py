@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from theodolite.planning.law import Law
-from theodolite.planning.spread import Spread, clamped, erfinv, truncated
+from theodolite.planning.spread import Spread, clamped, constant, erfinv, truncated
 
 
 class Recorder(TorchDispatchMode):
@@ -147,6 +147,8 @@ class Recorder(TorchDispatchMode):
             return lambda spread: spread
         if name == "erfinv":
             return erfinv
+        if name in _OF_A_NUMBER:
+            return lambda spread: constant(spread, _OF_A_NUMBER[name](*args[1:2]))
         if name == "clamp":
             low, high = ([*args[1:], None, None])[:2]
             low, high = kwargs.get("min", low), kwargs.get("max", high)
@@ -223,8 +225,15 @@ _NOT_A_FILL = object()
 _CONSTANTS = dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero"), 0.0) | dict.fromkeys(
     ("ones", "ones_like", "new_ones"), 1.0
 )
-# Not the views that stay in their storage: nothing is written there.
-_SAME = frozenset({"clone", "_to_copy", "_unsafe_view", "lift_fresh_copy"})
+# Not the views that stay in their storage: nothing is written there. Nor does `set_`, which goes to another.
+_SAME = frozenset({"clone", "_to_copy", "_unsafe_view", "lift_fresh_copy", "set"})
+_OF_A_NUMBER: dict[str, Callable[..., Callable[[float], float]]] = {
+    "mean": lambda *_: lambda x: x,
+    "sqrt": lambda *_: math.sqrt,
+    "exp": lambda *_: math.exp,
+    "pow": lambda power: lambda x: x**power,
+}
+"""What is made of a tensor that holds one number: the rms of a gain of ones is one."""
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -57,6 +58,16 @@ def truncated(mean: float, std: float, low: float, high: float) -> Spread | None
         return Spread("truncated", mean, std, (high - mean) / std)
     # Where next to nothing is cut off, it does not matter that the bounds lie unevenly.
     return Spread("normal", mean, std) if min(high - mean, mean - low) > FAR * std else None
+
+
+def constant(spread: Spread | None, function: Callable[[float], float]) -> Spread | None:
+    """A function of a number; of numbers that were drawn it has no simple law."""
+    if spread is None or spread.z != "constant":
+        return None
+    try:
+        return Spread("constant", function(spread.shift))
+    except (ArithmeticError, ValueError, TypeError):  # a root of a negative number
+        return None
 
 
 def erfinv(spread: Spread | None) -> Spread | None:

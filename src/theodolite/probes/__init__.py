@@ -1,9 +1,12 @@
 """Measurements on a network that leave it as it was."""
 
+from theodolite.probes.amplification import Amplification, amplification
 from theodolite.probes.assumptions import Assumptions, assumptions
 from theodolite.probes.coordinates import Coordinates, coordinates
+from theodolite.probes.decay import Decay, decay
 from theodolite.probes.following import Track
 from theodolite.probes.power import SpectralNorm, spectral_norm
+from theodolite.probes.preconditioning import Preconditioning, preconditioning
 from theodolite.probes.second_order.curvature import Curvature, curvature
 from theodolite.probes.second_order.density import Density, density
 from theodolite.probes.second_order.eigenvalues import Eigenvalues, eigenvalues
@@ -23,6 +26,8 @@ from theodolite.probes.steps.drift import Drift, drift
 from theodolite.probes.steps.profile import Profile, profile
 from theodolite.probes.steps.radius import Radius, radius
 from theodolite.probes.steps.update import optimizer_step
+from theodolite.probes.stream import Stream, stream
+from theodolite.probes.stream_course import StreamCourse, stream_course
 
 __all__ = [
     # the first steps of training
@@ -65,6 +70,19 @@ __all__ = [
     "landscape",
     "track",
     "trajectory",
+    # scale vectors
+    "Amplification",
+    "Preconditioning",
+    "amplification",
+    "preconditioning",
+    # the optimizer's groups
+    "Decay",
+    "decay",
+    # the residual stream
+    "Stream",
+    "StreamCourse",
+    "stream",
+    "stream_course",
     # along a step
     "Drift",
     "drift",

@@ -127,8 +127,12 @@ def _by_kind(name: str, layout: Layout, tensors: tuple[Tensor, ...]) -> dict[str
 
 
 def _expected(layout: Layout) -> dict[str, float]:
-    """A branch of L is 1/L of the stream, if of one layer 1/√L at first; its change is 1/L in any case."""
-    expected: dict[str, float] = {}
+    """A branch of L is 1/L of the stream, if of one layer 1/√L at first; its change is 1/L in any case.
+
+    A stream that is a mean of L values, one of which is the embedding, is 1/L of the sum.
+    """
+    names = ("stream.middle", "stream", "change of stream") if layout.is_routed else ()
+    expected: dict[str, float] = dict.fromkeys(names, -1.0)
     for kind, members in _kinds(layout):
         one_layer = layout.layers[members[0]] == 1
         expected |= {f"branch.{kind}": -0.5 if one_layer else -1.0, f"change of branch.{kind}": -1.0}

@@ -6,7 +6,7 @@ are branches and which the stream; the next passes only look at these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,9 +34,16 @@ class Layout:
     """By branch: the values whose sum it adds to the stream."""
     stream: tuple[int, ...]
     """By branch: the value of the stream after it; of a post-norm, what the norm makes of the sum."""
+    starts: tuple[int, ...]
+    """By branch: the value of the stream that it reads."""
+    removable: tuple[bool, ...]
+    """By branch: is the network without it the one in which its values are zeros?"""
+    is_routed: bool
+    """Is the stream a mixture of all branches, in place of their sum?"""
     logits: int
     ops: tuple[str, ...]
     """All operations of the pass; another pass with the same operations has the same layout."""
+    graph: Graph = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,12 @@ def find_layout(model: nn.Module, inputs: Any) -> Layout:
         layers=tuple(residual.layers for residual in residuals),
         branches=tuple(residual.ends for residual in residuals),
         stream=tuple(_stream(flow, residuals)),
+        starts=tuple(residual.start for residual in residuals),
+        removable=(True,) * len(residuals),
+        is_routed=any(residual.history is not None for residual in residuals),
         logits=next(iter(graph.outputs)),
         ops=_ops(graph),
+        graph=graph,
     )
 
 

@@ -3,10 +3,17 @@
     paper        λ per role, such that λ‖W‖ stays comparable to the update; lr·λ follows the base lr
     independent  every tensor loses the fraction `weight_decay` of itself per step, whatever its learning rate
     none         nothing decays
+    matrices     λ as `paper`, but no gain and no bias decays: the usual rule "no decay on vectors"
+    everything   λ as `paper`, and every tensor decays, all gains too
 
 Under the first two, weights and biases decay, and the gain of an Input-Norm, which only linear maps read and
 which would drift without it. The gain of an Output-Norm, which reaches the residual stream, a softmax or
-another nonlinearity, never does, nor does any gain that no norm owns.
+another nonlinearity, does not, nor does any gain that no norm owns. The last two are what most training code
+does, and are here to compare with.
+
+A vector that multiplies a weight is read by that linear map alone and decays like an Input-Norm's gain. Where
+it is a magnitude times a direction, the magnitude does: decay on a direction that is divided by its own norm
+would change nothing but the size of its steps.
 """
 
 from __future__ import annotations
@@ -17,13 +24,24 @@ from theodolite.anatomy.part import Part
 from theodolite.errors import UseError
 from theodolite.rules.hyper import Hyper
 
-Policy = Literal["paper", "independent", "none"]
+Policy = Literal["paper", "independent", "none", "matrices", "everything"]
 POLICIES: tuple[str, ...] = get_args(Policy)
 
 
-def decays(part: Part) -> bool:
-    """May this tensor decay at all?"""
-    return part.role != "gain" or part.norm == "input"
+def decays(part: Part, policy: Policy = "paper") -> bool:
+    """May this tensor decay at all under a policy?
+
+    >>> gain = Part("g", (8,), "norm", "gain", 1, 8, False, True, (), (0,), norm="input")
+    >>> [policy for policy in POLICIES if decays(gain, policy)]
+    ['paper', 'independent', 'everything']
+    """
+    if policy not in POLICIES:
+        raise UseError(f"the decay policy is {policy!r}: it is one of {', '.join(POLICIES)}")
+    if policy in ("none", "everything"):
+        return policy == "everything"
+    if policy == "matrices":
+        return part.role not in ("gain", "bias")
+    return part.role != "gain" or (part.norm == "input" and not part.scale_free)
 
 
 def decayed(policy: Policy, part: Part, hyper: Hyper, weight_decay: float) -> float:
@@ -34,8 +52,6 @@ def decayed(policy: Policy, part: Part, hyper: Hyper, weight_decay: float) -> fl
     >>> decayed("paper", matrix, hyper, 0.1), decayed("independent", matrix, hyper, 0.1)
     (0.8, 0.2)
     """
-    if policy not in POLICIES:
-        raise UseError(f"the decay policy is {policy!r}: it is one of {', '.join(POLICIES)}")
-    if policy == "none" or not decays(part):
+    if not decays(part, policy):
         return 0.0
     return weight_decay / hyper.lr if policy == "independent" else hyper.weight_decay

@@ -55,7 +55,7 @@ def scale_vectors(
     Raises:
         SurgeryError: if there is nothing to do, saying why, or if the function would change.
 
-    >>> import theodolite as th
+    >>> import torch, theodolite as th
     >>> tokens = torch.zeros(1, 8, dtype=torch.long)
     >>> model, proof = scale_vectors(th.models.GPT(64, 2).double(), tokens)
     >>> len(proof.moved), proof.outputs < 1e-10, proof.gradients < 1e-10
@@ -112,8 +112,7 @@ def _form(heterogeneous: bool, placement: str, reparameterization: str | None) -
             "heterogeneous=False, placement='input' and reparameterization=None is what the network has "
             "already: there is nothing to do"
         )
-    found: Form = form  # type: ignore[assignment]
-    return found
+    return form
 
 
 def _convert(
@@ -165,10 +164,15 @@ def _operate(
         if own and placement == "output":
             edits.write(weight, weight.detach().double() * along(reader, size.double(), nothing=1.0))
         if inputs or outputs:
-            names = {"weight": reader.weight, "gain": place.gain, "shift": place.shift if own else None}
-            edits.parametrize(
-                held(model, reader.weight), ScaledWeight(reader.shape, inputs, outputs, **names)
+            how = ScaledWeight(
+                reader.shape,
+                inputs,
+                outputs,
+                weight=reader.weight,
+                gain=place.gain,
+                shift=place.shift if own else None,
             )
+            edits.parametrize(held(model, reader.weight), how)
     if before is None:
         if form != "plain":
             edits.write(gain, size.view_as(gain))

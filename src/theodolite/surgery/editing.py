@@ -69,7 +69,7 @@ class Edits:
 
     def unparametrize(self, where: Held) -> None:
         """Hold what a tensor was computed from."""
-        (how,) = where.module.parametrizations[where.attribute]  # type: ignore[index, union-attr, misc]
+        (how,) = where.module.parametrizations[where.attribute]  # type: ignore[index]
         _remove(where)
         self.undos.append(lambda: _register(where, how))
 

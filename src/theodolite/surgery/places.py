@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.names import canonical_modules, canonical_parameters, unwrap
 from theodolite.anatomy.norms import follows_normalisation
-from theodolite.anatomy.operations import VIEWS
+from theodolite.anatomy.operations import RESHAPES
 from theodolite.anatomy.readers import Read, Readings, read_by
 from theodolite.anatomy.rows import row_blocks
 from theodolite.anatomy.specimen import examine
+from theodolite.anatomy.trace import Node
 from theodolite.anatomy.uses import Use, factors
 from theodolite.errors import UseError
 from theodolite.surgery.vectors import Shape
@@ -57,6 +58,8 @@ class Places:
     found: tuple[Place, ...]
     left: Mapping[str, str]
     """By name of a gain that cannot be moved: why."""
+    offsets: Mapping[str, float]
+    """By name of any of these gains: what its norm adds to it."""
 
     def chosen(self, patterns: Sequence[str] | None) -> tuple[Place, ...]:
         """Those whose names match; all that can be moved if no patterns are given."""
@@ -109,6 +112,10 @@ def held(model: nn.Module, name: str) -> Held:
     """Where a parameter or a buffer of that canonical name is held."""
     prefix, _, attribute = name.rpartition(".")
     return Held(dict(canonical_modules(model))[prefix], attribute)
+
+
+_PASSING = RESHAPES | {"add", "clone", "contiguous", "_to_copy", "to", "type_as", "alias"}
+"""What may stand between a product and its bias."""
 
 
 class _Finder:
@@ -183,28 +190,30 @@ class _Finder:
 
     def _bias(self, node: int, size: int) -> str | None:
         """The bias of a product: added by the product itself, or to what it made."""
-        graph, waiting = self.flow.graph, [graph_node for graph_node in (self.flow.graph.nodes[node],)]
-        while waiting:
-            current = waiting.pop()
+        current = self.flow.graph.nodes[node]
+        while True:
             names = [use.name for use in self.flow.uses.at(current.index) if use.kind == "bias"]
-            alone = [
-                name
-                for name in names
-                if len(self.uses[name]) == 1 and tuple(self.tensors[name].shape) == (size,)
-            ]
             if names:
-                return alone[0] if len(names) == 1 and alone else None
-            readers = [self.flow.graph.nodes[index] for index in graph.readers[current.outputs[0]]]
-            if len(readers) == 1 and (readers[0].op in VIEWS or readers[0].op == "add"):
-                waiting.append(readers[0])
-        return None
+                (name, *others) = names
+                alone = not others and len(self.uses[name]) == 1
+                return name if alone and tuple(self.tensors[name].shape) == (size,) else None
+            readers = self.flow.readers(current.outputs[0])
+            if len(readers) != 1 or not self._keeps_rows(readers[0], size):
+                return None
+            current = readers[0]
+
+    def _keeps_rows(self, node: Node, size: int) -> bool:
+        """Is what a product made still by itself after a node, its rows last and in order?"""
+        last = self.flow.graph.shapes[node.outputs[0]][-1:]
+        alone = len(self.flow.signals(node)) == 1
+        return node.op in _PASSING and alone and tuple(last) == (size,)
 
     def _shift(self, readings: Readings, readers: list[Reader]) -> str | None:
         """The shift that goes with the gain, or why it cannot go into the maps' biases."""
         if not readings.shifts:
             return None
         (shift, *others) = readings.shifts
-        if others or shift not in self.tensors or len(self.uses[shift]) != len(self.uses.get(shift, ())):
+        if others or shift not in self.tensors:
             return f"{' and '.join(readings.shifts)} is added to it"
         if len(self.owners[id(self.tensors[shift])]) > 1:
             return f"the norm's shift {shift} is shared"
@@ -228,7 +237,8 @@ class _Finder:
                 left[place.gain] = f"{clashing[0]} reads {' and '.join(readers[clashing[0]])}"
             else:
                 kept.append(place)
-        return Places(tuple(kept), left)
+        gains = [*(place.gain for place in kept), *left]
+        return Places(tuple(kept), left, {name: self.uses[name][0].offset for name in gains})
 
     def _others(self, use: Use) -> list[int]:
         """What meets the signal where a parameter is used, as far as it is made of that parameter."""

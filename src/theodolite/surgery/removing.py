@@ -8,7 +8,7 @@ from torch import nn
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.surgery.conduct import Done, conduct
-from theodolite.surgery.editing import Edits
+from theodolite.surgery.editing import Edits, scaled_gains, scaled_weights
 from theodolite.surgery.folding import folding
 from theodolite.surgery.places import SurgeryError, find_places, held
 from theodolite.surgery.proof import Proof
@@ -20,7 +20,7 @@ def remove_gains(model: nn.Module, inputs: Any) -> tuple[nn.Module, Proof]:
     They are buffers afterwards, which no optimizer trains. A gain that cannot be folded (Output-Norms) has to
     be one already, as it is before training; another is an error that names it.
 
-    >>> import theodolite as th
+    >>> import torch, theodolite as th
     >>> tokens = torch.zeros(1, 8, dtype=torch.long)
     >>> model, proof = remove_gains(th.models.GPT(64, 1, norm_placement="peri"), tokens)
     >>> [name for name, _ in model.named_parameters() if "norm" in name]
@@ -47,13 +47,14 @@ def remove(model: nn.Module, inputs: Any) -> nn.Module:
 
 def _remove(model: nn.Module, inputs: Any, edits: Edits) -> Done:
     places = find_places(model, inputs)
-    if not places.found and not places.left:
+    scaled = scaled_weights(model) or scaled_gains(model)
+    if not (places.found or places.left or scaled):
         raise SurgeryError("nothing to remove: the network has no norms with gains")
-    done = folding(model, inputs, edits) if places.found else Done((), places.left)
-    offsets = {place.gain: place.offset for place in find_places(model, inputs).found}
-    for name, tensor in canonical_parameters(model):
-        if name in offsets or name in done.left:
-            one = 1.0 - offsets.get(name, 0.0)
+    done = folding(model, inputs, edits) if places.found or scaled else Done((), places.left)
+    offsets = find_places(model, inputs).offsets
+    for name, tensor in list(canonical_parameters(model)):
+        if name in offsets:
+            one = 1.0 - offsets[name]
             if name in done.left and not tensor.is_meta and not bool((tensor == one).all()):
                 raise SurgeryError(
                     f"{name} is not one everywhere and cannot be folded: {done.left[name]}. Remove the gains "

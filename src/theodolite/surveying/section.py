@@ -25,8 +25,8 @@ def find_sections() -> dict[str, Section]:
     """Every section there is, by name, in order.
 
     >>> list(find_sections())
-    ['anatomy', 'growth', 'norms', 'initialisation', 'plan', 'coordinates', 'spectral', 'curvature',
-     'transfer', 'steps', 'schedule']
+    ['anatomy', 'growth', 'norms', 'decay', 'gains', 'initialisation', 'stream', 'plan', 'coordinates',
+     'spectral', 'curvature', 'transfer', 'steps', 'schedule']
     """
     from theodolite.surveying import sections as folder
 

@@ -1,12 +1,12 @@
-"""Where the norms stand, and which of their gains may decay."""
+"""Where the norms stand."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
-from theodolite.anatomy.folding import Fold, fold, ranges
-from theodolite.anatomy.part import Anatomy, Branch, Part
+from theodolite.anatomy.folding import ranges
+from theodolite.anatomy.part import Anatomy, Branch
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site
@@ -26,19 +26,11 @@ WHY_PLACEMENT = (
     "adds a fixed amount. After the sum (post), the stream is renewed each time and gradients "
     "pass through every norm. Without any, nothing but the branch's weight keeps the stream finite."
 )
-WHY_GAINS = (
-    "A gain γ that only linear maps read (Input-Norm) is part of the next matrix, W·diag(γ): under gradient "
-    "noise, without decay, γ drifts upwards and amplifies its own steps, so it should decay like W. A gain "
-    "that reaches the stream, a softmax or another nonlinearity (Output-Norm) sets the size of a signal: "
-    "decay shrinks what the network says. The usual rule “no decay on vectors” is wrong for the first kind, "
-    "“decay everything” for the second."
-)
 
 
 def examine(site: Site) -> Iterator[Finding]:
-    """TH102 and TH103."""
+    """TH102."""
     yield placement(site.anatomy)
-    yield gains(site.anatomy)
 
 
 def placement(anatomy: Anatomy) -> Finding:
@@ -67,50 +59,6 @@ def placement(anatomy: Anatomy) -> Finding:
         why=WHY_PLACEMENT,
         remedy=remedy,
         evidence=Evidence(rows=tuple(_placement_rows(branches))),
-    )
-
-
-def gains(anatomy: Anatomy) -> Finding:
-    """TH103: which gains may decay."""
-    title = "Gains by norm role"
-    all_gains = [part for part in anatomy.values() if part.role == "gain"]
-    if not all_gains:
-        return Finding(
-            "TH103", "ok", title, "The network has no gains, so none can decay wrongly.", why=WHY_GAINS
-        )
-    inputs = [part for part in all_gains if part.norm == "input"]
-    outputs = [part for part in all_gains if part.norm == "output"]
-    others = [part for part in all_gains if part.norm is None]
-    kinds = {
-        f"{'belongs to an' if len(parts) == 1 else 'belong to'} {owner}"
-        f"{'' if len(parts) == 1 else 's'} and {verdict}": len(parts)
-        for owner, parts, verdict in (
-            ("Input-Norm", inputs, "may decay"),
-            ("Output-Norm", outputs, "must not decay"),
-            ("elementwise scale", others, "must not decay"),
-        )
-        if parts
-    }
-    if len(kinds) == 1:
-        sentence = f"{all_of(len(all_gains), 'gain')} {next(iter(kinds))}."
-    else:
-        each = "; ".join(f"{count} {kind}" for kind, count in kinds.items())
-        sentence = f"Of {len(all_gains)} gains, {each}."
-    level: Level = "ok"
-    remedy = ""
-    if inputs:
-        level = "note"
-        remedy = f"Give {_listed(fold(inputs))} the weight decay of the matrices"
-        if outputs or others:
-            remedy += (
-                f", and none to {_listed(fold([*outputs, *others]))}: a rule by number of dimensions cannot "
-                "tell them apart."
-            )
-        else:
-            remedy += ": the usual rule, which spares vectors from decay, would spare them."
-    rows = tuple(_gain_row(one) for one in fold(all_gains))
-    return Finding(
-        "TH103", level, title, sentence, why=WHY_GAINS, remedy=remedy, evidence=Evidence(rows=rows)
     )
 
 
@@ -144,21 +92,6 @@ def _placement_rows(branches: tuple[Branch, ...]) -> Iterator[dict[str, Value]]:
             "computes": FORMULAS[kind],
             "layers": layers,
         }
-
-
-def _gain_row(one: Fold) -> dict[str, Value]:
-    part: Part = one.part
-    return {
-        "gain": one.pattern,
-        "blocks": one.blocks,
-        "role": {"input": "Input-Norm", "output": "Output-Norm", None: "elementwise scale"}[part.norm],
-        "entries": part.numel,
-        "decay": "yes" if part.norm == "input" else "no",
-    }
-
-
-def _listed(folds: list[Fold]) -> str:
-    return ", ".join(one.pattern for one in folds)
 
 
 def _name(kind: str) -> str:

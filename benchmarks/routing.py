@@ -1,0 +1,95 @@
+"""Is the plan right for cross-layer routing? Scores of its queries over size, learning rates over depth.
+
+    python benchmarks/routing.py            about twenty minutes on one core of a CPU
+
+Two tables, for docs/routing.md: the root mean square of the readout's scores q·k/√D after six steps, and
+held-out losses of the routed and of the plain network against the learning rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+import theodolite as th
+from theodolite.fleet.engine import Means
+from theodolite.fleet.run import Run
+from theodolite.fleet.vectorised import vectorised
+from theodolite.studies.networks import network
+from theodolite.workloads import Workload
+
+WIDE = [th.Size(width, 2) for width in (64, 128, 256, 512)]
+DEEP = [th.Size(64, depth) for depth in (2, 4, 8, 16)]
+BASE = th.Size(64, 2)
+LR = 2**-7
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for sizes in (WIDE, DEEP):
+        print("scores of the readout's query after six steps:", *sizes)
+        for kind in ("plan", "standard"):
+            means = (statistics.fmean(scores(size, kind, seed) for seed in range(3)) for size in sizes)
+            print(f"{kind:10}", *(f"{mean:.3f}" for mean in means), flush=True)
+    for residual in ("routed", "add"):
+        print(f"{residual}: held-out loss at learning rates 2^-8 to 2^-4, two seeds")
+        for name, losses in rates(residual):
+            print(f"{name:15}", *(f"{loss:.3f}" for loss in losses), flush=True)
+
+
+def scores(size: th.Size, kind: str, seed: int) -> float:
+    workload = text("routed", num=8)
+    plan = th.plan(
+        workload.build, workload.batch(0, 0)[0], size=size, base=BASE if kind == "plan" else size, lr=LR
+    )
+    model = plan.build(seed)
+    optimizer = plan.optimizer(model)
+    found = []
+    model.route.register_forward_hook(
+        lambda route, given, _: found.append(torch.stack(given[0].keys) @ route.query / size.width**0.5)
+    )
+    for step in range(6):
+        optimizer.zero_grad()
+        workload.evaluate(model, workload.batch(seed, step)).backward()
+        optimizer.step()
+    model(workload.batch(seed, 6)[0])
+    return float(found[-1].detach().square().mean().sqrt())
+
+
+def rates(residual: str) -> Iterator[tuple[str, list[float]]]:
+    workload = text(residual, num=4)
+    cases = ((BASE, "plan"), (th.Size(64, 12), "plan"), (th.Size(64, 12), "standard"))
+    for size, kind in cases:
+        runs = [
+            Run(
+                workload=workload.name,
+                size=size,
+                lr=2.0**exponent,
+                parameterization=kind,
+                base=BASE if kind == "plan" else None,
+                seed=seed,
+                steps=100,
+                warmup=10,
+                held_out=4,
+                options={"betas": (0.9, 0.95)},
+            )
+            for exponent in range(-8, -3)
+            for seed in (0, 1)
+        ]
+        losses: dict[float, list[float]] = {run.lr: [] for run in runs}
+        for outcome in vectorised(runs, Means(workloads={workload.name: workload}, chunk=5)):
+            losses[outcome.run.lr].append(float("inf") if outcome.held_out is None else outcome.held_out)
+        yield f"{size} {kind}", [statistics.fmean(each) for each in losses.values()]
+
+
+def text(residual: str, *, num: int) -> Workload:
+    build = partial(th.models.GPT, vocab=256, context=128, residual=residual)
+    return dataclasses.replace(network("gpt-pre", num=num, length=64), name=residual, build=build)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""A recorded forward pass, run again: values of it kept, their gradients taken, some of them set to zero.
+
+The recording knows values by number. The second pass is the network itself, with its own autograd, under a
+mode that sees every operation just before it runs and finds the values among its arguments: there a tensor
+has its history, whether a view or an operation in place made it.
+
+An operation is found again as the n-th of its kind, a kind being a name and the shapes of the arguments. This
+survives that the second pass is not the first one: autograd saves copies, products are folded otherwise,
+experts get other tokens. Where the passes have different numbers of a kind, its values count as lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from theodolite.anatomy.names import unwrap
+from theodolite.anatomy.operations import PRODUCTS, VIEWS
+from theodolite.anatomy.trace import Graph, Node, flat, op_name
+from theodolite.anatomy.undisturbed import run_under
+from theodolite.calling import logits
+
+Kind = tuple[str, tuple[tuple[int, ...], ...]]
+"""An operation's name, and the shapes of its tensors."""
+
+Seen = Callable[[str, Tensor, "int | None"], None]
+"""Called with an operation, a tensor it made, and the last of the kept values that was read before it."""
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What a second pass gave. Made by `rerun`."""
+
+    output: Tensor
+    """The logits; with their history if gradients were asked for."""
+    values: Mapping[int, Tensor]
+    """Copies of the kept values that were found again."""
+    edges: Mapping[int, GradientEdge]
+    """Where autograd hands on the gradient of each; missing where it has none."""
+    lost: frozenset[int]
+    """Values that were not found again."""
+
+    def gradients(self, loss: Tensor) -> dict[int, Tensor]:
+        """`∂loss/∂value` of each value that the loss depends on."""
+        if not self.edges or not loss.requires_grad:
+            return {}
+        found = torch.autograd.grad(loss, list(self.edges.values()), allow_unused=True)
+        return {value: one for value, one in zip(self.edges, found, strict=True) if one is not None}
+
+
+def rerun(
+    model: nn.Module,
+    inputs: Any,
+    graph: Graph,
+    *,
+    keep: Collection[int] = (),
+    zero: Collection[int] = (),
+    gradients: bool = False,
+    seen: Seen | None = None,
+) -> Rerun:
+    """Run the model again; it is left as it was.
+
+    Args:
+        model: the one that was recorded.
+        inputs: of the shapes it was recorded with, on its device.
+        graph: the recording, of `watch`.
+        keep: values to copy, and to take gradients of.
+        zero: values that every operation is to read as zeros.
+        gradients: let autograd keep the way back to the kept values.
+        seen: with gradients, told of every floating-point tensor that depends on a parameter.
+
+    Dropout is off, and a batch norm in training mode uses the statistics of the batch.
+    """
+    totals = Counter(_kinds(graph).values())
+    places = _places(graph, keep, zero)
+    mode = _Mode(places, seen, gradients)
+    output = logits(run_under(mode, unwrap(model), inputs, gradients=gradients))
+    for value in keep:
+        if not graph.readers[value] and value in graph.outputs:
+            mode.take(value, output)
+    sure = {place.value for place in places if totals[place.kind] == mode.counts[place.kind]}
+    unsure = {place.value for place in places if totals[place.kind] != mode.counts[place.kind]}
+    kept = {value: one for value, one in mode.values.items() if value in sure or value in graph.outputs}
+    lost = {value for value in keep if value not in kept} | {value for value in zero if value in unsure}
+    return Rerun(
+        output,
+        kept,
+        {value: edge for value, edge in mode.edges.items() if value in kept},
+        frozenset(lost),
+    )
+
+
+class _Place(NamedTuple):
+    """The n-th operation of a kind reads a value as one of its tensors."""
+
+    kind: Kind
+    ordinal: int
+    argument: int
+    value: int
+    act: str
+    """`keep`, `zero` or `mark`: only to know how far the pass is."""
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, places: Iterable[_Place], seen: Seen | None, gradients: bool) -> None:
+        super().__init__()
+        self.seen, self.with_gradients = seen, gradients
+        self.waiting: dict[tuple[Kind, int], list[_Place]] = {}
+        for place in places:
+            self.waiting.setdefault((place.kind, place.ordinal), []).append(place)
+        self.counts: Counter[Kind] = Counter()
+        self.values: dict[int, Tensor] = {}
+        self.edges: dict[int, GradientEdge] = {}
+        self.last: int | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = list(flat((*args, *kwargs.values()), Tensor))
+        kind = op_name(func), tuple(tuple(tensor.shape) for tensor in tensors)
+        blank = set()
+        for place in self.waiting.get((kind, self.counts[kind]), ()):
+            if place.act == "zero":
+                blank.add(place.argument)
+                continue
+            self.last = place.value
+            if place.act == "keep":
+                self.take(place.value, tensors[place.argument])
+        if blank:
+            given = iter([_blank(one) if at in blank else one for at, one in enumerate(tensors)])
+            args = tuple(_exchanged(arg, given) for arg in args)
+            kwargs = {key: _exchanged(arg, given) for key, arg in kwargs.items()}
+        result = func(*args, **kwargs)
+        made = list(flat(result, Tensor))
+        if made:
+            self.counts[kind] += 1
+        if self.seen is not None and any(tensor.requires_grad for tensor in tensors):
+            for tensor in made:
+                if tensor.is_floating_point():
+                    self.seen(kind[0], tensor.detach(), self.last)
+        return result
+
+    def take(self, value: int, tensor: Tensor) -> None:
+        if self.with_gradients and tensor.requires_grad:
+            self.edges[value] = get_gradient_edge(tensor)
+        self.values[value] = tensor.detach().clone()
+
+
+def _places(graph: Graph, keep: Iterable[int], zero: Iterable[int]) -> list[_Place]:
+    kinds = _kinds(graph)
+    ordinals: dict[int, int] = {}
+    met: Counter[Kind] = Counter()
+    for index, kind in kinds.items():
+        ordinals[index] = met[kind]
+        met[kind] += 1
+
+    def place(node: Node, argument: int, value: int, act: str) -> _Place:
+        return _Place(kinds[node.index], ordinals[node.index], argument, value, act)
+
+    found: list[_Place] = []
+    for value in keep:
+        read = _as_read(graph, value)
+        readers = list(_readers(graph, read))
+        if readers:
+            first, chosen = readers[0], min(readers, key=_is_restless)
+            found.append(place(first, first.inputs.index(read), value, "mark"))
+            found.append(place(chosen, chosen.inputs.index(read), value, "keep"))
+    for value in zero:
+        for node in _readers(graph, value):
+            at = [index for index, read in enumerate(node.inputs) if read == value]
+            found += [place(node, index, value, "zero") for index in at]
+    return found
+
+
+def _as_read(graph: Graph, value: int) -> int:
+    """The value, or what holds the same after a write through a view that nobody reads again."""
+    if any(True for _ in _readers(graph, value)):
+        return value
+    for index in graph.readers[value]:
+        for other in graph.nodes[index].outputs:
+            if math.prod(graph.shapes[other]) == math.prod(graph.shapes[value]) and graph.readers[other]:
+                return other
+    return value
+
+
+def _readers(graph: Graph, value: int) -> Iterator[Node]:
+    """The operations that read a value, in order; what only marks a write is none."""
+    for index in dict.fromkeys(graph.readers[value]):
+        if graph.nodes[index].op != "write":
+            yield graph.nodes[index]
+
+
+def _is_restless(node: Node) -> bool:
+    """May autograd make another number of its kind? A product is folded otherwise if it has a gradient."""
+    return node.op in VIEWS or node.op in PRODUCTS
+
+
+def _kinds(graph: Graph) -> dict[int, Kind]:
+    """By node: its kind."""
+    return {
+        node.index: (node.op, tuple(graph.shapes[value] for value in node.inputs))
+        for node in graph.nodes
+        if node.op != "write"
+    }
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor)
+
+
+def _exchanged(arg: Any, given: Iterator[Tensor]) -> Any:
+    """The argument with its tensors exchanged for those given, in order."""
+    if isinstance(arg, Tensor):
+        return next(given)
+    if isinstance(arg, (list, tuple)):
+        return type(arg)(_exchanged(item, given) for item in arg)
+    return arg

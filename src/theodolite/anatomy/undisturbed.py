@@ -1,0 +1,94 @@
+"""A forward pass that leaves no trace: one plain path through the network, all of it undone after."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from theodolite.building import untouched_randomness
+from theodolite.calling import call
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode, one plain path through attention and recurrent layers, no compilation; all undone after.
+
+    Attributes a forward pass sets (a mask or a cache it keeps) are undone too: they would hold fake tensors.
+    """
+    attributes = {module: dict(vars(module)) for module in model.modules()}
+    registries = [
+        held[name] for held in attributes.values() for name in ("_parameters", "_buffers", "_modules")
+    ]
+    registered = [dict(registry) for registry in registries]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    onednn = torch._C._get_mkldnn_enabled()
+    try:
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch._C._set_mkldnn_enabled(False)
+        with (
+            warnings.catch_warnings(action="ignore"),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            sdpa_kernel(SDPBackend.MATH),
+            torch.compiler.set_stance("force_eager"),
+        ):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch._C._set_mkldnn_enabled(onednn)
+        for module, held in attributes.items():
+            vars(module).clear()
+            vars(module).update(held)
+        for registry, entries in zip(registries, registered, strict=True):
+            registry.clear()
+            registry.update(entries)
+
+
+def run_under(mode: TorchDispatchMode, model: nn.Module, inputs: Any, *, gradients: bool = False) -> Any:
+    """What the model returns, on its own weights, every operation passing through a mode.
+
+    Dropout is off. A batch norm that is in training mode uses the statistics of the batch, as it does when
+    the network is trained. With `gradients` every parameter requires one, through stand-ins: the model's own
+    get none.
+    """
+    batch_norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    state: dict[int, Tensor] = {}
+    for tensor in model.parameters():
+        carries = gradients and (tensor.is_floating_point() or tensor.is_complex())
+        state[id(tensor)] = tensor.detach().requires_grad_(carries)
+    state |= {id(tensor): tensor.detach().clone() for tensor in model.buffers()}
+    swapped = {f"model.{name}": state[id(tensor)] for name, tensor in named_tensors(model)}
+    inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
+    runner = Runner(model)
+    with untouched_randomness(), undisturbed(model), torch.set_grad_enabled(gradients), mode:
+        for module in batch_norms:
+            module.training = True
+        return torch.func.functional_call(runner, swapped, (inputs,), tie_weights=False, strict=False)
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers under every name they have: tied ones must be swapped in each place."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+class Runner(nn.Module):
+    """Calls the model as `call` does, as a module, so that functional_call can swap its tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        """What the model returns."""
+        return call(self.model, inputs)

@@ -1,0 +1,148 @@
+"""Cross-layer routing: a branch reads a learned mixture of all that was computed before it.
+
+With v_0 the embedding and v_i the output of branch i,
+
+    k_i = v_i/rms(v_i)        α_{i→l} = softmax_i(q_l·k_i/√D)        h_l = Σ_{i<l} α_{i→l} v_i
+
+takes the place of the sum `h_l = Σ_{i<l} v_i` of a residual stream. Every branch, and the readout, has a
+query q_l, which starts at zero: the mixture starts as the plain mean, which is the residual stream over l. A
+branch that begins with a norm cannot tell them apart: at the start the network computes what the plain one
+does.
+
+The query of a diffusion transformer also depends on the time of the diffusion; a language model has no such
+time, and its query is a constant.
+
+References:
+    Rethinking cross-layer information routing in diffusion transformers (DAR), 2026.
+"""
+
+# B batch, T tokens, D width, N values of the history
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from theodolite.errors import UseError
+from theodolite.models.residual import EPS, MakeNorm, Placement
+
+
+class History(NamedTuple):
+    """What was computed so far, v_0 first, and the keys of these values."""
+
+    values: tuple[Tensor, ...]
+    """(B, T, D) each."""
+    keys: tuple[Tensor, ...]
+    """The same over their root mean squares, in float32 or better."""
+
+    def then(self, value_BTD: Tensor) -> History:
+        """The history with one more value."""
+        wide = torch.promote_types(value_BTD.dtype, torch.float32)
+        key_BTD = F.rms_norm(value_BTD.to(wide), value_BTD.shape[-1:], eps=EPS)
+        return History((*self.values, value_BTD), (*self.keys, key_BTD))
+
+
+class Route(nn.Module):
+    """The mixture `Σ_i α_i v_i` of a history that a query asks for.
+
+    The history is gone through value by value and never stacked. What is kept of a value for the way back
+    is the value and its key, which all routes share, and one weight for each token: for L branches memory
+    grows as `L·B·T·D + L²·B·T`, and not as `L²·B·T·D`.
+
+    >>> history = History((), ()).then(torch.tensor([[[1.0, 1.0]]])).then(torch.tensor([[[3.0, -3.0]]]))
+    >>> Route(2)(history)
+    tensor([[[ 2., -1.]]], grad_fn=<...>)
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(width))
+
+    def forward(self, history: History) -> Tensor:
+        """h (B, T, D), in the precision of the keys."""
+        scale = self.query.shape[-1] ** -0.5
+        with _full_precision(self.query):
+            scores = [(key_BTD @ self.query.to(key_BTD.dtype)) * scale for key_BTD in history.keys]
+        weights_NBT = torch.softmax(torch.stack(scores), dim=0)
+        terms = zip(weights_NBT.unbind(0), history.values, strict=True)
+        mixed_BTD, *others = (weight_BT[..., None] * value_BTD for weight_BT, value_BTD in terms)
+        for term_BTD in others:
+            mixed_BTD = mixed_BTD + term_BTD
+        return mixed_BTD
+
+
+class Routed(nn.Module):
+    """A branch that reads a mixture of the history: `v = f(N h)`, or `v = N_out f(N_in h)`.
+
+    Args:
+        branch: the module f; what `forward` gets besides the history is handed on to it.
+        width: features of the values.
+        placement: `pre` or `peri`. Others are refused: the mean of many values is small, and a branch that
+            does not begin with a norm would start the smaller, the deeper it stands.
+        norm: makes a norm of so many features.
+        first: is there nothing but the embedding before it? Then there is no choice, and no query.
+    """
+
+    def __init__(
+        self, branch: nn.Module, width: int, placement: Placement, norm: MakeNorm, *, first: bool
+    ) -> None:
+        super().__init__()
+        require_routable(placement)
+        self.route = None if first else Route(width)
+        self.norm_in = norm(width)
+        self.branch = branch
+        self.norm_out = norm(width) if placement == "peri" else nn.Identity()
+
+    def forward(self, history: History, *rest: Any) -> History:
+        """The history with what the branch made."""
+        h_BTD = history.values[0] if self.route is None else self.route(history)
+        return history.then(self.norm_out(self.branch(self.norm_in(h_BTD), *rest)))
+
+
+class RoutedBlock(nn.Module):
+    """Attention, then feed-forward, each a routed branch."""
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        width: int,
+        placement: Placement,
+        norm: MakeNorm,
+        *,
+        first: bool,
+    ) -> None:
+        super().__init__()
+        self.attention = Routed(attention, width, placement, norm, first=first)
+        self.feed_forward = Routed(feed_forward, width, placement, norm, first=False)
+
+    def forward(self, history: History, *rest: Any) -> History:
+        """The history with what both branches made."""
+        return self.feed_forward(self.attention(history, *rest))
+
+
+def require_routable(placement: Placement) -> None:
+    """Refuse a placement of norms with which routed branches do not keep their size.
+
+    >>> require_routable("post")
+    Traceback (most recent call last):
+    theodolite.errors.UseError: norm_placement is 'post': with residual='routed' a branch reads a mean of many
+    values, which is small, and has to begin with a norm. Give 'pre' or 'peri'
+    """
+    if placement not in ("pre", "peri"):
+        raise UseError(
+            f"norm_placement is {placement!r}: with residual='routed' a branch reads a mean of many values, "
+            "which is small, and has to begin with a norm. Give 'pre' or 'peri'"
+        )
+
+
+def _full_precision(like: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """No autocast, which would round scores, and keep a rounded copy of every key for every route."""
+    kind = like.device.type
+    if torch.amp.is_autocast_available(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()

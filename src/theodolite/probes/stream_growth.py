@@ -1,0 +1,113 @@
+"""How a size grows from block to block: by an addition each time, or by a factor.
+
+Branches that keep their size (a norm at their head) and do not know of one another add up like independent
+vectors, `RMS² = a + b·l`. Branches that grow with what they read multiply it, `RMS² = a·(1 + c)^l`. Both have
+two numbers to choose, so of errors of one relative size the one with the smaller sum of squares S, of the
+logarithms, is the likelier one, by
+
+    ΔAIC = n·ln(S_linear/S_exponential)
+
+A difference of 6 is a likelihood ratio of e³ = 20.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+Kind = Literal["flat", "falling", "linear", "exponential", "unclear"]
+
+FEWEST = 4
+"""Blocks, below which two curves of two numbers each cannot be told apart."""
+FLAT = 1.5
+"""Sizes whose ends are within this factor of one another have not grown."""
+SURE = 6.0
+"""ΔAIC from which one law is taken for the better one."""
+NOISE = 0.005
+"""Relative error below which a fit is not better for fitting better: sizes are means over a finite width."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a size goes with depth. Made by `fit_growth`."""
+
+    kind: Kind
+    blocks: int
+    ratio: float
+    """The last size over the first."""
+    factor: float
+    """By which the exponential law multiplies the size in each block, √(1 + c)."""
+    rise: float
+    """What the linear law adds to the square of the size in each block, as a part of its start, b/a."""
+    evidence: float
+    """ΔAIC: above 0 for the exponential law, below for the linear one. nan where none was fitted."""
+
+    def __str__(self) -> str:
+        if self.kind == "flat":
+            return f"flat ({self.ratio:.3g}× over {self.blocks} blocks)"
+        if self.kind == "falling":
+            return f"falling ({self.ratio:.3g}× over {self.blocks} blocks)"
+        if self.kind == "unclear":
+            why = (
+                f"{self.blocks} blocks are too few" if self.blocks < FEWEST else "both laws fit about as well"
+            )
+            return f"{self.ratio:.3g}× over {self.blocks} blocks; linear or exponential is unclear: {why}"
+        law = (
+            f"RMS² grows by {self.rise:.2g} of its start in each block"
+            if self.kind == "linear"
+            else f"×{self.factor:.3g} in each block"
+        )
+        return (
+            f"{self.kind}, {self.ratio:.3g}× over {self.blocks} blocks: {law} (ΔAIC {abs(self.evidence):.0f})"
+        )
+
+
+def fit_growth(sizes: Sequence[float]) -> Growth:
+    """Which law the root mean squares `sizes[l]`, l = 0 … L, follow.
+
+    >>> print(fit_growth([(1 + block) ** 0.5 for block in range(9)]))
+    linear, 3× over 8 blocks: RMS² grows by 1 of its start in each block (ΔAIC 67)
+    >>> print(fit_growth([1.5 ** block for block in range(9)]))
+    exponential, 25.6× over 8 blocks: ×1.5 in each block (ΔAIC 98)
+    """
+    blocks = len(sizes) - 1
+    squares = np.square(np.asarray(sizes, dtype=np.float64))
+    if blocks < 1 or not np.isfinite(squares).all() or (squares <= 0).any():
+        return Growth("unclear", max(blocks, 0), math.nan, math.nan, math.nan, math.nan)
+    ratio = float(sizes[-1] / sizes[0])
+    levels, places = np.log(squares), np.arange(blocks + 1, dtype=np.float64)
+    slope, height = np.polyfit(places, levels, 1)
+    exponential = float(np.square(levels - height - slope * places).sum())
+    linear, rise = _linear(places, levels)
+    factor = math.exp(slope / 2)
+    floor = len(places) * NOISE**2
+    evidence = len(places) * math.log(max(linear, floor) / max(exponential, floor))
+    kind: Kind
+    if 1 / FLAT < ratio < FLAT:
+        kind, evidence = "flat", math.nan
+    elif ratio < 1:
+        kind, evidence = "falling", math.nan
+    elif blocks < FEWEST or abs(evidence) < SURE:
+        kind = "unclear"
+    else:
+        kind = "exponential" if evidence > 0 else "linear"
+    return Growth(kind, blocks, ratio, factor, rise, evidence)
+
+
+def _linear(places: np.ndarray, levels: np.ndarray) -> tuple[float, float]:
+    """The least squares of `levels = ln a + ln(1 + t·l)`, and t = b/a."""
+
+    def squares(log_t: float) -> float:
+        rest = levels - np.log1p(math.exp(log_t) * places)
+        return float(np.square(rest - rest.mean()).sum())
+
+    coarse = np.linspace(math.log(1e-6), math.log(1e6), 97)
+    best = int(np.argmin([squares(one) for one in coarse]))
+    low, high = coarse[max(best - 1, 0)], coarse[min(best + 1, len(coarse) - 1)]
+    found = minimize_scalar(squares, bounds=(low, high), method="bounded")
+    return float(found.fun), math.exp(float(found.x))

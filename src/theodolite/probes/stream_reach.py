@@ -1,0 +1,105 @@
+"""The stream along one branch, in numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from theodolite.probes.following import rms
+from theodolite.probes.sighting import Layout
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The stream along one branch: h before it, h' after it, f what is added."""
+
+    block: int
+    branch: int
+    """Which branch of the block it is."""
+    stream: float
+    """RMS of h'."""
+    added: float
+    """RMS of f."""
+    share: float
+    """`RMS(f)/RMS(h)`."""
+    cosine: float
+    """cos(h, h'), the mean over positions; nan where the shape changes."""
+    stream_gradient: float
+    """RMS of ∂L/∂h'; nan where autograd has none."""
+    branch_gradient: float
+    """RMS of ∂L/∂f."""
+    largest: float
+    """max|h'|."""
+    peak: float
+    """max|h'|/median|h'|."""
+    peak_at: tuple[int, ...]
+    """Where that is: in a transformer example, token, channel."""
+    skipped: float | None
+    """The loss without the branch minus the loss; None if it was not asked for or cannot be had."""
+
+
+def reaches(
+    layout: Layout,
+    values: Mapping[int, Tensor],
+    gradients: Mapping[int, Tensor],
+    skipped: Sequence[float | None],
+) -> tuple[Reach, ...]:
+    """One for each branch of a layout."""
+    return tuple(_reach(layout, index, values, gradients, without) for index, without in enumerate(skipped))
+
+
+def size_of(value: int, tensors: Mapping[int, Tensor]) -> float:
+    """Its root mean square; nan if it is not there."""
+    return rms(tensors[value])[0] if value in tensors else math.nan
+
+
+def _reach(
+    layout: Layout,
+    index: int,
+    values: Mapping[int, Tensor],
+    gradients: Mapping[int, Tensor],
+    skipped: float | None,
+) -> Reach:
+    start, after, ends = layout.starts[index], layout.stream[index], layout.branches[index]
+    before, stream = size_of(start, values), size_of(after, values)
+    added = math.nan
+    if all(end in values for end in ends):
+        first, *rest = (values[end].double() for end in ends)
+        (added,) = rms(sum(rest, first))
+    largest, peak, peak_at = _peak(values[after]) if after in values else (math.nan, math.nan, ())
+    block, branch = layout.places[index]
+    return Reach(
+        block=block,
+        branch=branch,
+        stream=stream,
+        added=added,
+        share=added / before if before else math.nan,
+        cosine=_cosine(values.get(start), values.get(after)),
+        stream_gradient=size_of(after, gradients),
+        branch_gradient=size_of(ends[0], gradients),  # of a sum: each term has the gradient of the sum
+        largest=largest,
+        peak=peak,
+        peak_at=peak_at,
+        skipped=skipped,
+    )
+
+
+def _cosine(before: Tensor | None, after: Tensor | None) -> float:
+    if before is None or after is None or before.shape != after.shape:
+        return math.nan
+    channels = 1 if before.dim() == 4 else -1  # of maps, or of tokens
+    return float(torch.cosine_similarity(before.double(), after.double(), dim=channels).mean())
+
+
+def _peak(stream: Tensor) -> tuple[float, float, tuple[int, ...]]:
+    sizes = stream.abs().flatten().float()
+    if not bool(sizes.isfinite().all()):
+        return math.inf, math.inf, ()
+    largest, at = sizes.max(dim=0)
+    middle = float(sizes.median())
+    place = tuple(int(one) for one in torch.unravel_index(at, stream.shape))
+    return float(largest), float(largest) / middle if middle else math.inf, place

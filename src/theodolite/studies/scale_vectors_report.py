@@ -1,0 +1,30 @@
+"""What the scale-vector study found, from its folder or its summary: claims, tests, tables and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from theodolite.errors import UseError
+from theodolite.studies.scale_vectors import STUDY, read
+from theodolite.studies.scale_vectors_claims import claims, notes
+from theodolite.studies.scale_vectors_figures import figures
+from theodolite.studies.verdict import exceptions, table, tally
+from theodolite.writing import write_whole
+
+
+def report(path: str | Path) -> str:
+    """Draw the figures beside the file or in the folder, and give the tables."""
+    path = Path(path).expanduser()
+    _, records = read(path)
+    if not records:
+        raise UseError(f"{path} holds no records yet: run the study first")
+    folder, stem = (path, STUDY) if path.is_dir() else (path.parent, path.stem)
+    names = []
+    for name, svg in figures(records):
+        file = folder / f"{stem}-{name}.svg"
+        write_whole(file, svg)
+        names.append(file.name)
+    found = claims(records)
+    said = [table(found), tally(found), exceptions(found)] if found else []
+    said += [notes(records), f"Figures: {', '.join(names)}"]
+    return "\n\n".join(each for each in said if each)

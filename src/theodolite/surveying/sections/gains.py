@@ -1,0 +1,145 @@
+"""Which scale vectors linear maps share, and how the vectors and the columns they multiply are balanced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from theodolite.anatomy.folding import starred_name
+from theodolite.errors import UseError
+from theodolite.probes.scaled_maps import Map, Vector, find_maps, find_vectors
+from theodolite.surgery.editing import scaled_weights
+from theodolite.surveying.finding import Evidence, Finding, Value
+from theodolite.surveying.section import Section
+from theodolite.surveying.site import Site
+from theodolite.surveying.wording import counted, listed, plain
+
+WHY_SHARED = (
+    "A gain that only linear maps read adds nothing to what they can compute: it preconditions them. It "
+    "multiplies the gradient of column j by γ_j² and adds a step along the column itself. Maps that share a "
+    "gain share one preconditioner, though their gradients differ. Surgery gives each its own, at no change "
+    "of the function and no cost once it is folded back."
+)
+WHY_BALANCE = (
+    "A gradient step moves column j of the effective matrix W·diag(γ) by γ_j²I + w_j w_jᵀ times its "
+    "gradient: γ_j² across the column and γ_j² + ‖w_j‖² along it. Where ‖w_j‖² is far larger, columns change "
+    "their length much faster than their direction; where it is far smaller, the gain hardly learns, and is "
+    "no more than a factor on the learning rate. Gradient flow keeps γ_j² − ‖w_j‖² as it was at the start."
+)
+LOPSIDED = 1000.0
+"""By which factor ‖w_j‖² and γ_j² may differ. Usual initialisations give 1 to 100."""
+MOST_PARAMETERS = 250_000_000
+"""A gigabyte in float32: columns of larger networks are not looked at."""
+
+
+def examine(site: Site) -> Iterator[Finding]:
+    """TH511, and TH512 where there are vectors to look at."""
+    model = site.build_hollow(site.size)
+    try:
+        maps = find_maps(model, site.inputs)
+    except UseError:
+        sentence = "No gain of a norm is read by linear maps alone, so none is shared."
+        yield Finding("TH511", "ok", "Shared gains", sentence, why=WHY_SHARED)
+        return
+    own = {name for name, (_, vectors) in scaled_weights(model).items() if vectors.inputs}
+    yield shared([one for one in maps if one.weight not in own], len(own))
+    if sum(tensor.numel() for tensor in model.parameters()) <= MOST_PARAMETERS:
+        model = site.build()
+        yield balance(find_vectors(model, find_maps(model, site.inputs)))
+
+
+def shared(maps: Sequence[Map], num_own: int = 0) -> Finding:
+    """TH511: gains that several linear maps read; `num_own` others have vectors of their own."""
+    readers: dict[str, list[Map]] = {}
+    for one in maps:
+        readers.setdefault(one.place.gain, []).append(one)
+    counts = {gain: _number(mine) for gain, mine in readers.items()}
+    several = [gain for gain, count in counts.items() if count > 1]
+    if not several:
+        total = len(counts) + num_own
+        sentence = f"{counted(total, 'linear map')} {_read(total)} a norm, and no two share a scale vector."
+        return Finding("TH511", "ok", "Shared gains", sentence, why=WHY_SHARED)
+    total = sum(counts[gain] for gain in several)
+    return Finding(
+        "TH511",
+        "note",
+        "Gains that several linear maps share",
+        f"{counted(len(several), 'gain')} {_are(len(several))} shared by {total} linear maps, each of which "
+        "could have its own.",
+        why=WHY_SHARED,
+        remedy="th.surgery.scale_vectors(model, inputs) gives each map a vector of its own, on both of its "
+        "sides; th.surgery.fold takes them back into the weights when training is over.",
+        evidence=Evidence(
+            numbers={"gains": len(counts), "shared": len(several), "maps that share": total},
+            rows=tuple(_shared_rows(readers, counts)),
+        ),
+    )
+
+
+def balance(vectors: Sequence[Vector]) -> Finding:
+    """TH512: columns whose gain is tiny against them, or huge."""
+    ratios = {one.name: _ratio(one) for one in vectors}
+    known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+    far = {name: ratio for name, ratio in known.items() if not 1 / LOPSIDED <= ratio <= LOPSIDED}
+    title = "Balance of gains and columns"
+    numbers: dict[str, Value] = {"vectors": len(vectors), "far from balance": len(far)}
+    if known:
+        numbers |= {"smallest ‖w‖²/γ²": min(known.values()), "largest ‖w‖²/γ²": max(known.values())}
+    if not known:
+        sentence = "The columns that gains multiply are all zero, or the gains are: nothing is balanced yet."
+        return Finding("TH512", "ok", title, sentence, why=WHY_BALANCE, evidence=Evidence(numbers))
+    span = f"{plain(min(known.values()))} to {plain(max(known.values()))}"
+    if not far:
+        sentence = f"‖w_j‖² is {span} times γ_j², in the median of each scale vector: both learn."
+        return Finding("TH512", "ok", title, sentence, why=WHY_BALANCE, evidence=Evidence(numbers))
+    large = [name for name, ratio in far.items() if ratio > 1]
+    small = [name for name, ratio in far.items() if ratio <= 1]
+    said = [
+        f"‖w_j‖² is up to {plain(max(far.values()))} times γ_j² in {listed(large)}" if large else "",
+        f"γ_j² is up to {plain(1 / min(far.values()))} times ‖w_j‖² in {listed(small)}" if small else "",
+    ]
+    return Finding(
+        "TH512",
+        "note",
+        "Gains out of balance with their columns",
+        f"{'; '.join(each for each in said if each)}.",
+        why=WHY_BALANCE,
+        remedy="Start the gain and the weights at comparable sizes: th.surgery.fold multiplies the gain into "
+        "the weights and leaves it at one, which changes the ratio and not the function. th.probes."
+        "preconditioning has the numbers of every column.",
+        evidence=Evidence(
+            numbers, rows=tuple({"scale vector": name, "‖w‖²/γ²": ratio} for name, ratio in far.items())
+        ),
+    )
+
+
+def _number(maps: Sequence[Map]) -> int:
+    """How many linear maps: q, k and v of one fused tensor are three."""
+    return sum(len(one.reader.shape.rows) for one in maps)
+
+
+def _ratio(one: Vector) -> float | None:
+    """The median of ‖w_j‖²/γ_j²; None where all columns or all gains are zero, as before the first step."""
+    there = (one.gain_squares > 0) & (one.weight_squares > 0)
+    return float((one.weight_squares[there] / one.gain_squares[there]).median()) if there.any() else None
+
+
+def _shared_rows(readers: dict[str, list[Map]], counts: dict[str, int]) -> Iterator[dict[str, Value]]:
+    """Equal gains of equal blocks as one row."""
+    alike: dict[tuple[str, tuple[str, ...], int], list[str]] = {}
+    for gain, mine in readers.items():
+        last = tuple(".".join(one.weight.split(".")[-2:]) for one in mine)
+        starred = ".".join("*" if piece.isdigit() else piece for piece in gain.split("."))
+        alike.setdefault((starred, last, counts[gain]), []).append(gain)
+    for (_, last, count), gains in alike.items():
+        yield {"gain": starred_name(gains), "gains": len(gains), "maps": count, "read by": ", ".join(last)}
+
+
+def _read(count: int) -> str:
+    return "reads" if count == 1 else "read"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+section = Section("Scale vectors", 34, examine)

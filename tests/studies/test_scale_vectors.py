@@ -1,0 +1,251 @@
+"""The scale-vector study: its arms start alike, its claims see what is there, its flow is the calculus'."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from theodolite.errors import UseError
+from theodolite.fleet.regions import repeated
+from theodolite.fleet.stack import kin
+from theodolite.fleet.training import planned
+from theodolite.size import Size
+from theodolite.studies import scale_vectors
+from theodolite.studies import scale_vectors_flow as flow
+from theodolite.studies.scale_vectors import FULL, SMALL, Arm, make, read, write_summary
+from theodolite.studies.scale_vectors_claims import COMPARISONS, claims, compared, losses, notes, tuned
+from theodolite.studies.scale_vectors_flow_claims import flow_claims
+from theodolite.studies.scale_vectors_networks import workload
+from theodolite.studies.scale_vectors_report import report
+
+
+def small(structure):
+    return workload(structure, text="sotu", num=2, length=16)
+
+
+def test_arms_start_as_the_same_function():
+    """Paired by seed: the same start, bit by bit, whatever surgery calls the tensors."""
+    logits = []
+    for structure in ("plain", "removed", "direction", "all"):
+        run = SMALL.run(Arm(structure, (-7.0,), (0.5,), 1), -7.0, 0.5, 3)
+        network = small(structure)
+        model = planned(dataclasses.replace(run, size=Size(32, 1)), network).build(3)
+        logits.append(model(network.batch(3, 0)[0]))
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], rtol=0, atol=1e-5)
+
+
+def test_the_structures_differ_in_their_vectors_alone():
+    def vectors(structure):
+        return sum(
+            tensor.numel() for tensor in small(structure).build(64, 2).parameters() if tensor.dim() == 1
+        )
+
+    # Two blocks: q, k, v of 64 outputs read one norm, gate and up of 192 another, 256 logits the last.
+    assert vectors("plain") == 64 * 5
+    assert vectors("removed") == 0
+    assert vectors("heterogeneous") == 64 * (2 * 5 + 1)
+    assert vectors("both") == 64 * 5 + 2 * (3 * 64 + 2 * 192) + 256
+    assert vectors("direction") == (64 + 1) * 5
+    assert vectors("all") == 64 * 11 + 2 * (3 * 64 + 2 * 192) + 256 + 2 * 11
+    assert vectors("peri") == 64 * 9
+
+
+@pytest.mark.parametrize("structure", ["plain", "heterogeneous", "direction", "all"])
+def test_blocks_with_vectors_in_them_are_still_one_compilation(structure):
+    assert [len(blocks) for blocks in repeated(small(structure).build(32, 3))] == [3]
+
+
+def test_a_part_is_one_program():
+    for part in FULL.parts[:-1]:
+        arms = [arm for arm in FULL.arms if arm.part == part]
+        runs = [run for arm in arms for run in FULL.runs(arm)]
+        assert len({run.identity for run in runs}) == len(runs)
+        assert len({(run.workload, run.size, run.optimizer) for run in runs}) == 1
+    plain = [arm for arm in FULL.arms if arm.part == "plain"]
+    network = workload("plain", text="sotu", num=2, length=16)
+    assert len({kin(FULL.runs(arm)[0], network) for arm in plain}) == 1
+
+
+def test_every_comparison_is_between_arms_that_are_run():
+    names = {arm.name for arm in FULL.arms}
+    assert {each.first for each in COMPARISONS} | {each.second for each in COMPARISONS} == names
+    seeds = {arm.name: arm.num_seeds for arm in FULL.arms}
+    assert all(seeds[each.first] == seeds[each.second] >= 3 for each in COMPARISONS)
+
+
+def test_decay_is_large_enough_to_matter():
+    """lr·λ summed over the steps is about one or more at the larger decay."""
+    for arm in FULL.arms:
+        assert 0.5 * 2.0 ** max(arm.exponents) * FULL.steps * max(arm.decays) > 1
+
+
+def made_up(effects, spread=1e-3):
+    """Records of every arm: a bowl in the learning rate, seeds far apart, arms close together."""
+    generator = np.random.default_rng(0)
+    found = []
+    for arm in FULL.arms:
+        for exponent in arm.exponents:
+            for decay in arm.decays:
+                for seed in range(arm.num_seeds):
+                    loss = 1.5 + 0.05 * seed + 0.05 * (exponent + 7) ** 2 + 0.01 * (decay == 0.125)
+                    loss += effects.get(arm.name, 0.0) + spread * generator.normal()
+                    found.append(
+                        {
+                            "part": arm.part,
+                            "arm": arm.name,
+                            "lr": 2.0**exponent,
+                            "weight_decay": decay,
+                            "seed": seed,
+                            "loss": loss,
+                        }
+                    )
+    return found
+
+
+def test_an_effect_far_below_the_spread_of_the_seeds_is_seen():
+    effects = {"removed cosine paper": 0.005, "all cosine paper": -0.005, "peri cosine everything": -0.01}
+    found = {claim.claim: claim.verdict for claim in claims(made_up(effects))}
+    assert found["removing all gains hurts"] == "holds"
+    assert found["all three together help"] == "holds"
+    assert found["and against the usual decay"] == "holds"
+    assert found["decay harms output gains"] == "fails"
+    assert found["all three, 256 × 8"] == "unclear"
+
+
+def test_each_arm_is_judged_at_its_own_best_cell():
+    """An arm that wants another learning rate is not worse for it."""
+    records = made_up({})
+    shifted = [
+        {**one, "lr": one["lr"] * 2**0.5} if one["arm"] == "both cosine paper" else one for one in records
+    ]
+    by_claim = {each.claim: one for each, one in compared(losses(shifted))}
+    assert abs(by_claim["gains on both sides help"].mean) < 2e-3
+
+
+def test_a_seed_is_judged_in_the_cell_that_the_other_seeds_chose():
+    good, lucky = {0: 2.0, 1: 2.1, 2: 2.2}, {0: 0.1, 1: 3.0, 2: 3.1}
+    assert tuned({(0.1, 0.0): good, (0.2, 0.0): {seed: loss + 1 for seed, loss in good.items()}}) == good
+    assert tuned({(0.1, 0.0): good, (0.2, 0.0): lucky}) == {0: 2.0, 1: 3.0, 2: 3.1}
+    assert tuned({(0.1, 0.0): good, (0.2, 0.5): lucky}, weight_decay=0.5) == lucky
+
+
+def test_a_claim_at_one_decay_looks_at_that_alone():
+    records = [
+        {**one, "loss": one["loss"] - 1.0 * (one["weight_decay"] == 0.125 and "everything" in one["arm"])}
+        for one in made_up({})
+    ]
+    by_claim = {each.claim: one for each, one in compared(losses(records))}
+    assert abs(by_claim["decay harms output gains"].mean) < 2e-3
+
+
+def test_a_run_that_diverged_counts_as_the_worst():
+    records = [
+        {**one, "loss": None if one["arm"] == "removed cosine paper" else one["loss"]} for one in made_up({})
+    ]
+    found = {claim.claim: claim.verdict for claim in claims(records)}
+    assert found["removing all gains hurts"] == "holds"
+    assert "inf" in notes(records)
+
+
+def test_the_notes_count_the_tests_and_mark_the_best():
+    text = notes(made_up({"all cosine paper": -0.005}))
+    assert text.startswith(f"{len(COMPARISONS)} paired tests. By Holm's rule")
+    assert "all three together help" in text
+    assert text.count("*") - 1 == len({arm.name for arm in FULL.arms})
+
+
+def test_the_velocity_is_the_gradient():
+    problem = flow.Problem.drawn(0)
+    weight, gain = (torch.tensor(each, requires_grad=True) for each in (problem.weight_OD, problem.gain_D))
+    moments, target = torch.tensor(problem.moments_DD), torch.tensor(problem.target_OD)
+    gap = weight * gain - target
+    loss = 0.5 * torch.einsum("od,de,oe->", gap, moments, gap)
+    decay = 0.5 * (0.3 * weight.square().sum() + 0.7 * gain.square().sum())
+    (loss + decay).backward()
+    down, down_gain = problem.velocity(problem.weight_OD, problem.gain_D, on_weight=0.3, on_gain=0.7)
+    np.testing.assert_allclose(-weight.grad.numpy(), down, rtol=1e-12)
+    np.testing.assert_allclose(-gain.grad.numpy(), down_gain, rtol=1e-12)
+
+
+@pytest.mark.parametrize("on_gain", [0.0, 0.3])
+def test_noise_moves_the_gain_as_ito_says(monkeypatch, on_gain):
+    """`d/dt E‖γ‖² = −2μ‖γ‖² − 2aᵀ(a − a*) + Dq`, where all start at one."""
+    monkeypatch.setattr(flow, "REPLICAS", 20_000)
+    monkeypatch.setattr(flow, "NOISE_TIME", 0.125)
+    monkeypatch.setattr(flow, "NOISE_STEP", 0.125 / 8)
+    record = flow.noisy_gain(0, on_gain)
+    target = np.random.default_rng(1000).normal(size=flow.DIMENSION)
+    slope = -2 * on_gain * flow.DIMENSION - 2 * (1 - target).sum() + flow.DIMENSION * flow.NOISE
+    # Curved a little over an eighth of a time unit.
+    assert record["values"] == [pytest.approx(flow.DIMENSION + 0.125 * slope, abs=0.25)]
+    assert record["bound"] == (
+        None if not on_gain else pytest.approx(max(4, (4 + 0.5 * (target**2).sum()) / 0.6))
+    )
+
+
+def test_the_claims_of_the_flow_hold_and_a_wrong_formula_fails(monkeypatch):
+    monkeypatch.setattr(flow, "NOISE_TIME", 8.0)
+    monkeypatch.setattr(flow, "STEPS", tuple(2.0**-exponent for exponent in range(4, 10)))
+    records = [*flow.experiments(0), *flow.experiments(1)]
+    assert [claim.verdict for claim in flow_claims(records)] == ["holds"] * 8
+    spoilt = [{**one, "error": 0.1} if one["kind"] == "flow" else one for one in records]
+    assert [claim.verdict for claim in flow_claims(spoilt)].count("fails") == 1
+
+
+TINY = dataclasses.replace(
+    SMALL,
+    steps=2,
+    warmup=1,
+    num=1,
+    length=8,
+    held_out=1,
+    arms=tuple(Arm(each, (-7.0,), (0.5,), 2, size=Size(32, 1)) for each in ("plain", "heterogeneous")),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two arms of two steps at a base size of 32 × 1."""
+    out, said = tmp_path_factory.mktemp("study"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scale_vectors, "BASE", Size(32, 1))
+        patch.setitem(scale_vectors.SETTINGS, "small", TINY)
+        make(out, setting=TINY, parts=["plain", "heterogeneous"], engine="vectorised", tell=said.append)
+        assert said == ["plain: 2 runs, 2 of them to make", "heterogeneous: 2 runs, 2 of them to make"]
+        yield out
+
+
+def test_what_was_made_is_not_made_again_and_starts_alike(folder):
+    said = []
+    make(folder, setting=TINY, parts=["plain"], tell=said.append)
+    assert said == ["plain: 2 runs, 0 of them to make"]
+    _, records = read(folder)
+    assert {(one["arm"], one["seed"]) for one in records} == {
+        (f"{structure} cosine paper", seed) for structure in ("plain", "heterogeneous") for seed in (0, 1)
+    }
+
+
+def test_a_summary_gathers_parts_from_several_folders_and_tells_the_same(folder, tmp_path):
+    summary = tmp_path / "summary.jsonl"
+    write_summary(folder, summary)
+    about, first, *rest = (json.loads(line) for line in summary.read_text().splitlines())
+    assert about["study"] == "scale-vectors"
+    assert len(rest) == 3
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(f"{json.dumps(each)}\n" for each in (about, first)))
+    write_summary(summary, other)
+    assert other.read_text() == summary.read_text()
+    told, again = report(folder), report(summary)
+    assert told.splitlines()[:-1] == again.splitlines()[:-1]
+    assert (tmp_path / "summary-differences.svg").exists()
+
+
+def test_what_is_not_the_study_is_refused(tmp_path):
+    with pytest.raises(UseError, match="the study has no part 'plan': it has plain"):
+        make(tmp_path, setting=SMALL, parts=["plan"])
+    (tmp_path / "other.jsonl").write_text('{"study":"lion"}\n')
+    with pytest.raises(UseError, match="is no file of the study scale-vectors"):
+        read(tmp_path / "other.jsonl")
