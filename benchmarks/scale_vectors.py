@@ -30,6 +30,7 @@ SIZES = {"cuda": ((512, 8), (1024, 12)), "cpu": ((128, 2),)}
 BATCH = {"cuda": (16, 1024), "cpu": (8, 64)}
 ROUNDS = {"cuda": 21, "cpu": 9}
 EACH = {"cuda": 3, "cpu": 2}
+MODE = "default"
 TARGETS = {"converted": 1.05, "folded": 1.01}
 
 
@@ -58,11 +59,12 @@ def contenders(width: int, depth: int, device: str) -> dict[str, nn.Module]:
 
 def training(model: nn.Module, batch: Tensor) -> Callable[[], Any]:
     """One step: forward, backward, AdamW."""
-    compiled = torch.compile(model.train(), fullgraph=True)
+    compiled = torch.compile(model.train(), fullgraph=True, mode=MODE)
     fused = {"fused": True} if batch.is_cuda else {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, **fused)
 
     def step() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
         with autocast(batch):
             logits = compiled(batch)
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
@@ -75,9 +77,10 @@ def training(model: nn.Module, batch: Tensor) -> Callable[[], Any]:
 
 def inference(model: nn.Module, batch: Tensor) -> Callable[[], Any]:
     """One pass: forward alone."""
-    compiled = torch.compile(model.eval(), fullgraph=True)
+    compiled = torch.compile(model.eval(), fullgraph=True, mode=MODE)
 
     def forward() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad(), autocast(batch):
             compiled(batch)
 
@@ -154,7 +157,15 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument(
+        "--mode",
+        default="default",
+        choices=("default", "reduce-overhead"),
+        help="Of torch.compile; reduce-overhead plays CUDA graphs, which launch no kernels one by one.",
+    )
+    parser.add_argument("--width", type=int, help="The size of this width alone.")
     given = parser.parse_args()
+    MODE = given.mode
     torch.set_num_threads(1)
-    for size in SIZES[given.device]:
+    for size in [each for each in SIZES[given.device] if given.width in (None, each[0])]:
         compare(*size, given.device)

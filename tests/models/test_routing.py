@@ -1,5 +1,7 @@
 """Cross-layer routing: the formula, the start as the plain network, memory, and the ways it is run."""
 
+import copy
+
 import pytest
 import torch
 from torch.func import functional_call, stack_module_state, vmap
@@ -185,3 +187,12 @@ def test_blocks_are_in_the_same_order_as_of_the_plain_network():
     plain = GPT(32, 3, vocab=50, context=16, head_dim=16)
     assert names == [name for name, _ in plain.named_parameters()]
     assert all(isinstance(block, RoutedBlock) for block in small().blocks)
+
+
+def test_a_network_in_halves_runs_in_halves() -> None:
+    tokens = torch.arange(16).view(2, 8)
+    model = GPT(32, 2, residual="routed")
+    logits = model(tokens)
+    rounded = copy.deepcopy(model).bfloat16()(tokens)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), logits, rtol=0.1, atol=0.1)

@@ -63,7 +63,7 @@ class Route(nn.Module):
         self.query = nn.Parameter(torch.zeros(width))
 
     def forward(self, history: History) -> Tensor:
-        """h (B, T, D), in the precision of the keys."""
+        """h (B, T, D), summed in the precision of the keys and rounded to that of the parameters."""
         scale = self.query.shape[-1] ** -0.5
         with _full_precision(self.query):
             scores = [(key_BTD @ self.query.to(key_BTD.dtype)) * scale for key_BTD in history.keys]
@@ -72,7 +72,7 @@ class Route(nn.Module):
         mixed_BTD, *others = (weight_BT[..., None] * value_BTD for weight_BT, value_BTD in terms)
         for term_BTD in others:
             mixed_BTD = mixed_BTD + term_BTD
-        return mixed_BTD
+        return mixed_BTD.to(self.query.dtype)
 
 
 class Routed(nn.Module):
@@ -143,6 +143,4 @@ def require_routable(placement: Placement) -> None:
 def _full_precision(like: Tensor) -> contextlib.AbstractContextManager[Any]:
     """No autocast, which would round scores, and keep a rounded copy of every key for every route."""
     kind = like.device.type
-    if torch.amp.is_autocast_available(kind):
-        return torch.autocast(kind, enabled=False)
-    return contextlib.nullcontext()
+    return contextlib.nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)

@@ -13,7 +13,7 @@ from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.folded import Folded
 from theodolite.surgery.places import SurgeryError
-from theodolite.surgery.proof import TOLERANCE, Proof, compared, gathered, said
+from theodolite.surgery.proof import TOLERANCE, Proof, apart, farthest, gathered, said
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ def conduct(
     inner = unwrap(model)
     refuse_shards(inner)
     before = gathered(inner, inputs)
+    if before is not None and not bool(before.outputs.isfinite().all()):
+        raise SurgeryError(
+            "the network's outputs on these inputs are not all finite, so nothing can be proved: give other "
+            "inputs, or weights that were not ruined"
+        )
     edits = Edits()
     try:
         done = act(inner, edits)
@@ -48,8 +53,9 @@ def conduct(
             expected: dict[str, Tensor] = dict(after.effective)
             for each in done.maps:
                 expected.update(each.pull(after.effective))
-            outputs, gradients = compared(before, after.outputs, expected)
             dtype = before.dtype
+            outputs = apart(before.outputs, after.outputs)
+            gradients = farthest(before.gradients, expected, dtype)
         proof = Proof(
             operation,
             outputs,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from theodolite.surgery.places import Place, Reader
+from theodolite.surgery.places import Held, Place, Reader
 from theodolite.surgery.vectors import ScaledGain, ScaledWeight
 
 
@@ -116,6 +116,19 @@ class Folded:
     def gain_name(self) -> str:
         """The canonical name of the parameter that the gain is."""
         return f"{prefix_of(self.place.gain)}original" if self.gain is not None else self.place.gain
+
+
+def unplaced(
+    weights: Mapping[str, tuple[Held, ScaledWeight]], gains: Mapping[str, tuple[Held, ScaledGain]]
+) -> list[Folded]:
+    """Scale vectors by themselves, without the norms before them: tensors are still to be given."""
+    alone = [
+        Folded(Place(how.gain, 0.0, None, (Reader(name, how.shape, (), None),)), {}, {name: how}, None, False)
+        for name, (_, how) in weights.items()
+    ]
+    return alone + [
+        Folded(Place(name, how.offset, None, ()), {}, {}, how, False) for name, (_, how) in gains.items()
+    ]
 
 
 def prefix_of(name: str) -> str:

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.surgery.conduct import Done, conduct, reasons
 from theodolite.surgery.editing import Edits, scaled_gains, scaled_weights
-from theodolite.surgery.folded import Folded
-from theodolite.surgery.places import Held, Place, Reader, SurgeryError, find_places, held
+from theodolite.surgery.folded import Folded, unplaced
+from theodolite.surgery.places import Held, Place, SurgeryError, find_places, held
 from theodolite.surgery.proof import Proof
 from theodolite.surgery.vectors import ScaledGain, ScaledWeight
 
@@ -119,13 +119,10 @@ def _beside(
     gains: Mapping[str, tuple[Held, ScaledGain]],
 ) -> list[Place]:
     """Scale vectors at places that cannot be found again, as gains that stay where they are."""
-    known = {reader.weight for place in found for reader in place.readers}
-    alone = [
-        Place(how.gain, 0.0, None, (Reader(name, how.shape, (), None),))
-        for name, (_, how) in weights.items()
-        if name not in known
-    ]
+    read = {reader.weight for place in found for reader in place.readers}
     named = {place.gain for place in found}
-    return alone + [
-        Place(name, how.offset, None, ()) for name, (_, how) in gains.items() if name not in named
-    ]
+    alone = unplaced(
+        {name: one for name, one in weights.items() if name not in read},
+        {name: one for name, one in gains.items() if name not in named},
+    )
+    return [one.place for one in alone]

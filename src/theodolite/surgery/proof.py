@@ -10,17 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.building import evaluated, untouched_randomness
 from theodolite.calling import call, logits
 from theodolite.surgery.editing import scaled_gains, scaled_weights
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.2}
-"""By the coarsest dtype that a network computes in: how far outputs and gradients may differ, in parts of
-themselves. Some ten times what rounding does to a network of a dozen blocks."""
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""By the coarsest dtype that a network holds or computes in: how far outputs and gradients may differ, in
+parts of themselves. Some ten times what rounding does to a network of a dozen blocks."""
+HALVES = (torch.float16, torch.bfloat16)
+"""A network in halves is called in float32, so that what is seen is the rounding of what it holds."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,10 @@ class Proof:
     """Largest difference between the outputs before and after, in parts of the largest output; None for a
     network on the meta device, which has none."""
     gradients: float | None
-    """The same for the gradient by each tensor, from that after the edit by the chain rule, in parts of the
-    tensor's gradient; the worst of all tensors."""
+    """The same for the gradient by each tensor that was there before, from the gradients by the products that
+    the network computes with after, by the chain rule; the worst of all tensors."""
     dtype: str
-    """The coarsest that the network computes in."""
+    """The coarsest that the network holds or computes in."""
     inputs: str
     """What the network was called with."""
     tolerance: float
@@ -71,7 +74,7 @@ class Evidence:
 
     outputs: Tensor
     dtype: torch.dtype
-    """The coarsest that was computed in."""
+    """The coarsest that is held or was computed in."""
     gradients: Mapping[str, Tensor]
     """By canonical name of a parameter that is trained and used."""
     effective: Mapping[str, Tensor]
@@ -84,7 +87,10 @@ def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
     model = unwrap(model)
     if any(tensor.is_meta for tensor in model.parameters()):
         return None
-    tensors = {name: one for name, one in canonical_parameters(model) if one.requires_grad}
+    held = dict(canonical_parameters(model))
+    dtype = _coarser(torch.float64, *(one.dtype for one in (*held.values(), *model.buffers())))
+    state = _widened(model) if dtype in HALVES else {}
+    tensors = {name: state.get(id(one), one) for name, one in held.items() if one.requires_grad}
     coarsest = _Coarsest()
     with (
         evaluated(model),
@@ -94,12 +100,13 @@ def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
         _watched(model) as seen,
     ):
         with coarsest:
-            found = logits(call(model, inputs))
+            found = logits(_called(model, inputs, state))
         wide = found.to(torch.promote_types(found.dtype, torch.float32))
         loss = (wide * torch.randn_like(wide)).sum() / wide.numel() ** 0.5
         wanted = [*tensors.values(), *(one for each in seen.values() for one in each)]
+        dtype = _coarser(dtype, coarsest.dtype)
         if not loss.requires_grad:
-            return Evidence(found.detach(), coarsest.dtype, {}, {})
+            return Evidence(found.detach(), dtype, {}, {})
         every = list(torch.autograd.grad(loss, wanted, allow_unused=True))
     gradients = {
         name: one for name, one in zip(tensors, every[: len(tensors)], strict=True) if one is not None
@@ -110,21 +117,27 @@ def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
         several = [one for one in [next(rest) for _ in each] if one is not None]
         if several:
             computed[name] = torch.stack(several).sum(0)
-    return Evidence(found.detach(), coarsest.dtype, gradients, {**gradients, **computed})
+    return Evidence(found.detach(), dtype, gradients, {**gradients, **computed})
 
 
-def compared(before: Evidence, outputs: Tensor, gradients: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Differences of the outputs and of the gradients; gradients are under the names of before the edit."""
-    apart = _largest(outputs.double() - before.outputs.double()) / max(_largest(before.outputs), 1e-300)
-    norms = {name: one.double().norm().item() for name, one in before.gradients.items()}
-    # What is zero but for rounding, as the gradient by a key's bias, is measured by the largest of all.
-    least = 1e-3 * max(norms.values(), default=0.0)
-    worst = 0.0
-    for name, one in before.gradients.items():
-        if name in gradients:
-            difference = (gradients[name].double() - one.double()).norm().item()
-            worst = _larger(worst, difference / max(norms[name], least, 1e-300))
-    return apart, worst
+def apart(before: Tensor, after: Tensor) -> float:
+    """The largest difference between outputs, in parts of the largest output."""
+    return _largest(after.double() - before.double()) / max(_largest(before), 1e-300)
+
+
+def farthest(measured: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: torch.dtype) -> float:
+    """The largest difference between gradients by the same tensor, in parts of it.
+
+    What is zero but for rounding, as the gradient by a key's bias, is measured by the largest of all.
+    """
+    norms = {name: one.double().norm().item() for name, one in measured.items()}
+    least = max(1e-3, torch.finfo(dtype).eps ** 0.5) * max(norms.values(), default=0.0)
+    found: list[float] = []
+    for name, one in measured.items():
+        if name in expected:
+            difference = (expected[name].double() - one.double()).norm().item()
+            found.append(difference / max(norms[name], least, 1e-300))
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
 def said(inputs: Any) -> str:
@@ -137,6 +150,43 @@ def said(inputs: Any) -> str:
     return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
 
 
+class _Called(nn.Module):
+    """Calls a network as `call` does, as a module, so that other tensors can stand in for its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        return call(self.model, inputs)
+
+
+def _widened(model: nn.Module) -> dict[int, Tensor]:
+    """By id of a parameter or a buffer in halves: the same in float32."""
+    return {
+        id(one): one.detach().float().requires_grad_(one.requires_grad)
+        for one in (*model.parameters(), *model.buffers())
+        if one.dtype in HALVES
+    }
+
+
+def _called(model: nn.Module, inputs: Any, state: Mapping[int, Tensor]) -> Any:
+    """What the network returns, with other tensors in the place of some of its own."""
+    if not state:
+        return call(model, inputs)
+    named = (*model.named_parameters(), *model.named_buffers())
+    stand_ins = {f"model.{name}": state[id(one)] for name, one in named if id(one) in state}
+    inputs = tree_map(
+        lambda one: one.float() if isinstance(one, Tensor) and one.dtype in HALVES else one, inputs
+    )
+    return functional_call(_Called(model), stand_ins, (inputs,))
+
+
+def _coarser(*dtypes: torch.dtype) -> torch.dtype:
+    known = list(TOLERANCE)
+    return max((dtype for dtype in dtypes if dtype in TOLERANCE), key=known.index)
+
+
 class _Coarsest(TorchDispatchMode):
     """Notes the coarsest dtype that comes out of an operation."""
 
@@ -147,8 +197,8 @@ class _Coarsest(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.dtype in TOLERANCE:
-                self.dtype = max(self.dtype, leaf.dtype, key=list(TOLERANCE).index)
+            if isinstance(leaf, Tensor):
+                self.dtype = _coarser(self.dtype, leaf.dtype)
         return result
 
 
@@ -175,7 +225,3 @@ def _watched(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
 
 def _largest(tensor: Tensor) -> float:
     return tensor.double().abs().max().item() if tensor.numel() else 0.0
-
-
-def _larger(one: float, other: float) -> float:
-    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
