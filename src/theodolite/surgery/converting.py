@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.errors import UseError
 from theodolite.surgery.conduct import Done, conduct, reasons
-from theodolite.surgery.editing import Edits, scaled_weights
+from theodolite.surgery.editing import Edits, order_of, scaled_weights
 from theodolite.surgery.folded import Folded, along
 from theodolite.surgery.places import Place, Reader, SurgeryError, find_places, held
 from theodolite.surgery.proof import Proof
@@ -171,6 +171,7 @@ def _operate(
                 weight=reader.weight,
                 gain=place.gain,
                 shift=place.shift if own else None,
+                norm=order_of(held(model, place.gain).module),
             )
             edits.parametrize(held(model, reader.weight), how)
     if before is None:

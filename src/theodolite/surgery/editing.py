@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,22 +38,25 @@ class Edits:
         module, name = where.module, where.attribute
         parameter = where.tensor
         assert isinstance(parameter, nn.Parameter)
+        order = tuple(module._parameters)
         del module._parameters[name]
         module.register_buffer(name, torch.full_like(parameter, value, requires_grad=False))
 
         def undo() -> None:
             del module._buffers[name]
             module.register_parameter(name, parameter)
+            _put_in_order(module, order)
 
         self.undos.append(undo)
 
-    def thaw(self, where: Held) -> None:
-        """Make a buffer a parameter of the same values."""
+    def thaw(self, where: Held, order: Sequence[str] = ()) -> None:
+        """Make a buffer a parameter of the same values, at its place in the order of the module's."""
         module, name = where.module, where.attribute
         buffer = where.tensor
         persistent = name not in module._non_persistent_buffers_set
         del module._buffers[name]
         module.register_parameter(name, nn.Parameter(buffer.detach().clone()))
+        _put_in_order(module, order)
 
         def undo() -> None:
             del module._parameters[name]
@@ -96,7 +99,24 @@ def _write(tensor: Tensor, value: Tensor) -> None:
     tensor.copy_(value)
 
 
+def order_of(module: nn.Module) -> tuple[str, ...]:
+    """The names of a module's parameters in their order, as it was before any of them was parametrized."""
+    for lists in getattr(module, "parametrizations", {}).values():
+        for how in lists:
+            if isinstance(how, (ScaledWeight, ScaledGain)):
+                return how.order
+    return tuple(module._parameters)
+
+
+def _put_in_order(module: nn.Module, order: Sequence[str]) -> None:
+    """An optimizer's state is loaded by the order of the parameters: it must not change."""
+    held = dict(module._parameters)
+    module._parameters.clear()
+    module._parameters.update({name: held.pop(name) for name in order if name in held} | held)
+
+
 def _register(where: Held, how: nn.Module) -> None:
+    how.order = order_of(where.module)  # type: ignore[assignment]
     if parametrize.is_parametrized(where.module):
         where.module.__class__ = _own_class(where.module)
     parametrize.register_parametrization(where.module, where.attribute, how, unsafe=True)
@@ -107,7 +127,7 @@ def _remove(where: Held) -> None:
     module, name = where.module, where.attribute
     lists = module.parametrizations
     assert isinstance(lists, nn.ModuleDict)
-    original = lists[name].original
+    original, order = lists[name].original, order_of(module)
     del lists[name]
     if len(lists):
         module.__class__ = _own_class(module, without=name)
@@ -116,6 +136,7 @@ def _remove(where: Held) -> None:
         module.__class__ = type(module).__bases__[0]
     assert isinstance(original, nn.Parameter)
     module.register_parameter(name, original)
+    _put_in_order(module, order)
 
 
 def _own_class(module: nn.Module, *, without: str = "") -> type[nn.Module]:

@@ -61,6 +61,11 @@ class Folded:
             gain, _ = self._gain_and_shift(given)
             return {reader.weight: self._scale(reader, given, gain) for reader in self.place.readers}
 
+    def gain_value(self) -> Tensor | None:
+        """γ as the norm applies it; None if that is one for good."""
+        with torch.no_grad():
+            return self._gain_and_shift({name: wide(tensor) for name, tensor in self.tensors.items()})[0]
+
     def _evaluate(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         gain, shift = self._gain_and_shift(given)
         made: dict[str, Tensor] = {}

@@ -108,7 +108,7 @@ def _open(
             if other:
                 home = held(model, prefix + other)
                 if home.attribute in home.module._buffers:
-                    edits.thaw(home)
+                    edits.thaw(home, how.norm)
     for where, _ in gains.values():
         edits.unparametrize(where)
 

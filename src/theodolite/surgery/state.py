@@ -58,6 +58,8 @@ class State:
         """After `scale_vectors`."""
         moved = {one.place.gain: one for one in done.maps}
         for name, (_, how) in scaled_weights(self.model).items():
+            if name not in self.before:
+                continue  # it has had its vectors for longer
             weight = self.before[name]
             gain = self.before[how.gain]
             if how.gain in moved:
@@ -70,11 +72,13 @@ class State:
             if how.inputs:
                 self._multiply(weight, how.inner([wide(one()) for one in how.inputs]))
         for name, (_, own_gain) in scaled_gains(self.model).items():
-            self._split(self.before[name], own_gain)
+            if name in self.before:
+                self._split(self.before[name], own_gain)
         for one in done.maps:
             for gone in (one.place.gain, one.place.shift):
                 if gone is not None:
                     self._drop(self.before[gone])
+        self._rename()
 
     def folded(self, done: Done) -> None:
         """After `fold`."""
@@ -85,21 +89,28 @@ class State:
             gone = [tensor for tensor in gone if id(tensor) not in kept]
             for reader in one.place.readers:
                 self._unscale(one, reader.weight, after[reader.weight])
-            gain = after.get(one.place.gain)
-            if gain is not None and one.takes_gain:
-                if one.gain is None and one.place.gain in one.tensors:
-                    size = wide(one.tensors[one.place.gain]) + one.place.offset
-                    self._multiply(gain, size)
-                else:
-                    like = after[one.place.readers[0].weight]
-                    self._remember(gain, self._of_gain(one, after), like=like)
-                    self._join(gain, gone)
-                if one.place.shift is not None and one.place.shift not in one.tensors:
-                    shift = after[one.place.shift]
-                    self._remember(shift, self._of_shift(one, after), like=gain)
-                    self._join(shift, [gain])
+            if one.takes_gain:
+                self._fold_norm(one, after, gone)
             for tensor in gone:
                 self._drop(tensor)
+        self._rename()
+
+    def _fold_norm(self, one: Folded, after: Mapping[str, Tensor], gone: Sequence[Tensor]) -> None:
+        """A gain that is one and a shift that is zero, where they are parameters again or still."""
+        gain, value = after[one.place.gain], one.gain_value()
+        if value is not None and one.gain is None:
+            self._multiply(gain, value.view_as(gain))
+        else:
+            self._remember(gain, self._of_gain(one, after), like=after[one.place.readers[0].weight])
+            self._join(gain, gone)
+        if one.place.shift is None:
+            return
+        shift = after[one.place.shift]
+        if value is not None:
+            self._multiply(shift, value.view_as(shift))
+        else:
+            self._remember(shift, self._of_shift(one, after), like=gain)
+            self._join(shift, [gain])
 
     def _unscale(self, one: Folded, name: str, weight: Tensor) -> None:
         """From the moments of W to those of diag(b)·W·diag(γ), which is what the network computes with."""
@@ -228,6 +239,14 @@ class State:
         group["params"].append(tensor)
         if "param_names" in group:
             group["param_names"].append(name)
+
+    def _rename(self) -> None:
+        """Where groups know their parameters by name: the names that they have now."""
+        names = {id(tensor): name for name, tensor in canonical_parameters(self.model)}
+        for group in self.optimizer.param_groups:
+            if "param_names" in group:
+                known = zip(group["params"], group["param_names"], strict=True)
+                group["param_names"] = [names.get(id(tensor), name) for tensor, name in known]
 
     def _drop(self, tensor: Tensor, *, forget: bool = True) -> None:
         """Train a tensor no longer."""

@@ -105,6 +105,7 @@ class ScaledWeight(nn.Module):
         outputs: a b for each block of rows, or none.
         weight, gain, shift: the names that the weight, the norm's gain and its shift had, by which folding
             finds them again.
+        norm: the names of the norm's parameters, in their order.
 
     >>> shape = Shape(in_axis=1, out_axis=0, stack=(), rows=(((0, 1),), ((1, 2),)), sizes=(2, 3))
     >>> inputs = [Vector(torch.tensor([1.0, 2.0, 3.0])), Vector(torch.tensor([4.0, 5.0, 6.0]))]
@@ -122,10 +123,12 @@ class ScaledWeight(nn.Module):
         weight: str = "",
         gain: str = "",
         shift: str | None = None,
+        norm: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.shape = shape
-        self.weight, self.gain, self.shift = weight, gain, shift
+        self.weight, self.gain, self.shift, self.norm = weight, gain, shift, tuple(norm)
+        self.order: tuple[str, ...] = ()
         self.inputs = nn.ModuleList(inputs)
         self.outputs = nn.ModuleList(outputs)
 
@@ -181,6 +184,7 @@ class ScaledGain(nn.Module):
     def __init__(self, gain: Tensor, form: Form, offset: float) -> None:
         super().__init__()
         self.form, self.offset = form, offset
+        self.order: tuple[str, ...] = ()
         self.magnitude = nn.Parameter(first_magnitude(gain.detach(), form, -1))
 
     def forward(self, direction: Tensor) -> Tensor:
