@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.surgery import convert, fold, remove_gains, scale_vectors
 from theodolite.surgery.vectors import ScaledGain, ScaledWeight
 
+from .hand import INPUTS, WIDTH, Hand, plain
 from .networks import (
     NETWORKS,
     SIZES,
@@ -184,3 +186,56 @@ def test_zero_centred_gains_are_removed_at_zero() -> None:
     assert apart(logits(model).detach(), before) < 1e-6
     assert len(proof.moved) == 5
     assert not any("norm" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_norm_before_a_convolution_is_folded_with_its_shift(kernel: int) -> None:
+    def step(block: Any, x: Tensor) -> Tensor:
+        made: Tensor = block.down(F.pad(block.conv(block.norm(x).mT), (0, kernel - 1)).mT.relu())
+        return made
+
+    model = Hand(step, norm=nn.LayerNorm(WIDTH), conv=nn.Conv1d(WIDTH, 2 * WIDTH, kernel))
+    before = model(INPUTS).detach()
+    scale_vectors(model, INPUTS)
+    assert apart(model(INPUTS).detach(), before) < 1e-12
+    fold(model, INPUTS)
+    assert apart(model(INPUTS).detach(), before) < 1e-12
+    assert torch.equal(model.norm.weight, torch.ones(WIDTH).double())
+    assert not model.norm.bias.any()
+
+
+def test_frozen_weights_and_gains_that_are_trained_are_folded_and_stay_so() -> None:
+    model = Hand(plain)
+    for name, one in model.named_parameters():
+        one.requires_grad_("norm" in name)
+    before = model(INPUTS).detach()
+    fold(model, INPUTS)
+    assert apart(model(INPUTS).detach(), before) < 1e-12
+    assert [name for name, one in model.named_parameters() if one.requires_grad] == ["norm.weight"]
+
+
+def test_what_was_frozen_after_converting_is_frozen_after_folding() -> None:
+    model = convert(network("gpt layer"), TOKENS).requires_grad_(False)
+    fold(model, TOKENS)
+    assert not any(one.requires_grad for one in model.parameters())
+
+
+def test_a_part_of_what_was_converted_can_be_folded() -> None:
+    whole = nn.Sequential(network("gpt"), nn.Identity())
+    before = whole(TOKENS).detach()
+    convert(whole, TOKENS)
+    fold(whole[0], TOKENS)
+    assert skeleton(whole[0]) == skeleton(network("gpt"))
+    assert apart(whole(TOKENS).detach(), before) < 1e-12
+
+
+def test_a_gain_that_two_norms_share_is_removed_from_both() -> None:
+    def step(block: Any, x: Tensor) -> Tensor:
+        made: Tensor = block.down(block.up(block.norm(x)).relu() + block.up2(block.other(x)))
+        return made
+
+    model = Hand(step, other=nn.RMSNorm(WIDTH), up2=nn.Linear(WIDTH, 2 * WIDTH))
+    nn.init.ones_(model.norm.weight)
+    model.other.weight = model.norm.weight
+    remove_gains(model, INPUTS)
+    assert not any("norm" in name or "other" in name for name, _ in model.named_parameters())

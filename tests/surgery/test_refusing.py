@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -110,13 +111,51 @@ def _read_twice() -> nn.Module:
     return Hand(step, other=nn.RMSNorm(WIDTH))
 
 
+class _Exponential(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (WIDTH,), self.log.exp())
+
+
+class _Standardised(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, (self.weight - self.weight.mean()) / self.weight.std(), self.bias)
+
+
+def _exponential() -> nn.Module:
+    return Hand(plain, norm=_Exponential())
+
+
+def _standardised() -> nn.Module:
+    return Hand(plain, up=_Standardised(WIDTH, 2 * WIDTH))
+
+
+def _over_two_dimensions() -> nn.Module:
+    return Hand(plain, norm=nn.LayerNorm((5, WIDTH), bias=False))
+
+
+def _padded() -> nn.Module:
+    def step(block: Any, x: Tensor) -> Tensor:
+        made: Tensor = block.down(block.conv(block.norm(x).mT).mT.relu())
+        return made
+
+    return Hand(step, norm=nn.LayerNorm(WIDTH), conv=nn.Conv1d(WIDTH, 2 * WIDTH, 3, padding=1))
+
+
 LEFT: dict[Callable[[], nn.Module], str] = {
+    _exponential: "norm.log: it is not a norm's gain as it is",
+    _standardised: "norm.weight: up.weight, which reads it, is not a weight as it is",
+    _over_two_dimensions: "norm.weight: it has 40 entries, but 8 channels are read",
+    _padded: "norm.weight: conv.weight meets zeros at the borders, where the norm's shift norm.bias is not",
     _two_norms: "norm.weight: it is shared by norm.weight and other.weight",
     _frozen: "norm.weight: it is frozen (requires_grad is False)",
-    _weight_normed: "norm.weight: up.parametrizations.weight.original1, which reads it, is only one factor",
+    _weight_normed: "original1, which reads it, is not a weight as it is",
     _shared_map: "norm.weight: up.weight, which reads it, reads something else too",
     _constant_added: "norm.weight: a constant is added to it",
-    _bent: "norm.weight: it reaches relu",
+    _bent: "norm.weight: it reaches a nonlinearity, relu",
     _no_bias: "norm.weight: up.weight has no bias that could take up the norm's shift norm.bias",
     _masked: "norm.weight: the norm's shift norm.bias is multiplied or masked before it is read",
     _read_twice: "norm.weight: it reaches the residual stream or another sum",
@@ -271,3 +310,23 @@ def test_output_norms_have_to_be_one_to_be_removed() -> None:
     model = network("gpt peri")
     with pytest.raises(SurgeryError, match=r"norm_out.weight is not one everywhere and cannot be folded"):
         remove_gains(model, TOKENS)
+
+
+def test_what_else_a_network_returns_counts_as_output() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Hand(plain)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.inner(x), "hidden": self.inner.norm(self.inner.embed(x))}
+
+    with pytest.raises(SurgeryError, match=r"inner\.norm\.weight: it reaches the network's output"):
+        scale_vectors(Both(), INPUTS)
+
+
+def test_a_frozen_gain_that_is_named_is_an_error() -> None:
+    model = Hand(plain)
+    model.norm.weight.requires_grad_(False)
+    with pytest.raises(SurgeryError, match=r"norm\.weight: it is frozen"):
+        scale_vectors(model, INPUTS, gains=["norm.weight"])

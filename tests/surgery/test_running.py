@@ -28,8 +28,10 @@ class Restless(nn.Module):
         self.inner = network("gpt layer", torch.float32)
         self.drop = nn.Dropout()
         self.passes = nn.BatchNorm1d(64)
+        self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
         made: torch.Tensor = self.drop(self.passes(self.inner(tokens).mT).mT)
         return made
 
@@ -194,8 +196,14 @@ except th.UseError as error:
     assert "is sharded: operate on the network before fully_shard" in str(error), error
 else:
     raise AssertionError("a sharded network was folded")
+try:
+    th.surgery.fold(replica, tokens)
+except th.UseError as error:
+    assert "operate on the network first, then wrap it" in str(error), error
+else:
+    raise AssertionError("a wrapped network was folded, and its wrapper does not know")
 before = replica(tokens).detach()
-th.surgery.fold(replica, tokens)
+th.surgery.fold(replica.module, tokens)
 assert torch.allclose(replica.module(tokens), before, rtol=1e-10, atol=1e-12)
 print("done")
 """

@@ -18,6 +18,8 @@ import theodolite as th
 from theodolite.errors import UseError
 from theodolite.surgery import fold, scale_vectors
 
+from .hand import INPUTS, Hand
+
 TOKENS = torch.arange(24).view(2, 12) % 20
 MAKES: dict[str, dict[str, Any]] = {
     "pre": {},
@@ -150,6 +152,9 @@ def test_every_tensor_is_trained_once_and_directions_do_not_decay(named: bool) -
     fold(model, TOKENS, optimizer=optimizer)
     trained_once = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(trained_once) == sorted(id(p) for p in model.parameters())
+    assert {id(p) for p in optimizer.param_groups[1]["params"]} == {
+        id(p) for p in model.parameters() if p.dim() == 1
+    }
 
 
 def test_a_round_trip_keeps_the_order_of_the_parameters() -> None:
@@ -178,3 +183,91 @@ def test_what_an_optimizer_keeps_that_is_not_known_is_refused() -> None:
         fold(model, TOKENS, optimizer=planned)
     with pytest.raises(UseError, match="optimizer is a str"):
         fold(model, TOKENS, optimizer="adamw")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"heterogeneous": False}], ids=str)
+def test_gains_decay_after_a_round_trip_as_they_did_before(options: dict[str, Any]) -> None:
+    model = made("pre")
+    optimizer = adam(model, weight_decay=0.1)
+    scale_vectors(model, TOKENS, optimizer=optimizer, **options)
+    fold(model, TOKENS, optimizer=optimizer)
+    decaying = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    assert {name for name, p in model.named_parameters() if id(p) not in decaying} == set()
+
+
+def test_a_schedule_goes_on() -> None:
+    model = made("pre")
+    optimizer = adam(model, lr=0.01, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    trained(model, optimizer)
+    scale_vectors(model, TOKENS, optimizer=optimizer)
+    trained(model, optimizer)
+    schedule.step()
+    assert {group["lr"] for group in optimizer.param_groups} == {0.005}
+
+
+def test_with_a_trained_factor_on_the_outputs_the_shift_still_takes_its_part() -> None:
+    plain, early = made("layer"), made("layer")
+    for model in (plain, early):
+        scale_vectors(model, TOKENS, heterogeneous=False, reparameterization=None)
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for name, one in model.named_parameters():
+                if "outputs" in name:
+                    one.add_(torch.rand(one.shape, generator=generator, dtype=one.dtype))
+    optimizer = trained(plain, adam(plain))
+    fold(plain, TOKENS, optimizer=optimizer)
+    fold(early, TOKENS)
+    truth = trained(early, adam(early))
+    assert_same(moments(plain, optimizer, "exp_avg"), moments(early, truth, "exp_avg"))
+    pairs = [moments(one, state, "exp_avg_sq") for one, state in ((plain, optimizer), (early, truth))]
+    name = "blocks.0.feed_forward.branch.up.weight"
+    assert 0.5 < (pairs[0][name] / pairs[1][name]).median() < 2
+
+
+def test_the_moments_of_a_gain_that_is_read_several_times_over_follow() -> None:
+    """A vector of the map has an entry for each input, the gain of values one for each channel of a head."""
+
+    def step(block: Any, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = block.out(block.small(x.unflatten(-1, (2, 4))).flatten(-2))
+        return found
+
+    def run(model: nn.Module) -> Optimizer:
+        optimizer = SGD(model.parameters(), lr=0.0, momentum=0.9)
+        model(INPUTS).square().sum().backward()
+        optimizer.step()
+        return optimizer
+
+    plain = Hand(step, small=nn.RMSNorm(4), out=nn.Linear(8, 8, bias=False))
+    early = copy.deepcopy(plain)
+    optimizer = run(plain)
+    options = {"gains": ["small.weight"], "placement": "input", "reparameterization": None}
+    scale_vectors(plain, INPUTS, optimizer=optimizer, **options)
+    scale_vectors(early, INPUTS, **options)
+    truth = run(early)
+    mine, other = (one.out.parametrizations.weight[0].inputs[0].gain for one in (plain, early))
+    found, wanted = (
+        state.state[one]["momentum_buffer"] for state, one in ((optimizer, mine), (truth, other))
+    )
+    torch.testing.assert_close(found, wanted)
+
+
+def test_what_fails_on_the_way_leaves_network_and_optimizer_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = made("pre")
+    optimizer = trained(model, adam(model))
+    names = list(model.state_dict())
+    before = copy.deepcopy(optimizer.state_dict())
+
+    def fail(*args: object, **options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("theodolite.surgery.state.Groups.rename", fail)
+    with pytest.raises(MemoryError):
+        scale_vectors(model, TOKENS, optimizer=optimizer)
+    assert list(model.state_dict()) == names
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for key, held in before["state"].items():
+        assert all(torch.equal(after["state"][key][name], value) for name, value in held.items())

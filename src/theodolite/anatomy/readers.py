@@ -15,7 +15,7 @@ from torch import Tensor
 from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.labels import follow, labels_along, varies
 from theodolite.anatomy.norms import is_normalisation
-from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, POOLS, VIEWS
+from theodolite.anatomy.operations import BENDING, CONVOLUTIONS, NORMS, POOLS, SOFTMAXES, VIEWS
 from theodolite.anatomy.part import Norm
 from theodolite.anatomy.trace import Node, Ref
 from theodolite.anatomy.uses import Use, factors
@@ -93,7 +93,7 @@ class _Walk:
                 for reader in flow.readers(output):
                     if reader.index not in waiting:
                         heapq.heappush(waiting, reader.index)
-        if flow.graph.outputs & self.carried.keys():
+        if (flow.graph.outputs | flow.graph.returned) & self.carried.keys():
             return self._readings("it reaches the network's output")
         return self._readings("" if self.reads else "no linear map reads it")
 
@@ -113,9 +113,25 @@ _MASKS = frozenset({"constant_pad_nd", "masked_fill", "where"})
 
 def _said(flow: Flow, node: Node) -> str:
     """A node that a gain cannot pass, in words."""
-    if node.op in ("add", "sub"):
-        return "the residual stream or another sum"
-    return f"another signal in {node.op}" if len(flow.signals(node)) > 1 else node.op
+    if node.op in BENDING:
+        return f"a nonlinearity, {node.op}"
+    if _before_softmax(flow, node):
+        return "a softmax"
+    return "the residual stream or another sum" if node.op in ("add", "sub") else f"the operation {node.op}"
+
+
+def _before_softmax(flow: Flow, node: Node) -> bool:
+    """Does a softmax read what the node makes, with no weight between?"""
+    waiting, seen = list(node.outputs), set(node.outputs)
+    while waiting:
+        for reader in flow.readers(waiting.pop()):
+            if reader.op in SOFTMAXES:
+                return True
+            if not any(use.kind == "weight" for use in flow.uses.at(reader.index)):
+                fresh = [made for made in reader.outputs if made not in seen]
+                seen.update(fresh)
+                waiting += fresh
+    return False
 
 
 def _along(node: Node, value: int, labels: Tensor) -> tuple[int, ...]:

@@ -66,6 +66,9 @@ class Graph:
     """By value: the name by which the network holds the parameter there; a tied one has a value for each."""
     inputs: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
+    """The logits where they can be told, else all that is returned."""
+    returned: set[int] = field(default_factory=set)
+    """Every value that is returned."""
 
     def add_value(self, tensor: Tensor, maker: int | None) -> int:
         """A new value."""
@@ -162,6 +165,7 @@ def _record(
     with undisturbed(model), recorder:
         output = torch.func.functional_call(runner, prefixed, (inputs,), tie_weights=False, strict=False)
     recorder.graph.outputs = {recorder.value(leaf) for leaf in _results(output)}
+    recorder.graph.returned = {recorder.value(leaf) for leaf in tensors_in(output)}
     if not recorder.graph.outputs:
         raise UseError(f"it returned {described(output)}, in which there is no tensor")
     return recorder.graph
@@ -321,8 +325,13 @@ def _results(output: Any) -> list[Tensor]:
     try:
         return [logits(output)]
     except UseError:
-        found = []
-        for leaf in tree_leaves(output):
-            inside = [leaf] if isinstance(leaf, Tensor) else tree_leaves(dict(getattr(leaf, "__dict__", {})))
-            found += [item for item in inside if isinstance(item, Tensor)]
-        return found
+        return tensors_in(output)
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """Every tensor in what a model returned; of an object, those it holds itself."""
+    found = []
+    for leaf in tree_leaves(output):
+        inside = [leaf] if isinstance(leaf, Tensor) else tree_leaves(dict(getattr(leaf, "__dict__", {})))
+        found += [item for item in inside if isinstance(item, Tensor)]
+    return found

@@ -15,8 +15,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.anatomy.part import Role
-from theodolite.building import untouched_randomness
+from theodolite.building import evaluated, untouched_randomness
 from theodolite.calling import call
 from theodolite.errors import UseError
 from theodolite.planning.plan import Plan
@@ -146,7 +145,7 @@ def _features(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
         if any(tensor is not None and tensor.ndim > 1 for tensor in module._parameters.values())
     ]
     try:
-        with _evaluating(model):
+        with evaluated(model):
             call(model, inputs)
     finally:
         for handle in handles:
@@ -168,7 +167,7 @@ def _activations(model: nn.Module, inputs: Any) -> tuple[float, ...]:
                 ratios.append(_rms(result) / before)
             return result
 
-    with _evaluating(model), Watch():
+    with evaluated(model), Watch():
         call(model, inputs)
     return tuple(ratios)
 
@@ -178,7 +177,7 @@ def _alignment(workload: Workload, model: nn.Module, batch: Batch, anatomy: Anat
     tensors = dict(canonical_parameters(model))
     total: dict[str, Tensor] = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     sizes = dict.fromkeys(tensors, 0.0)
-    with _evaluating(model):
+    with evaluated(model):
         for example in examples:
             loss = workload.evaluate(model, example)
             found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
@@ -207,15 +206,3 @@ def _example(batch: Batch, index: int) -> Batch:
     """A batch of one."""
     one: Batch = tree_map(lambda leaf: leaf[index : index + 1] if isinstance(leaf, Tensor) else leaf, batch)
     return one
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout, and with a batch norm's running statistics, so that an example stands for itself."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.surgery.editing import Edits
@@ -28,19 +29,25 @@ class Done:
 
 
 def conduct(
-    model: nn.Module, inputs: Any, operation: str, act: Callable[[nn.Module, Edits], Done]
-) -> tuple[Done, Proof]:
+    model: nn.Module,
+    inputs: Any,
+    operation: str,
+    act: Callable[[nn.Module, Edits], Done],
+    follow: Callable[[Done], None] | None = None,
+) -> Proof:
     """Edit the network in place and prove it; what fails on the way leaves the network as it was.
+
+    `follow` is for what goes with the network, when all is well with that.
 
     Raises:
         SurgeryError: if outputs or gradients differ by more than rounding.
     """
     inner = unwrap(model)
-    refuse_shards(inner)
+    refuse_shards(model)
     before = gathered(inner, inputs)
-    if before is not None and not bool(before.outputs.isfinite().all()):
+    if before is not None and any(not bool(one.isfinite().any()) for one in before.outputs):
         raise SurgeryError(
-            "the network's outputs on these inputs are not all finite, so nothing can be proved: give other "
+            "the network's outputs on these inputs are not finite, so nothing can be proved: give other "
             "inputs, or weights that were not ruined"
         )
     edits = Edits()
@@ -72,19 +79,24 @@ def conduct(
                 f"{gradients:.1e} of themselves, which is more than {proof.tolerance:.0e}, rounding in "
                 f"{proof.dtype}. It was undone. Leave out what it does not suit: gains=[patterns]"
             )
+        if follow is not None:
+            follow(done)
     except BaseException:
         edits.undo()
         raise
-    return done, proof
+    return proof
 
 
 def refuse_shards(model: nn.Module) -> None:
-    """Raise if parameters are cut into shards, of which none can be multiplied into another."""
+    """Raise if parameters are cut into shards, or known to a wrapper that would not hear of new ones."""
+    if isinstance(model, DistributedDataParallel):
+        raise SurgeryError(
+            "the network is wrapped in DistributedDataParallel, which knows only the parameters it was "
+            "given: operate on the network first, then wrap it"
+        )
     for name, tensor in canonical_parameters(model):
         if hasattr(tensor, "device_mesh"):
-            raise SurgeryError(
-                f"{name} is sharded: operate on the network before fully_shard, or on a whole one"
-            )
+            raise SurgeryError(f"{name} is sharded: operate on the network before fully_shard, or on a copy")
 
 
 def reasons(left: Mapping[str, str]) -> str:

@@ -14,7 +14,8 @@ from theodolite.errors import UseError
 from theodolite.surgery.conduct import Done, conduct, reasons
 from theodolite.surgery.editing import Edits, order_of, scaled_weights
 from theodolite.surgery.folded import Folded, along
-from theodolite.surgery.places import Place, Reader, SurgeryError, find_places, held
+from theodolite.surgery.holding import held
+from theodolite.surgery.places import Place, Reader, SurgeryError, find_places
 from theodolite.surgery.proof import Proof
 from theodolite.surgery.vectors import FORMS, Form, ScaledGain, ScaledWeight, Vector
 
@@ -74,9 +75,7 @@ def scale_vectors(
     def act(inner: nn.Module, edits: Edits) -> Done:
         return _convert(inner, inputs, edits, heterogeneous, placement, form, gains)
 
-    done, proof = conduct(model, inputs, "scale_vectors", act)
-    if state is not None:
-        state.converted(done)
+    proof = conduct(model, inputs, "scale_vectors", act, None if state is None else state.converted)
     return model, proof
 
 
@@ -131,6 +130,8 @@ def _convert(
     for place in places.chosen(gains):
         if tensors[place.gain].requires_grad:
             chosen.append(place)
+        elif gains is not None:
+            raise SurgeryError(f"{place.gain}: it is frozen (requires_grad is False)")
         else:
             left[place.gain] = "it is frozen (requires_grad is False)"
     if not chosen:
@@ -156,7 +157,7 @@ def _operate(
     """Edit one place; the map from what was there before, unless that is what is there now."""
     gain = tensors[place.gain]
     before = _before(place, tensors) if own else None
-    size = gain.detach().reshape(-1) + place.offset
+    size = (gain.detach().double().reshape(-1) + place.offset).to(gain.dtype)
     for reader in place.readers:
         weight = tensors[reader.weight]
         inputs = _inputs(reader, size, form) if own and placement != "output" else []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from theodolite.anatomy.names import canonical_modules
-from theodolite.surgery.places import Held
+from theodolite.surgery.holding import Held
 from theodolite.surgery.vectors import ScaledGain, ScaledWeight
 
 
@@ -49,13 +49,13 @@ class Edits:
 
         self.undos.append(undo)
 
-    def thaw(self, where: Held, order: Sequence[str] = ()) -> None:
+    def thaw(self, where: Held, order: Sequence[str], *, trained: bool) -> None:
         """Make a buffer a parameter of the same values, at its place in the order of the module's."""
         module, name = where.module, where.attribute
         buffer = where.tensor
         persistent = name not in module._non_persistent_buffers_set
         del module._buffers[name]
-        module.register_parameter(name, nn.Parameter(buffer.detach().clone()))
+        module.register_parameter(name, nn.Parameter(buffer.detach().clone(), requires_grad=trained))
         _put_in_order(module, order)
 
         def undo() -> None:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from theodolite.surgery.places import Held, Place, Reader
+from theodolite.surgery.holding import Held
+from theodolite.surgery.places import Place, Reader
 from theodolite.surgery.vectors import ScaledGain, ScaledWeight
 
 
@@ -61,6 +62,12 @@ class Folded:
             gain, _ = self._gain_and_shift(given)
             return {reader.weight: self._scale(reader, given, gain) for reader in self.place.readers}
 
+    def own_scale(self, name: str) -> Tensor:
+        """What a weight's entries are multiplied by the vectors that are in it."""
+        reader = next(each for each in self.place.readers if each.weight == name)
+        with torch.no_grad():
+            return self._scale(reader, {key: wide(tensor) for key, tensor in self.tensors.items()}, None)
+
     def gain_value(self) -> Tensor | None:
         """γ as the norm applies it; None if that is one for good."""
         with torch.no_grad():
@@ -74,7 +81,8 @@ class Folded:
             made[reader.weight] = weight * self._scale(reader, given, gain)
             if shift is not None and reader.bias is not None:
                 shifted = weight * self._scale(reader, given, None) * along(reader, shift, nothing=0.0)
-                made[reader.bias] = given[reader.bias] + shifted.sum(reader.shape.in_axis)
+                others = [axis for axis in range(weight.dim()) if axis != reader.shape.out_axis]
+                made[reader.bias] = given[reader.bias] + shifted.sum(others)
         if not self.takes_gain and gain is not None:
             made[self.place.gain] = gain - self.place.offset
         return made

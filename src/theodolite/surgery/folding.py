@@ -13,7 +13,8 @@ from theodolite.anatomy.names import canonical_parameters
 from theodolite.surgery.conduct import Done, conduct, reasons
 from theodolite.surgery.editing import Edits, scaled_gains, scaled_weights
 from theodolite.surgery.folded import Folded, unplaced
-from theodolite.surgery.places import Held, Place, SurgeryError, find_places, held
+from theodolite.surgery.holding import Held, held
+from theodolite.surgery.places import Place, SurgeryError, find_places
 from theodolite.surgery.proof import Proof
 from theodolite.surgery.vectors import ScaledGain, ScaledWeight
 
@@ -60,10 +61,7 @@ def fold(
     def act(inner: nn.Module, edits: Edits) -> Done:
         return folding(inner, inputs, edits, gains)
 
-    done, proof = conduct(model, inputs, "fold", act)
-    if state is not None:
-        state.folded(done)
-    return model, proof
+    return model, conduct(model, inputs, "fold", act, None if state is None else state.folded)
 
 
 def folding(model: nn.Module, inputs: Any, edits: Edits, gains: Sequence[str] | None = None) -> Done:
@@ -103,14 +101,33 @@ def _open(
     """Take the scale vectors out, and make the norms' gains and shifts parameters again."""
     for name, (where, how) in weights.items():
         edits.unparametrize(where)
-        prefix = name.removesuffix(how.weight)  # the network may be part of a larger one by now
+        trained = any(one.requires_grad for one in how.parameters())
         for other in (how.gain, how.shift):
             if other:
-                home = held(model, prefix + other)
+                home = held(model, _now(other, how.weight, name))
                 if home.attribute in home.module._buffers:
-                    edits.thaw(home, how.norm)
+                    edits.thaw(home, how.norm, trained=trained)
     for where, _ in gains.values():
         edits.unparametrize(where)
+
+
+def _now(other: str, weight: str, name: str) -> str:
+    """The name that a tensor has now, if a weight beside it has another name than it had.
+
+    The network may be part of a larger one by now, or be a part of what was converted.
+
+    >>> _now("norm.weight", "up.weight", "model.up.weight")
+    'model.norm.weight'
+    >>> _now("model.norm.weight", "model.up.weight", "up.weight")
+    'norm.weight'
+    """
+    if name.endswith(weight):
+        return name.removesuffix(weight) + other
+    if weight.endswith(name) and other.startswith(weight.removesuffix(name)):
+        return other.removeprefix(weight.removesuffix(name))
+    raise SurgeryError(
+        f"{name} was {weight} when it was converted, and the norm before it {other}: fold the whole"
+    )
 
 
 def _beside(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.names import canonical_modules, canonical_parameters, unwrap
 from theodolite.anatomy.norms import follows_normalisation
-from theodolite.anatomy.operations import RESHAPES
+from theodolite.anatomy.operations import CONVOLUTIONS, RESHAPES, VIEWS
 from theodolite.anatomy.readers import Read, Readings, read_by
 from theodolite.anatomy.rows import row_blocks
 from theodolite.anatomy.specimen import examine
@@ -94,26 +95,6 @@ def find_places(model: nn.Module, inputs: Any) -> Places:
     return _Finder(model, inputs).places()
 
 
-@dataclass(frozen=True)
-class Held:
-    """A tensor of a network, where it is held."""
-
-    module: nn.Module
-    attribute: str
-
-    @property
-    def tensor(self) -> Tensor:
-        """As it is now."""
-        tensor: Tensor = getattr(self.module, self.attribute)
-        return tensor
-
-
-def held(model: nn.Module, name: str) -> Held:
-    """Where a parameter or a buffer of that canonical name is held."""
-    prefix, _, attribute = name.rpartition(".")
-    return Held(dict(canonical_modules(model))[prefix], attribute)
-
-
 _PASSING = RESHAPES | {"add", "clone", "contiguous", "_to_copy", "to", "type_as", "alias"}
 """What may stand between a product and its bias."""
 
@@ -145,8 +126,8 @@ class _Finder:
             return f"it is shared by {' and '.join(self.owners[id(self.tensors[name])])}"
         if not all(use.kind == "gain" and follows_normalisation(self.flow, use) for use in uses):
             return "it is used for something else than a norm too"
-        if not all(self._is_bare(name, value) for use in uses for value in self._others(use)):
-            return "it is computed from several tensors"
+        if not all(self._is_bare(name, value, added=True) for use in uses for value in self._others(use)):
+            return "it is not a norm's gain as it is: something is computed with it first"
         readings = read_by(self.flow, uses)
         if readings.obstacle:
             return readings.obstacle
@@ -157,6 +138,10 @@ class _Finder:
                 return reader
             if readers.setdefault(reader.weight, reader).channels != reader.channels:
                 return f"{reader.weight} reads it in two different orders"
+        channels = {channel for reader in readers.values() for channel in reader.channels if channel >= 0}
+        size = self.tensors[name].numel()
+        if channels != set(range(size)):
+            return f"it has {size} entries, but {len(channels)} channels are read"
         shift = self._shift(readings, list(readers.values()))
         if shift is not None and shift not in self.tensors:
             return shift
@@ -175,7 +160,7 @@ class _Finder:
             return f"{name}, which reads it, reads something else too"
         use = next(use for use in flow.uses.at(read.node) if use.name == name)
         if not any(self._is_bare(name, value) for value in flow.graph.nodes[read.node].inputs):
-            return f"{name}, which reads it, is only one factor of a weight"
+            return f"{name}, which reads it, is not a weight as it is: something is computed with it first"
         sizes = tuple(self.tensors[name].shape)
         wide_in = [axis for axis in use.in_axes if sizes[axis] == len(read.channels)]
         wide_out = [axis for axis in use.out_axes if sizes[axis] > 1] or list(use.out_axes)
@@ -222,7 +207,19 @@ class _Finder:
         without = [reader.weight for reader in readers if reader.bias is None or reader.shape.stack]
         if without:
             return f"{without[0]} has no bias that could take up the norm's shift {shift}"
+        at_borders = [read.weights[0] for read in readings.reads if self._meets_borders(read.node)]
+        if at_borders:
+            return f"{at_borders[0]} meets zeros at the borders, where the norm's shift {shift} is not"
         return shift
+
+    def _meets_borders(self, index: int) -> bool:
+        """Is it a convolution whose sum has fewer terms in some places?"""
+        node = self.flow.graph.nodes[index]
+        if node.op not in CONVOLUTIONS:
+            return False
+        weight = node.inputs[1]
+        _, _, _, _, padding, _, transposed = node.args[:7]
+        return math.prod(self.flow.graph.shapes[weight][2:]) > 1 and (bool(transposed) or any(padding))
 
     def _without_clashes(self, found: list[Place], left: dict[str, str]) -> Places:
         """A weight that reads two gains can belong to neither."""
@@ -252,10 +249,14 @@ class _Finder:
             if value not in self.flow.uses.signal and named & self._sources(value)
         ]
 
-    def _is_bare(self, name: str, value: int) -> bool:
-        """Is the value that parameter, but for views, casts and an added number?"""
-        found = self._sources(value)
-        return bool(found) and all(self.flow.graph.parameters.get(one) == name for one in found)
+    def _is_bare(self, name: str, value: int, *, added: bool = False) -> bool:
+        """Is the value that parameter, but for views, casts and, of a gain, an added number?"""
+        while (node := self.flow.maker(value)) is not None and value not in self.flow.uses.signal:
+            number = added and node.op in ("add", "sub") and len(node.inputs) == 1
+            if not number and node.op not in VIEWS:
+                return False
+            value = node.inputs[0]
+        return self.flow.graph.parameters.get(value) == name
 
     def _sources(self, value: int) -> set[int]:
         """What a value without signal was made of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.anatomy.trace import tensors_in
 from theodolite.building import evaluated, untouched_randomness
-from theodolite.calling import call, logits
+from theodolite.calling import call
 from theodolite.surgery.editing import scaled_gains, scaled_weights
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -72,7 +73,8 @@ class Proof:
 class Evidence:
     """Outputs of a network, and gradients of a fixed random combination of them."""
 
-    outputs: Tensor
+    outputs: tuple[Tensor, ...]
+    """Everything it returned that is a number."""
     dtype: torch.dtype
     """The coarsest that is held or was computed in."""
     gradients: Mapping[str, Tensor]
@@ -87,27 +89,28 @@ def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
     model = unwrap(model)
     if any(tensor.is_meta for tensor in model.parameters()):
         return None
-    held = dict(canonical_parameters(model))
+    held = {name: one for name, one in canonical_parameters(model) if one.is_floating_point()}
     dtype = _coarser(torch.float64, *(one.dtype for one in (*held.values(), *model.buffers())))
-    state = _widened(model) if dtype in HALVES else {}
-    tensors = {name: state.get(id(one), one) for name, one in held.items() if one.requires_grad}
     coarsest = _Coarsest()
     with (
-        evaluated(model),
+        _undisturbed(model),
         untouched_randomness(0),
         torch.enable_grad(),
         torch.compiler.set_stance("force_eager"),
         _watched(model) as seen,
     ):
+        for tensor in held.values():
+            tensor.requires_grad_()  # also by what is frozen: it may be the reader of a gain that is not
+        state = _widened(model) if dtype in HALVES else {}
+        tensors = {name: state.get(id(one), one) for name, one in held.items()}
+        torch.clear_autocast_cache()
         with coarsest:
-            found = logits(_called(model, inputs, state))
-        wide = found.to(torch.promote_types(found.dtype, torch.float32))
-        loss = (wide * torch.randn_like(wide)).sum() / wide.numel() ** 0.5
+            found = [one for one in tensors_in(_called(model, inputs, state)) if one.is_floating_point()]
+        loss = sum((_combined(one) for one in found), torch.zeros(()))
         wanted = [*tensors.values(), *(one for each in seen.values() for one in each)]
-        dtype = _coarser(dtype, coarsest.dtype)
-        if not loss.requires_grad:
-            return Evidence(found.detach(), dtype, {}, {})
         every = list(torch.autograd.grad(loss, wanted, allow_unused=True))
+    outputs = tuple(one.detach() for one in found)
+    dtype = _coarser(dtype, coarsest.dtype)
     gradients = {
         name: one for name, one in zip(tensors, every[: len(tensors)], strict=True) if one is not None
     }
@@ -117,12 +120,23 @@ def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
         several = [one for one in [next(rest) for _ in each] if one is not None]
         if several:
             computed[name] = torch.stack(several).sum(0)
-    return Evidence(found.detach(), dtype, gradients, {**gradients, **computed})
+    return Evidence(outputs, dtype, gradients, {**gradients, **computed})
 
 
-def apart(before: Tensor, after: Tensor) -> float:
-    """The largest difference between outputs, in parts of the largest output."""
-    return _largest(after.double() - before.double()) / max(_largest(before), 1e-300)
+def apart(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """The largest difference between outputs, in parts of the largest; what is infinite has to stay so.
+
+    >>> apart([torch.tensor([4.0, -torch.inf])], [torch.tensor([3.0, -torch.inf])])
+    0.25
+    """
+    worst = 0.0
+    for one, other in zip(before, after, strict=True):
+        finite = one.isfinite()
+        if one.shape != other.shape or not torch.equal(one[~finite], other[~finite]):
+            return math.inf
+        difference = _largest(other[finite].double() - one[finite].double())
+        worst = max(worst, difference / max(_largest(one[finite]), 1e-300))
+    return worst
 
 
 def farthest(measured: Mapping[str, Tensor], expected: Mapping[str, Tensor], dtype: torch.dtype) -> float:
@@ -148,6 +162,28 @@ def said(inputs: Any) -> str:
     """
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
+
+
+def _combined(output: Tensor) -> Tensor:
+    """A random combination of the entries of an output, as far as they are finite."""
+    wide = output.to(torch.promote_types(output.dtype, torch.float32))
+    wide = torch.where(wide.isfinite(), wide, 0.0)
+    return (wide * torch.randn_like(wide)).sum().cpu() / max(wide.numel(), 1) ** 0.5
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """In eval mode; modes, buffers and what is frozen are as before at the end."""
+    frozen = [one for one in model.parameters() if not one.requires_grad]
+    buffers = [(one, one.detach().clone()) for one in model.buffers()]
+    try:
+        with evaluated(model):
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 class _Called(nn.Module):

@@ -10,7 +10,8 @@ from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.surgery.conduct import Done, conduct
 from theodolite.surgery.editing import Edits, scaled_gains, scaled_weights
 from theodolite.surgery.folding import folding
-from theodolite.surgery.places import SurgeryError, find_places, held
+from theodolite.surgery.holding import holders
+from theodolite.surgery.places import SurgeryError, find_places
 from theodolite.surgery.proof import Proof
 
 
@@ -30,8 +31,7 @@ def remove_gains(model: nn.Module, inputs: Any) -> tuple[nn.Module, Proof]:
     def act(inner: nn.Module, edits: Edits) -> Done:
         return _remove(inner, inputs, edits)
 
-    _, proof = conduct(model, inputs, "remove_gains", act)
-    return model, proof
+    return model, conduct(model, inputs, "remove_gains", act)
 
 
 def remove(model: nn.Module, inputs: Any) -> nn.Module:
@@ -60,5 +60,6 @@ def _remove(model: nn.Module, inputs: Any, edits: Edits) -> Done:
                     f"{name} is not one everywhere and cannot be folded: {done.left[name]}. Remove the gains "
                     "before training"
                 )
-            edits.freeze(held(model, name), one)
+            for where in holders(model, tensor):
+                edits.freeze(where, one)
     return Done((*done.moved, *done.left), {}, done.maps)

@@ -3,7 +3,9 @@
 The gradient by a weight that was multiplied by s is 1/s of what it was, so its momentum is divided by s and
 Adam's second moment by s². The gradient by a scale vector is a sum over the weight, `∂L/∂γ_j = Σ_i W_ij·G_ij`
 for the gradient G by the product, and to first order in the learning rate so is its momentum; second moments
-are added up as those of independent entries. The gain of a norm that a single map reads keeps its own.
+are added up as those of independent entries. The gain of a norm that a single map reads keeps its own. Where
+a shift goes into a bias, its part of the weight's gradient goes too: exactly from the momentum, and from the
+second moment by the same estimate.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from theodolite.optim.planned import Planned
 from theodolite.surgery.conduct import Done
 from theodolite.surgery.editing import scaled_gains, scaled_weights
 from theodolite.surgery.folded import Folded, along, wide
+from theodolite.surgery.groups import Groups
 from theodolite.surgery.places import Reader
 from theodolite.surgery.vectors import ScaledGain, ScaledWeight, Vector, joined
 
@@ -46,6 +49,7 @@ class State:
             )
         self.model, self.optimizer = unwrap(model), optimizer
         self.before = dict(canonical_parameters(self.model))
+        self.groups = Groups(self.model, optimizer)
         for name, tensor in self.before.items():
             for key, value in optimizer.state.get(tensor, {}).items():
                 if isinstance(value, Tensor) and value.numel() > 1 and key not in POWERS:
@@ -56,6 +60,17 @@ class State:
 
     def converted(self, done: Done) -> None:
         """After `scale_vectors`."""
+        with self.groups.kept_on_failure():
+            self._convert(done)
+            self.groups.rename()
+
+    def folded(self, done: Done) -> None:
+        """After `fold`."""
+        with self.groups.kept_on_failure():
+            self._fold(done)
+            self.groups.rename()
+
+    def _convert(self, done: Done) -> None:
         moved = {one.place.gain: one for one in done.maps}
         for name, (_, how) in scaled_weights(self.model).items():
             if name not in self.before:
@@ -65,7 +80,7 @@ class State:
             if how.gain in moved:
                 self._unscale(moved[how.gain], name, weight)
             effective = self._moments(weight)
-            single = how.gain in moved and len(moved[how.gain].place.readers) == len(how.inputs) == 1
+            single = how.gain in moved and _reads_alone(moved[how.gain], how, gain)
             for vector, moments in self._pulled(how, weight, effective).items():
                 own = self._moments(gain) if single and vector in how.inputs else moments
                 self._add(vector, own, like=weight, host=gain)
@@ -73,27 +88,26 @@ class State:
                 self._multiply(weight, how.inner([wide(one()) for one in how.inputs]))
         for name, (_, own_gain) in scaled_gains(self.model).items():
             if name in self.before:
-                self._split(self.before[name], own_gain)
+                self._split_gain(self.before[name], own_gain)
         for one in done.maps:
             for gone in (one.place.gain, one.place.shift):
                 if gone is not None:
                     self._drop(self.before[gone])
-        self._rename()
 
-    def folded(self, done: Done) -> None:
-        """After `fold`."""
+    def _fold(self, done: Done) -> None:
         after = dict(canonical_parameters(self.model))
         kept = {id(tensor) for tensor in after.values()}
+        directions = {id(one) for name, one in self.before.items() if name.endswith(".direction")}
         for one in done.maps:
             gone = [self.before[name] for name in one.names if name in self.before]
             gone = [tensor for tensor in gone if id(tensor) not in kept]
+            gone.sort(key=lambda tensor: id(tensor) in directions)
             for reader in one.place.readers:
                 self._unscale(one, reader.weight, after[reader.weight])
             if one.takes_gain:
                 self._fold_norm(one, after, gone)
             for tensor in gone:
                 self._drop(tensor)
-        self._rename()
 
     def _fold_norm(self, one: Folded, after: Mapping[str, Tensor], gone: Sequence[Tensor]) -> None:
         """A gain that is one and a shift that is zero, where they are parameters again or still."""
@@ -102,7 +116,8 @@ class State:
             self._multiply(gain, value.view_as(gain))
         else:
             self._remember(gain, self._of_gain(one, after), like=after[one.place.readers[0].weight])
-            self._join(gain, gone)
+            self.groups.leave(gain)  # a direction, until now, which need not be where gains are
+            self.groups.join(gain, gone)
         if one.place.shift is None:
             return
         shift = after[one.place.shift]
@@ -110,7 +125,7 @@ class State:
             self._multiply(shift, value.view_as(shift))
         else:
             self._remember(shift, self._of_shift(one, after), like=gain)
-            self._join(shift, [gain])
+            self.groups.join(shift, [gain])
 
     def _unscale(self, one: Folded, name: str, weight: Tensor) -> None:
         """From the moments of W to those of diag(b)·W·diag(γ), which is what the network computes with."""
@@ -120,9 +135,13 @@ class State:
             of_bias = self._moments(self.before[reader.bias])
             sizes = [1] * weight.dim()
             sizes[reader.shape.out_axis] = -1
+            shift = shift * one.own_scale(name)  # ∂L/∂W is b·g·(γ∘n + β)ᵀ
             for key, value in self._moments(weight).items():
-                if POWERS[key] == 1 and key in of_bias:  # ∂L/∂W was g·(γ∘n + β)ᵀ
-                    self.optimizer.state[weight][key].copy_(value - of_bias[key].view(sizes) * shift)
+                if key in of_bias:
+                    moved = of_bias[key].view(sizes) * shift ** POWERS[key]
+                    self._put(
+                        weight, key, value - moved if POWERS[key] == 1 else (value - moved).clamp(min=0)
+                    )
         scale = one.scales()[name]
         self._multiply(weight, torch.where(scale == 0, 0.0, 1 / scale))
 
@@ -168,27 +187,25 @@ class State:
         """Train a vector, in the group of the gain that it was; a direction there does not decay."""
         if vector.form == "plain":
             self._remember(vector.gain, moments, like=like)
-            self._join(vector.gain, [host])
+            self.groups.join(vector.gain, [host])
             return
         of_direction, of_magnitude = _split(
             moments, vector.magnitude, vector.direction, vector.form, vector.dim
         )
         self._remember(vector.direction, of_direction, like=like)
         self._remember(vector.magnitude, of_magnitude, like=like)
-        self._join(vector.direction, [host], decays=vector.form != "direction")
-        self._join(vector.magnitude, [host])
+        self.groups.join(vector.direction, [host], decays=vector.form != "direction")
+        self.groups.join(vector.magnitude, [host])
 
-    def _split(self, gain: Tensor, own: ScaledGain) -> None:
+    def _split_gain(self, gain: Tensor, own: ScaledGain) -> None:
         """The moments of a norm's own gain, which is a direction now, and of its magnitude."""
         parts = _split(self._moments(gain), own.magnitude, gain, own.form, -1)
         self._remember(own.magnitude, parts[1], like=gain)
         self._remember(gain, parts[0], like=gain)
-        self._join(own.magnitude, [gain])
+        self.groups.join(own.magnitude, [gain])
         if own.form == "direction":
-            group = self._group(gain)
-            if group is not None and group.get("weight_decay"):
-                self._drop(gain, forget=False)
-                self._join(gain, [own.magnitude], decays=False)
+            self.groups.leave(gain)
+            self.groups.join(gain, [own.magnitude], decays=False)
 
     def _moments(self, tensor: Tensor) -> Moments:
         held = self.optimizer.state.get(tensor, {})
@@ -196,7 +213,12 @@ class State:
 
     def _multiply(self, tensor: Tensor, scale: Tensor) -> None:
         for key, value in self._moments(tensor).items():
-            self.optimizer.state[tensor][key].copy_(value * scale ** POWERS[key])
+            self._put(tensor, key, value * scale ** POWERS[key])
+
+    def _put(self, tensor: Tensor, key: str, value: Tensor) -> None:
+        """Another tensor in the place of a moment; the old one stays as it is, for an undoing."""
+        held = self.optimizer.state[tensor]
+        self.optimizer.state[tensor] = {**held, key: value.to(held[key].dtype).view_as(held[key])}
 
     def _remember(self, tensor: Tensor, moments: Moments, *, like: Tensor) -> None:
         """Put moments in place, with the count of steps of another tensor."""
@@ -208,56 +230,17 @@ class State:
             state[key] = value.to(held[key].dtype).view_as(tensor).contiguous()
         self.optimizer.state[tensor] = state
 
-    def _group(self, tensor: Tensor) -> dict[str, Any] | None:
-        for group in self.optimizer.param_groups:
-            if any(one is tensor for one in group["params"]):
-                return group
-        return None
-
-    def _join(self, tensor: Tensor, hosts: Sequence[Tensor], *, decays: bool = True) -> None:
-        """Train a tensor in the group of the first of its hosts that has one."""
-        if self._group(tensor) is not None:
-            return
-        group = next((found for host in hosts if (found := self._group(host)) is not None), None)
-        if group is None:
-            return
-        name = next(name for name, one in canonical_parameters(self.model) if one is tensor)
-        if not decays and group.get("weight_decay"):
-            options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-            others = [
-                each
-                for each in self.optimizer.param_groups
-                if {key: each.get(key) for key in options} == {**options, "weight_decay": 0.0}
-            ]
-            if not others:
-                fresh = {**options, "weight_decay": 0.0, "params": [tensor]}
-                if "param_names" in group:
-                    fresh["params"] = [(name, tensor)]
-                self.optimizer.add_param_group(fresh)
-                return
-            group = others[0]
-        group["params"].append(tensor)
-        if "param_names" in group:
-            group["param_names"].append(name)
-
-    def _rename(self) -> None:
-        """Where groups know their parameters by name: the names that they have now."""
-        names = {id(tensor): name for name, tensor in canonical_parameters(self.model)}
-        for group in self.optimizer.param_groups:
-            if "param_names" in group:
-                known = zip(group["params"], group["param_names"], strict=True)
-                group["param_names"] = [names.get(id(tensor), name) for tensor, name in known]
-
-    def _drop(self, tensor: Tensor, *, forget: bool = True) -> None:
+    def _drop(self, tensor: Tensor) -> None:
         """Train a tensor no longer."""
-        group = self._group(tensor)
-        if group is not None:
-            place = next(index for index, one in enumerate(group["params"]) if one is tensor)
-            del group["params"][place]
-            if "param_names" in group:
-                del group["param_names"][place]
-        if forget:
-            self.optimizer.state.pop(tensor, None)
+        self.groups.leave(tensor)
+        self.optimizer.state.pop(tensor, None)
+
+
+def _reads_alone(one: Folded, how: ScaledWeight, gain: Tensor) -> bool:
+    """Is a vector the gain itself: read by one map, entry by entry?"""
+    (reader, *others) = one.place.readers
+    alone = not others and len(how.inputs) == 1 and not how.shape.stack
+    return alone and reader.channels == tuple(range(gain.numel()))
 
 
 def _gather(found: Moments, key: str, reader: Reader, terms: Tensor, gain: Tensor) -> None:
