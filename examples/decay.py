@@ -26,8 +26,9 @@ audit = th.probes.decay(model, optimizer, inputs)
 print(audit)
 print()
 
-# Mend it in place: state and all other options stay. Do it before you make a schedule.
-audit.apply()
+# Follow the paper's advice, in place: state and all other options stay. Do it before you make a schedule.
+# Without inputs=True only what is wrong for sure is mended.
+audit.apply(inputs=True)
 for group in optimizer.param_groups:
     print(f"{len(group['params'])} tensors, weight decay {group['weight_decay']}")
 print()

@@ -38,4 +38,5 @@ if __name__ == "__main__":
 
     decay = [part.name for part in anatomy.values() if part.norm == "input"]
     spare = [part.name for part in anatomy.values() if part.norm == "output"]
-    print(f"\nOf {len(decay) + len(spare)} norm gains, {len(decay)} may decay and {len(spare)} must not.")
+    print(f"\nOf {len(decay) + len(spare)} norm gains, by the scale-vector paper {len(decay)} should decay")
+    print(f"(Input-Norms) and {len(spare)} should not (Output-Norms).")

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
+import theodolite as th
 from theodolite import UseError, data
 
 # Threads that wait for each other cost more than all the rest: in fixtures of a module, which come before
 # those of a test, and in the processes that tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imported_is_not_garbage() -> None:
+    # To look through all of torch for garbage takes longer than most tests do.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +44,25 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def one_dissection() -> Iterator[None]:
+    """All plans of a network at a size share its anatomy: finding it is most of the time."""
+    known: dict[Any, Any] = {}
+
+    def dissect(build: Any, inputs: Any, *, size: th.Size, roles: Any = None) -> th.Anatomy:
+        parts = isinstance(build, partial)
+        made = (build.func, build.args, frozenset(build.keywords.items())) if parts else build
+        seen = [getattr(leaf, "shape", leaf) for leaf in tree_leaves(inputs)]
+        key = made, size, tuple(seen), frozenset((roles or {}).items())
+        if key not in known:
+            known[key] = th.dissect(build, inputs, size=size, roles=roles)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("theodolite.planning.planner.dissect", dissect)
+        yield
 
 
 @pytest.fixture

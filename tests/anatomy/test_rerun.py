@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.anatomy.rerun import rerun
+from theodolite.anatomy.undisturbed import undisturbed
 from theodolite.probes.sighting import find_layout, look
 
 TOKENS = torch.arange(48).reshape(2, 24) % 64
@@ -174,3 +175,25 @@ def test_a_batch_norm_in_training_uses_the_batch_and_its_buffers_stay() -> None:
     assert model.training
     running = rerun(model.eval(), x, layout.graph)
     torch.testing.assert_close(running.output, model(x), rtol=1e-5, atol=1e-5)
+
+
+class Counting(nn.Module):
+    """Counts its passes in a buffer that it holds twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("again", self.passes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x * self.again
+
+
+def test_a_pass_writes_to_copies_of_buffers() -> None:
+    model = Counting()
+    buffer = model.passes
+    with undisturbed(model):
+        assert model(torch.ones(())) == 1
+    assert model.passes is model.again is buffer
+    assert buffer == 0

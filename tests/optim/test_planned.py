@@ -18,6 +18,8 @@ from theodolite.optim import BrokenRatiosWarning, Muon, Planned
 
 from .small import build, gradients, model, plan_for, train
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 PAIR = ["adamw", "muon-kimi"]
 
 

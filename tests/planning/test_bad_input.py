@@ -11,6 +11,8 @@ from theodolite import Plan, Size, UnclassifiedError, UseError, plan, rules
 
 from .zoo import BASE, INPUTS, TARGET, Zoo, zoo_plan
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 
 def refusal(call, *arguments, **options):
     with pytest.raises(UseError) as caught:

@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from .zoo import BASE, TARGET, zoo_plan
+
+pytestmark = pytest.mark.usefixtures("one_dissection")
 
 
 def test_equal_plans_are_the_same():

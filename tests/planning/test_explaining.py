@@ -14,6 +14,8 @@ from theodolite.rules import MATRIX_RULES, RULES, Base, Ratios, adamw, meet
 
 from .zoo import BASE, zoo_plan
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 COLUMNS = {
     "init": "init",
     "lr": "lr",

@@ -17,6 +17,8 @@ import theodolite as th
 from theodolite.errors import UseError
 from theodolite.optim import Muon
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 TOKENS = torch.randint(17, (4, 9), generator=torch.Generator().manual_seed(1))
 BASE = th.Size(16, 2)
 

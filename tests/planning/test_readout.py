@@ -19,6 +19,8 @@ from theodolite.models import GPT
 
 from .test_initialising import hugging_face
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 TOKENS = torch.arange(8)[None]
 WIDE, NARROW = Size(256, 2), Size(64, 2)
 tied_gpt = partial(GPT, tied=True)

@@ -9,6 +9,8 @@ from theodolite.planning.table import table
 
 from .zoo import BASE, TARGET, Zoo, zoo_plan
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 
 def cells_of(text):
     """The table's lines by pattern, each as column: cell. Cells are told apart by where columns end."""

@@ -13,6 +13,8 @@ from theodolite.errors import UseError
 from theodolite.size import Size
 from theodolite.workloads import Workload
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 
 def two_classes(width: int = 64) -> Workload:
     """Two Gaussian classes, all examples in every batch: the paper's setting without its images."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -19,6 +18,8 @@ from theodolite.probes.coordinates import with_zero_readout
 from theodolite.probes.following import follow
 from theodolite.studies.networks import NETWORKS, network
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 # Two octaves of depth and one and a half of width, in seconds. The promise of ±0.1 is for the whole range and
 # the mean of three seeds, which `theodolite study coordinates` runs. Here small depths are still a little
 # away from where large ones are; a wrong rule is off by a half or one.
@@ -27,21 +28,6 @@ TOLERANCE = 0.3
 ATTENTION = 0.4  # of two heads, with one seed
 
 workload_of = cache(partial(network, num=4, length=32))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_dissection() -> Iterator[None]:
-    """All plans of a network at a size share its anatomy: finding it is most of the time."""
-    known: dict[Any, Any] = {}
-
-    def dissect(build: Any, inputs: Any, *, size: th.Size, roles: Any = None) -> th.Anatomy:
-        if (id(build), size) not in known:
-            known[id(build), size] = build, th.dissect(build, inputs, size=size, roles=roles)
-        return known[id(build), size][1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("theodolite.planning.planner.dissect", dissect)
-        yield
 
 
 @cache

@@ -17,6 +17,8 @@ from theodolite.probes.decay import Decay, decay
 
 from .gained import INPUT_GAINS, INPUTS, OUTPUT_GAINS, WORDS, Net, decay_by_name, names, usual
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 # Who should decay
 
 
@@ -28,11 +30,12 @@ def test_decaying_everything_is_wrong_for_what_sets_the_size_of_a_signal() -> No
     assert {row.kind for row in audit.wrong} == {"Output-Norm gain", "scale"}
 
 
-def test_sparing_vectors_is_wrong_for_what_linear_maps_read() -> None:
+def test_where_vectors_are_spared_what_linear_maps_read_could_decay() -> None:
     model = Net()
     audit = decay(model, usual(model), INPUTS)
-    assert names(audit.wrong) == INPUT_GAINS
-    assert {row.should for row in audit.wrong} == {0.2}
+    assert names(audit.advised) == INPUT_GAINS
+    assert {row.should for row in audit.advised} == {0.2}
+    assert audit.ok, "that is advice, and nothing wrong"
 
 
 def test_where_no_weight_decays_no_gain_has_to() -> None:
@@ -43,7 +46,7 @@ def test_where_no_weight_decays_no_gain_has_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "family, wrong, role",
+    "family, spared, role",
     [
         # By their source: Llama's norms stand before the branches; Gemma2 has both kinds, and its last norm
         # stands before a tied head; OLMo2's stand behind the branches.
@@ -53,7 +56,7 @@ def test_where_no_weight_decays_no_gain_has_to() -> None:
     ],
 )
 def test_a_trainers_optimizer_and_a_name_that_means_two_things(
-    family: str, wrong: set[str], role: str, tmp_path: Path
+    family: str, spared: set[str], role: str, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -65,18 +68,20 @@ def test_a_trainers_optimizer_and_a_name_that_means_two_things(
     options = transformers.TrainingArguments(tmp_path, weight_decay=0.3, use_cpu=True, report_to=[])
     optimizer = transformers.Trainer(model, options).create_optimizer()
     audit = decay(model, optimizer, {"input_ids": WORDS})
-    assert {name.split(".")[-2] for name in names(audit.wrong)} == wrong
-    assert {row.should for row in audit.wrong} == {0.3}
+    assert {name.split(".")[-2] for name in names(audit.advised)} == spared
+    assert {row.should for row in audit.advised} == {0.3}
     by_name = {row.name: row.kind for row in audit.rows}
     assert by_name["model.layers.1.post_attention_layernorm.weight"] == role
 
     before = decay_by_name(model, optimizer)
-    audit.apply()
+    audit.apply(inputs=True)
     changed = {name for name, value in decay_by_name(model, optimizer).items() if value != before[name]}
-    assert changed == names(audit.wrong)
-    assert decay(model, optimizer, {"input_ids": WORDS}).ok
+    assert changed == names(audit.advised)
+    mended = decay(model, optimizer, {"input_ids": WORDS})
+    assert mended.ok
+    assert not mended.advised
     everything = decay(model, torch.optim.AdamW(model.parameters()), {"input_ids": WORDS})
-    assert names(everything.wrong) == names(everything.gains) - names(audit.wrong)
+    assert names(everything.wrong) == names(everything.gains) - names(audit.advised)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon-kimi"])
@@ -87,6 +92,7 @@ def test_a_plan_decays_by_role_and_what_is_mended_gets_the_plans_decay(optimizer
     rows = th.plan(Net, INPUTS, **sizes, **options).rows
     audit = decay(model, th.plan(Net, INPUTS, **sizes, **options).optimizer(model), INPUTS)
     assert audit.ok
+    assert not audit.advised
     assert {row.now.rule for row in audit.rows} == {"AdamW"} | (
         {"Muon"} if optimizer == "muon-kimi" else set()
     )
@@ -95,8 +101,9 @@ def test_a_plan_decays_by_role_and_what_is_mended_gets_the_plans_decay(optimizer
         plan = th.plan(Net, INPUTS, **sizes, **options, decay=policy)
         made = plan.optimizer(model)
         audit = decay(model, made, INPUTS)
-        assert {row.part.norm for row in audit.wrong} == norms
-        audit.apply()
+        assert {row.part.norm for row in (*audit.wrong, *audit.advised)} == norms
+        assert audit.ok is (policy == "matrices")
+        audit.apply(inputs=True)
         now = decay_by_name(model, made)
         for row in audit.gains:
             assert now[row.name] == pytest.approx(rows[row.name].weight_decay, rel=1e-6), row.name
@@ -118,12 +125,21 @@ def test_inside_a_weight_scales_decay_and_directions_do_not(form: str) -> None:
     assert names(decay(model, everything, WORDS).wrong) == free
     spared = usual(model)
     audit = decay(model, spared, WORDS)
-    assert names(audit.wrong) == inside
-    audit.apply()
+    assert names(audit.advised) == inside
+    assert {row.kind for row in audit.advised if "weight.0.inputs" in row.name} == {"scale vector"}
+    audit.apply(inputs=True)
     assert {name for name, value in decay_by_name(model, spared).items() if value == 0} == free
 
 
 # What is only noted
+
+
+def test_decay_of_what_is_divided_by_its_own_norm_only_lengthens_its_steps() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 2))
+    audit = decay(model, torch.optim.AdamW(model.parameters(), weight_decay=0.1), INPUTS)
+    (free,) = [row for row in audit.rows if row.part.scale_free]
+    assert (free.name, free.verdict) == ("0.parametrizations.weight.original1", "note")
+    assert "only its direction counts" in free.why
 
 
 def test_biases_tables_and_ties_are_noted_and_left_alone() -> None:
@@ -195,10 +211,10 @@ def test_two_optimizers_share_a_network_and_each_is_mended() -> None:
         torch.optim.AdamW(vectors, lr=0.001, weight_decay=0.0),
     ]
     audit = decay(model, both, INPUTS)
-    assert names(audit.wrong) == INPUT_GAINS
+    assert names(audit.advised) == INPUT_GAINS
     with pytest.raises(UseError, match="2 optimizers"):
         audit.groups()
-    audit.apply()
+    audit.apply(inputs=True)
     now = decay_by_name(model, both[1])
     assert {name for name, value in now.items() if value == 0.3} == INPUT_GAINS
 
@@ -209,7 +225,7 @@ def test_two_optimizers_share_a_network_and_each_is_mended() -> None:
 @pytest.mark.parametrize("wrap", [partial(torch.compile, backend="eager"), nn.DataParallel])
 def test_names_are_canonical_inside_a_wrapper(wrap: Any) -> None:
     model = wrap(Net())
-    assert names(decay(model, usual(model), INPUTS).wrong) == INPUT_GAINS
+    assert names(decay(model, usual(model), INPUTS).advised) == INPUT_GAINS
 
 
 def test_an_optimizer_inside_another_object_is_seen() -> None:
@@ -217,7 +233,7 @@ def test_an_optimizer_inside_another_object_is_seen() -> None:
     model = Net()
     wrapped = accelerate.Accelerator(cpu=True).prepare_optimizer(usual(model))
     audit = decay(model, wrapped, INPUTS)
-    assert names(audit.wrong) == INPUT_GAINS
+    assert names(audit.advised) == INPUT_GAINS
     assert {row.now.rule for row in audit.rows} == {"AdamW"}
 
 
@@ -271,9 +287,10 @@ def test_the_table_folds_blocks_and_counts_what_is_wrong() -> None:
     model = Net()
     audit: Decay = decay(model, usual(model), INPUTS)
     said = str(audit)
-    assert said.startswith(
-        "Weight decay is wrong for 3 of 7 gains. 8 of 8 weights decay, lr·λ = 0.002 per step"
+    assert " ".join(said.split()).startswith(
+        "Weight decay is wrong for none of 7 gains. By the scale-vector paper 3 could decay. "
+        "8 of 8 weights decay, lr·λ = 0.002 per step"
     )
     cells = {line.split()[0]: line.split() for line in said.splitlines() if line}
-    assert cells["blocks.*.before.weight"][1:] == ["Input-Norm", "gain", "0", "0.2", "wrong"]
+    assert cells["blocks.*.before.weight"][1:] == ["Input-Norm", "gain", "0", "0.2", "advice"]
     assert cells["blocks.*.after.weight"][1:] == ["Output-Norm", "gain", "0", "0"]

@@ -73,11 +73,33 @@ def test_coupled_decay_is_said_to_go_through_the_preconditioner() -> None:
     )
 
 
+class Renamed(torch.optim.SGD):
+    """Its decay has another name, and torch would not know it."""
+
+    def __init__(self, parameters: Any, wd: float) -> None:
+        super().__init__(parameters, lr=0.1)
+        for group in self.param_groups:
+            del group["weight_decay"]
+            group["wd"] = wd
+
+
+def test_an_optimizer_without_the_option_may_decay_or_not() -> None:
+    model = Net()
+    audit = decay(model, Renamed(model.parameters(), 0.1), INPUTS)
+    assert {row.now.state for row in audit.rows} == {"unknown"}
+    assert {(row.verdict, row.should) for row in audit.rows} == {("note", None)}
+    said = " ".join(str(audit).split())
+    assert said.startswith("Weight decay is wrong for none of 7 gains, and not known for 7.")
+    assert "Whether weights decay is not known: Renamed has no option weight_decay." in said
+    assert "No weight decays" not in said
+    assert "No weight decays" in str(decay(model, torch.optim.Rprop(model.parameters()), INPUTS))
+
+
 def test_a_warm_up_that_starts_at_nothing_hides_nothing() -> None:
     model = Net()
     optimizer = usual(model)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 10))
     assert optimizer.param_groups[0]["lr"] == 0
     audit = decay(model, optimizer, INPUTS)
-    assert {row.should for row in audit.wrong} == {0.2}
+    assert {row.should for row in audit.advised} == {0.2}
     assert {row.now.rate for row in audit.rows if row.kind == "weight"} == {0.01 * 0.2}

@@ -215,45 +215,6 @@ def test_an_optimizers_step_is_the_one_it_makes(conversion):
         assert row.step_by_weight == pytest.approx(part, rel=1e-3)
 
 
-class Fused(nn.Module):
-    """GPT-2's way: one weight for q, k and v, stored (in, out); experts in one tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.RMSNorm(4)
-        self.fused = nn.Parameter(torch.randn(4, 9) / 2)
-        self.experts = nn.Parameter(torch.randn(2, 3, 4) / 2)
-
-    def forward(self, x):
-        normed = self.norm(x)
-        q, k, v = (normed @ self.fused).split(3, -1)
-        mixed = torch.bmm(normed.expand(2, *normed.shape), self.experts.mT).sum(0)
-        return torch.softmax(q @ k.T, -1) @ v + torch.tanh(mixed)
-
-
-@pytest.mark.parametrize("converted", [False, True])
-def test_fused_rows_and_experts_are_read_by_their_columns(converted):
-    model = Fused().double()
-    nn.init.uniform_(model.norm.weight, 0.5, 1.5)
-    x, target = torch.randn(8, 4).double(), torch.randn(8, 3).double()
-    weight, experts, gamma = (
-        each.detach().clone() for each in (model.fused, model.experts, model.norm.weight)
-    )
-    if converted:
-        convert(model, x, placement="input", reparameterization=None)
-    found = preconditioning(model, F.mse_loss, (x, target)).vectors
-    blocks = [weight[:, start : start + 3].square().sum(1) for start in (0, 3, 6)]
-    if converted:
-        by_name = {vector.name: vector for vector in found}
-        for place, block in enumerate(blocks):
-            torch.testing.assert_close(by_name[f"fused[{place}]"].weight_squares, block)
-            torch.testing.assert_close(by_name[f"fused[{place}]"].gain_squares, gamma**2)
-        torch.testing.assert_close(by_name["experts"].weight_squares, experts.square().sum(1))
-    else:
-        (vector,) = found
-        torch.testing.assert_close(vector.weight_squares, sum(blocks) + experts.square().sum((0, 1)))
-
-
 @pytest.mark.parametrize("conversion", ["plain", "all"])
 def test_nothing_is_left_behind(conversion):
     model, batch = gpt(conversion)

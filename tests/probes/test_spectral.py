@@ -13,6 +13,8 @@ from theodolite.planning.law import Law
 from theodolite.probes.rms_norm import rms_norms
 from theodolite.size import Size
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 
 def exact(tensor, part):
     """`‖A‖_R` from numpy's singular values in float64."""

@@ -19,4 +19,4 @@ def surveyed() -> Survey:
 
     build = partial(GPT, vocab=32, context=8, head_dim=16, norm="layer", bias=True, scaled_init=True)
     workload = Workload("<small & sharp>", build, batch, next_token_loss, Size(64, 3))
-    return survey(workload, only=["anatomy", "growth", "norms", "initialisation"])
+    return survey(workload, only=["anatomy", "growth", "norms", "decay", "initialisation"])

@@ -1,7 +1,9 @@
 import dataclasses
 
 from theodolite.anatomy import Anatomy, Branch, Part
+from theodolite.anatomy.folding import fold
 from theodolite.report.network import CUT, LONGEST, stages
+from theodolite.report.page import _remarks
 
 
 def matrix(name, fan_in, fan_out, **more):
@@ -52,6 +54,18 @@ def test_norms_stand_where_the_signal_meets_them():
     ]
     (stage,) = stages(anatomy(*parts))
     assert [shape.label for shape in stage.lanes[0].shapes] == ["before", "before.bias", "q", "o", "after"]
+
+
+def test_a_scale_vector_inside_a_weight_is_no_norm():
+    home = {"block": 0, "branch": 0}
+    inside = dataclasses.replace(gain("b.0.q.scale", "input", **home), op="scale")
+    parts = [matrix("b.0.k.weight", 8, 8, **home), matrix("b.0.q.weight", 8, 8, **home), inside]
+    (stage,) = stages(anatomy(*parts))
+    assert [shape.label for shape in stage.lanes[0].shapes] == ["k", "q", "scale"]
+    (one,) = fold([inside])
+    assert _remarks(one) == "inside a weight"
+    (one,) = fold([gain("norm.weight", "input")])
+    assert _remarks(one) == "Input-Norm"
 
 
 def test_fused_rows_are_marked_where_they_meet():

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 
 import numpy as np
 import pytest
 import torch
 
-from theodolite.errors import UseError
 from theodolite.fleet.training import train
 from theodolite.studies import norm_placement
-from theodolite.studies.norm_placement import FULL, SMALL, STUDY, cells, run_of, trained, workload_of
-from theodolite.studies.norm_placement_claims import claims
+from theodolite.studies.norm_placement import FULL, SMALL, cells, run_of, trained, workload_of
 from theodolite.studies.norm_placement_reading import read_stream
-from theodolite.studies.norm_placement_values import Table
-from theodolite.studies.records import Records
-from theodolite.studies.study import report
-from theodolite.writing import write_whole
 
 TINY = dataclasses.replace(SMALL, seeds=(0, 1), steps=6, warmup=1, num=2, length=16, held_out=2)
 
@@ -110,108 +103,14 @@ def test_what_is_too_large_for_memory_is_made_in_halves(monkeypatch):
     assert len(found) == len(made)
 
 
-# Claims
+def test_post_is_tried_at_lower_learning_rates_too(monkeypatch):
+    made = {}
 
+    def seen(setting, workload, depth, wanted, device):
+        made[workload.name] = {exponent for _, _, exponent in wanted}
+        return []
 
-def streams(placement, depth, *, troubled):
-    """Sizes before and after training, and gradients, over the blocks."""
-    part = np.linspace(0, 1, depth + 1)
-    if placement == "post":
-        return np.ones(depth + 1), np.ones(depth + 1), 10.0 ** (3 * part * troubled)
-    grown = {"pre": 4.0 ** (4 * part), "peri": np.sqrt(1 + depth * part)}[placement]
-    return np.sqrt(1 + part), grown if troubled else np.sqrt(1 + 3 * part), 2.0 ** (1 - part)
-
-
-def ideal(*, plan_helps=True, peri_gain=-0.02):
-    """What the paper says, with a little noise between seeds."""
-    records = []
-    grid = itertools.product(("pre", "post", "peri"), (4, 16), range(3), (-8, -7, -6, -5))
-    for placement, depth, seed, exponent in grid:
-        for kind in ("base",) if depth == 4 else ("plan", "standard"):
-            troubled = kind == "standard" or (kind == "plan" and not plan_helps)
-            noise = 0.001 * seed
-            loss = 2.0 - 0.01 * math.log2(depth) * (1 + noise) + 0.04 * (exponent + 7) ** 2 + noise
-            own = {"pre": 0.0, "peri": peri_gain * (1 + 0.1 * seed), "post": 0.3 + noise}[placement]
-            loss += own * troubled
-            if placement == "peri":
-                loss -= 0.02 * max(0, exponent + 7) ** 2 * (1 + 0.1 * seed)
-            diverged = placement == "post" and exponent > -7 and troubled
-            record = {"placement": placement, "depth": depth, "small": False, "parameterization": kind}
-            record |= {"lr": exponent, "seed": seed, "held_out": None if diverged else loss, "unrest": 0.1}
-            if exponent == -7:
-                before, after, slope = (one.tolist() for one in streams(placement, depth, troubled=troubled))
-                record["unrest"] = 0.1 if placement == "peri" else 0.2 + noise
-                record["stream"] = {"0": before, "9": [size * (1 + noise) for size in after]}
-                record["gradient"] = {"0": slope, "9": slope}
-                record["peak"] = {"0": 4.0, "9": 100.0 if placement == "pre" else 10.0}
-            records.append(record)
-    return records
-
-
-def verdicts(records):
-    return {each.claim: each.verdict for each in claims(records)}
-
-
-def test_a_world_as_the_paper_has_it_meets_all_claims():
-    found = verdicts(ideal())
-    assert len(found) == 22
-    assert [claim for claim, verdict in found.items() if verdict != "holds"] == []
-
-
-def test_a_world_in_which_peri_is_worse_fails_where_it_should():
-    found = verdicts(ideal(peri_gain=0.05))
-    assert found["each at its best, peri ends better than pre"] == "fails"
-    assert found["training makes pre's variance grow"] == "holds"
-
-
-def test_differences_within_noise_are_unclear():
-    records = ideal(peri_gain=0.0)
-    for record in records:
-        if record["placement"] == "peri" and record["held_out"] is not None:
-            record["held_out"] += (-1) ** record["seed"] * 0.01
-    assert verdicts(records)["each at its best, peri ends better than pre"] == "unclear"
-
-
-def test_a_plan_that_does_nothing_is_seen():
-    found = verdicts(ideal(plan_helps=False))
-    assert found["with the plan post's gradients do not vanish"] == "fails"
-    assert found["with the plan the placements end closer together"] != "holds"
-
-
-def test_a_network_that_fails_at_all_learning_rates_alike_does_not_count_as_stable():
-    """All of them are near its own best, and far from what others reach."""
-    records = [one for one in ideal() if one["parameterization"] != "plan"]
-    for record in records:
-        if record["placement"] == "post":
-            record["held_out"] = 3.0
-    reach = Table(records).of("post", 16, "standard").reach
-    assert reach.tolist() == [0, 0, 0]
-
-
-def test_half_a_study_gives_the_claims_it_can():
-    records = [one for one in ideal() if one["depth"] == 16 and one["placement"] != "peri"]
-    found = verdicts(records)
-    assert found["at the start post's gradients vanish"] == "holds"
-    assert "and more than peri's" not in found
-    assert "with the plan the best learning rate stays, wherever the norms are" not in found
-
-
-def test_the_report_is_drawn_from_the_file(tmp_path):
-    file = tmp_path / "norm-placement.jsonl"
-    Records(file, {"study": STUDY.name}).append(ideal())
-    text = report(STUDY, file)
-    assert "22 of 22 claims hold" in text
-    assert "peri − pre × 16 standard" in text
-    for name in ("stream", "gradient", "rates"):
-        assert (tmp_path / f"norm-placement-{name}.svg").read_text().startswith("<svg")
-
-
-def test_records_of_a_small_study_are_not_mixed_in():
-    small = [{**one, "small": True, "held_out": 9.0} for one in ideal()]
-    assert verdicts([*ideal(), *small]) == verdicts(ideal())
-
-
-def test_a_file_of_another_study_is_refused(tmp_path):
-    write_whole(tmp_path / "lion.jsonl", '{"study":"lion"}\n{"seed":0}\n')
-    with pytest.raises(UseError, match="no file of the study 'norm-placement'"):
-        report(STUDY, tmp_path / "lion.jsonl")
+    monkeypatch.setattr(norm_placement, "trained", seen)
+    for placement in ("pre", "post"):
+        list(norm_placement.run({"placement": placement, "depth": 8, "small": False}))
+    assert made == {"gpt-pre": set(range(-9, -3)), "gpt-post": set(range(-12, -3))}

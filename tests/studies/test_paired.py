@@ -35,7 +35,14 @@ def test_seeds_are_matched_by_their_number_not_by_their_place():
         ([-0.010, -0.011, -0.012], "holds", "fails"),
         ([0.010, 0.011, 0.012], "fails", "holds"),
         ([0.010, -0.011, 0.012], "unclear", "unclear"),
-        ([math.inf, 0.0, 0.1], "fails", "holds"),
+        ([math.inf, 0.01, 0.1], "fails", "holds"),
+        ([-math.inf, -0.01, -0.1], "holds", "fails"),
+        ([math.inf, 0.0, 0.1], "unclear", "unclear"),
+        ([math.inf, *[-0.02] * 7], "unclear", "unclear"),
+        ([math.inf, -math.inf, 0.1], "unclear", "unclear"),
+        ([math.nan, -0.010, -0.011], "unclear", "unclear"),
+        ([math.inf], "unclear", "unclear"),
+        ([], "unclear", "unclear"),
         ([-0.010], "unclear", "unclear"),
         ([0.0, 0.0, 0.0], "unclear", "unclear"),
     ],
@@ -45,10 +52,12 @@ def test_a_verdict_needs_the_whole_interval_on_one_side(differences, below, abov
     assert (found.verdict(below=True), found.verdict(below=False)) == (below, above)
 
 
-def test_two_that_diverged_are_alike_and_one_is_infinitely_worse():
-    found = paired({0: math.inf, 1: math.inf}, {0: math.inf, 1: 2.0})
-    assert found.differences.tolist() == [0.0, math.inf]
-    assert str(found) == "+inf, 2 seeds"
+def test_one_that_diverged_is_infinitely_worse_and_of_two_nothing_is_known():
+    found = paired({0: math.inf, 1: math.inf, 2: 1.0}, {0: math.inf, 1: 2.0, 2: 1.5})
+    np.testing.assert_equal(found.differences, [math.nan, math.inf, -0.5])
+    assert str(found) == "2 not finite, 1 higher, 1 lower, 3 seeds"
+    assert math.isnan(found.mean)
+    assert math.isnan(found.p)
 
 
 def test_the_text_has_mean_interval_p_and_seeds():

@@ -52,7 +52,9 @@ def test_after_the_surgery_nothing_is_shared(gpt):
         return convert(model, torch.zeros(1, 8, dtype=torch.long))
 
     plain = gpt()
-    finding = found(type(plain)("converted", build, plain.batch, plain.loss, SMALL))["TH511"]
+    findings = found(type(plain)("converted", build, plain.batch, plain.loss, SMALL))
+    assert list(findings) == ["TH511"], "the law of the balance is that of plain vectors"
+    finding = findings["TH511"]
     assert finding.level == "ok"
     assert finding.sentence == "9 linear maps read a norm, and no two share a scale vector."
 
@@ -62,6 +64,22 @@ def test_without_an_input_norm_there_is_nothing_to_share(gpt, options):
     findings = found(gpt(**options))
     assert list(findings) == ["TH511"]
     assert findings["TH511"].level == "ok"
+
+
+@pytest.mark.parametrize("last", [nn.Identity, nn.RMSNorm])
+def test_gains_that_cannot_be_moved_are_said_with_their_reason(rows, last):
+    """A shift, and no bias to take it up: an Input-Norm all the same."""
+
+    def build(width, depth):
+        layers = [nn.LayerNorm(width), nn.Linear(width, width, bias=False), nn.Tanh()]
+        return nn.Sequential(nn.Linear(8, width), *layers, last(width), nn.Linear(width, 2))
+
+    said = found(rows(build))["TH511"].sentence
+    assert ("1 linear map reads a norm" in said) is (last is nn.RMSNorm)
+    assert said.endswith(
+        "1 gain that only linear maps read cannot be moved into them: 1.weight, as 2.weight has no bias that "
+        "could take up the norm's shift 1.bias."
+    )
 
 
 def lopsided(gain, std, width, depth):

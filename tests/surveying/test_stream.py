@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.models import GPT, ResidualMLP, ResNet
+from theodolite.probes.headroom import Largest
+from theodolite.probes.stream import stream
 from theodolite.size import Size
 from theodolite.surveying import stream_look
 from theodolite.surveying.finding import Finding
-from theodolite.surveying.sections.stream import examine
+from theodolite.surveying.sections.stream import examine, gradient, room
 from theodolite.surveying.site import Site
+from theodolite.surveying.stream_look import Look
 from theodolite.workloads import Workload
 
 
@@ -70,9 +75,11 @@ def test_a_new_batch_norm_is_looked_at_as_it_trains() -> None:
 class Blocks(nn.Module):
     """Residual branches `W₂ relu(W₁ x)`, through which the gradient may be cut."""
 
-    def __init__(self, width: int, depth: int, scale: float, cut: bool = False) -> None:
+    def __init__(
+        self, width: int, depth: int, scale: float, cut: bool = False, loud: float = 1.0, more: bool = False
+    ) -> None:
         super().__init__()
-        self.cut = cut
+        self.cut, self.more = cut, more
         self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width, bias=False))
@@ -80,12 +87,15 @@ class Blocks(nn.Module):
         )
         for block in self.blocks:
             block[2].weight.data *= scale
+        self.last.weight.data *= loud
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for block in self.blocks:
             branch = block(x)
             x = x + (branch.detach() if self.cut else branch)
+        if self.more and torch.is_grad_enabled():
+            _ = x + x * 0.0  # a statistic that only training needs: the passes run different operations
         return self.last(x)
 
 
@@ -93,6 +103,11 @@ class Blocks(nn.Module):
     "options, level, title",
     [
         ({"scale": 1.0}, "ok", "What each block is worth"),
+        (
+            {"scale": 0.01, "loud": 1000.0},
+            "ok",
+            "What each block is worth",
+        ),  # 1 − cos is below 10⁻⁴, not the loss
         ({"scale": 1e-6}, "note", "Blocks that change nothing yet"),
         ({"scale": 0.0}, "note", "Blocks that start silent"),
         ({"scale": 1.0, "cut": True}, "warn", "Branches that no gradient reaches"),
@@ -101,6 +116,65 @@ class Blocks(nn.Module):
 def test_what_blocks_are_worth(rows: Any, options: dict[str, Any], level: str, title: str) -> None:
     found = findings(rows(lambda width, depth: Blocks(width, depth, **options)))["TH523"]
     assert (found.level, found.title) == (level, title)
+
+
+def test_before_a_readout_of_zeros_branches_only_sleep(rows: Any) -> None:
+    found = findings(rows(lambda width, depth: Blocks(width, depth, 1.0, loud=0.0)))
+    for code in ("TH522", "TH523"):
+        assert found[code].level == "note"
+        assert "A readout that starts at zero" in found[code].sentence
+    cut = findings(rows(lambda width, depth: Blocks(width, depth, 1.0, cut=True, loud=0.0)))["TH523"]
+    assert (cut.level, cut.title) == ("warn", "Branches that no gradient reaches")
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_a_branch_that_was_not_found_again_is_not_called_dead(rows: Any, scale: float) -> None:
+    found = findings(rows(lambda width, depth: Blocks(width, depth, scale, more=True)))["TH523"]
+    assert (found.level, found.title) == ("note", "What each block is worth")
+    assert "of 2 branches it is not known whether a gradient reaches them" in found.sentence
+    assert "values were not found again in a second pass" in found.sentence
+
+
+def seen(**changes: Any) -> Look:
+    """A stream of four blocks, with the numbers given in place of its own."""
+    batch = torch.randn(4, 8), torch.arange(4) % 2
+    found = stream(Blocks(16, 4, 1.0), nn.functional.cross_entropy, batch, skip=False)
+    every = [dict(changes.pop(str(block), {})) for block in range(4)]
+    reaches = tuple(replace(one, **new) for one, new in zip(found.reaches, every, strict=True))
+    return Look(replace(found, reaches=reaches, **changes), Size(16, 4), "Here", 4)
+
+
+@pytest.mark.parametrize(
+    "ratio, level", [(5**1.4, "ok"), (5**1.6, "note"), (1 / 5**1.6, "note"), (1001, "warn")]
+)
+def test_a_gradient_is_measured_by_a_power_of_depth(ratio: float, level: str) -> None:
+    assert gradient(seen(start_gradient=ratio, **{"3": {"stream_gradient": 1.0}})).level == level
+
+
+@pytest.mark.parametrize("doublings, level", [(4.1, "ok"), (3.9, "note"), (0.1, "note"), (-0.1, "warn")])
+def test_four_doublings_are_room_enough(doublings: float, level: str) -> None:
+    found = room(seen(largest=Largest(65504 / 2**doublings, "mm", "block 0, branch 0")))
+    assert found.level == level
+
+
+def test_values_that_are_no_numbers_are_an_overflow() -> None:
+    found = room(seen(largest=Largest(math.inf, "mm", "block 0, branch 0")))
+    assert (found.level, found.title) == ("warn", "Values that overflow")
+    assert "no finite numbers (first mm, block 0, branch 0)" in found.sentence
+
+
+def test_the_massive_entry_that_is_named_is_one() -> None:
+    high, massive = {"largest": 1.0, "peak": 5000.0}, {"largest": 200.0, "peak": 1500.0, "peak_at": (0, 7)}
+    assert (
+        "Block 2 has a massive entry at (0, 7), 1500 times"
+        in room(seen(**{"0": high, "2": massive})).sentence
+    )
+
+
+def test_a_mixture_says_why_no_block_was_left_out(gpt: Any) -> None:
+    found = findings(gpt(residual="routed"))["TH523"]
+    assert "no branch was skipped" in found.sentence
+    assert "too long" not in found.sentence
 
 
 def test_a_massive_entry_is_worth_a_note(gpt: Any) -> None:

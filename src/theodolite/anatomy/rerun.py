@@ -24,15 +24,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.operations import PRODUCTS, VIEWS
-from theodolite.anatomy.trace import Graph, Node, flat, op_name
+from theodolite.anatomy.trace import Graph, Node, flat, op_name, written_by
 from theodolite.anatomy.undisturbed import run_under
 from theodolite.calling import logits
+from theodolite.errors import UseError
 
 Kind = tuple[str, tuple[tuple[int, ...], ...]]
 """An operation's name, and the shapes of its tensors."""
 
-Seen = Callable[[str, Tensor, "int | None"], None]
-"""Called with an operation, a tensor it made, and the last of the kept values that was read before it."""
+Seen = Callable[[str, tuple[Any, ...], Tensor, "int | None"], None]
+"""Called with an operation, its arguments, a tensor it made, and the last kept value that was read before."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,15 @@ class Rerun:
         """`∂loss/∂value` of each value that the loss depends on."""
         if not self.edges or not loss.requires_grad:
             return {}
-        found = torch.autograd.grad(loss, list(self.edges.values()), allow_unused=True)
+        try:
+            found = torch.autograd.grad(loss, list(self.edges.values()), allow_unused=True)
+        except RuntimeError as error:
+            if "checkpoint" not in str(error).lower():
+                raise
+            raise UseError(
+                "the network is checkpointed with use_reentrant=True, which hides its values from autograd: "
+                "checkpoint it with use_reentrant=False, or not at all"
+            ) from error
         return {value: one for value, one in zip(self.edges, found, strict=True) if one is not None}
 
 
@@ -134,7 +143,10 @@ class _Mode(TorchDispatchMode):
             if place.act == "keep":
                 self.take(place.value, tensors[place.argument])
         if blank:
-            given = iter([_blank(one) if at in blank else one for at, one in enumerate(tensors)])
+            written = {id(one) for one in written_by(func, args, kwargs)}
+            given = iter(
+                [_blank(one, id(one) in written) if at in blank else one for at, one in enumerate(tensors)]
+            )
             args = tuple(_exchanged(arg, given) for arg in args)
             kwargs = {key: _exchanged(arg, given) for key, arg in kwargs.items()}
         result = func(*args, **kwargs)
@@ -144,7 +156,7 @@ class _Mode(TorchDispatchMode):
         if self.seen is not None and any(tensor.requires_grad for tensor in tensors):
             for tensor in made:
                 if tensor.is_floating_point():
-                    self.seen(kind[0], tensor.detach(), self.last)
+                    self.seen(kind[0], (*args, *kwargs.values()), tensor.detach(), self.last)
         return result
 
     def take(self, value: int, tensor: Tensor) -> None:
@@ -211,8 +223,9 @@ def _kinds(graph: Graph) -> dict[int, Kind]:
     }
 
 
-def _blank(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor)
+def _blank(tensor: Tensor, is_written: bool) -> Tensor:
+    """Zeros in its place; what the operation writes to stays the tensor that the network goes on with."""
+    return tensor.detach().zero_() if is_written else torch.zeros_like(tensor)
 
 
 def _exchanged(arg: Any, given: Iterator[Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""A forward pass that leaves no trace: one plain path through the network, all of it undone after."""
+"""A forward pass on one plain path through the network, and the network as it was after it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,18 @@ from theodolite.calling import call
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode, one plain path through attention and recurrent layers, no compilation; all undone after.
+    """Eval mode, one plain path through attention and recurrent layers, no compilation, no inference mode.
 
-    Attributes a forward pass sets (a mask or a cache it keeps) are undone too: they would hold fake tensors.
+    Undone after it: modes; switches of torch; attributes that a forward pass sets (a mask or a cache it
+    keeps); what it writes to buffers, which are copies meanwhile. Not undone: what it writes into other
+    objects that the network holds, such as a list that it appends to or a plain tensor that it changes in
+    place.
+
+    >>> norm = nn.BatchNorm1d(2).train()
+    >>> with undisturbed(norm):
+    ...     _ = norm.train()(torch.ones(3, 2))
+    >>> norm.num_batches_tracked, norm.training
+    (tensor(0), True)
     """
     attributes = {module: dict(vars(module)) for module in model.modules()}
     registries = [
@@ -31,6 +40,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     registered = [dict(registry) for registry in registries]
     fast = torch.backends.mha.get_fastpath_enabled()
     onednn = torch._C._get_mkldnn_enabled()
+    copies: dict[int, Tensor] = {}
     try:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -42,6 +52,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             sdpa_kernel(SDPBackend.MATH),
             torch.compiler.set_stance("force_eager"),
         ):
+            for module in attributes:
+                for name, buffer in module._buffers.items():
+                    if buffer is not None:
+                        module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -62,18 +76,16 @@ def run_under(mode: TorchDispatchMode, model: nn.Module, inputs: Any, *, gradien
     get none.
     """
     batch_norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
-    state: dict[int, Tensor] = {}
-    for tensor in model.parameters():
-        carries = gradients and (tensor.is_floating_point() or tensor.is_complex())
-        state[id(tensor)] = tensor.detach().requires_grad_(carries)
-    state |= {id(tensor): tensor.detach().clone() for tensor in model.buffers()}
-    swapped = {f"model.{name}": state[id(tensor)] for name, tensor in named_tensors(model)}
-    inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
+    names = model.named_parameters(remove_duplicate=False)
     runner = Runner(model)
-    with untouched_randomness(), undisturbed(model), torch.set_grad_enabled(gradients), mode:
+    with untouched_randomness(), undisturbed(model), torch.set_grad_enabled(gradients):
+        stand_ins = {id(tensor): _stand_in(tensor, gradients) for tensor in model.parameters()}
+        swapped = {f"model.{name}": stand_ins[id(tensor)] for name, tensor in names}
+        inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
         for module in batch_norms:
             module.training = True
-        return torch.func.functional_call(runner, swapped, (inputs,), tie_weights=False, strict=False)
+        with mode:
+            return torch.func.functional_call(runner, swapped, (inputs,), tie_weights=False, strict=False)
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -92,3 +104,9 @@ class Runner(nn.Module):
     def forward(self, inputs: Any) -> Any:
         """What the model returns."""
         return call(self.model, inputs)
+
+
+def _stand_in(tensor: Tensor, gradients: bool) -> Tensor:
+    """The same numbers without a history, as the leaf of one."""
+    leaf = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
+    return leaf.requires_grad_(gradients and (tensor.is_floating_point() or tensor.is_complex()))

@@ -49,7 +49,7 @@ def plan(
     """Say for every tensor how it has to start and to be trained at a size, from what is right at another.
 
     At the base size the plan is the network as it is, trained with the plain optimizer, except that gains
-    which must not decay (`theodolite.rules.decay`) do not.
+    which should not decay (`theodolite.rules.decay`) do not.
 
     Args:
         build: `build(width, depth) -> nn.Module`.

@@ -2,11 +2,13 @@
 
 By gradient flow `c_j = γ_j² − ‖w_j‖²` stays, so that `γ_j² = (c_j + √(c_j² + 4‖a_j‖²))/2` rises with the
 effective column `a_j = γ_j w_j`, and with it the speed `γ_j² + ‖w_j‖² = √(c_j² + 4‖a_j‖²)` at which the
-column learns. Weight decay, noise and optimizers that are not gradient descent depart from it.
+column learns. Weight decay, noise and optimizers that are not gradient descent depart from it. The law is
+that of a plain vector: for a magnitude times a direction there is none, and nothing is foretold.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +17,12 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import unwrap
 from theodolite.errors import UseError
-from theodolite.probes.scaled_maps import Map, Vector, find_maps, find_vectors
+from theodolite.probes.scaled_maps import Map, Vector, find_maps, find_vectors, obstacles
 
 
 @dataclass(frozen=True)
-class Growth:
-    """One scale vector after some steps, as means over its columns."""
+class Look:
+    """One scale vector after some steps, as means over its columns; nan where a law does not hold for it."""
 
     step: int
     vector: str
@@ -45,14 +47,14 @@ class Amplification:
 
     model: nn.Module = field(repr=False)
     maps: tuple[Map, ...] = field(repr=False)
-    rows: list[Growth] = field(default_factory=list)
+    rows: list[Look] = field(default_factory=list)
     _first: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
-    def look(self, step: int) -> tuple[Growth, ...]:
+    def look(self, step: int) -> tuple[Look, ...]:
         """Read all vectors now, and keep what was read."""
         if self.rows and step <= self.rows[-1].step:
             raise UseError(f"step is {step}, and the last look was at {self.rows[-1].step}: steps go up")
-        found = tuple(self._grown(step, one) for one in find_vectors(self.model, self.maps))
+        found = tuple(self._looked(step, one) for one in find_vectors(self.model, self.maps))
         self.rows += found
         return found
 
@@ -61,7 +63,7 @@ class Amplification:
         """The names of the scale vectors."""
         return tuple(dict.fromkeys(row.vector for row in self.rows))
 
-    def curve(self, vector: str) -> tuple[Growth, ...]:
+    def curve(self, vector: str) -> tuple[Look, ...]:
         """All looks at one vector."""
         if vector not in self.vectors:
             raise UseError(f"there is no look at a vector {vector!r}: there are {', '.join(self.vectors)}")
@@ -71,7 +73,7 @@ class Amplification:
         """A table of the first look and the last."""
         if not self.rows:
             return "no look was taken yet: call look(step)"
-        name = max(map(len, self.vectors))
+        name = max(map(len, ["scale vector", *self.vectors]))
         lines = [
             f"{'scale vector':<{name}}  {'steps':>11}  {'γ²':>15}  {'γ²+‖w‖²':>15}  {'by flow':>7}  "
             f"{'γ²−‖w‖²':>15}"
@@ -80,19 +82,20 @@ class Amplification:
             first, last = (self.curve(vector)[place] for place in (0, -1))
             lines.append(
                 f"{vector:<{name}}  {f'{first.step} → {last.step}':>11}  {_pair(first.gain, last.gain)}  "
-                f"{_pair(first.speed, last.speed)}  {last.flow:7.3g}  {_pair(first.balance, last.balance)}"
+                f"{_pair(first.speed, last.speed)}  {_number(last.flow):>7}  "
+                f"{_pair(first.balance, last.balance)}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, *obstacles(find_vectors(self.model, self.maps))])
 
     @torch.no_grad()
-    def _grown(self, step: int, one: Vector) -> Growth:
+    def _looked(self, step: int, one: Vector) -> Look:
         start = self._first.setdefault(one.name, one.balance.clone())
         flow = (start.square() + 4 * one.effective_squares).sqrt()
         means = [
             values.mean().item()
             for values in (one.gain_squares, one.weight_squares, one.speeds, flow, one.balance)
         ]
-        return Growth(step, one.name, *means)
+        return Look(step, one.name, *means)
 
 
 def amplification(model: nn.Module, inputs: Any) -> Amplification:
@@ -123,4 +126,8 @@ def amplification(model: nn.Module, inputs: Any) -> Amplification:
 
 
 def _pair(first: float, last: float) -> str:
-    return f"{f'{first:.3g} → {last:.3g}':>15}"
+    return f"{'–' if math.isnan(first + last) else f'{first:.3g} → {last:.3g}':>15}"
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.3g}"

@@ -4,11 +4,11 @@ A linear map that reads a norm computes `y = W(γ∘n)`. With decay λ on W and 
 
     d/dt (γ_j² − ‖w_j‖²) = 2λ‖w_j‖² − 2μγ_j²,        w_j the j-th column of W
 
-so the gain of an Input-Norm, which only linear maps read, has to decay like the matrices (μ = λ): without it
-γ grows at the expense of W, and its steps with it. The gain of an Output-Norm, which reaches the stream, a
-softmax or another nonlinearity, sets the size of a signal and must not decay, nor must a scale that no norm
-owns. Which is which is read off the dataflow. Names do not tell: `post_attention_layernorm` is an Input-Norm
-in Llama and an Output-Norm in Gemma2 and OLMo2.
+so, by the paper below, the gain of an Input-Norm, which only linear maps read, should decay like the
+matrices (μ = λ): without it γ grows at the expense of W, and its steps with it. The gain of an Output-Norm,
+which reaches the stream, a softmax or another nonlinearity, sets the size of a signal and should not decay,
+nor should a scale that no norm owns. Which is which is read off the dataflow. Names do not tell:
+`post_attention_layernorm` is an Input-Norm in Llama and an Output-Norm in Gemma2 and OLMo2.
 
 References:
     Negligible in size, significant in effect: on scale vectors in large language models, 2026.
@@ -27,11 +27,14 @@ from theodolite.anatomy import dissect
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.part import Part, Role
 from theodolite.errors import UseError
-from theodolite.probes.handling import Handling, handlings
+from theodolite.probes.handling import Handling, handlings, is_scheduled
 from theodolite.probes.regrouping import regrouped
-from theodolite.rules.decay import decays
+from theodolite.rules.decay import decays, kind_of
 
-Verdict = Literal["right", "wrong", "note"]
+Verdict = Literal["right", "wrong", "advice", "note"]
+"""`wrong` is certain; `advice` is the paper's, that a gain which only linear maps read could decay."""
+
+ONLY_STEPS = "only its direction counts: decay makes it shorter, and so its steps longer, and does no more"
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,12 @@ class Treatment:
 
     part: Part
     kind: str
-    """`Input-Norm gain`, `Output-Norm gain`, `scale`; inside a weight, `scale of a weight`, or `direction` if
-    it is divided by a norm of itself; `bias`, `table`, `tied table` (the readout too) or `weight`. With
+    """`Input-Norm gain`, `Output-Norm gain`, `scale`; inside a weight, `scale vector`, or `direction` if it
+    is divided by a norm of itself; `bias`, `table`, `tied table` (the readout too) or `weight`. With
     `zero-centred` before it, a gain that one is added to before it multiplies."""
     now: Handling
     should: float | None
-    """The weight decay it should have; None where that is a convention or cannot be said."""
+    """The weight decay it should have, or could; None where that is a convention or cannot be said."""
     verdict: Verdict
     why: str
     """One sentence on what is wrong or worth knowing; empty where there is nothing to say."""
@@ -83,33 +86,45 @@ class Decay:
         return tuple(row for row in self.rows if row.verdict == "wrong")
 
     @property
+    def advised(self) -> tuple[Treatment, ...]:
+        """The rows of gains that do not decay, and by the paper should: the advice, which may not pay."""
+        return tuple(row for row in self.rows if row.verdict == "advice")
+
+    @property
     def ok(self) -> bool:
-        """Is nothing wrong?"""
+        """Is nothing wrong? Advice does not count."""
         return not self.wrong
 
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self, *, inputs: bool = False) -> list[dict[str, Any]]:
         """Parameter groups for a new optimizer: the old ones, with what is wrong put right.
 
         A tensor moves to a group that differs in nothing but the decay, if there is one, else to a new one.
         The optimizer that was looked at stays as it is.
+
+        Args:
+            inputs: follow the advice too, and let the gains of Input-Norms decay.
         """
         if len(self.optimizers) > 1:
             raise UseError(
                 f"{len(self.optimizers)} optimizers were looked at, and their groups do not mix: "
                 "apply() mends each in its place"
             )
-        return regrouped(self.optimizers[0].param_groups, self._due())
+        return regrouped(self.optimizers[0].param_groups, self._due(inputs))
 
-    def apply(self) -> None:
+    def apply(self, *, inputs: bool = False) -> None:
         """Put right what is wrong, in the optimizer itself; its state and all other options stay.
 
         Do it before a schedule is made: torch's schedules count the groups once.
+
+        Args:
+            inputs: follow the advice too, and let the gains of Input-Norms decay. It is not done unasked, as
+                gain and matrix then shrink together, and a decay that was tuned without it is too strong.
         """
-        due = self._due()
+        due = self._due(inputs)
         made = [regrouped(optimizer.param_groups, due) for optimizer in self.optimizers]
         for optimizer, groups in zip(self.optimizers, made, strict=True):
             more = len(groups) - len(optimizer.param_groups)
-            if more and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            if more and is_scheduled(optimizer):
                 raise UseError(
                     f"this takes {more} more group{'s' if more > 1 else ''}, and a schedule was made for the "
                     f"{len(optimizer.param_groups)} that {type(optimizer).__name__} has. "
@@ -120,10 +135,10 @@ class Decay:
                 old.update(new)  # in place, for whoever holds the group
             optimizer.param_groups.extend(groups[len(optimizer.param_groups) :])
 
-    def _due(self) -> dict[int, float]:
+    def _due(self, inputs: bool) -> dict[int, float]:
         """By the identity of a tensor, the weight decay that is to replace its own."""
         found = {}
-        for row in self.wrong:
+        for row in (*self.wrong, *(self.advised if inputs else ())):
             if row.should is None:
                 raise UseError(f"{row.name}: {row.why}. That has to be mended by hand")
             found[id(self.tensors[row.name])] = row.should
@@ -160,9 +175,9 @@ def decay(
     ...     {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ... ], weight_decay=0.1)
     >>> audit = decay(model, adamw, torch.zeros(3, 4))
-    >>> [(row.name, row.kind, row.now.weight_decay, row.should) for row in audit.wrong]
+    >>> [(row.name, row.kind, row.now.weight_decay, row.should) for row in audit.advised]
     [('1.weight', 'Input-Norm gain', 0.0, 0.1)]
-    >>> audit.apply()
+    >>> audit.apply(inputs=True)
     >>> [len(group["params"]) for group in adamw.param_groups]
     [3, 3]
     """
@@ -182,22 +197,6 @@ def decay(
     ]
     rows = (_treated(anatomy[name], how, weights) for name, how in found.items() if name in anatomy)
     return Decay(tuple(rows), optimizers, tensors, strangers)
-
-
-def kind_of(part: Part) -> str:
-    """What a tensor is to weight decay."""
-    if part.role == "gain":
-        if part.scale_free:
-            return "direction"
-        if part.norm and part.op != "norm":
-            return "scale of a weight"
-        kind = {"input": "Input-Norm gain", "output": "Output-Norm gain", None: "scale"}[part.norm]
-        return f"zero-centred {kind}" if part.offset else kind
-    if part.role == "bias":
-        return "bias"
-    if "table" in part.uses:
-        return "tied table" if "weight" in part.uses else "table"
-    return "weight"
 
 
 def _listed(optimizer: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]:
@@ -226,6 +225,9 @@ def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]
         return Treatment(part, kind, now, 0.0, "right", "")
     if now.state == "absent":
         return Treatment(part, kind, now, None, "note", "in no group: it has a gradient and is never trained")
+    if now.state == "unknown":
+        why = f"{now.rule} has no option weight_decay: whether it decays is not known"
+        return Treatment(part, kind, now, None, "note", why)
     if part.role == "gain":
         return _treated_gain(part, kind, now, _usual(now, weights))
     decaying, why = now.weight_decay > 0, ""
@@ -237,6 +239,8 @@ def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]
         why = "table and readout are one tensor: what decays, or does not, is both" + (
             "; the readout gives every row a gradient" if decaying else ""
         )
+    elif part.scale_free and decaying:
+        why = ONLY_STEPS
     elif kind == "weight" and not decaying and any(how.weight_decay > 0 for _, how in weights):
         why = "a weight that does not decay, while others do"
     should = now.weight_decay if kind == "weight" and decaying else None
@@ -246,11 +250,9 @@ def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]
 def _treated_gain(part: Part, kind: str, now: Handling, usual: float) -> Treatment:
     decaying, centre = now.weight_decay > 0, "one" if part.offset else "zero"
     if not decays(part):
-        why = f"it sets the size of a signal, which decay pulls to {centre}"
-        if part.scale_free:
-            why = (
-                "only its direction counts: decay makes it shorter, and so its steps longer, and does no more"
-            )
+        why = (
+            ONLY_STEPS if part.scale_free else f"it sets the size of a signal, which decay pulls to {centre}"
+        )
         return Treatment(part, kind, now, 0.0, "wrong" if decaying else "right", why if decaying else "")
     if decaying or usual == 0:
         why = (
@@ -259,7 +261,7 @@ def _treated_gain(part: Part, kind: str, now: Handling, usual: float) -> Treatme
         return Treatment(part, kind, now, now.weight_decay, "note" if why and decaying else "right", why)
     why = "only linear maps read it, and they decay: without decay it grows at their expense"
     why += "; decay holds 1 + γ at one" if part.offset else ""
-    return Treatment(part, kind, now, usual, "wrong", why)
+    return Treatment(part, kind, now, usual, "advice", why)
 
 
 def _usual(now: Handling, weights: Iterable[tuple[Part, Handling]]) -> float:

@@ -14,7 +14,7 @@ from theodolite.anatomy.folding import gather
 from theodolite.probes.decay import Decay, Treatment
 from theodolite.probes.handling import Handling
 
-MANY = {"bias": "biases", "direction": "directions", "scale of a weight": "scales of weights"}
+MANY = {"bias": "biases", "direction": "directions", "scale vector": "scale vectors"}
 """Kinds that are counted, with their plurals."""
 
 
@@ -35,11 +35,17 @@ def table(audit: Decay, width: int | None = None) -> str:
     body = [line.rstrip() for line in captured.get().splitlines()] if shown else []
     lines = [*_wrapped(_head(audit), width), ""]
     lines += [*body, ""] if body else []
-    for verdict in ("wrong", "note"):
+    for verdict in ("wrong", "advice", "note"):
         for why, kinds in _reasons(audit, verdict).items():
             lines += _wrapped(f"{verdict}: {', '.join(kinds)}: {why}.", width)
     if any(row.should is not None for row in audit.wrong):
         lines.append("apply() puts the optimizer's groups right; groups() makes such groups for a new one.")
+    if audit.advised:
+        lines += _wrapped(
+            "The advice is the scale-vector paper's and may not pay. apply(inputs=True) and "
+            "groups(inputs=True) follow it: tune λ again then.",
+            width,
+        )
     return "\n".join(lines).rstrip()
 
 
@@ -63,12 +69,13 @@ def _head(audit: Decay) -> str:
     gains, wrong = audit.gains, [row for row in audit.wrong if row.part.role == "gain"]
     if not gains:
         said = "This network has no gains: nothing to do."
-    elif not wrong:
-        said = (
-            f"Weight decay is right for {'the only gain' if len(gains) == 1 else f'all {len(gains)} gains'}."
-        )
     else:
-        said = f"Weight decay is wrong for {len(wrong)} of {_count(len(gains), 'gain')}."
+        unknown = sum(row.now.state == "unknown" for row in gains)
+        said = f"Weight decay is wrong for {len(wrong) or 'none'} of {_count(len(gains), 'gain')}"
+        said += f", and not known for {unknown}." if unknown else "."
+    if audit.advised:
+        more = f"{len(audit.advised)}{' more' if wrong else ''}"
+        said += f" By the scale-vector paper {more} could decay."
     said = f"{said} {_weights(audit)}"
     if audit.strangers:
         said += (
@@ -81,6 +88,9 @@ def _weights(audit: Decay) -> str:
     """What becomes of the weights, and how decay is done."""
     weights = [row for row in audit.rows if row.kind in ("weight", "tied table")]
     decaying = [row for row in weights if row.now.weight_decay > 0]
+    unknown = sorted({row.now.rule for row in weights if row.now.state == "unknown"})
+    if unknown:
+        return f"Whether weights decay is not known: {', '.join(unknown)} has no option weight_decay."
     if not decaying:
         return "No weight decays, so no gain has to."
     kinds = sorted({_way(row.now) for row in decaying})
@@ -100,7 +110,7 @@ def _way(now: Handling) -> str:
 
 def _now(now: Handling) -> str:
     if now.state != "trained":
-        return {"frozen": "frozen", "absent": "in no group", "twice": f"in {now.count} groups"}[now.state]
+        return {"absent": "in no group", "twice": f"in {now.count} groups"}.get(now.state, now.state)
     if not now.weight_decay:
         return "0"
     per_step = "" if math.isnan(now.rate) else f" (lr·λ {_number(now.rate)})"

@@ -26,8 +26,9 @@ OPTIONS = ("decoupled_weight_decay", "weight_decouple")
 class Handling:
     """What is done to one tensor."""
 
-    state: Literal["trained", "frozen", "absent", "twice"]
-    """`frozen`: it takes no gradient, so no step moves it; `absent`: no group has it; `twice`: several do."""
+    state: Literal["trained", "frozen", "absent", "twice", "unknown"]
+    """`frozen`: it takes no gradient, so no step moves it; `absent`: no group has it; `twice`: several do;
+    `unknown`: it is trained by an optimizer that has no option `weight_decay`, so it may decay or not."""
     weight_decay: float = 0.0
     lr: float = math.nan
     """The group's learning rate before any schedule."""
@@ -77,15 +78,27 @@ def is_decoupled(optimizer: Any, group: Mapping[str, Any]) -> bool | None:
     for option in OPTIONS:
         if option in group:
             return bool(group[option])
-    names = {kind.__name__ for kind in type(_inside(optimizer, group)).__mro__}
+    names = {kind.__name__ for kind in type(_layers(optimizer, group)[-1]).__mro__}
     if names & DECOUPLED or any("AdamW" in name for name in names):
         return True
     return False if names & COUPLED else None
 
 
+def is_scheduled(optimizer: Any) -> bool:
+    """Was a schedule of torch made for an optimizer, or for one inside of it?"""
+    return any(
+        hasattr(one.step, "_wrapped_by_lr_sched")
+        for group in optimizer.param_groups
+        for one in _layers(optimizer, group)
+    )
+
+
 def _in_group(optimizer: Optimizer, group: Mapping[str, Any]) -> Handling:
     lr = group.get("initial_lr", group.get("lr"))
     lr = math.nan if lr is None else float(lr)
+    rule = type(_layers(optimizer, group)[-1])
+    if "weight_decay" not in group and not rule.__module__.startswith("torch.optim"):
+        return Handling("unknown", lr=lr, rule=rule.__name__)
     decay = float(group.get("weight_decay") or 0.0)
     decoupled = is_decoupled(optimizer, group) if decay else None
     # pytorch_optimizer's fixed decay takes λ itself, whatever the learning rate.
@@ -94,19 +107,20 @@ def _in_group(optimizer: Optimizer, group: Mapping[str, Any]) -> Handling:
         "trained",
         weight_decay=decay,
         lr=lr,
-        rule=type(_inside(optimizer, group)).__name__,
+        rule=rule.__name__,
         decoupled=decoupled,
         rate=0.0 if not decay else taken if decoupled else math.nan,
     )
 
 
-def _inside(optimizer: Any, group: Mapping[str, Any]) -> Any:
-    """The optimizer that makes the steps of a group, inside of others that hold it."""
+def _layers(optimizer: Any, group: Mapping[str, Any]) -> list[Any]:
+    """An optimizer, what it holds, and so on; the last is the one that makes the steps of a group."""
+    found = [optimizer]
     while True:
-        inner = getattr(optimizer, "_inner", None)
+        inner = getattr(found[-1], "_inner", None)
         if isinstance(inner, Mapping) and group.get("rule") in inner:
-            optimizer = inner[group["rule"]]
-        elif isinstance(held := getattr(optimizer, "optimizer", None), Optimizer):
-            optimizer = held
+            found.append(inner[group["rule"]])
+        elif isinstance(held := getattr(found[-1], "optimizer", None), Optimizer):
+            found.append(held)
         else:
-            return optimizer
+            return found

@@ -15,6 +15,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.anatomy.undisturbed import undisturbed
@@ -30,11 +32,19 @@ from theodolite.building import untouched_randomness
 from theodolite.calling import call, described, logits
 from theodolite.errors import UseError
 from theodolite.probes.course import on_device
-from theodolite.probes.scaled_maps import Map, Vector, find_maps, find_vectors, raw_names, replaced
+from theodolite.probes.scaled_maps import (
+    Map,
+    Vector,
+    find_maps,
+    find_vectors,
+    obstacles,
+    raw_names,
+    replaced,
+)
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.steps.update import optimizer_step
 from theodolite.surgery.folded import along
-from theodolite.surgery.places import Held, held
+from theodolite.surgery.holding import Held, held
 from theodolite.workloads import Batch
 
 
@@ -64,10 +74,11 @@ class Preconditioning:
 
     def __str__(self) -> str:
         """A table: medians over the columns, and the speed of the maps."""
-        name = max(len(one.name) for one in self.vectors)
+        name = max(len("scale vector"), *(len(one.name) for one in self.vectors))
         lines = [
             f"{'scale vector':<{name}}  columns      γ²    ‖w‖²  γ²+‖w‖² (10 % to 90 %)    γ²−‖w‖²",
             *(_vector_row(one, name) for one in self.vectors),
+            *obstacles(self.vectors),
             "",
         ]
         name = max(len(one.weight) for one in self.maps)
@@ -110,16 +121,15 @@ def preconditioning(
     """
     inputs, targets = _pair(batch)
     inner = unwrap(model)
+    loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
     inputs, targets = on_device((inputs, targets), str(next(inner.parameters()).device))
     maps = find_maps(inner, inputs)
     with untouched_randomness(0), undisturbed(inner), torch.enable_grad():
+        inputs, targets = tree_map(_own, (inputs, targets))
         gradients = _effective_gradients(inner, loss, inputs, targets, maps)
         effective = [one.effective() for one in maps]
         parameters = {name: tensor for name, tensor in canonical_parameters(inner) if tensor.requires_grad}
-        found = torch.autograd.grad(
-            _evaluated(inner, loss, inputs, targets), list(parameters.values()), allow_unused=True
-        )
-        slopes = dict(zip(parameters, found, strict=True))
+        slopes = _slopes(_evaluated(inner, loss, inputs, targets), parameters)
         moves = _pushed(effective, parameters, slopes)
         steps: Sequence[Tensor | None] = [None] * len(maps)
         by_weight = steps
@@ -175,7 +185,8 @@ def _effective_gradients(
 
 
 def _evaluated(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
-    value: Tensor = loss(logits(call(model, inputs)), targets)
+    with replaced(_copied_buffers(model)):
+        value: Tensor = loss(logits(call(model, inputs)), targets)
     if value.dim() or not bool(value.isfinite()):
         raise UseError(
             f"the loss is {described(value)} of value {value.tolist()}: it has to be one finite number"
@@ -183,31 +194,59 @@ def _evaluated(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tenso
     return value
 
 
+def _copied_buffers(model: nn.Module) -> dict[Held, Tensor]:
+    """What a pass may write to, in every place that holds it."""
+    copies = {id(tensor): tensor.clone() for tensor in model.buffers()}
+    return {
+        Held(module, name): copies[id(tensor)]
+        for module in model.modules()
+        for name, tensor in module._buffers.items()
+        if tensor is not None
+    }
+
+
+def _slopes(value: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+    """The gradients of the loss, by name; None where it does not depend on a parameter."""
+    if not (value.requires_grad and parameters):
+        return dict.fromkeys(parameters)
+    found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    return dict(zip(parameters, found, strict=True))
+
+
 def _pushed(
     effective: Sequence[Tensor], parameters: Mapping[str, Tensor], tangents: Mapping[str, Tensor | None]
 ) -> list[Tensor]:
-    """How the matrices move when the parameters do, to first order: the derivative along a direction."""
+    """How the matrices move when the parameters do, to first order: the derivative along a direction.
+
+    Those that are made of frozen tensors alone do not.
+    """
     chosen = {name: tangent for name, tangent in tangents.items() if tangent is not None}
-    covectors = [torch.zeros_like(matrix, requires_grad=True) for matrix in effective]
+    moving = [place for place, matrix in enumerate(effective) if matrix.requires_grad]
+    moves = [torch.zeros_like(matrix) for matrix in effective]
+    if not (chosen and moving):
+        return moves
+    covectors = [torch.zeros_like(effective[place], requires_grad=True) for place in moving]
     # The derivative of the vector–Jacobian product by its vector is the Jacobian–vector product.
     back = torch.autograd.grad(
-        effective,
+        [effective[place] for place in moving],
         [parameters[name] for name in chosen],
         covectors,
         create_graph=True,
         allow_unused=True,
     )
     used = [(one, chosen[name]) for one, name in zip(back, chosen, strict=True) if one is not None]
+    if not used:
+        return moves
     found = torch.autograd.grad(
         [one for one, _ in used],
         covectors,
         [tangent for _, tangent in used],
         allow_unused=True,
     )
-    return [
-        torch.zeros_like(matrix) if move is None else move.detach()
-        for matrix, move in zip(effective, found, strict=True)
-    ]
+    for place, move in zip(moving, found, strict=True):
+        if move is not None:
+            moves[place] = move.detach()
+    return moves
 
 
 def _update(
@@ -222,7 +261,8 @@ def _update(
         for name, parameter in parameters.items():
             parameter.grad = slopes[name]
         with torch.no_grad():
-            return optimizer_step(optimizer, model)
+            update = optimizer_step(optimizer, model)
+        return {name: update[name] for name in update.keys() & parameters.keys()}
     finally:
         for name, parameter in parameters.items():
             parameter.grad = before[name]
@@ -234,6 +274,11 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     return batch[0], batch[1]
 
 
+def _own(leaf: Any) -> Any:
+    """A tensor that was made in inference mode cannot be part of a gradient; its copy can."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
 def _inner(one: Tensor, other: Tensor) -> float:
     return float((one.detach().double() * other.detach().double()).sum())
 
@@ -243,12 +288,12 @@ def _ratio(one: Tensor, other: Tensor) -> float:
 
 
 def _vector_row(one: Vector, width: int) -> str:
-    low, high = torch.quantile(one.speeds.flatten(), one.speeds.new_tensor([0.1, 0.9])).tolist()
     gain, weight, speed, balance = (
         values.flatten().median().item()
         for values in (one.gain_squares, one.weight_squares, one.speeds, one.balance)
     )
-    speeds = f"{speed:7.3g} {f'({low:.3g} to {high:.3g})':<15}"
-    return (
-        f"{one.name:<{width}}  {one.speeds.numel():7}  {gain:6.3g}  {weight:6.3g}  {speeds}  {balance:+8.3g}"
-    )
+    line = f"{one.name:<{width}}  {one.speeds.numel():7}  {gain:6.3g}  {weight:6.3g}"
+    if one.obstacle:
+        return f"{line}  {'–':>7}  {'–':>23}"
+    low, high = torch.quantile(one.speeds.flatten(), one.speeds.new_tensor([0.1, 0.9])).tolist()
+    return f"{line}  {speed:7.3g} {f'({low:.3g} to {high:.3g})':<15}  {balance:+8.3g}"

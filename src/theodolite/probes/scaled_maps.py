@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,8 @@ from theodolite.errors import UseError
 from theodolite.surgery.editing import Edits, scaled_weights
 from theodolite.surgery.folded import along
 from theodolite.surgery.folding import folding
-from theodolite.surgery.places import Held, Place, Reader, SurgeryError, held
+from theodolite.surgery.holding import Held, held
+from theodolite.surgery.places import Place, Reader, SurgeryError
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,21 +65,26 @@ class Vector:
     """γ_j², float64; one row for each expert that has a vector of its own."""
     weight_squares: Tensor
     """‖w_j‖² over all the rows that γ_j multiplies."""
+    obstacle: str = ""
+    """Why columns do not learn by `P_j = γ_j²I + w_j w_jᵀ`; empty where they do."""
 
     @property
     def speeds(self) -> Tensor:
-        """`γ_j² + ‖w_j‖²`: the larger eigenvalue of `P_j = γ_j²I + w_j w_jᵀ`; all others are γ_j²."""
-        return self.gain_squares + self.weight_squares
+        """`γ_j² + ‖w_j‖²`, the largest eigenvalue of P_j, all others being γ_j²; nan if it has not."""
+        return self._known(self.gain_squares + self.weight_squares)
 
     @property
     def balance(self) -> Tensor:
-        """`γ_j² − ‖w_j‖²`, which gradient flow conserves for a plain vector."""
-        return self.gain_squares - self.weight_squares
+        """`γ_j² − ‖w_j‖²`, which gradient flow conserves; nan if there is an obstacle."""
+        return self._known(self.gain_squares - self.weight_squares)
 
     @property
     def effective_squares(self) -> Tensor:
         """`‖a_j‖² = γ_j²‖w_j‖²`."""
         return self.gain_squares * self.weight_squares
+
+    def _known(self, values: Tensor) -> Tensor:
+        return torch.full_like(values, torch.nan) if self.obstacle else values
 
 
 def find_maps(model: nn.Module, inputs: Any) -> tuple[Map, ...]:
@@ -115,8 +122,18 @@ def find_vectors(model: nn.Module, maps: Sequence[Map]) -> tuple[Vector, ...]:
         squares = torch.zeros_like(gamma)
         for one in readers:
             squares += _into_channels(_column_squares(one.raw, one.reader), one.reader, len(gamma))
-        found.append(Vector(name, tuple(one.weight for one in readers), gamma.square(), squares))
+        weights = tuple(one.weight for one in readers)
+        outputs = any(name in converted and converted[name][1].outputs for name in weights)
+        plain = not parametrize.is_parametrized(readers[0].gain.module, readers[0].gain.attribute)
+        trained = [readers[0].gain.tensor, *(one.raw for one in readers)]
+        found.append(Vector(name, weights, gamma.square(), squares, _obstacle(plain, trained, outputs)))
     return tuple(found)
+
+
+def obstacles(vectors: Sequence[Vector]) -> list[str]:
+    """For how many vectors numbers are left out, and why, as lines."""
+    found = Counter(one.obstacle for one in vectors if one.obstacle)
+    return [f"– for {count} of {len(vectors)} scale vectors: {why}." for why, count in found.items()]
 
 
 def _copied(model: nn.Module, *, hollow: bool) -> nn.Module:
@@ -136,7 +153,17 @@ def _own_vectors(one: Map, how: Any) -> Iterator[Vector]:
         rows = torch.cat([torch.arange(*each) for each in shape.rows[block]]).to(weight.device)
         mine = weight.index_select(shape.out_axis, rows)
         name = one.weight if len(how.inputs) == 1 else f"{one.weight}[{block}]"
-        yield Vector(name, (one.weight,), vector().double().square(), mine.square().sum(shape.out_axis))
+        squares = vector().double().square(), mine.square().sum(shape.out_axis)
+        obstacle = _obstacle(vector.form == "plain", [*vector.parameters(), one.raw], bool(how.outputs))
+        yield Vector(name, (one.weight,), *squares, obstacle)
+
+
+def _obstacle(plain: bool, trained: Sequence[Tensor], outputs: bool) -> str:
+    if not all(tensor.requires_grad for tensor in trained):
+        return "the gain or a weight is frozen"
+    if not plain:
+        return "γ is a magnitude times a direction, and these are what is trained"
+    return "a vector on the output side moves the columns too" if outputs else ""
 
 
 def _column_squares(weight: Tensor, reader: Reader) -> Tensor:

@@ -6,18 +6,22 @@ are branches and which the stream; the next passes only look at these.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
+from theodolite.anatomy.axes import moved, own_axes
 from theodolite.anatomy.blocks import places
 from theodolite.anatomy.branches import normed_sum
 from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.names import unwrap
+from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, PRODUCTS
 from theodolite.anatomy.residual import Residual, find_residuals
 from theodolite.anatomy.specimen import Specimen, shapes_of
-from theodolite.anatomy.trace import Graph, watch
+from theodolite.anatomy.trace import Graph, Ref, watch
 from theodolite.anatomy.uses import find_uses
 from theodolite.errors import UseError
 
@@ -32,18 +36,28 @@ class Layout:
     """By branch: weights on the longest path through it."""
     branches: tuple[tuple[int, ...], ...]
     """By branch: the values whose sum it adds to the stream."""
+    factors: tuple[tuple[float, ...], ...]
+    """By branch: what the addition itself multiplies each of them by: alpha in `torch.add(h, f, alpha=…)`."""
     stream: tuple[int, ...]
     """By branch: the value of the stream after it; of a post-norm, what the norm makes of the sum."""
     starts: tuple[int, ...]
     """By branch: the value of the stream that it reads."""
-    removable: tuple[bool, ...]
-    """By branch: is the network without it the one in which its values are zeros?"""
+    channels: tuple[int, ...]
+    """By branch: the dimension of the stream that holds its channels."""
     is_routed: bool
     """Is the stream a mixture of all branches, in place of their sum?"""
     logits: int
     ops: tuple[str, ...]
     """All operations of the pass; another pass with the same operations has the same layout."""
     graph: Graph = field(repr=False, compare=False)
+
+    def added(self, index: int, values: Mapping[int, Tensor]) -> Tensor:
+        """What a branch adds to the stream."""
+        first, *rest = (
+            values[end] if factor == 1 else values[end] * factor
+            for end, factor in zip(self.branches[index], self.factors[index], strict=True)
+        )
+        return sum(rest, first)
 
 
 @dataclass(frozen=True)
@@ -71,9 +85,10 @@ def find_layout(model: nn.Module, inputs: Any) -> Layout:
         places=tuple(places(Specimen(model, shapes_of(model), flow, residuals))),
         layers=tuple(residual.layers for residual in residuals),
         branches=tuple(residual.ends for residual in residuals),
+        factors=tuple(_factors(flow, residual) for residual in residuals),
         stream=tuple(_stream(flow, residuals)),
         starts=tuple(residual.start for residual in residuals),
-        removable=(True,) * len(residuals),
+        channels=tuple(_channels(flow, residuals)),
         is_routed=any(residual.history is not None for residual in residuals),
         logits=next(iter(graph.outputs)),
         ops=_ops(graph),
@@ -118,7 +133,7 @@ def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
 
     if _ops(watch(unwrap(model), inputs, keep)) != layout.ops:
         return None
-    branches = (sum((kept[value] for value in rest), kept[first]) for first, *rest in layout.branches)
+    branches = (layout.added(index, kept) for index in range(len(layout.branches)))
     return Sight(layout, tuple(branches), tuple(kept[value] for value in layout.stream), kept[layout.logits])
 
 
@@ -129,6 +144,63 @@ def _stream(flow: Flow, residuals: list[Residual]) -> list[int]:
     post = any(value is not None and flow.back(value) in starts for value in normed)
     sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
     return [value if post and value is not None else total for value, total in zip(normed, sums, strict=True)]
+
+
+def _factors(flow: Flow, residual: Residual) -> tuple[float, ...]:
+    """What the additions on the way to the stream multiply the branch's values by."""
+    found = dict.fromkeys(residual.ends, 1.0)
+    if residual.history is not None:
+        return tuple(found.values())
+    waiting = [(flow.graph.nodes[residual.addition].outputs[0], 1.0)]
+    while waiting:
+        value, factor = waiting.pop()
+        node = flow.maker(flow.back(value))
+        if value in found:
+            found[value] = factor
+        elif (
+            node is not None
+            and node.op in ("add", "sub")
+            and any(flow.ancestors[value] >> end & 1 for end in found)
+        ):
+            alpha = float(node.kwargs.get("alpha", 1)) * (-1 if node.op == "sub" else 1)
+            operands = [arg.value for arg in node.args[:2] if isinstance(arg, Ref)]
+            waiting += [(one, factor * weight) for one, weight in zip(operands, (1.0, alpha), strict=False)]
+    return tuple(found.values())
+
+
+def _channels(flow: Flow, residuals: list[Residual]) -> Iterator[int]:
+    """The dimension in which most branches of a rank end with the outputs of a weight; in doubt, the last."""
+    votes: dict[int, Counter[int]] = {}
+    for residual in residuals:
+        for end in residual.ends:
+            rank, found = len(flow.graph.shapes[end]), _outputs_of_a_weight(flow, end, residual.region)
+            if found is not None:
+                votes.setdefault(rank, Counter())[found] += 1
+    for residual in residuals:
+        rank = len(flow.graph.shapes[residual.ends[0]])
+        counts = votes.get(rank, Counter())
+        yield max(counts, key=lambda dim: (counts[dim], dim), default=rank - 1)
+
+
+def _outputs_of_a_weight(flow: Flow, value: int, region: int) -> int | None:
+    """The dimension of a value along which the outputs of the weight behind it run; None if it is lost."""
+    node, shape = flow.maker(value), flow.graph.shapes[value]
+    if node is None or not region >> value & 1:
+        return None
+    if node.op in CONVOLUTIONS and isinstance(weight := node.args[1], Ref):
+        return len(shape) + 1 - len(flow.graph.shapes[weight.value])
+    if node.op in PRODUCTS:
+        return len(shape) - 1
+    for signal in flow.signals(node):
+        channels, before = _outputs_of_a_weight(flow, signal, region), flow.graph.shapes[signal]
+        if channels is None:
+            continue
+        if node.op in NORMS:
+            return channels
+        args = tuple(arg for arg in node.args[1:] if not isinstance(arg, Ref))
+        after = moved(node.op, own_axes(before), before, shape, args)
+        return next((dim for dim, axes in enumerate(after) if channels in axes), None)
+    return None
 
 
 def _ops(graph: Graph) -> tuple[str, ...]:

@@ -15,12 +15,14 @@ but that a batch norm in training mode uses the statistics of the batch.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.rerun import rerun
@@ -82,7 +84,9 @@ class Stream:
     @property
     def massive(self) -> tuple[Reach, ...]:
         """Where the stream has massive entries."""
-        return tuple(one for one in self.reaches if one.largest > MASSIVE and one.peak > MASSIVE_RATIO)
+        return tuple(
+            one for one in self.reaches if MASSIVE < one.largest < math.inf and one.peak > MASSIVE_RATIO
+        )
 
     def figure(self) -> Figure:
         """Sizes, gradients and what each block is worth, against depth."""
@@ -114,7 +118,8 @@ def stream(
         layout: of an earlier look at the same model with inputs of the same shapes, which saves finding it.
 
     A branch is skipped by adding zeros in its place. What else stands on the way stays: the norm of a
-    post-norm, the activation after a sum, the projection of a ResNet's shortcut.
+    post-norm, the activation after a sum, the projection of a ResNet's shortcut. Where the stream is a
+    mixture (routing), no branch is skipped: a mixture with zeros in it is not the one without them.
 
     A block whose branches end in zeros is not missed:
 
@@ -126,7 +131,12 @@ def stream(
     >>> found.blocks[1], found.reaches[-1].cosine > 0.999, found.reaches[0].share > 0.01
     (0.0, True, True)
     """
-    model, (inputs, targets), loss = _checked(model, loss, batch)
+    with torch.inference_mode(False), torch.enable_grad():
+        return _stream(*_checked(model, loss, batch), skip, layout)
+
+
+def _stream(model: nn.Module, batch: Batch, loss: Loss, skip: bool, layout: Layout | None) -> Stream:
+    inputs, targets = batch
     found = layout or find_layout(model, inputs)
     if not found.stream:
         raise UseError(
@@ -138,7 +148,7 @@ def stream(
     values = {*found.stream, *found.starts, *(end for ends in found.branches for end in ends)}
     passed = rerun(model, inputs, found.graph, keep=values, gradients=True, seen=watch)
     if passed.lost and layout is not None:  # the network took another way than when its layout was found
-        return stream(model, loss, (inputs, targets), skip=skip)
+        return _stream(model, batch, loss, skip, None)
     total = _loss(loss, passed.output, targets)
     gradients = passed.gradients(total)
     if passed.lost:
@@ -147,8 +157,10 @@ def stream(
         notes.append("autograd finds no way from the loss to the stream, so there are no gradients")
     number = found.places[-1][0] + 1
     without: tuple[list[float | None], list[float | None]] = [None] * len(found.stream), [None] * number
-    if skip:
-        without = _skipped(model, loss, (inputs, targets), found, notes)
+    if skip and found.is_routed:
+        notes.append("the stream is a mixture, and zeros in it still have a weight: no branch was skipped")
+    elif skip:
+        without = _skipped(model, loss, batch, found, notes)
     return Stream(
         loss=float(total.detach()),
         start=size_of(found.starts[0], passed.values),
@@ -168,9 +180,6 @@ def _skipped(
     inputs, targets = batch
 
     def without(branches: list[int]) -> float | None:
-        if not all(layout.removable[index] for index in branches):
-            notes.append("there is no network without a single branch: it was not skipped")
-            return None
         ends = [end for index in branches for end in layout.branches[index]]
         try:
             found = rerun(model, inputs, layout.graph, zero=ends)
@@ -180,7 +189,7 @@ def _skipped(
         if found.lost:
             notes.append("without a branch the network runs other operations: it was not skipped")
             return None
-        return float(_loss(loss, found.output, targets))
+        return float(_loss(loss, found.output, targets).detach())
 
     whole = without([])
     assert whole is not None
@@ -209,7 +218,10 @@ def _loss(loss: Loss, found: Tensor, targets: Any) -> Tensor:
 
 
 def _checked(model: nn.Module, loss: Loss, batch: Batch) -> tuple[nn.Module, Batch, Loss]:
-    """The bare model, the batch on its device, and a loss that keeps no account of what it sees here."""
+    """The bare model, the batch on its device, and a loss that keeps no account of what it sees here.
+
+    What was made in inference mode is copied: autograd takes none of it.
+    """
     if not isinstance(model, nn.Module):
         raise UseError(f"model is {described(model)}, not a torch.nn.Module")
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
@@ -217,4 +229,8 @@ def _checked(model: nn.Module, loss: Loss, batch: Batch) -> tuple[nn.Module, Bat
     model = unwrap(model)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     own = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
-    return model, on_device((batch[0], batch[1]), str(device)), own
+    copied = tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf,
+        on_device((batch[0], batch[1]), str(device)),
+    )
+    return model, copied, own

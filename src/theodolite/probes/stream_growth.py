@@ -7,7 +7,9 @@ logarithms, is the likelier one, by
 
     ΔAIC = n·ln(S_linear/S_exponential)
 
-A difference of 6 is a likelihood ratio of e³ = 20.
+A difference of 6 is a likelihood ratio of e³ = 20. The better one is no law where it leaves a quarter of the
+variance, or where one block alone makes more than half of the way: of the logarithm for the exponential law,
+of the square for the linear one.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ Kind = Literal["flat", "falling", "linear", "exponential", "unclear"]
 FEWEST = 4
 """Blocks, below which two curves of two numbers each cannot be told apart."""
 FLAT = 1.5
-"""Sizes whose ends are within this factor of one another have not grown."""
+"""Sizes that are all within this factor of the first have not grown."""
 SURE = 6.0
 """ΔAIC from which one law is taken for the better one."""
 NOISE = 0.005
 """Relative error below which a fit is not better for fitting better: sizes are means over a finite width."""
+UNEXPLAINED, ONE_STEP = 0.25, 0.5
+"""Parts of the variance and of the way, from which on no law holds."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Growth:
     rise: float
     """What the linear law adds to the square of the size in each block, as a part of its start, b/a."""
     evidence: float
-    """ΔAIC: above 0 for the exponential law, below for the linear one. nan where none was fitted."""
+    """ΔAIC: above 0 for the exponential law, below for the linear one. nan where neither fits."""
 
     def __str__(self) -> str:
         if self.kind == "flat":
@@ -53,9 +57,11 @@ class Growth:
         if self.kind == "falling":
             return f"falling ({self.ratio:.3g}× over {self.blocks} blocks)"
         if self.kind == "unclear":
-            why = (
-                f"{self.blocks} blocks are too few" if self.blocks < FEWEST else "both laws fit about as well"
-            )
+            why = "both laws fit about as well"
+            if self.blocks < FEWEST:
+                why = f"{self.blocks} blocks are too few"
+            elif math.isnan(self.evidence):
+                why = "neither law fits"
             return f"{self.ratio:.3g}× over {self.blocks} blocks; linear or exponential is unclear: {why}"
         law = (
             f"RMS² grows by {self.rise:.2g} of its start in each block"
@@ -88,15 +94,30 @@ def fit_growth(sizes: Sequence[float]) -> Growth:
     floor = len(places) * NOISE**2
     evidence = len(places) * math.log(max(linear, floor) / max(exponential, floor))
     kind: Kind
-    if 1 / FLAT < ratio < FLAT:
+    high, low = float(np.sqrt(squares.max())) / sizes[0], float(np.sqrt(squares.min())) / sizes[0]
+    if 1 / FLAT < low <= high < FLAT:
         kind, evidence = "flat", math.nan
-    elif ratio < 1:
+    elif ratio <= 1 / FLAT and high < FLAT:
         kind, evidence = "falling", math.nan
-    elif blocks < FEWEST or abs(evidence) < SURE:
+    elif blocks < FEWEST:
+        kind = "unclear"
+    elif (
+        ratio < FLAT
+        or min(linear, exponential) > UNEXPLAINED * float(np.square(levels - levels.mean()).sum())
+        or _jumps(levels if evidence > 0 else squares)
+    ):
+        kind, evidence = "unclear", math.nan
+    elif abs(evidence) < SURE:
         kind = "unclear"
     else:
         kind = "exponential" if evidence > 0 else "linear"
     return Growth(kind, blocks, ratio, factor, rise, evidence)
+
+
+def _jumps(course: np.ndarray) -> bool:
+    """Is more than half of all that happens in one step?"""
+    steps = np.abs(np.diff(course))
+    return bool(steps.max() > ONE_STEP * steps.sum())
 
 
 def _linear(places: np.ndarray, levels: np.ndarray) -> tuple[float, float]:

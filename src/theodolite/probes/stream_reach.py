@@ -23,15 +23,17 @@ class Reach:
     stream: float
     """RMS of h'."""
     added: float
-    """RMS of f."""
+    """RMS of f; where the addition multiplies it by a number, with that number."""
     share: float
     """`RMS(f)/RMS(h)`."""
     cosine: float
-    """cos(h, h'), the mean over positions; nan where the shape changes."""
+    """cos(h, h'), the mean over positions where neither is zero; nan where the shape changes."""
     stream_gradient: float
-    """RMS of ∂L/∂h'; nan where autograd has none."""
+    """RMS of ∂L/∂h'; nan where there is none."""
     branch_gradient: float
-    """RMS of ∂L/∂f."""
+    """RMS of ∂L/∂f; nan where there is none."""
+    is_reached: bool | None
+    """Does autograd have a way from the loss to f? None where f was not found again in the second pass."""
     largest: float
     """max|h'|."""
     peak: float
@@ -66,10 +68,9 @@ def _reach(
 ) -> Reach:
     start, after, ends = layout.starts[index], layout.stream[index], layout.branches[index]
     before, stream = size_of(start, values), size_of(after, values)
-    added = math.nan
-    if all(end in values for end in ends):
-        first, *rest = (values[end].double() for end in ends)
-        (added,) = rms(sum(rest, first))
+    added, known = math.nan, all(end in values for end in ends)
+    if known:
+        (added,) = rms(layout.added(index, {end: values[end].double() for end in ends}))
     largest, peak, peak_at = _peak(values[after]) if after in values else (math.nan, math.nan, ())
     block, branch = layout.places[index]
     return Reach(
@@ -78,9 +79,11 @@ def _reach(
         stream=stream,
         added=added,
         share=added / before if before else math.nan,
-        cosine=_cosine(values.get(start), values.get(after)),
+        cosine=_cosine(values.get(start), values.get(after), layout.channels[index]),
         stream_gradient=size_of(after, gradients),
-        branch_gradient=size_of(ends[0], gradients),  # of a sum: each term has the gradient of the sum
+        # Of a sum, each term has the gradient of the sum.
+        branch_gradient=size_of(ends[0], gradients) / (abs(layout.factors[index][0]) or 1.0),
+        is_reached=ends[0] in gradients if known else None,
         largest=largest,
         peak=peak,
         peak_at=peak_at,
@@ -88,11 +91,13 @@ def _reach(
     )
 
 
-def _cosine(before: Tensor | None, after: Tensor | None) -> float:
+def _cosine(before: Tensor | None, after: Tensor | None, channels: int) -> float:
     if before is None or after is None or before.shape != after.shape:
         return math.nan
-    channels = 1 if before.dim() == 4 else -1  # of maps, or of tokens
-    return float(torch.cosine_similarity(before.double(), after.double(), dim=channels).mean())
+    before, after = before.double(), after.double()
+    # Padding may be zeros, which have no direction.
+    there = before.abs().amax(channels).gt(0) & after.abs().amax(channels).gt(0)
+    return float(torch.cosine_similarity(before, after, dim=channels)[there].mean())
 
 
 def _peak(stream: Tensor) -> tuple[float, float, tuple[int, ...]]:

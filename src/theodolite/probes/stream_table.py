@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from theodolite.probes.headroom import Largest
     from theodolite.probes.stream import Stream
 
 COLUMNS = ("stream", "branch", "f/h", "cosine", "∂L/∂h", "∂L/∂f", "max/med", "−branch", "−block")
@@ -35,12 +36,10 @@ def table(stream: Stream) -> str:
 
 
 def _said(stream: Stream) -> list[str]:
-    largest = stream.largest
     said = [
         f"stream    {stream.growth}",
         f"gradient  {stream.backward}, from the last block to the first",
-        f"float16   {largest.headroom:.1f} doublings of headroom: {largest.value:.4g} is the largest value, "
-        f"made by {largest.op}, {largest.where}",
+        f"float16   {_room(stream.largest)}",
     ]
     shares = [(reach.share, reach) for reach in stream.reaches if reach.share > 0]
     if shares:
@@ -55,6 +54,15 @@ def _said(stream: Stream) -> list[str]:
         for reach in stream.massive[:1]
     ]
     return said + [f"note      {note}" for note in stream.notes]
+
+
+def _room(largest: Largest) -> str:
+    made = f"made by {largest.op}, {largest.where}"
+    if math.isnan(largest.value):
+        return "not known: all values are taken for statistics"
+    if math.isinf(largest.value):
+        return f"no headroom: there are values that are no finite numbers, first {made}"
+    return f"{largest.headroom:.1f} doublings of headroom: {largest.value:.4g} is the largest value, {made}"
 
 
 def _row(name: str, *cells: float | None) -> str:

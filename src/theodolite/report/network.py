@@ -151,7 +151,7 @@ def _in_order(parts: Sequence[Part]) -> list[Part]:
     """A branch's norm before what it feeds and after what it bounds, wherever its module was registered."""
     places: dict[str, int] = {}
     for part in parts:
-        if part.role == "gain" and part.norm is not None and (part.norm == "input" or part.ends_branch):
+        if part.op == "norm" and part.norm is not None and (part.norm == "input" or part.ends_branch):
             places[_owner(part)] = 2 if part.ends_branch else 0
     return sorted(parts, key=lambda part: places.get(_owner(part), 1))
 

@@ -112,7 +112,8 @@ def _remarks(one: Fold) -> str:
     part = one.part
     said = [
         (part.ends_branch, "ends its branch"),
-        (part.norm is not None, f"{(part.norm or '').capitalize()}-Norm"),
+        (part.norm is not None and part.op == "norm", f"{(part.norm or '').capitalize()}-Norm"),
+        (part.norm is not None and part.op != "norm", "inside a weight"),
         (part.stack > 1, f"{part.stack} matrices in one tensor"),
         (len(part.rows) > 1, f"{len(part.rows)} fused"),
         (bool(part.tied), f"also {', '.join(part.tied)}"),

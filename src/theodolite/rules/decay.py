@@ -55,3 +55,29 @@ def decayed(policy: Policy, part: Part, hyper: Hyper, weight_decay: float) -> fl
     if not decays(part, policy):
         return 0.0
     return weight_decay / hyper.lr if policy == "independent" else hyper.weight_decay
+
+
+def kind_of(part: Part) -> str:
+    """What a tensor is to weight decay.
+
+    >>> from dataclasses import replace
+    >>> gain = Part("g", (8,), "norm", "gain", 1, 8, False, True, (), (0,), norm="input")
+    >>> kind_of(gain), kind_of(replace(gain, offset=1.0)), kind_of(replace(gain, op="scale"))
+    ('Input-Norm gain', 'zero-centred Input-Norm gain', 'scale vector')
+    """
+    if part.role == "gain":
+        return f"zero-centred {gain_kind(part)}" if part.offset else gain_kind(part)
+    if part.role == "bias":
+        return "bias"
+    if "table" in part.uses:
+        return "tied table" if "weight" in part.uses else "table"
+    return "weight"
+
+
+def gain_kind(part: Part) -> str:
+    """What a gain is, be it zero-centred or not."""
+    if part.scale_free:
+        return "direction"
+    if part.norm and part.op != "norm":
+        return "scale vector"
+    return {"input": "Input-Norm gain", "output": "Output-Norm gain", None: "scale"}[part.norm]

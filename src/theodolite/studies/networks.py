@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from theodolite import data
 from theodolite.errors import UseError
 from theodolite.models import GPT
 from theodolite.models.residual import Placement
-from theodolite.workloads import Batch, Workload, next_token_loss, workload
+from theodolite.studies.texts import batch_of
+from theodolite.workloads import Workload, next_token_loss, workload
 
 CONFIGS = Path(__file__).parent / "configs"
 CONTEXT = 128
@@ -25,12 +25,14 @@ def network(name: str, *, num: int, length: int) -> Workload:
     """
     if name not in NETWORKS:
         raise UseError(f"there is no network {name!r} in the studies: there are {', '.join(NETWORKS)}")
-    return dataclasses.replace(NETWORKS[name](), name=name, batch=partial(_batch, num, length))
+    return dataclasses.replace(
+        NETWORKS[name](), name=name, batch=partial(batch_of, "sotu", "train", num, length)
+    )
 
 
 def _gpt(placement: Placement) -> Workload:
     build = partial(GPT, vocab=256, context=CONTEXT, norm_placement=placement)
-    return Workload("gpt", build, partial(_batch, 1, CONTEXT), next_token_loss)
+    return Workload("gpt", build, partial(batch_of, "sotu", "train", 1, CONTEXT), next_token_loss)
 
 
 def _config(name: str) -> Workload:
@@ -48,7 +50,3 @@ NETWORKS: Mapping[str, Callable[[], Workload]] = {
 }
 """Our GPT with its norms in five places; a Llama (grouped keys and values) and a GPT-2 (tied readout, biases,
 learnt positions) of transformers. The dimension of a head is 32 at every width."""
-
-
-def _batch(num: int, length: int, seed: int, step: int) -> Batch:
-    return data.draw_text(data.state_of_the_union(), num=num, length=length, seed=seed, step=step)

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from theodolite import data
 from theodolite.building import untouched_randomness
-from theodolite.data.sets import Split
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Precision, Run
 from theodolite.fleet.stack import Stack, stack
@@ -34,7 +32,8 @@ from theodolite.studies.norm_placement_tables import notes
 from theodolite.studies.norm_placement_values import BASE, KINDS
 from theodolite.studies.records import Record
 from theodolite.studies.study import Cell, Study
-from theodolite.workloads import Batch, Workload, next_token_loss
+from theodolite.studies.texts import batch_of
+from theodolite.workloads import Workload, next_token_loss
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class Setting:
     """Placements and depths that come after all others."""
     exponents: tuple[int, ...]
     """log2 of the learning rates."""
+    below: tuple[int, ...]
+    """Those that are tried with post in addition: from 8 blocks on it trained at none of the others."""
     read_at: int
     """log2 of the learning rate whose networks are read on the way."""
     seeds: tuple[int, ...]
@@ -69,6 +70,7 @@ FULL = Setting(
     placements=("pre", "post", "peri"),
     beside=(("out", 16), ("out", 4)),
     exponents=(-9, -8, -7, -6, -5, -4),
+    below=(-12, -11, -10),
     read_at=-7,
     seeds=(0, 1, 2),
     steps=500,
@@ -85,6 +87,7 @@ SMALL = Setting(
     placements=("pre", "post", "peri"),
     beside=(),
     exponents=(-8, -6, -4),
+    below=(),
     read_at=-6,
     seeds=(0, 1),
     steps=60,
@@ -114,9 +117,8 @@ def run(cell: Cell, *, device: str = "cpu") -> Iterator[Record]:
     setting, depth = (SMALL if cell["small"] else FULL), cell["depth"]
     workload = workload_of(setting, cell["placement"])
     kinds = (BASE,) if depth == setting.base.depth else KINDS
-    wanted = [
-        (kind, seed, exponent) for kind in kinds for seed in setting.seeds for exponent in setting.exponents
-    ]
+    exponents = (*(setting.below if cell["placement"] == "post" else ()), *setting.exponents)
+    wanted = [(kind, seed, exponent) for kind in kinds for seed in setting.seeds for exponent in exponents]
     waiting = [wanted]
     while waiting:
         chunk = waiting.pop()
@@ -194,15 +196,10 @@ def workload_of(setting: Setting, placement: Placement) -> Workload:
     >>> workload_of(SMALL, "peri").batch(0, 0)[0].shape
     torch.Size([4, 64])
     """
-    draw = partial(_batch, setting.text, "train", setting.num, setting.length)
-    judge = partial(_batch, setting.text, "validation", setting.num, setting.length)
+    draw = partial(batch_of, setting.text, "train", setting.num, setting.length)
+    judge = partial(batch_of, setting.text, "validation", setting.num, setting.length)
     build = partial(GPT, vocab=256, context=setting.length, norm_placement=placement)
     return Workload(f"gpt-{placement}", build, draw, next_token_loss, setting.base, held_out=judge)
-
-
-def _batch(text: str, split: Split, num: int, length: int, seed: int, step: int) -> Batch:
-    load = {"enwik8": data.enwik8, "sotu": data.state_of_the_union}[text]
-    return data.draw_text(load(split), num=num, length=length, seed=seed, step=step)
 
 
 def _read(

@@ -51,6 +51,8 @@ def _profiles(table: Table, name: str, title: str) -> Figure | None:
     steps = _few(there[0].steps)
     logs = [np.log10(one.profile(name, step)) for one in there for step in steps]
     known = np.concatenate([log[np.isfinite(log)].ravel() for log in logs])
+    if not known.size:
+        return None
     low, high = math.floor(known.min() * 2) / 2, math.ceil(known.max() * 2) / 2
     powers = range(math.ceil(low), math.floor(high) + 1)
     few = powers[:: math.ceil(len(powers) / TICKS)]

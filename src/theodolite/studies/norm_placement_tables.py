@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
+from theodolite.studies.norm_placement_cases import judged, unbracketed
 from theodolite.studies.norm_placement_values import KINDS, Array, Table, Values
-from theodolite.studies.paired import Paired
+from theodolite.studies.paired import Paired, less
 from theodolite.studies.records import Record
 
 
@@ -25,8 +27,9 @@ def _networks(table: Table) -> str:
     cells += [_network(table, *names) for names in _names(table)]
     heading = (
         "Held-out loss at the best learning rate and how much is lost above it; learning rates that end\n"
-        "within 0.1 of the best of all placements; size of the stream after the last block, and gradient\n"
-        "of the first block over the last's, before and after training:"
+        "within 0.1 of the best of all placements, + if an edge of what was tried is among them; size of\n"
+        "the stream after the last block, and gradient of the first block over the last's, before and\n"
+        "after training. ! is a best at an edge, or of a network that ends alike at all learning rates:"
     )
     return f"{heading}\n{_aligned(cells)}"
 
@@ -47,7 +50,9 @@ def _network(table: Table, placement: str, depth: int, kind: str) -> tuple[str, 
     assert one is not None
     lost = [_shown(one.lost(octaves), sign="+") for octaves in (1, 2, 3)]
     name = f"{placement} × {depth} {'both' if one.is_base else kind}"
-    return (name, f"2^{one.best_at}", _shown(one.best), *lost, f"{one.reach.mean():.1f}", *_sizes(one))
+    best = f"2^{one.best_at}{' !' if unbracketed(one) else ''}"
+    reach = f"{one.reach.mean():.1f}{'+' if one.reaches_edge else ''}"
+    return (name, best, _shown(one.best), *lost, reach, *_sizes(one))
 
 
 def _sizes(one: Values) -> list[str]:
@@ -64,12 +69,17 @@ def _pairs(table: Table) -> str:
         one, pre = table.of(placement, depth, kind), table.of("pre", depth, kind)
         if one is not None and pre is not None and placement != "pre":
             name = f"{placement} − pre × {depth} {'both' if one.is_base else kind}"
-            lines.append((name, str(Paired(one.best - pre.best))))
+            found = judged(name, (one, pre), partial(_difference, one, pre), unbracketed)
+            lines.append((name, str(Paired(found.values)), f"({found.doubt})" if found.doubt else ""))
     return (
         f"Losses at the best learning rates, paired by seed, with 95 % intervals:\n{_aligned(lines)}"
         if lines
         else ""
     )
+
+
+def _difference(one: Values, other: Values) -> Array:
+    return less(one.best, other.best)
 
 
 def _shown(values: Array, sign: str = "") -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from theodolite.studies.paired import less
 from theodolite.studies.records import Record
 
 Array = NDArray[np.float64]
@@ -36,6 +37,18 @@ class Values:
         """Is it of base size, where the plan changes nothing?"""
         return self.records[0]["parameterization"] == BASE
 
+    @property
+    def placement(self) -> str:
+        """Where its norms are."""
+        return str(self.records[0]["placement"])
+
+    @property
+    def is_whole(self) -> bool:
+        """Was every seed tried at every learning rate?"""
+        return len({(one["seed"], one["lr"]) for one in self.records}) == len(self.seeds) * len(
+            self.exponents
+        )
+
     @functools.cached_property
     def exponents(self) -> tuple[int, ...]:
         """log2 of the learning rates."""
@@ -53,9 +66,14 @@ class Values:
 
     @functools.cached_property
     def best_at(self) -> int:
-        """log2 of the learning rate with the lowest mean loss."""
-        means = {exponent: float(np.mean(self.at(exponent))) for exponent in self.exponents}
-        return min(means, key=lambda exponent: (means[exponent], exponent))
+        """log2 of the learning rate with the lowest mean loss, among those at which the fewest diverged."""
+
+        def rank(exponent: int) -> tuple[int, float, int]:
+            losses = self.at(exponent)
+            ended = losses[np.isfinite(losses)]
+            return len(losses) - len(ended), float(ended.mean()) if len(ended) else math.inf, exponent
+
+        return min(self.exponents, key=rank)
 
     @property
     def best(self) -> Array:
@@ -64,14 +82,30 @@ class Values:
 
     def lost(self, octaves: int) -> Array:
         """How much higher the loss is at a learning rate so many octaves above the best."""
-        return self.at(self.best_at + octaves) - self.best
+        return less(self.at(self.best_at + octaves), self.best)
 
     @property
     def reach(self) -> Array:
         """At how many learning rates a network ends within `CLOSE` of the goal."""
+        return np.asarray(self._reached.sum(0), dtype=float)
+
+    @property
+    def reaches_edge(self) -> bool:
+        """Does it end there at the lowest or the highest learning rate that was tried? There may be more."""
+        return bool(self._reached[[0, -1]].any())
+
+    @property
+    def is_stuck(self) -> bool:
+        """Does it end alike at all learning rates, and near the goal at none? Its best says nothing then."""
+        means = [float(np.mean(self.at(exponent))) for exponent in self.exponents]
+        return not self._reached.any() and max(means) - min(means) < CLOSE
+
+    @functools.cached_property
+    def _reached(self) -> NDArray[np.bool_]:
+        """(learning rates, seeds): does it end within `CLOSE` of the goal?"""
         losses = np.stack([self.at(exponent) for exponent in self.exponents])
         goal = np.array([self.goal[seed] for seed in self.seeds])
-        return np.asarray((losses <= goal + CLOSE).sum(0), dtype=float)
+        return np.asarray(losses <= goal + CLOSE)
 
     @functools.cached_property
     def steps(self) -> tuple[int, ...]:
@@ -79,8 +113,9 @@ class Values:
         return tuple(sorted({int(step) for one in self._read for step in one["stream"]}))
 
     def profile(self, name: str, step: int) -> Array:
-        """(seeds, blocks + 1): `stream` or `gradient` over the blocks at a step."""
-        return np.array([one[name].get(str(step), [math.nan]) for one in self._read], dtype=float)
+        """(seeds, blocks + 1): `stream` or `gradient` over the blocks at a step; nan if unknown."""
+        missing = [math.nan] * (self.records[0]["depth"] + 1)
+        return np.array([one[name].get(str(step), missing) for one in self._read], dtype=float)
 
     def variance(self, when: When) -> Array:
         """Of the stream after the last block, over features and tokens (its mean is counted as variance)."""

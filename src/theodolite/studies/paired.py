@@ -22,7 +22,8 @@ class Paired:
     """The differences of two ways to train, one for each seed that both have.
 
     What a seed shares, its batches and its start, cancels: effects can be seen that are far smaller than the
-    spread of the losses. One that diverged is infinitely worse.
+    spread of the losses. Where one of the two diverged the difference is infinite, and where both did it is
+    unknown: nan. There is no mean then.
     """
 
     differences: NDArray[np.float64]
@@ -30,8 +31,8 @@ class Paired:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
-        return float(np.mean(self.differences)) if len(self.differences) else math.nan
+        """Over the seeds; nan if one of them is not finite."""
+        return float(np.mean(self.differences)) if self._is_finite else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -56,10 +57,17 @@ class Paired:
         ('holds', 'fails')
         >>> Paired(np.array([-0.010, 0.012, -0.011])).verdict(below=True)
         'unclear'
+
+        Where runs diverged there is no interval: then all seeds, two or more, have to be on one side.
+
+        >>> Paired(np.array([math.inf, 0.02, 0.03])).verdict(below=False)
+        'holds'
+        >>> Paired(np.array([math.inf, -0.02, -0.03])).verdict(below=False)
+        'unclear'
         """
-        if math.isinf(self.mean):
-            return "holds" if (self.mean < 0) == below else "fails"
         low, high = self.interval
+        if len(self.differences) > 1 and not self._is_finite:
+            low, high = float(np.min(self.differences)), float(np.max(self.differences))
         if high < 0:
             return "holds" if below else "fails"
         if low > 0:
@@ -67,8 +75,12 @@ class Paired:
         return "unclear"
 
     @property
+    def _is_finite(self) -> bool:
+        return len(self.differences) > 0 and bool(np.isfinite(self.differences).all())
+
+    @property
     def _error(self) -> float:
-        if len(self.differences) < 2 or not np.isfinite(self.differences).all():
+        if len(self.differences) < 2 or not self._is_finite:
             return math.nan
         return float(np.std(self.differences, ddof=1) / math.sqrt(len(self.differences)))
 
@@ -77,9 +89,15 @@ class Paired:
 
         >>> print(Paired(np.array([-0.010, -0.012, -0.011])))
         -0.0110 (-0.0135 to -0.0085), p 0.0027, 3 seeds
+        >>> print(Paired(np.array([math.inf, -0.012, -0.011])))
+        1 not finite, 1 higher, 2 lower, 3 seeds
         """
         low, high = self.interval
         count = f"{len(self.differences)} seed{'s' if len(self.differences) != 1 else ''}"
+        if not self._is_finite:
+            odd = int((~np.isfinite(self.differences)).sum())
+            higher, lower = int((self.differences > 0).sum()), int((self.differences < 0).sum())
+            return f"{odd} not finite, {higher} higher, {lower} lower, {count}"
         if not math.isfinite(low):
             return f"{self.mean:+.4f}, {count}"
         p = f"p {self.p:.2g}" if self.p >= 1e-4 else "p < 0.0001"
@@ -95,12 +113,18 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired:
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
         raise UseError(f"no seed is in both: {sorted(first)} and {sorted(second)}")
-    values = []
-    for seed in seeds:
-        one, other = first[seed], second[seed]
-        # Two that diverged are alike; their difference is no number.
-        values.append(0.0 if math.isinf(one) and math.isinf(other) else one - other)
-    return Paired(np.array(values))
+    one, other = (np.array([losses[seed] for seed in seeds]) for losses in (first, second))
+    return Paired(less(one, other))
+
+
+def less(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The first less the second; nan where both diverged, as two that did not end are not alike.
+
+    >>> less(np.array([math.inf, math.inf, 1.5]), np.array([math.inf, 1.0, 1.0]))
+    array([nan, inf, 0.5])
+    """
+    with np.errstate(invalid="ignore"):
+        return first - second
 
 
 def standing(values: Sequence[float], level: float = 1 - LEVEL) -> tuple[bool, ...]:

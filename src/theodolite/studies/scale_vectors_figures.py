@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from theodolite.studies.paired import Paired
 from theodolite.studies.panels import (
     BLUE,
     FAINT,
@@ -23,15 +22,15 @@ from theodolite.studies.panels import (
     ticks,
 )
 from theodolite.studies.records import Record
-from theodolite.studies.scale_vectors import EXACT
-from theodolite.studies.scale_vectors_claims import Comparison, compared, losses
+from theodolite.studies.scale_vectors import EXACT, Setting
+from theodolite.studies.scale_vectors_claims import Result, compared
 
 COLOURS = {"holds": GREEN, "fails": PINK, "unclear": INK}
 
 
-def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
+def figures(records: Sequence[Record], setting: Setting) -> Iterator[tuple[str, str]]:
     """Name and SVG of each that there are records for."""
-    found = compared(losses(records))
+    found = [each for each in compared(records, setting) if not each.doubt]
     if found:
         yield "differences", differences(found)
     exact = [record for record in records if record["part"] == EXACT]
@@ -39,10 +38,10 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         yield "flow", flow(exact)
 
 
-def differences(found: Sequence[tuple[Comparison, Paired]]) -> str:
+def differences(found: Sequence[Result]) -> str:
     """A line for each comparison: its seeds as dots, and the interval of their mean."""
     left, wide, line, top = 220, 380, 22, 62
-    values = [float(value) for _, one in found for value in one.differences if math.isfinite(value)]
+    values = [float(value) for each in found for value in each.difference.differences if math.isfinite(value)]
     most = 1.1 * max(map(abs, values), default=0.01)
     height = top + line * len(found) + 34
 
@@ -54,18 +53,23 @@ def differences(found: Sequence[tuple[Comparison, Paired]]) -> str:
         legend([("as claimed", GREEN), ("the other way", PINK), ("unclear", INK)]),
         f'<path d="M{across(0):.1f} {top - 10}V{height - 24}" stroke="{INK}"/>',
     ]
-    for place, (each, one) in enumerate(found):
-        y, colour = top + line * place, COLOURS[one.verdict(below=each.below)]
+    for place, each in enumerate(found):
+        one, y, colour = each.difference, top + line * place, COLOURS[each.verdict]
         low, high = one.interval
-        dots = "".join(f"M{across(float(value)):.1f} {y}h0" for value in one.differences)
-        pieces.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{escape(each.claim)}</text>')
+        dots = "".join(
+            f"M{across(float(value)):.1f} {y}h0" for value in one.differences if not math.isnan(value)
+        )
+        pieces.append(
+            f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{escape(each.comparison.claim)}</text>'
+        )
         if math.isfinite(low):
             pieces.append(
                 f'<path d="M{across(low):.1f} {y}H{across(high):.1f}" stroke="{colour}" stroke-width="7" '
                 'stroke-opacity="0.4"/>'
             )
+            mean = across(one.mean)
+            pieces.append(f'<path d="M{mean:.1f} {y - 7}v14" stroke="{colour}" stroke-width="2"/>')
         pieces.append(f'<path d="{dots}" stroke="{colour}" stroke-width="4" stroke-linecap="round"/>')
-        pieces.append(f'<path d="M{across(one.mean):.1f} {y - 7}v14" stroke="{colour}" stroke-width="2"/>')
     decade = 10.0 ** math.floor(math.log10(most))
     step = max(digit * decade for digit in (1, 2, 5) if digit * decade <= most)
     for value in (-step, 0.0, step):

@@ -5,7 +5,7 @@ All of them compute the same function at the start, from the same seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,18 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from theodolite import data
 from theodolite.models import GPT
 from theodolite.models.residual import Placement
+from theodolite.studies.texts import batch_of
 from theodolite.surgery.converting import convert
 from theodolite.surgery.editing import Edits
-from theodolite.surgery.places import find_places, held
-from theodolite.workloads import Batch, Workload, next_token_loss
-
-TEXTS: Mapping[str, Callable[[Any], data.Text]] = {
-    "enwik8": data.enwik8,
-    "sotu": data.state_of_the_union,
-}
+from theodolite.surgery.holding import held
+from theodolite.surgery.places import find_places
+from theodolite.workloads import Workload, next_token_loss
 
 
 @dataclass(frozen=True)
@@ -63,9 +59,9 @@ def workload(structure: str, *, text: str, num: int, length: int) -> Workload:
     return Workload(
         name_of(structure, text),
         partial(build, structure, length),
-        partial(_batch, text, "train", num, length),
+        partial(batch_of, text, "train", num, length),
         next_token_loss,
-        held_out=partial(_batch, text, "validation", num, length),
+        held_out=partial(batch_of, text, "validation", num, length),
     )
 
 
@@ -87,7 +83,3 @@ def build(structure: str, context: int, width: int, depth: int) -> nn.Module:
     if chosen.options is not None:
         return convert(model, tokens, **dict(chosen.options))
     return model
-
-
-def _batch(text: str, split: str, num: int, length: int, seed: int, step: int) -> Batch:
-    return data.draw_text(TEXTS[text](split), num=num, length=length, seed=seed, step=step)

@@ -15,16 +15,16 @@ from theodolite.writing import write_whole
 def report(path: str | Path) -> str:
     """Draw the figures beside the file or in the folder, and give the tables."""
     path = Path(path).expanduser()
-    _, records = read(path)
+    setting, records = read(path)
     if not records:
         raise UseError(f"{path} holds no records yet: run the study first")
     folder, stem = (path, STUDY) if path.is_dir() else (path.parent, path.stem)
     names = []
-    for name, svg in figures(records):
+    for name, svg in figures(records, setting):
         file = folder / f"{stem}-{name}.svg"
         write_whole(file, svg)
         names.append(file.name)
-    found = claims(records)
+    found = claims(records, setting)
     said = [table(found), tally(found), exceptions(found)] if found else []
-    said += [notes(records), f"Figures: {', '.join(names)}"]
+    said += [notes(records, setting), f"Figures: {', '.join(names)}"]
     return "\n\n".join(each for each in said if each)

@@ -41,7 +41,7 @@ def tied_head(anatomy: Anatomy) -> Finding:
             why=WHY_TIED,
             remedy="Untie the two if you can afford the parameters, or train under th.plan, which treats the "
             "tensor as an input weight and multiplies what the readout reads by base width / width; by hand, "
-            "do the same. The final norm belongs to the Output-Norms then, which must not decay.",
+            "do the same. The final norm belongs to the Output-Norms then, which should not decay.",
             evidence=Evidence(rows=tuple(_row(part) for part in tied)),
         )
     if tied:

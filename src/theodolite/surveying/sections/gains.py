@@ -8,6 +8,7 @@ from theodolite.anatomy.folding import starred_name
 from theodolite.errors import UseError
 from theodolite.probes.scaled_maps import Map, Vector, find_maps, find_vectors
 from theodolite.surgery.editing import scaled_weights
+from theodolite.surgery.places import find_places
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site
@@ -37,18 +38,23 @@ def examine(site: Site) -> Iterator[Finding]:
     try:
         maps = find_maps(model, site.inputs)
     except UseError:
-        sentence = "No gain of a norm is read by linear maps alone, so none is shared."
+        sentence = _left(site, ()) or "No gain of a norm is read by linear maps alone, so none is shared."
         yield Finding("TH511", "ok", "Shared gains", sentence, why=WHY_SHARED)
         return
     own = {name for name, (_, vectors) in scaled_weights(model).items() if vectors.inputs}
-    yield shared([one for one in maps if one.weight not in own], len(own))
+    yield shared([one for one in maps if one.weight not in own], len(own), _left(site, maps))
     if sum(tensor.numel() for tensor in model.parameters()) <= MOST_PARAMETERS:
         model = site.build()
-        yield balance(find_vectors(model, find_maps(model, site.inputs)))
+        vectors = [one for one in find_vectors(model, find_maps(model, site.inputs)) if not one.obstacle]
+        if vectors:
+            yield balance(vectors)
 
 
-def shared(maps: Sequence[Map], num_own: int = 0) -> Finding:
-    """TH511: gains that several linear maps read; `num_own` others have vectors of their own."""
+def shared(maps: Sequence[Map], num_own: int = 0, left: str = "") -> Finding:
+    """TH511: gains that several linear maps read; `num_own` others have vectors of their own.
+
+    `left` is a sentence on those that cannot be moved.
+    """
     readers: dict[str, list[Map]] = {}
     for one in maps:
         readers.setdefault(one.place.gain, []).append(one)
@@ -56,7 +62,8 @@ def shared(maps: Sequence[Map], num_own: int = 0) -> Finding:
     several = [gain for gain, count in counts.items() if count > 1]
     if not several:
         total = len(counts) + num_own
-        sentence = f"{counted(total, 'linear map')} {_read(total)} a norm, and no two share a scale vector."
+        sentence = f"{counted(total, 'linear map')} {_read(total)} a norm, and no two share a scale vector. "
+        sentence = f"{sentence}{left}".rstrip()
         return Finding("TH511", "ok", "Shared gains", sentence, why=WHY_SHARED)
     total = sum(counts[gain] for gain in several)
     return Finding(
@@ -64,10 +71,11 @@ def shared(maps: Sequence[Map], num_own: int = 0) -> Finding:
         "note",
         "Gains that several linear maps share",
         f"{counted(len(several), 'gain')} {_are(len(several))} shared by {total} linear maps, each of which "
-        "could have its own.",
+        f"could have its own. {left}".rstrip(),
         why=WHY_SHARED,
         remedy="th.surgery.scale_vectors(model, inputs) gives each map a vector of its own, on both of its "
-        "sides; th.surgery.fold takes them back into the weights when training is over.",
+        "sides; th.surgery.fold takes them back into the weights when training is over. Try whether it "
+        "helps: the scale-vector paper says so, but on a small GPT no benefit could be seen.",
         evidence=Evidence(
             numbers={"gains": len(counts), "shared": len(several), "maps that share": total},
             rows=tuple(_shared_rows(readers, counts)),
@@ -109,6 +117,22 @@ def balance(vectors: Sequence[Vector]) -> Finding:
         evidence=Evidence(
             numbers, rows=tuple({"scale vector": name, "‖w‖²/γ²": ratio} for name, ratio in far.items())
         ),
+    )
+
+
+def _left(site: Site, maps: Sequence[Map]) -> str:
+    """A sentence on gains that linear maps alone read and that cannot be moved into them, with a reason."""
+    found = {one.place.gain for one in maps}
+    gains = [part.name for part in site.anatomy.values() if part.norm == "input" and part.op == "norm"]
+    missing = [name for name in gains if name not in found]
+    why = find_places(site.build_hollow(site.size), site.inputs).left if missing else {}
+    names = [name for name in missing if name in why]
+    if not names:
+        return ""
+    more = f"; and {len(names) - 1} more" if len(names) > 1 else ""
+    first = f"{names[0]}, as {why[names[0]]}"
+    return (
+        f"{counted(len(names), 'gain')} that only linear maps read cannot be moved into them: {first}{more}."
     )
 
 

@@ -29,6 +29,8 @@ ROOM = 4.0
 """Doublings of headroom that training is likely to use up."""
 ALIKE, UNMISSED = 1e-4, 1e-4
 """A block is redundant if `1 − cos` of its branches and, without it, the part of the loss are below these."""
+SLEEP = ": after the last block it is zero. A readout that starts at zero makes it so, until its first step."
+"""What may stand where a gradient should."""
 
 TITLES = {
     "TH521": "Growth of the stream",
@@ -44,8 +46,8 @@ WHY = {
     "of depth, one learning rate serves all blocks. If each block multiplies it, the first blocks of a deep "
     "network learn at another speed than the last, or in half precision not at all.",
     "TH523": "A block that can be left out costs time and memory and gives nothing. At the start it is "
-    "normal that blocks are worth little, and branches that end in zeros wake with the first steps. A branch "
-    "that no gradient reaches does not.",
+    "normal that blocks are worth little, and branches that end in zeros wake with the first steps, as those "
+    "before a readout of zeros do. A branch that no gradient reaches does not.",
     "TH524": "float16 ends at 65504, and values grow during training. A few entries of the stream that are "
     "thousands of times larger than the others also make quantisation hard.",
 }
@@ -91,8 +93,8 @@ def growth(look: Look) -> Finding:
         )
     elif found.kind == "unclear":
         said = (
-            f"{look.where} the stream grows {_times(found.ratio)} times over {blocks}; "
-            "whether by an addition or by a factor in each cannot be told."
+            f"{look.where} the stream is {_times(found.ratio)} times its start after {blocks}; "
+            "whether it grows by an addition or by a factor in each cannot be told."
         )
     elif found.kind == "linear":
         said = (
@@ -118,7 +120,8 @@ def gradient(look: Look) -> Finding:
     numbers = look.ground | {"first over last": ratio, "power law": f"{1 / bound:.2g} to {bound:.3g}"}
     why = WHY["TH522"]
     if math.isnan(ratio):
-        said = f"{look.where} there is no gradient to follow. {' '.join(look.stream.notes)}"
+        said = f"{look.where} there is no gradient to follow{SLEEP if _is_asleep(look.stream) else '.'}"
+        said += _noted(look.stream)
         return Finding("TH522", "note", TITLES["TH522"], said, why=why, evidence=Evidence(numbers))
     more = max(ratio, 1 / ratio)
     explodes = ratio > 1
@@ -144,13 +147,12 @@ def gradient(look: Look) -> Finding:
 def worth(look: Look) -> Finding:
     """TH523: blocks that can be left out, and branches that cannot learn."""
     seen, why = look.stream, WHY["TH523"]
+    asleep = _is_asleep(seen)
     dead = [
-        one
-        for one in seen.reaches
-        if one.branch_gradient == 0
-        or (math.isnan(one.branch_gradient) and not math.isnan(one.stream_gradient))
+        one for one in seen.reaches if one.is_reached is False or (one.branch_gradient == 0 and not asleep)
     ]
-    silent = {one.block for one in seen.reaches} - {one.block for one in seen.reaches if one.added > 0}
+    unknown = [one for one in seen.reaches if one.is_reached is None]
+    silent = {one.block for one in seen.reaches} - {one.block for one in seen.reaches if one.added != 0}
     alike = {one.block for one in seen.reaches} - {
         one.block for one in seen.reaches if not 1 - one.cosine < ALIKE
     }
@@ -163,13 +165,19 @@ def worth(look: Look) -> Finding:
     changes = [abs(more) for more in seen.blocks if more is not None]
     numbers = look.ground | {"loss": seen.loss, "least change of the loss": min(changes, default=None)}
     evidence = Evidence(numbers)
+    reached = "a gradient reaches every branch."
+    if unknown:
+        reached = f"of {counted(len(unknown), 'branch')} it is not known whether a gradient reaches them."
+    if asleep:
+        reached = f"no branch has a gradient yet{SLEEP}"
     if dead:
         names = listed([f"block {one.block}, branch {one.branch}" for one in dead])
         return Finding(
             "TH523",
             "warn",
             "Branches that no gradient reaches",
-            f"{look.where} the loss has no gradient at all in {names}, so that they never learn.",
+            f"{look.where} the loss has no gradient at all in {names}, so that they never learn."
+            + _noted(seen),
             why=why,
             remedy="Look for what stops it: a factor of zero behind the branch, a detach, a loss that does "
             "not depend on it.",
@@ -178,7 +186,8 @@ def worth(look: Look) -> Finding:
     if silent:
         said = (
             f"{look.where} nothing is added yet by {len(silent)} of {counted(len(seen.blocks), 'block')}. "
-            "Branches that end in zeros are normal at the start: a gradient reaches them."
+            "Branches that end in zeros are normal at the start: "
+            f"{'a gradient reaches them.' if not unknown and not asleep else reached}"
         )
         return Finding("TH523", "note", "Blocks that start silent", said, why=why, evidence=evidence)
     if redundant:
@@ -193,14 +202,16 @@ def worth(look: Look) -> Finding:
             "so, a network of fewer blocks does as well.",
             evidence=evidence,
         )
-    if not changes:
-        said = f"{look.where} a gradient reaches every branch. Leaving blocks out would have taken too long."
-        return Finding("TH523", "ok", TITLES["TH523"], said, why=why, evidence=evidence)
-    said = (
-        f"{look.where} a gradient reaches every branch. Without one of {counted(len(changes), 'block')} the "
-        f"loss changes by {min(changes):.2g} to {max(changes):.2g}."
-    )
-    return Finding("TH523", "ok", TITLES["TH523"], said, why=why, evidence=evidence)
+    said = f"{look.where} {reached}"
+    if changes and not asleep:
+        said += (
+            f" Without one of {counted(len(changes), 'block')} the loss changes by {min(changes):.2g} to "
+            f"{max(changes):.2g}."
+        )
+    elif not changes and not seen.notes:
+        said += " Leaving blocks out would have taken too long."
+    level: Level = "note" if asleep or unknown else "ok"
+    return Finding("TH523", level, TITLES["TH523"], said + _noted(seen), why=why, evidence=evidence)
 
 
 def room(look: Look) -> Finding:
@@ -214,21 +225,40 @@ def room(look: Look) -> Finding:
         "largest entry of the stream over the median": peak.peak,
     }
     said = f"{look.where} the largest value is {largest.value:.3g} ({largest.op}, {largest.where})"
-    level: Level = "warn" if largest.headroom < 0 else "note" if largest.headroom < ROOM else "ok"
+    level: Level = "warn" if largest.headroom < 0 else "ok" if largest.headroom >= ROOM else "note"
     title, remedy = TITLES["TH524"], ""
-    if level == "warn":
+    if math.isnan(largest.value):
+        said = f"{look.where} no value was looked at, so that the largest is not known.{_noted(seen)}"
+        return Finding("TH524", level, title, said, why=WHY["TH524"], evidence=Evidence(numbers))
+    if math.isinf(largest.value):
+        title = "Values that overflow"
+        said = (
+            f"{look.where} there are values that are no finite numbers (first {largest.op}, {largest.where})."
+        )
+    elif level == "warn":
         title, said = "Values that overflow", f"{said}, above the 65504 at which float16 ends."
     else:
         said += f", {largest.headroom:.1f} doublings below the 65504 at which float16 ends."
     if level != "ok":
         remedy = "Train in bfloat16 or float32, and keep the values down: see TH521 for the stream."
     if seen.massive:
+        peak = max(seen.massive, key=lambda one: one.peak)
         level = "note" if level == "ok" else level
         said += (
             f" Block {peak.block} has a massive entry at {peak.peak_at}, {peak.peak:.0f} times the median "
             f"(more than {MASSIVE_RATIO:.0f})."
         )
     return Finding("TH524", level, title, said, why=WHY["TH524"], remedy=remedy, evidence=Evidence(numbers))
+
+
+def _is_asleep(seen: Stream) -> bool:
+    """Does the loss not change with the stream at all, as where the readout starts at zero?"""
+    return seen.reaches[-1].stream_gradient == 0
+
+
+def _noted(seen: Stream) -> str:
+    """What could not be measured, as a sentence to follow another."""
+    return f" ({'; '.join(seen.notes)}.)" if seen.notes else ""
 
 
 def _times(factor: float) -> str:
