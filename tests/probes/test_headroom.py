@@ -35,7 +35,7 @@ class Attending(nn.Module):
         scores = self.query(y) @ self.key(y).transpose(1, 2) * 2
         self.seen = scores.detach().abs().max().item()
         if self.how == "filled":
-            scores = scores.masked_fill(FUTURE.bool(), self.fill)
+            scores = scores.masked_fill(FUTURE.bool(), self.fill) * 1.0
         elif self.how == "added":
             scores = scores + torch.where(FUTURE.bool(), self.fill, 0.0)
         elif self.how == "subtracted":  # … and moved, and joined by another

@@ -145,7 +145,9 @@ def test_one_seed_that_diverged_everywhere_settles_nothing():
     ]
     found = next(claim for claim in claims(records, FULL) if claim.claim == "removing all gains hurts")
     assert (found.here, found.verdict) == ("1 not finite, 1 higher, 7 lower, 8 seeds", "unclear")
-    assert all("nan" not in svg for _, svg in figures(records, FULL))
+    both = [{**one, "loss": None if one["seed"] == 0 else one["loss"]} for one in records]
+    assert claims(both, FULL)[0].here == "1 not finite, 0 higher, 7 lower, 8 seeds"
+    assert all("nan" not in svg for each in (records, both) for _, svg in figures(each, FULL))
 
 
 def test_the_notes_count_the_tests_and_mark_the_best():

@@ -59,6 +59,15 @@ def test_after_the_surgery_nothing_is_shared(gpt):
     assert finding.sentence == "9 linear maps read a norm, and no two share a scale vector."
 
 
+def test_a_gain_that_surgery_made_of_magnitude_and_direction_is_one_gain(rows):
+    def build(width, depth):
+        model = nn.Sequential(nn.Linear(8, width), nn.RMSNorm(width), nn.Linear(width, 2))
+        return convert(model, torch.zeros(4, 8), heterogeneous=False, placement="input")
+
+    said = found(rows(build))["TH511"].sentence
+    assert said == "1 linear map reads a norm, and no two share a scale vector."
+
+
 @pytest.mark.parametrize("options", [{"norm_placement": "none"}, {"norm_placement": "none", "qk_norm": True}])
 def test_without_an_input_norm_there_is_nothing_to_share(gpt, options):
     findings = found(gpt(**options))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.anatomy.operations import CONVOLUTIONS, JOINTS, NORMS, PRODUCTS, REDUCTIONS, SOFTMAXES, VIEWS
+from theodolite.anatomy.operations import JOINTS, REDUCTIONS, SOFTMAXES, VIEWS
 from theodolite.anatomy.trace import flat
 from theodolite.probes.sighting import Layout
 
@@ -34,8 +34,6 @@ FILLS = frozenset({
 ADDS = frozenset({"add", "sub", "baddbmm"})
 MOVES = VIEWS | JOINTS | FILLS
 """Make no number that was not there before."""
-MIXES = SOFTMAXES | REDUCTIONS | CONVOLUTIONS | PRODUCTS.keys() | NORMS.keys()
-"""After these an entry is no longer one of those before."""
 LARGE, LOW = 1000.0, 100.0
 """From where on a negative constant is a mask, and how low what is made of it has to be to stay one."""
 
@@ -106,7 +104,7 @@ class Watch:
         found = []
         for tensor in tensors:
             before = self._floors.get(_storage(tensor)) if tensor.requires_grad else None
-            if before is None or op in MIXES:
+            if before is None:
                 continue
             if _storage(tensor) == _storage(made) and op in MOVES:
                 found.append(before)

@@ -26,8 +26,8 @@ DRAWS = 4000
 def best_cell(losses: Floats) -> NDArray[np.int_]:
     """From (…, seeds, cells) to the cell with the lowest mean, among those in which the fewest runs diverged.
 
-    >>> best_cell(np.array([[np.inf, np.inf, 0.1], [3.0, 2.0, np.inf], [3.0, 2.0, np.inf]]))
-    np.int64(1)
+    >>> int(best_cell(np.array([[np.inf, np.inf, 0.1], [3.0, 2.0, np.inf], [3.0, 2.0, np.inf]])))
+    1
     """
     ended = np.isfinite(losses)
     means = np.where(ended, losses, 0.0).sum(-2) / np.maximum(ended.sum(-2), 1)

@@ -8,6 +8,7 @@ from theodolite.anatomy.folding import starred_name
 from theodolite.errors import UseError
 from theodolite.probes.scaled_maps import Map, Vector, find_maps, find_vectors
 from theodolite.surgery.editing import scaled_weights
+from theodolite.surgery.folded import prefix_of
 from theodolite.surgery.places import find_places
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.section import Section
@@ -75,7 +76,7 @@ def shared(maps: Sequence[Map], num_own: int = 0, left: str = "") -> Finding:
         why=WHY_SHARED,
         remedy="th.surgery.scale_vectors(model, inputs) gives each map a vector of its own, on both of its "
         "sides; th.surgery.fold takes them back into the weights when training is over. Try whether it "
-        "helps: the scale-vector paper says so, but on a small GPT no benefit could be seen.",
+        "helps: the scale-vector paper says so; on a small GPT it was not beyond doubt.",
         evidence=Evidence(
             numbers={"gains": len(counts), "shared": len(several), "maps that share": total},
             rows=tuple(_shared_rows(readers, counts)),
@@ -123,8 +124,9 @@ def balance(vectors: Sequence[Vector]) -> Finding:
 def _left(site: Site, maps: Sequence[Map]) -> str:
     """A sentence on gains that linear maps alone read and that cannot be moved into them, with a reason."""
     found = {one.place.gain for one in maps}
+    parts = tuple(prefix_of(name) for name in found)  # of gains that surgery has made of a magnitude
     gains = [part.name for part in site.anatomy.values() if part.norm == "input" and part.op == "norm"]
-    missing = [name for name in gains if name not in found]
+    missing = [name for name in gains if name not in found and not name.startswith(parts)]
     why = find_places(site.build_hollow(site.size), site.inputs).left if missing else {}
     names = [name for name in missing if name in why]
     if not names:

@@ -196,7 +196,8 @@ def worth(look: Look) -> Finding:
             "TH523",
             "note",
             "Blocks that change nothing yet",
-            f"{look.where} the loss is the same without {names}, and the stream keeps its direction there.",
+            f"{look.where} the loss is the same without {names}, and the stream keeps its direction there."
+            + _noted(seen),
             why=why,
             remedy="Look again after some training, with th.probes.stream(model, loss, batch). If it stays "
             "so, a network of fewer blocks does as well.",
