@@ -49,14 +49,18 @@ def norm_role(flow: Flow, uses: list[Use]) -> Norm:
     return "output" if read_by(flow, uses).obstacle else "input"
 
 
-def read_by(flow: Flow, uses: list[Use]) -> Readings:
-    """Follow a gain from the norms that use it to the linear maps that read it, or to what is in the way."""
-    return _Walk(flow).follow(uses)
+def read_by(flow: Flow, uses: list[Use], *, returned: bool = False) -> Readings:
+    """Follow a gain from the norms that use it to the linear maps that read it, or to what is in the way.
+
+    What is `returned` beside the logits, as hidden states are, is in the way only if that is asked for.
+    """
+    return _Walk(flow, returned).follow(uses)
 
 
 @dataclass
 class _Walk:
     flow: Flow
+    returned: bool
     carried: dict[int, Tensor] = field(default_factory=dict)
     reads: list[Read] = field(default_factory=list)
     shifts: dict[str, None] = field(default_factory=dict)
@@ -93,7 +97,8 @@ class _Walk:
                 for reader in flow.readers(output):
                     if reader.index not in waiting:
                         heapq.heappush(waiting, reader.index)
-        if (flow.graph.outputs | flow.graph.returned) & self.carried.keys():
+        ends = flow.graph.outputs | (flow.graph.returned if self.returned else set())
+        if ends & self.carried.keys():
             return self._readings("it reaches the network's output")
         return self._readings("" if self.reads else "no linear map reads it")
 

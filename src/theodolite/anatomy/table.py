@@ -55,7 +55,7 @@ def _notes(part: Part) -> str:
     notes = [] if part.op in ("linear", "norm", "add") else [part.op]
     if part.ends_branch:
         notes.append("ends")
-    if part.norm:
+    if part.norm and part.op == "norm":
         notes.append(f"{part.norm} norm")
     if part.scale_free:
         notes.append("scale-free")

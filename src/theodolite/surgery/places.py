@@ -128,7 +128,7 @@ class _Finder:
             return "it is used for something else than a norm too"
         if not all(self._is_bare(name, value, added=True) for use in uses for value in self._others(use)):
             return "it is not a norm's gain as it is: something is computed with it first"
-        readings = read_by(self.flow, uses)
+        readings = read_by(self.flow, uses, returned=True)
         if readings.obstacle:
             return readings.obstacle
         readers: dict[str, Reader] = {}
