@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -92,17 +91,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_health_check_period_ms", "300")  # it takes ten seconds to miss a node otherwise
+        patch.setenv("RAY_worker_niceness", "0")  # they would starve beside tests that are not nice
         patch.delenv("RAY_ADDRESS", raising=False)
         command = [sys.executable, "-W", "ignore", "script.py", str(folder), str(folder / "notes")]
-        # Ray's workers are nice, and would starve beside tests that are not.
-        ended = subprocess.run(
-            command,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=900,
-            env={**os.environ, "RAY_worker_niceness": "0"},
-        )
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr
     found = json.loads((folder / "found.json").read_text())
     files = (folder / "notes").glob("worker *")
