@@ -139,9 +139,12 @@ class State:
             for key, value in self._moments(weight).items():
                 if key in of_bias:
                     moved = of_bias[key].view(sizes) * shift ** POWERS[key]
-                    self._put(
-                        weight, key, value - moved if POWERS[key] == 1 else (value - moved).clamp(min=0)
-                    )
+                    rest = value - moved
+                    if (
+                        POWERS[key] == 2
+                    ):  # an estimate: what is left must not be nothing, as Adam divides by it
+                        rest = torch.maximum(rest, 0.01 * value)
+                    self._put(weight, key, rest)
         scale = one.scales()[name]
         self._multiply(weight, torch.where(scale == 0, 0.0, 1 / scale))
 
