@@ -142,7 +142,7 @@ class State:
                     rest = value - moved
                     if (
                         POWERS[key] == 2
-                    ):  # an estimate: what is left must not be nothing, as Adam divides by it
+                    ):  # an estimate, and Adam divides by it: never nothing
                         rest = torch.maximum(rest, 0.01 * value)
                     self._put(weight, key, rest)
         scale = one.scales()[name]
