@@ -140,9 +140,7 @@ class State:
                 if key in of_bias:
                     moved = of_bias[key].view(sizes) * shift ** POWERS[key]
                     rest = value - moved
-                    if (
-                        POWERS[key] == 2
-                    ):  # an estimate, and Adam divides by it: never nothing
+                    if POWERS[key] == 2:  # an estimate, and Adam divides by it: never nothing
                         rest = torch.maximum(rest, 0.01 * value)
                     self._put(weight, key, rest)
         scale = one.scales()[name]
