@@ -1,8 +1,11 @@
 """Edits of a network that keep the function it computes, each with its proof."""
 
+from theodolite.surgery.block_copies import Closer, Point, make_block
 from theodolite.surgery.converting import convert, scale_vectors
 from theodolite.surgery.folding import fold
+from theodolite.surgery.inserting import insert_block
 from theodolite.surgery.places import Place, Places, Reader, SurgeryError, find_places
+from theodolite.surgery.points import Points, find_points
 from theodolite.surgery.proof import Proof
 from theodolite.surgery.removing import remove_gains
 
@@ -12,6 +15,7 @@ __all__ = [
     "remove_gains",
     "scale_vectors",
     "convert",
+    "insert_block",
     # what they return and raise
     "Proof",
     "SurgeryError",
@@ -20,4 +24,9 @@ __all__ = [
     "Places",
     "Reader",
     "find_places",
+    "Closer",
+    "Point",
+    "Points",
+    "find_points",
+    "make_block",
 ]

@@ -14,7 +14,7 @@ from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.folded import Folded
 from theodolite.surgery.places import SurgeryError
-from theodolite.surgery.proof import TOLERANCE, Proof, apart, farthest, gathered, said
+from theodolite.surgery.proof import TOLERANCE, Evidence, Proof, apart, farthest, gathered, said
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,16 @@ class Done:
     """What an edit did."""
 
     moved: tuple[str, ...]
-    """Names of gains."""
+    """Names of gains, or of blocks."""
     left: Mapping[str, str]
     maps: Sequence[Folded] = field(default_factory=tuple)
     """From what was there before to what the network computes with now, for all that is not the same."""
+    called: Callable[[str], str] = str
+    """From what a tensor was called before to its name now."""
+    said: str = ""
+    """In one sentence; nothing for what is said of gains."""
+    examine: Callable[[Evidence], None] = lambda after: None
+    """Raises if what the edited network shows is not as it should be."""
 
 
 def conduct(
@@ -57,7 +63,11 @@ def conduct(
         outputs = gradients = None
         dtype = torch.float64
         if before is not None and after is not None:
+            names = {name: done.called(name) for name in before.gradients}
             expected: dict[str, Tensor] = dict(after.effective)
+            expected.update(
+                {old: after.effective[new] for old, new in names.items() if new in after.effective}
+            )
             for each in done.maps:
                 expected.update(each.pull(after.effective))
             dtype = before.dtype
@@ -72,13 +82,17 @@ def conduct(
             TOLERANCE[dtype],
             done.moved,
             done.left,
+            done.said,
         )
         if not proof.holds:
             raise SurgeryError(
                 f"{operation} would change the network: outputs by {outputs:.1e} and gradients by "
                 f"{gradients:.1e} of themselves, which is more than {proof.tolerance:.0e}, rounding in "
-                f"{proof.dtype}. It was undone. Leave out what it does not suit: gains=[patterns]"
+                f"{proof.dtype}. It was undone."
+                + ("" if done.said else " Leave out what it does not suit: gains=[patterns]")
             )
+        if after is not None:
+            done.examine(after)
         if follow is not None:
             follow(done)
     except BaseException:

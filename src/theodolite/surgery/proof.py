@@ -47,8 +47,10 @@ class Proof:
     """What the network was called with."""
     tolerance: float
     moved: tuple[str, ...]
-    """The gains that are part of the weights now."""
+    """The gains that are part of the weights now; the blocks that are new."""
     left: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+    """What was done, in one sentence; nothing for what is said of gains."""
 
     @property
     def holds(self) -> bool:
@@ -58,7 +60,8 @@ class Proof:
         return self.outputs <= self.tolerance and self.gradients <= self.tolerance
 
     def __str__(self) -> str:
-        lines = [f"{self.operation}: {len(self.moved)} gains moved, {len(self.left)} left"]
+        done = self.said or f"{len(self.moved)} gains moved, {len(self.left)} left"
+        lines = [f"{self.operation}: {done}"]
         if self.outputs is None:
             lines.append("not compared: on the meta device nothing is computed")
         else:

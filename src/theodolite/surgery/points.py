@@ -1,0 +1,242 @@
+"""Where a block could be inserted: the lists of residual blocks in a network, found by dataflow.
+
+A new block goes between two children of a ModuleList or a Sequential, and is a copy of the one before (or of
+the one behind, where that cannot be). It is closed: what ends its branches is zero, so that it returns the
+stream it is given, and the gradient by what is zero is not. Which tensor that is depends on where the norms
+are. Of `x + f(N x)` it is the last projection. Of `x + N f(x)` it is the norm's gain: with a projection of
+zeros the norm would divide by nothing but its ε. Of `N(x + f(x))` it is the projection, and the copy goes
+without the norm of the sum, since a second norm is not the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.anatomy.dissection import dissect
+from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
+from theodolite.anatomy.part import Anatomy, Branch
+from theodolite.anatomy.undisturbed import undisturbed
+from theodolite.building import in_one_line, untouched_randomness
+from theodolite.calling import call as call_network
+from theodolite.surgery.block_copies import Closer, Point, close, copied, shared
+from theodolite.surgery.passing import Call, uncached, watched
+from theodolite.surgery.places import SurgeryError
+
+
+@dataclass(frozen=True)
+class Points:
+    """The places between the blocks of a network, in the order of its modules."""
+
+    found: tuple[Point, ...]
+    left: Mapping[str, str]
+    """By name of a place where no block can be inserted: why."""
+
+    def at(self, where: int | str | Point) -> Point:
+        """One of them: by name, by number in a network with one list of blocks, or itself."""
+        name = where.name if isinstance(where, Point) else where
+        if isinstance(name, int):
+            if len(holders := list(dict.fromkeys(point.holder for point in self.found))) > 1:
+                raise SurgeryError(
+                    f"at is {name}, and there are {len(holders)} lists of blocks, {', '.join(holders)}: say "
+                    f"which, as in at={self.found[0].name!r}"
+                )
+            name = f"{holders[0]}.{name}"
+        for point in self.found:
+            if point.name == name:
+                return point
+        if name in self.left:
+            raise SurgeryError(f"no block can be inserted at {name}: {self.left[name]}")
+        raise SurgeryError(
+            f"{where!r} is no point: there are {_listed([point.name for point in self.found])}"
+        )
+
+
+def find_points(model: nn.Module, inputs: Any) -> Points:
+    """Find every place where a copy of a block could be inserted without changing what is computed.
+
+    >>> import theodolite as th
+    >>> points = find_points(th.models.GPT(64, 2), torch.zeros(1, 8, dtype=torch.long))
+    >>> [str(point) for point in points.found]
+    ['blocks.0 before blocks.0', 'blocks.1 after blocks.0', 'blocks.2 after blocks.1']
+    >>> [closer.name for closer in points.found[0].closers]
+    ['attention.branch.out.weight', 'feed_forward.branch.down.weight']
+
+    Raises:
+        SurgeryError: if the network has no list of residual blocks.
+    """
+    inner = unwrap(model)
+    anatomy = dissect(inner, inputs)
+    blocks = {name: one for name, one in _blocks(inner, anatomy) if one.branches}
+    if not blocks:
+        raise SurgeryError(_no_blocks(inner, anatomy))
+    _try(inner, inputs, blocks)
+    return _points(inner, blocks)
+
+
+@dataclass
+class _Block:
+    """A child of a list, what it holds, and what is found out about it."""
+
+    module: nn.Module
+    branches: list[Branch]
+    closers: tuple[Closer, ...]
+    removed: tuple[str, ...]
+    calls: int = 0
+    before: str | None = "it was not called"
+    """Why a closed copy does not let the stream pass that comes into the block; None if it does."""
+    behind: str | None = "it was not called"
+    """The same for the stream that comes out of it."""
+
+
+def _blocks(model: nn.Module, anatomy: Anatomy) -> Iterator[tuple[str, _Block]]:
+    """The children of lists that whole branches are in: each branch in the innermost."""
+    owners: dict[str, list[Branch]] = {}
+    children = {
+        f"{prefix}.{name}" if prefix else name: child
+        for prefix, module in canonical_modules(model)
+        if isinstance(module, (nn.ModuleList, nn.Sequential))
+        for name, child in module.named_children()
+    }
+    for branch in anatomy.branches:
+        around = [name for name in children if all(part.startswith(f"{name}.") for part in branch.parts)]
+        if around and branch.parts:
+            # A branch of a single layer may itself be a child of a list inside its block.
+            whole = [name for name in around if len(_parts_in(anatomy, name)) > len(branch.ends)] or around
+            owners.setdefault(max(whole, key=len), []).append(branch)
+    for name, branches in owners.items():
+        yield name, _Block(unwrap(children[name]), branches, *closing(anatomy, name, branches))
+
+
+def closing(
+    anatomy: Anatomy, name: str, branches: list[Branch]
+) -> tuple[tuple[Closer, ...], tuple[str, ...]]:
+    """What closes a block, and what a copy of it goes without."""
+    closers = tuple(
+        Closer(end.removeprefix(f"{name}."), 0.0 - anatomy[end].offset, number)
+        for number, branch in enumerate(branches)
+        for end in branch.ends
+        if end in anatomy
+    )
+    inside = {part for branch in branches for part in branch.parts}
+    if not any(branch.placement == "post" for branch in branches):
+        return closers, ()
+    sums = [
+        part.removeprefix(f"{name}.").rpartition(".")[0]
+        for part in _parts_in(anatomy, name)
+        if part not in inside and anatomy[part].role in ("gain", "bias")
+    ]
+    return closers, tuple(dict.fromkeys(sums))
+
+
+def _parts_in(anatomy: Anatomy, name: str) -> list[str]:
+    return [part for part in anatomy if part.startswith(f"{name}.")]
+
+
+def _try(model: nn.Module, inputs: Any, blocks: Mapping[str, _Block]) -> None:
+    """Run the network once, and a closed copy of each block on what comes in and on what comes out."""
+
+    def trying(block: _Block) -> Any:
+        def look(call: Call, stream: Tensor) -> None:
+            block.calls += 1
+            if block.calls == 1:
+                closed = copied(model, block.module)
+                close(closed, block.closers, block.removed)
+                block.before = _passes(call, closed, call.stream_in)
+                block.behind = _passes(call, closed, stream)
+
+        return look
+
+    with untouched_randomness(), undisturbed(model), uncached(model), ExitStack() as stack:
+        for block in blocks.values():
+            if ends := [one for one in block.branches if not one.ends]:
+                block.before = block.behind = (
+                    f"no tensor sets the size of what its branch {ends[0].branch} adds"
+                )
+            elif shared := [one.name for one in block.closers if _is_shared(model, block, one)]:
+                block.before = block.behind = f"{shared[0]}, which would be zero, is used elsewhere too"
+            else:
+                stack.enter_context(watched(block.module, trying(block), follows=True))
+        if any(tensor.is_meta for tensor in model.parameters()):
+            inputs = torch.utils._pytree.tree_map(
+                lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, inputs
+            )
+        call_network(model, inputs)
+    for block in blocks.values():
+        if block.calls > 1:
+            block.before = block.behind = f"it is called {block.calls} times in one pass"
+
+
+def _is_shared(model: nn.Module, block: _Block, closer: Closer) -> bool:
+    tensor = dict(all_parameter_names(block.module))[closer.name]
+    return id(tensor) in shared(model, block.module)
+
+
+def _passes(call: Call, closed: nn.Module, stream: Tensor | None) -> str | None:
+    """Does a closed block return the stream it is given? Else, why not."""
+    if stream is None:
+        return "it is not called with a stream of numbers"
+    try:
+        returned = call.run(closed, stream)
+    except Exception as error:
+        return f"a copy of it cannot be called there: {in_one_line(error)}"
+    if returned is None or returned.shape != stream.shape:
+        return "it changes the shape of the stream"
+    if not stream.is_meta and not torch.equal(returned, stream):
+        return "with closed branches it still changes the stream: it does more than add them"
+    return None
+
+
+def _points(model: nn.Module, blocks: Mapping[str, _Block]) -> Points:
+    found: list[Point] = []
+    left: dict[str, str] = {}
+    modules = dict(canonical_modules(model))
+    for holder in dict.fromkeys(name.rpartition(".")[0] for name in blocks):
+        names = [name for name, _ in modules[holder].named_children()]
+        prefix = f"{holder}." if holder else ""
+        if names != [str(index) for index in range(len(names))]:
+            left[holder] = "the children of the list have names of their own, not numbers"
+            continue
+        for index in range(len(names) + 1):
+            name = f"{prefix}{index}"
+            reasons = []
+            for neighbour, follows in ((index - 1, True), (index, False)):
+                block = blocks.get(f"{prefix}{neighbour}")
+                if block is None:
+                    continue
+                reason = block.behind if follows else block.before
+                if reason is None:
+                    like = f"{prefix}{neighbour}"
+                    found.append(Point(name, holder, index, like, follows, block.closers, block.removed))
+                    break
+                reasons.append(f"{prefix}{neighbour}: {reason}")
+            else:
+                if reasons:
+                    left[name] = "; ".join(reasons)
+    return Points(tuple(found), left)
+
+
+def _no_blocks(model: nn.Module, anatomy: Anatomy) -> str:
+    kind = type(model).__name__
+    if not anatomy.branches:
+        return (
+            f"{kind} has no residual stream: nothing is added to what it was computed from, so there is no "
+            "place where a block that adds nothing would change nothing"
+        )
+    names = [part for branch in anatomy.branches for part in branch.parts][:1]
+    return (
+        f"{kind} has {len(anatomy.branches)} residual branches ({', '.join(names)} …), but not in an "
+        "nn.ModuleList or nn.Sequential, so there is no list that a block could be inserted into: keep its "
+        "blocks in one"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) <= 6:
+        return ", ".join(names)
+    return f"{', '.join(names[:3])} … {names[-1]}"
