@@ -44,8 +44,8 @@ class Rerun:
     """The logits; with their history if gradients were asked for."""
     values: Mapping[int, Tensor]
     """Copies of the kept values that were found again."""
-    edges: Mapping[int, GradientEdge]
-    """Where autograd hands on the gradient of each; missing where it has none."""
+    edges: Mapping[int, GradientEdge | Tensor]
+    """Where autograd hands on the gradient of each, of a parameter itself; missing where it has none."""
     lost: frozenset[int]
     """Values that were not found again."""
 
@@ -53,8 +53,9 @@ class Rerun:
         """`∂loss/∂value` of each value that the loss depends on."""
         if not self.edges or not loss.requires_grad:
             return {}
+        edges: Any = list(self.edges.values())
         try:
-            found = torch.autograd.grad(loss, list(self.edges.values()), allow_unused=True)
+            found = torch.autograd.grad(loss, edges, allow_unused=True)
         except RuntimeError as error:
             if "checkpoint" not in str(error).lower():
                 raise
@@ -127,7 +128,7 @@ class _Mode(TorchDispatchMode):
             self.waiting.setdefault((place.kind, place.ordinal), []).append(place)
         self.counts: Counter[Kind] = Counter()
         self.values: dict[int, Tensor] = {}
-        self.edges: dict[int, GradientEdge] = {}
+        self.edges: dict[int, GradientEdge | Tensor] = {}
         self.last: int | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -161,7 +162,7 @@ class _Mode(TorchDispatchMode):
 
     def take(self, value: int, tensor: Tensor) -> None:
         if self.with_gradients and tensor.requires_grad:
-            self.edges[value] = get_gradient_edge(tensor)
+            self.edges[value] = tensor if tensor.is_leaf else get_gradient_edge(tensor)
         self.values[value] = tensor.detach().clone()
 
 

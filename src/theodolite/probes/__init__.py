@@ -20,6 +20,7 @@ from theodolite.probes.second_order.trace import Trace, trace
 from theodolite.probes.second_order.tracking import Tracking, track
 from theodolite.probes.second_order.trajectory import Trajectory, trajectory
 from theodolite.probes.second_order.zone import along_scale, along_temperature
+from theodolite.probes.signal import PointSignal, Signal, signal
 from theodolite.probes.slopes import Slope
 from theodolite.probes.spectral import Spectral, spectral
 from theodolite.probes.steps.drift import Drift, drift
@@ -83,6 +84,10 @@ __all__ = [
     "StreamCourse",
     "stream",
     "stream_course",
+    # one more block
+    "PointSignal",
+    "Signal",
+    "signal",
     # along a step
     "Drift",
     "drift",

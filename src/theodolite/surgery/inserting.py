@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -68,7 +70,7 @@ def insert_block(
     def act(network: nn.Module, edits: Edits) -> Done:
         new = block if block is not None else make_block(network, point, fresh)
         _train_as(new, dict(canonical_modules(network))[point.like])
-        closers = _put(network, point, new, edits)
+        closers = put(network, point, new, edits)
         if given:
             closers = _close_given(network, point.name, inputs, edits)
         what = "a block of yours" if given else f"a copy of {point.like}"
@@ -89,6 +91,33 @@ def insert_block(
     return model, conduct(model, inputs, "insert_block", act, follow)
 
 
+@contextmanager
+def inserted(model: nn.Module, point: Point, fresh: nn.Module | None = None) -> Iterator[nn.Module]:
+    """A closed block at a point for as long as this lasts."""
+    inner, edits = unwrap(model), Edits()
+    block = make_block(inner, point, fresh)
+    _train_as(block, dict(canonical_modules(inner))[point.like])
+    try:
+        put(inner, point, block, edits)
+        yield block
+    finally:
+        edits.undo()
+
+
+def put(network: nn.Module, point: Point, block: nn.Module, edits: Edits) -> list[str]:
+    """Insert it, and count the blocks behind it anew. The closers' names."""
+    holder = dict(canonical_modules(network))[point.holder]
+    assert isinstance(holder, (nn.ModuleList, nn.Sequential))
+
+    def undo() -> None:
+        del holder[point.index]
+
+    holder.insert(point.index, block)
+    edits.undos.append(undo)
+    renumber(network, point, holder, edits)
+    return [f"{point.name}.{closer.name}" for closer in point.closers]
+
+
 def moved(point: Point, name: str) -> str:
     """What a tensor is called after an insertion.
 
@@ -101,20 +130,6 @@ def moved(point: Point, name: str) -> str:
     if not name.startswith(prefix) or not number.isdigit() or int(number) < point.index:
         return name
     return f"{prefix}{int(number) + 1}.{rest}"
-
-
-def _put(network: nn.Module, point: Point, block: nn.Module, edits: Edits) -> list[str]:
-    """Insert it, and count the blocks behind it anew. The closers' names."""
-    holder = dict(canonical_modules(network))[point.holder]
-    assert isinstance(holder, (nn.ModuleList, nn.Sequential))
-
-    def undo() -> None:
-        del holder[point.index]
-
-    holder.insert(point.index, block)
-    edits.undos.append(undo)
-    renumber(network, point, holder, edits)
-    return [f"{point.name}.{closer.name}" for closer in point.closers]
 
 
 def _close_given(network: nn.Module, name: str, inputs: Any, edits: Edits) -> list[str]:

@@ -19,8 +19,9 @@ from .networks import Case, Loss, case
 SHARED = "THEODOLITE_TESTS_SHARE"
 """Names a folder for what several processes of one run of the tests would find again."""
 
-# f'(0) = Σ w f(s·h)/h + O(h⁴)
-STENCIL = ((-2, 1 / 12), (-1, -2 / 3), (1, 2 / 3), (2, -1 / 12))
+# f'(0) = (f(h) − f(−h))/2h + O(h²): in float64 good to nine digits. So short that nothing crosses a kink.
+STEP = 1e-5
+STENCIL = ((-STEP, -0.5 / STEP), (STEP, 0.5 / STEP))
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ def explicit_of(name: str) -> Explicit:
 def explicit(made: Case, *, temperature: float = 1.0) -> Explicit:
     """Works on a copy, in the mode that the model is in.
 
-    Each of P columns costs four gradients, with an error of the fourth order in the step. Dropout has the
-    mask that a probe gives it.
+    Each of P columns costs two gradients. Dropout has the mask that a probe gives it.
     """
     model = copy.deepcopy(made.model)
     named = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -84,11 +84,11 @@ def explicit(made: Case, *, temperature: float = 1.0) -> Explicit:
             entries = value.data.view(-1)
             kept = entries[place].item()
             column, slopes = torch.zeros_like(gradient), torch.zeros(outputs.numel(), dtype=outputs.dtype)
-            for steps, weight in STENCIL:
-                entries[place] = kept + steps * made.step
+            for step, weight in STENCIL:
+                entries[place] = kept + step
                 _, moved, seen = evaluate()
-                column += weight / made.step * moved
-                slopes += weight / made.step * seen.flatten()
+                column += weight * moved
+                slopes += weight * seen.flatten()
             entries[place] = kept
             columns.append(column)
             jacobian.append(slopes)
@@ -105,17 +105,17 @@ def explicit(made: Case, *, temperature: float = 1.0) -> Explicit:
     )
 
 
-def curvature_in_logits(loss: Loss, outputs: Tensor, targets: Tensor, step: float = 1e-3) -> Tensor:
+def curvature_in_logits(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """B, the Hessian of the loss in the logits, by finite differences of its gradient."""
     columns = []
     for place in range(outputs.numel()):
         column = torch.zeros(outputs.numel(), dtype=outputs.dtype)
-        for steps, weight in STENCIL:
+        for step, weight in STENCIL:
             moved = outputs.detach().clone()
-            moved.view(-1)[place] += steps * step
+            moved.view(-1)[place] += step
             moved.requires_grad_()
             (gradient,) = torch.autograd.grad(loss(moved, targets), moved)
-            column += weight / step * gradient.flatten()
+            column += weight * gradient.flatten()
         columns.append(column)
     return torch.stack(columns, 1)
 

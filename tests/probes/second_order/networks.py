@@ -21,12 +21,11 @@ NUM, FEATURES, CLASSES, VOCAB, LENGTH = 6, 5, 3, 7, 4
 
 @dataclass(frozen=True)
 class Case:
-    """A network with its loss and its batch; `step` is that of the finite differences."""
+    """A network with its loss and its batch."""
 
     model: nn.Module
     loss: Loss
     batch: Batch
-    step: float = 1e-3
 
 
 def case(name: str) -> Case:
@@ -39,7 +38,7 @@ def case(name: str) -> Case:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.data += 0.3 * torch.randn_like(parameter)
-    return Case(model, made.loss, made.batch, made.step)
+    return Case(model, made.loss, made.batch)
 
 
 class Images(nn.Sequential):
@@ -139,22 +138,22 @@ def next_token(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-def vectors(*layers: nn.Module, width: int = 5, loss: Loss = F.cross_entropy, step: float = 1e-3) -> Case:
+def vectors(*layers: nn.Module, width: int = 5, loss: Loss = F.cross_entropy) -> Case:
     """A perceptron with `layers` between its two linear maps."""
     model = nn.Sequential(nn.Linear(FEATURES, width), *layers, nn.Linear(width, CLASSES))
     inputs = torch.randn(NUM, FEATURES, dtype=torch.float64)
     targets = torch.randn(NUM, CLASSES).double() if loss is F.mse_loss else torch.arange(NUM) % CLASSES
-    return Case(model, loss, (inputs, targets), step)
+    return Case(model, loss, (inputs, targets))
 
 
 def images(*layers: nn.Module) -> Case:
     return Case(Images(*layers), F.cross_entropy, (torch.randn(3, 2, 4, 4).double(), torch.arange(3)))
 
 
-def tokens(model: nn.Module, *, named: bool = False, step: float = 1e-3) -> Case:
+def tokens(model: nn.Module, *, named: bool = False) -> Case:
     drawn = torch.randint(VOCAB, (2, LENGTH + 1))
     inputs = drawn[:, :-1]
-    return Case(model, next_token, ({"input_ids": inputs} if named else inputs, drawn[:, 1:]), step)
+    return Case(model, next_token, ({"input_ids": inputs} if named else inputs, drawn[:, 1:]))
 
 
 def batch_norm(*, train: bool) -> Case:
@@ -167,8 +166,7 @@ def batch_norm(*, train: bool) -> Case:
 
 def residual() -> Case:
     made = vectors()
-    # ReLU is polynomial between its kinks: a short step stays on one side of them.
-    return Case(th.models.ResidualMLP(5, 2, inputs=FEATURES, outputs=CLASSES), made.loss, made.batch, 1e-5)
+    return Case(th.models.ResidualMLP(5, 2, inputs=FEATURES, outputs=CLASSES), made.loss, made.batch)
 
 
 def gpt(**options: Any) -> Case:
@@ -191,7 +189,7 @@ def llama() -> Case:
         for name, child in module.named_children():
             if isinstance(child, LlamaRMSNorm):
                 setattr(module, name, nn.RMSNorm(4, eps=child.variance_epsilon))
-    return tokens(model, named=True, step=3e-4)
+    return tokens(model, named=True)
 
 
 def gpt2() -> Case:
@@ -209,13 +207,13 @@ CASES: dict[str, Callable[[], Case]] = {
     "softplus": lambda: vectors(nn.Softplus()),
     "gelu": lambda: vectors(nn.GELU()),
     "silu": lambda: vectors(nn.SiLU()),
-    "relu": lambda: vectors(nn.ReLU(), step=1e-5),
+    "relu": lambda: vectors(nn.ReLU()),
     "own function": lambda: vectors(Own("function")),
     "own operator": lambda: vectors(Own("operator")),
     "in place": lambda: vectors(Own("in place")),
     "out of order": lambda: vectors(Own("out of order")),
     "reduced": lambda: vectors(Own("reduced")),
-    "chosen": lambda: vectors(Own("chosen"), step=1e-5),
+    "chosen": lambda: vectors(Own("chosen")),
     "mean square": lambda: vectors(nn.Tanh(), loss=F.mse_loss),
     "layer norm": lambda: vectors(nn.LayerNorm(5), nn.Tanh()),
     "rms norm": lambda: vectors(nn.RMSNorm(5), nn.SiLU()),

@@ -184,7 +184,7 @@ class Objective:
             stack.enter_context(untouched_randomness())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(_PlainWeightNorm())
-            stack.enter_context(_without_checkpoints())
+            stack.enter_context(without_checkpoints())
             if self._compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.enable_grad())
@@ -252,7 +252,7 @@ class _PlainWeightNorm(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _without_checkpoints() -> Iterator[None]:
+def without_checkpoints() -> Iterator[None]:
     """Activation checkpoints keep what they would compute again.
 
     They would do it with the model's own parameters, not with those that stand in for them.

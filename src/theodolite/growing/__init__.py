@@ -1,0 +1,31 @@
+"""Growing a network by a block, and how sure one can be that it helps."""
+
+from theodolite.growing.certificate import Certificate, certificate, clip_from
+from theodolite.growing.concentration import least_units
+from theodolite.growing.conduct import Contender, Grown, Stage, grow
+from theodolite.growing.fallback import Kept, fallback
+from theodolite.growing.jumpboard import Jump, jump
+from theodolite.growing.splits import Splits, check_disjoint, split
+
+__all__ = [
+    # one verb
+    "grow",
+    "Grown",
+    "Stage",
+    "Contender",
+    # a step of a new block
+    "Jump",
+    "jump",
+    # three samples
+    "Splits",
+    "check_disjoint",
+    "split",
+    # how sure
+    "Certificate",
+    "certificate",
+    "clip_from",
+    "least_units",
+    # which model to keep
+    "Kept",
+    "fallback",
+]

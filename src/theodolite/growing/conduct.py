@@ -1,0 +1,296 @@
+"""`grow`: survey the points, insert a block, jump, certify."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from theodolite.anatomy.names import all_parameter_names, unwrap
+from theodolite.errors import UseError
+from theodolite.growing.certificate import Certificate, certificate, clip_from
+from theodolite.growing.concentration import least_units
+from theodolite.growing.jumpboard import Jump, jump
+from theodolite.growing.splits import Splits, check_disjoint
+from theodolite.probes.second_order.score import Loss
+from theodolite.probes.signal import PointSignal, Signal, signal
+from theodolite.probes.units import count, each, losses_of, take
+from theodolite.surgery.block_copies import Point
+from theodolite.surgery.inserting import insert_block, inserted
+from theodolite.surgery.points import Points, find_points
+from theodolite.surgery.proof import Proof
+from theodolite.workloads import Batch
+
+Along = Literal["gradient", "preconditioned"]
+Tell = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A point where a block was tried."""
+
+    point: Point
+    signal: PointSignal = field(repr=False)
+    jump: Jump
+    train_gain: float
+    """By how much the loss fell on the units that the signal was estimated on. A block with which it rose is
+    not kept."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One block more, or why there is none."""
+
+    signal: Signal = field(repr=False)
+    contenders: tuple[Contender, ...]
+    chosen: Contender | None
+    """None, where no jump lowered the loss, or no signal is above its noise."""
+    proof: Proof | None
+    """That the block changed nothing before it jumped."""
+    certificate: Certificate | None
+
+    def __str__(self) -> str:
+        if self.chosen is None:
+            return f"no block: {self.why}"
+        lines = [f"{self.chosen.point.name}, a copy of {self.chosen.point.like}: {self.chosen.jump}"]
+        if self.certificate is not None:
+            lines.append(str(self.certificate))
+        return "\n".join(lines)
+
+    @property
+    def why(self) -> str:
+        """Why there is no block."""
+        if self.contenders:
+            return f"none of {len(self.contenders)} blocks that were tried lowered the loss"
+        return (
+            f"no point has a gain above its noise (the largest is {self.signal.best.significance:.2g} "
+            f"standard errors, {self.signal.threshold:.2g} are needed): to first order, depth does not pay"
+        )
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A network with more blocks, and how sure it is that they help. Made by `grow`."""
+
+    model: nn.Module = field(repr=False)
+    stages: tuple[Stage, ...]
+    certificate: Certificate | None
+    """Of all blocks together against the network as it was; None if there are none."""
+    before: Means
+    after: Means
+    units: tuple[int, int, int]
+    """To estimate, to choose, to certify."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the new blocks, in the order they were inserted; later ones may have moved them."""
+        return tuple(stage.chosen.point.name for stage in self.stages if stage.chosen is not None)
+
+    def __str__(self) -> str:
+        from theodolite.growing.table import table
+
+        return table(self)
+
+
+def grow(
+    model: nn.Module,
+    loss: Loss,
+    splits: Splits,
+    *,
+    blocks: int = 1,
+    at: Sequence[int | str] | None = None,
+    along: Along = "gradient",
+    contenders: int = 3,
+    delta: float = 0.05,
+    reach: float = 1.0,
+    fresh: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    progress: Tell | None = None,
+) -> Grown:
+    """Insert blocks where the signal says they help, jump, and certify what that did; in place.
+
+    For each block: the signal at every point, on the first split; at the points where it is largest a block
+    is inserted and jumps, on the second split, and the best of them stays; a certificate, on the third. A
+    network to which no block helps is left as it was.
+
+    Args:
+        model: any module with its residual blocks in a list.
+        loss: `loss(logits, targets) -> scalar`, of which each unit's own can be taken.
+        splits: three samples without a unit in common, as of `split`.
+        blocks: how many to insert, one after the other.
+        at: points to choose from, by number or name; all if not given.
+        along: jump along the signal, or along the preconditioned one.
+        contenders: at how many points a jump is tried.
+        delta: the chance that any of the certificates is wrong.
+        reach: the longest jump in units of the step radius.
+        fresh: a network built alike whose blocks are copied, as before training.
+        optimizer: the model's, which is to train the new blocks too.
+        progress: is told what goes on and which share of all work is done.
+    """
+    _check(blocks, contenders, along)
+    check_disjoint(splits)
+    require_units(splits.certify, delta, _candidates(blocks))
+    inner = unwrap(model)
+    inputs = take(next(iter(each(splits.choose))), slice(0, 2))[0]
+    trial = _Trial(inner, loss, splits, inputs, at, along, contenders, reach, fresh)
+    losses = [trial.losses()]
+    stages: list[Stage] = []
+    for number in range(blocks):
+
+        def told(title: str, share: float, number: int = number) -> None:
+            if progress is not None:
+                progress(f"block {number + 1} of {blocks}: {title}", (number + share) / blocks)
+
+        stage = trial.stage(losses[-1], told)
+        if stage.chosen is None:
+            stages.append(stage)
+            break
+        _, proof = insert_block(
+            model, inputs, stage.chosen.point, fresh=fresh, optimizer=optimizer, points=trial.points
+        )
+        trial.move(stage.chosen)
+        told("certifying", 0.95)
+        losses.append(trial.losses())
+        made = _certified(losses[-2], losses[-1], delta, _candidates(blocks))
+        stages.append(dataclasses.replace(stage, proof=proof, certificate=made))
+    overall = stages[0].certificate
+    if len(losses) > 2:
+        overall = _certified(losses[0], losses[-1], delta, _candidates(blocks))
+    return Grown(
+        model=model,
+        stages=tuple(stages),
+        certificate=overall,
+        before=losses[0].means,
+        after=losses[-1].means,
+        units=losses[0].units,
+    )
+
+
+@dataclass(frozen=True)
+class Means:
+    """Mean losses on the three splits."""
+
+    estimate: float
+    choose: float
+    certify: float
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """The losses of all units of the three splits."""
+
+    estimate: Tensor
+    choose: Tensor
+    certify: Tensor
+
+    @property
+    def means(self) -> Means:
+        return Means(*(float(each.mean()) for each in (self.estimate, self.choose, self.certify)))
+
+    @property
+    def units(self) -> tuple[int, int, int]:
+        return len(self.estimate), len(self.choose), len(self.certify)
+
+
+@dataclass
+class _Trial:
+    """The network that grows, and what all its stages have in common."""
+
+    model: nn.Module
+    loss: Loss
+    splits: Splits
+    inputs: Any
+    at: Sequence[int | str] | None
+    along: Along
+    contenders: int
+    reach: float
+    fresh: nn.Module | None
+    points: Points = field(default_factory=lambda: Points((), {}))
+
+    def losses(self) -> _Losses:
+        """Of the network as it is."""
+        splits = (self.splits.estimate, self.splits.choose, self.splits.certify)
+        return _Losses(*(losses_of(self.model, self.loss, each) for each in splits))
+
+    def stage(self, before: _Losses, tell: Tell) -> Stage:
+        """Survey the points and try the best of them; the network is as before at the end."""
+        tell("looking for points", 0.0)
+        self.points = find_points(self.model, self.inputs)
+        wanted = self.points
+        if self.at is not None:
+            wanted = Points(tuple(self.points.at(each) for each in self.at), {})
+        found = signal(
+            self.model,
+            self.loss,
+            self.splits.estimate,
+            points=wanted,
+            fresh=self.fresh,
+            progress=lambda share: tell("the signal at all points", 0.05 + 0.5 * share),
+        )
+        by: Literal["gain", "preconditioned"] = "gain" if self.along == "gradient" else "preconditioned"
+        above = {one.name for one in found.above}
+        ranked = [one for one in found.ranked(by) if one.name in above][: self.contenders]
+        tried: list[Contender] = []
+        for number, one in enumerate(ranked):
+            tell(f"a jump at {one.name}", 0.55 + 0.4 * number / len(ranked))
+            with inserted(self.model, one.point, self.fresh):
+                made = jump(
+                    self.model,
+                    self.loss,
+                    self.splits.choose,
+                    one.name,
+                    self._directions(one),
+                    slope=one.gain if self.along == "gradient" else one.preconditioned,
+                    reach=self.reach,
+                )
+                after = float(losses_of(self.model, self.loss, self.splits.estimate).mean())
+            tried.append(Contender(one.point, one, made, before.means.estimate - after))
+        good = [one for one in tried if one.jump.gain > 0 and one.train_gain > 0]
+        chosen = max(good, key=lambda one: one.jump.gain, default=None)
+        return Stage(found, tuple(tried), chosen, None, None)
+
+    @torch.no_grad()
+    def move(self, chosen: Contender) -> None:
+        """Let the block that was inserted jump as it did when it was tried."""
+        tensors = dict(all_parameter_names(self.model))
+        for name, direction in self._directions(chosen.signal).items():
+            tensor = tensors[f"{chosen.point.name}.{name}"]
+            step = chosen.jump.step * direction.double().to(tensor.device)
+            tensor.copy_(tensor.double() - step)
+
+    def _directions(self, one: PointSignal) -> Mapping[str, Tensor]:
+        return one.directions if self.along == "gradient" else one.preconditioned_directions
+
+
+def _certified(before: _Losses, after: _Losses, delta: float, candidates: int) -> Certificate:
+    bound = clip_from(before.choose, after.choose)
+    return certificate(before.certify, after.certify, bound=bound, delta=delta, candidates=candidates)
+
+
+def _candidates(blocks: int) -> int:
+    """Certificates that are made of one sample: of each block, and of all of them together."""
+    return 1 if blocks == 1 else blocks + 1
+
+
+def require_units(certify: Sequence[Batch], delta: float, candidates: int) -> None:
+    """Refuse a third split that is too small to certify anything, before any work is done."""
+    there, least = count(certify), least_units(delta, candidates)
+    if there < least:
+        raise UseError(
+            f"the split to certify has {there} units, too few to certify anything: at delta {delta} for "
+            f"{candidates} certificate(s) it takes at least {least}, if every one of them gains the most, "
+            "and usually some hundreds or thousands. Give more data"
+        )
+
+
+def _check(blocks: int, contenders: int, along: str) -> None:
+    for name, value in (("blocks", blocks), ("contenders", contenders)):
+        if not (isinstance(value, int) and value > 0):
+            raise UseError(f"{name} is {value!r}: give a whole number above 0")
+    if along not in get_args(Along):
+        raise UseError(f"along is {along!r}: jump along the 'gradient' or the 'preconditioned' signal")

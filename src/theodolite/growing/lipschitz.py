@@ -1,0 +1,255 @@
+"""At most how far a part of a network moves its output when its input moves: a bound, step by step.
+
+A recorded forward pass is walked from a value to a later one. Each operation multiplies the bound: a linear
+map by its spectral norm, an activation by its steepest slope, and a sum adds up. Two kinds of operation have
+no bound on all inputs, and get one for inputs like those seen:
+
+    norm       max|γ| · max 1/√(var + ε)     where no norm reads less than the least that was seen
+    product    |A|·L_B + |B|·L_A             where no factor is larger than the largest that was seen
+
+With `var = ‖u‖²/d` the first is `γ_max/√(c²/d + ε)`, c the least `‖u‖`: below `γ_max√d/c`, and below
+`γ_max/√ε`, which holds for all inputs and is taken where the norms are to be bounded anywhere.
+Attention is made of products and of a softmax, whose slope is at most 1/2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from theodolite.anatomy.flow import Flow, bits
+from theodolite.anatomy.norms import is_normalisation
+from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, POOLS, SOFTMAXES, VIEWS
+from theodolite.anatomy.trace import Node, Ref
+from theodolite.anatomy.uses import factors
+from theodolite.growing.sizes import Sizes, inverse, spectral
+
+SLOPES = {
+    **dict.fromkeys(SOFTMAXES, 0.5),
+    **dict.fromkeys(("relu", "relu6", "hardtanh", "tanh", "softplus", "log_sigmoid_forward"), 1.0),
+    **dict.fromkeys(("neg", "abs", "clamp", "clamp_min", "clamp_max", "cos", "sin"), 1.0),
+    **dict.fromkeys(POOLS, 1.0),
+    "sigmoid": 0.25,
+    "hardsigmoid": 1 / 6,
+    "hardswish": 1.5,
+    "gelu": 1.13,
+    "silu": 1.1,
+    "mish": 1.09,
+    "selu": 1.76,
+}
+"""The steepest slope of each, rounded up."""
+
+REPEATING = frozenset({"expand", "repeat", "repeat_interleave", "upsample_nearest2d"})
+LOOKING_UP = frozenset({"index", "index_select", "gather", "as_strided", "masked_select", "reflection_pad2d"})
+"""Views that may hand on one entry many times: without a bound."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An upper bound, or the operation for which there is none."""
+
+    value: float
+    """inf if there is none."""
+    missing: str = ""
+
+
+def upper_bound(sizes: Sizes, start: int, end: int, cut: Collection[int] = ()) -> Bound:
+    """Of the map from one value of a pass to another; paths through a cut value do not count."""
+    flow = sizes.flow
+    found: dict[int, Bound] = {start: Bound(1.0)}
+    region = flow.between(start, end) & ~(1 << start)
+    for value in cut:
+        region &= ~(1 << value)
+    for value in bits(region):
+        node = flow.maker(value)
+        if node is None:
+            continue
+        inside = [one for one in dict.fromkeys(node.inputs) if one in found]
+        if inside:
+            found[value] = _passed(sizes, node, value, {one: found[one] for one in inside})
+    return found.get(end, Bound(0.0))
+
+
+def _passed(sizes: Sizes, node: Node, value: int, inside: Mapping[int, Bound]) -> Bound:
+    """The bound of what a node makes, from those of what it reads."""
+    normed = node.op in ("mul", "div") and is_normalisation(sizes.flow, node)
+    for bound in inside.values():
+        # The way through a norm's statistic is part of the norm.
+        if bound.missing and not (normed and bound is not inside.get(_by_size(sizes, node)[0])):
+            return bound
+    factor = _factor(sizes, node, value, {one: bound.value for one, bound in inside.items()})
+    known = factor is not None and math.isfinite(factor)
+    return Bound(factor) if factor is not None and known else Bound(math.inf, node.op)
+
+
+def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -> float | None:
+    op, shapes = node.op, sizes.flow.graph.shapes
+    grown = {one: math.prod(shapes[value]) / max(1, math.prod(shapes[one])) for one in inside}
+    if op in SLOPES:
+        return SLOPES[op] * max(inside.values())
+    if op == "leaky_relu":
+        return max(1.0, abs(_number(node, 1, 0.01))) * max(inside.values())
+    if op in ("add", "sub"):
+        alpha = abs(float(node.kwargs.get("alpha", 1)))
+        first = node.args[0].value if isinstance(node.args[0], Ref) else None
+        return sum(
+            L * (1.0 if one == first else alpha) * math.sqrt(max(1.0, grown[one]))
+            for one, L in inside.items()
+        )
+    if op in ("mul", "div"):
+        return _scaled(sizes, node, inside, grown)
+    if op in NORMS:
+        return _normed(sizes, node, inside)
+    if op in CONVOLUTIONS:
+        return _convolved(sizes, node, inside)
+    if (pair := factors(node)) is not None:
+        return _multiplied(sizes, node, pair, inside)
+    if op in ("cat", "stack", "where", "write", "copy", "masked_fill", "slice_scatter"):
+        return math.hypot(*inside.values())
+    if op in ("mean", "sum"):
+        spread = 1 / math.sqrt(next(iter(grown.values())))  # √ of how many entries meet in one
+        return max(inside.values()) * (1 / spread if op == "mean" else spread)
+    if op in REPEATING:
+        return max(inside.values()) * math.sqrt(max(1.0, *grown.values()))
+    if op in VIEWS and op not in LOOKING_UP:
+        return max(inside.values())
+    return None
+
+
+def _scaled(
+    sizes: Sizes, node: Node, inside: Mapping[int, float], grown: Mapping[int, float]
+) -> float | None:
+    refs = [arg.value for arg in node.args[:2] if isinstance(arg, Ref)]
+    if is_normalisation(sizes.flow, node):
+        x, statistic = _by_size(sizes, node)
+        if x not in inside:
+            return None
+        if sizes.anywhere:
+            eps = _eps_behind(sizes.flow, statistic)
+            return inside[x] * inverse(math.sqrt(eps)) if eps else None
+        return inside[x] * (sizes.largest(statistic) if node.op == "mul" else sizes.inverse(statistic))
+    others = [one for one in refs if one not in inside]
+    if len(inside) == 1 and len(refs) == 1 and len(node.args) > 1:
+        number = next(float(arg) for arg in node.args[:2] if not isinstance(arg, Ref))
+        if node.op == "div" and not isinstance(node.args[0], Ref):
+            return None
+        return next(iter(inside.values())) * (abs(number) if node.op == "mul" else inverse(abs(number)))
+    if len(others) == 1 and len(inside) == 1:
+        (one, L), other = next(iter(inside.items())), others[0]
+        L *= math.sqrt(max(1.0, grown[one]))
+        if node.op == "mul":
+            return L * sizes.largest(other)
+        return L * sizes.inverse(other) if refs[1] == other else None
+    if node.op == "mul" and refs:
+        first, second = refs[0], refs[-1]
+        return inside[first] * sizes.largest(second) * math.sqrt(max(1.0, grown[first])) + inside[
+            second
+        ] * sizes.largest(first) * math.sqrt(max(1.0, grown[second]))
+    return None
+
+
+def _multiplied(sizes: Sizes, node: Node, pair: tuple[int, int], inside: Mapping[int, float]) -> float | None:
+    if node.op == "_grouped_mm":
+        return None
+    left, right = pair
+    found = inside[left] * sizes.spectral(right) if left in inside else 0.0
+    found += inside[right] * sizes.spectral(left) if right in inside else 0.0
+    added = [one for one in inside if one not in pair]
+    found += sum(inside[one] for one in added)
+    return found * (SLOPES["gelu"] if node.op == "_addmm_activation" else 1.0)
+
+
+def _convolved(sizes: Sizes, node: Node, inside: Mapping[int, float]) -> float | None:
+    """A convolution is its kernel on patches, and an entry is in as many patches as windows overlap there."""
+    signal, weight = (arg.value for arg in node.args[:2])
+    stride, _, dilation, transposed, _, groups = node.args[3:9]
+    if transposed or weight in inside:
+        return None
+    kernel = sizes.flow.graph.shapes[weight][2:]
+    overlap = math.prod(
+        min(size, math.ceil(((size - 1) * apart + 1) / step))
+        for size, apart, step in zip(kernel, _each(dilation, kernel), _each(stride, kernel), strict=True)
+    )
+
+    def norm(one: Tensor) -> float:
+        return spectral(one.reshape(groups, one.shape[0] // groups, -1))
+
+    held = sizes.held(weight)
+    return inside[signal] * math.sqrt(overlap) * (norm(held) if held is not None else 1.0)
+
+
+def _normed(sizes: Sizes, node: Node, inside: Mapping[int, float]) -> float | None:
+    signal, gain, _ = NORMS[node.op]
+    x = node.args[signal].value
+    if x not in inside:
+        return None
+    scale = 1.0
+    if "batch_norm" in node.op:
+        if node.op == "native_batch_norm" and node.args[5]:
+            return None
+        variance = sizes.held(node.args[4].value) if isinstance(node.args[4], Ref) else None
+        weight = sizes.held(node.args[gain].value) if isinstance(node.args[gain], Ref) else None
+        if variance is None:
+            return inside[x] if not sizes.passes else None
+        steep = (variance.double() + _eps(node)).rsqrt()
+        return inside[x] * float((steep if weight is None else steep * weight.double().abs()).max())
+    if isinstance(node.args[gain], Ref):
+        scale = sizes.largest(node.args[gain].value)
+    if sizes.anywhere:
+        return inside[x] * scale * inverse(math.sqrt(_eps(node)))
+    return inside[x] * scale * sizes.most(x, lambda one: _steepest(node, one))
+
+
+def _steepest(node: Node, x: Tensor) -> float:
+    """The largest 1/√(var + ε) of what a fused norm reads."""
+    x = x.double()
+    if node.op == "native_group_norm":
+        x = x.reshape(x.shape[0], node.args[6], -1)
+        variance = x.var(-1, unbiased=False)
+    else:
+        dims = tuple(range(-len(node.args[1]), 0))
+        centre = 0.0 if "rms" in node.op else x.mean(dims, keepdim=True)
+        variance = (x - centre).square().mean(dims)
+    return inverse(math.sqrt(float(variance.min()) + _eps(node)))
+
+
+def _eps(node: Node) -> float:
+    numbers = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, float)]
+    return numbers[-1] if numbers else 0.0
+
+
+def _eps_behind(flow: Flow, statistic: int) -> float | None:
+    """The number that is added to a variance on its way to becoming a statistic; None if it is not shown."""
+    value: int | None = statistic
+    while value is not None and (node := flow.maker(value)) is not None:
+        numbers = [arg for arg in node.args[1:] if isinstance(arg, float)]
+        if node.op == "add" and numbers:
+            return numbers[0]
+        if node.op not in ("rsqrt", "sqrt", "reciprocal", "pow", "expand", "unsqueeze", "_to_copy"):
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def _by_size(sizes: Sizes, node: Node) -> list[int]:
+    """What a norm divides, and what by."""
+
+    def size(value: int) -> int:
+        maker = sizes.flow.maker(value)
+        expanded = maker is not None and maker.op == "expand"
+        return math.prod(sizes.flow.graph.shapes[maker.inputs[0] if maker and expanded else value])
+
+    return sorted((arg.value for arg in node.args[:2] if isinstance(arg, Ref)), key=size, reverse=True)
+
+
+def _number(node: Node, place: int, default: float) -> float:
+    return float(node.args[place]) if len(node.args) > place else default
+
+
+def _each(option: Any, kernel: tuple[int, ...]) -> list[int]:
+    given = list(option) if isinstance(option, (list, tuple)) else [option]
+    return given * len(kernel) if len(given) == 1 else given

@@ -1,0 +1,114 @@
+"""Three samples that know nothing of each other: to estimate a direction, to choose a step, to certify.
+
+A certificate holds for units that had no part in what it certifies. A unit that helped to find a block's
+place or the length of its step is one of those the block was fitted to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import combinations, pairwise
+
+import torch
+
+from theodolite.errors import UseError
+from theodolite.probes.units import Batches, count, each, fingerprints, take, units_in
+from theodolite.workloads import Batch
+
+SHARES = (0.5, 0.25, 0.25)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Three lists of batches. Made by `split`, or by hand: `check_disjoint` says whether they may be used."""
+
+    estimate: Sequence[Batch]
+    """Where the signal is measured."""
+    choose: Sequence[Batch]
+    """Where the place, the length of the step and the certificate's clipping are chosen."""
+    certify: Sequence[Batch]
+    """Where the result is certified."""
+
+    def __str__(self) -> str:
+        parts = (f"{count(batches)} to {name}" for name, batches in _named(self))
+        return f"units: {', '.join(parts)}"
+
+
+def split(
+    batches: Batches, shares: tuple[float, float, float] = SHARES, *, seed: int | None = None
+) -> Splits:
+    """Cut a sample in three, unit by unit. A unit that is there more than once is kept once.
+
+    Args:
+        batches: a pair (inputs, targets), a list of pairs or a DataLoader.
+        shares: of the units to estimate, to choose and to certify.
+        seed: draw which unit goes where. None: the first units estimate, the last certify. For windows of one
+            text that is better, as neighbours stay together; for data in some order, as by class, draw.
+
+    >>> units = torch.arange(8.0)[:, None]
+    >>> found = split([(units[:5], units[:5]), (units[5:], units[5:])])
+    >>> print(found)
+    units: 4 to estimate, 2 to choose, 2 to certify
+    >>> [inputs.flatten().tolist() for inputs, _ in found.choose]
+    [[4.0], [5.0]]
+    """
+    if len(shares) != 3 or not all(share > 0 for share in shares) or not math.isclose(sum(shares), 1):
+        raise UseError(f"shares are {shares}: give three numbers above 0 with the sum 1, as {SHARES}")
+    kept = list(each(batches))
+    places = ((index, unit) for index, batch in enumerate(kept) for unit in range(units_in(batch)))
+    first: dict[bytes, tuple[int, int]] = {}
+    for mark, place in zip(fingerprints(kept), places, strict=True):
+        first.setdefault(mark, place)
+    distinct = list(first.values())
+    if seed is not None:
+        order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
+        distinct = [distinct[place] for place in order]
+    ends = [0, *(round(sum(shares[: part + 1]) * len(distinct)) for part in range(3))]
+    parts = [distinct[start:end] for start, end in pairwise(ends)]
+    if not all(parts):
+        raise UseError(
+            f"there are {len(distinct)} different units, too few for shares of {shares}: give more"
+        )
+    return Splits(*(tuple(_gathered(kept, part)) for part in parts))
+
+
+def check_disjoint(splits: Splits) -> None:
+    """Refuse splits that share units, and a certifying split that has one twice.
+
+    Two units are the same if their inputs are, number for number. Near copies, and windows of one text that
+    overlap, are not seen.
+    """
+    marks = {name: fingerprints(batches) for name, batches in _named(splits)}
+    for (one, first), (other, second) in combinations(marks.items(), 2):
+        where = dict(zip(first, range(len(first)), strict=True))
+        shared = [(where[mark], place) for place, mark in enumerate(second) if mark in where]
+        if shared:
+            shown = "; ".join(f"unit {a} of {one} is unit {b} of {other}" for a, b in shared[:3])
+            raise UseError(
+                f"the units to {one} and to {other} overlap: {len(shared)} of {len(second)} are shared "
+                f"({shown}{'; …' if len(shared) > 3 else ''}). A certificate holds for units that had no "
+                "part in what it certifies: cut one sample by theodolite.growing.split"
+            )
+    last = dict(zip(marks["certify"], range(len(marks["certify"])), strict=True))
+    again = [place for place, mark in enumerate(marks["certify"]) if last[mark] != place]
+    if again:
+        raise UseError(
+            f"{len(again)} of {len(marks['certify'])} units to certify repeat another one (the first is unit "
+            f"{again[0]}). A certificate counts units as independent: keep each once, as "
+            "theodolite.growing.split does"
+        )
+
+
+def _named(splits: Splits) -> Iterator[tuple[str, Sequence[Batch]]]:
+    return ((field.name, getattr(splits, field.name)) for field in fields(splits))
+
+
+def _gathered(batches: Sequence[Batch], places: Sequence[tuple[int, int]]) -> Iterator[Batch]:
+    """Batches of these units, each of units that came together: others may have other shapes."""
+    chosen: dict[int, list[int]] = {}
+    for index, unit in places:
+        chosen.setdefault(index, []).append(unit)
+    for index in sorted(chosen):
+        yield take(batches[index], chosen[index])

@@ -1,0 +1,377 @@
+"""Where one more block would help: the gradient by the output of blocks that are not there yet.
+
+A block `h + Zφ(h)` with Z = 0 changes nothing, and the gradient of the loss by its Z is
+
+    M = E[g φᵀ],   g = ∂ℓ/∂h
+
+A step along −M lowers the loss by ‖M‖² for each unit of step, at first. M is not known, only a mean M̄ over
+some units, and ‖M̄‖² has the noise of M̄ in it. So M̄ is judged by other units, the held-out ones: the mean of
+`⟨M̄, M_u⟩` over them is the true slope along −M̄ without bias, and its spread gives the standard error.
+
+The preconditioned direction is `M̄ (S + ρI)⁻¹`, `S = E[φφᵀ]`, judged in the same way.
+
+References:
+    A qualitative test-risk mechanism for scaling behavior in normalized residual networks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from theodolite.anatomy.names import unwrap
+from theodolite.errors import UseError
+from theodolite.figures import Figure
+from theodolite.probes.alignment import alignment_bound, mean_interval
+from theodolite.probes.course import on_device
+from theodolite.probes.gradient_covariance import Covariance, describe
+from theodolite.probes.resting import at_rest
+from theodolite.probes.second_order.objective import without_checkpoints
+from theodolite.probes.second_order.products import Progress
+from theodolite.probes.second_order.score import Loss
+from theodolite.probes.signal_candidates import Candidate, Candidates
+from theodolite.probes.signal_passes import Estimated, Estimating, Judged, Judging, Runner, Trial
+from theodolite.probes.signal_sums import WIDEST, wide
+from theodolite.probes.units import Batches, batches_of, device_of, each, fingerprints, take, units_in
+from theodolite.surgery import Point, Points, find_points
+from theodolite.workloads import Batch
+
+DELTA = 0.05
+"""How often a network without any signal may be said to have one."""
+RIDGE = 1e-2
+
+
+@dataclass(frozen=True)
+class PointSignal:
+    """What a block at a point could do at first."""
+
+    point: Point
+    norm: float
+    """‖M̄‖, of all that closes the block."""
+    gain: float
+    """How fast the loss falls along −M̄, on held-out units: the mean of ⟨M̄, M_u⟩."""
+    error: float
+    """Its standard error, over units."""
+    shares: tuple[float, ...]
+    """The parts of the gain that are of the block's branches, in order."""
+    preconditioned: float
+    """How fast the loss falls along −M̄ (S + ρI)⁻¹."""
+    preconditioned_error: float
+    directions: Mapping[str, Tensor] = field(repr=False, compare=False)
+    """M̄ by closer."""
+    preconditioned_directions: Mapping[str, Tensor] = field(repr=False, compare=False)
+    gradient: float
+    """‖v̄‖, the mean gradient by a shift of the stream in all positions of a unit."""
+    alignment: float
+    """⟨v̄, v̄'⟩ of the units of both samples: an estimate of ‖E v‖² without bias."""
+    alignment_interval: tuple[float, float]
+    """Of the alignment, for the v̄ at hand, at 95 %."""
+    alignment_bound: float
+    """At most how likely v̄ and v̄' are not to align (Theorem 5), with estimates in place of what it asks for:
+    a diagnostic. 1 says nothing."""
+    covariance: Covariance
+
+    @property
+    def name(self) -> str:
+        """Of the point."""
+        return self.point.name
+
+    @property
+    def significance(self) -> float:
+        """The gain over its standard error."""
+        return self.gain / self.error if self.error > 0 else math.copysign(math.inf, self.gain)
+
+    @property
+    def noise(self) -> float:
+        """How much of ‖M̄‖² is noise: ‖M̄‖² minus the gain."""
+        return self.norm**2 - self.gain
+
+
+@dataclass(frozen=True)
+class Signal:
+    """The signal at all points of a network. Made by `signal`."""
+
+    points: tuple[PointSignal, ...]
+    loss: float
+    """Mean over all units."""
+    estimated_on: int
+    """Units that the directions are means over."""
+    judged_on: int
+    """Units that the gains are means over."""
+    delta: float
+    left: Mapping[str, str]
+    """By name of a place where no block can be inserted: why."""
+    notes: tuple[str, ...]
+    """What could not be measured, or not as it should be."""
+
+    @property
+    def threshold(self) -> float:
+        """How many standard errors a gain must be above zero: Student's t, δ shared among all points."""
+        return float(stats.t.ppf(1 - self.delta / len(self.points), self.judged_on - 1))
+
+    @property
+    def above(self) -> tuple[PointSignal, ...]:
+        """The points whose gain is above its noise, in order."""
+        return tuple(one for one in self.points if one.significance > self.threshold)
+
+    @property
+    def deepest(self) -> bool:
+        """Has no point a gain above its noise? Then no block helps, to first order, as far as can be seen."""
+        return not self.above
+
+    @property
+    def best(self) -> PointSignal:
+        """The point with the largest gain, above its noise or not."""
+        return self.ranked()[0]
+
+    def ranked(self, by: Literal["gain", "preconditioned"] = "gain") -> tuple[PointSignal, ...]:
+        """The points, from the largest gain to the smallest."""
+        if by not in ("gain", "preconditioned"):
+            raise UseError(f"by is {by!r}: points are ranked by 'gain' or by 'preconditioned'")
+        return tuple(sorted(self.points, key=lambda one: -getattr(one, by)))
+
+    def at(self, name: str | Point) -> PointSignal:
+        """The signal at one point."""
+        wanted = name.name if isinstance(name, Point) else name
+        for one in self.points:
+            if one.name == wanted:
+                return one
+        raise UseError(f"{wanted!r} is not among the points: {', '.join(one.name for one in self.points)}")
+
+    def figure(self) -> Figure:
+        """Gain, gradient and covariance against depth."""
+        from theodolite.probes.signal_figures import signal_figure
+
+        return signal_figure(self)
+
+    def __str__(self) -> str:
+        from theodolite.probes.signal_table import table
+
+        return table(self)
+
+
+def signal(
+    model: nn.Module,
+    loss: Loss,
+    batches: Batches,
+    held_out: Batches | None = None,
+    *,
+    points: Points | Iterable[Point | str | int] | None = None,
+    fresh: nn.Module | None = None,
+    ridge: float = RIDGE,
+    delta: float = DELTA,
+    matrices: bool = False,
+    progress: Progress | None = None,
+) -> Signal:
+    """Look at what a block would do at every point of a network; the network is left as it was.
+
+    Every unit is run once, with a closed candidate block at each point, and gets one backward pass.
+
+    Args:
+        model: any module with its residual blocks in an nn.ModuleList or nn.Sequential, on any device.
+        loss: `loss(logits, targets) -> scalar`, taken of each unit (an index of dimension 0) by itself.
+        batches: pairs (inputs, targets) whose units the directions are estimated on.
+        held_out: pairs whose units judge them, none of which is among the others. None: every second unit of
+            `batches`.
+        points: which points; all by default. `find_points` has them.
+        fresh: a network built alike whose blocks the candidates are copies of; by default copies of their
+            neighbours.
+        ridge: ρ of the preconditioned direction, in parts of the mean of S's diagonal.
+        delta: how often a network without signal may be said to have one.
+        matrices: keep the covariance matrices of more than 128 channels.
+        progress: is told which share of the work is done.
+
+    >>> import theodolite as th
+    >>> model = th.models.GPT(64, 2, vocab=16, context=8)
+    >>> tokens = torch.randint(16, (8, 9), generator=torch.Generator().manual_seed(0))
+    >>> found = signal(model, th.workloads.next_token_loss, (tokens[:, :-1], tokens[:, 1:]))
+    >>> [one.name for one in found.points], found.estimated_on, found.judged_on
+    (['blocks.0', 'blocks.1', 'blocks.2'], 4, 4)
+
+    Raises:
+        UseError: if there are no residual blocks in a list, fewer than two held-out units, a loss that is no
+            finite number, or one that cannot be taken of a unit by itself.
+    """
+    model = _checked(model, ridge, delta)
+    fresh = None if fresh is None else _checked(fresh, ridge, delta)
+    first = next(iter(each(batches)))
+    device = device_of(model)
+    known = _points(model, first, device, points)
+    estimating_on, judging_on = _samples(batches, held_out)
+    steps = _Steps(progress, batches, held_out)
+    seen: set[bytes] = set()
+    shared = 0
+    with ExitStack() as stack:
+        for network in (model,) if fresh is None else (model, fresh):
+            stack.enter_context(at_rest(network))
+            _freeze(network)
+        candidates = Candidates(model, known.found, fresh)
+        stack.enter_context(candidates.in_stream())
+        stack.enter_context(without_checkpoints())
+        runner = Runner(model, loss, candidates, device)
+        Trial().run(runner, first)
+        estimating = Estimating(runner)
+        for index, batch in enumerate(estimating_on):
+            estimating.add(batch, index)
+            seen.update(fingerprints(batch))
+            steps.took_one()
+        estimated = estimating.settle(ridge)
+        judging = Judging(runner, estimated)
+        for index, batch in enumerate(judging_on):
+            judging.add(batch, index)
+            shared += sum(one in seen for one in fingerprints(batch))
+            steps.took_one()
+        if judging.units < 2:
+            raise UseError(
+                f"{judging.units} of {runner.units} units judge the others: it takes at least 2 to know how "
+                "far a gain may be off. Give more units"
+            )
+        judged = judging.settle()
+    return Signal(
+        points=tuple(_point(one, estimated[one], judged[one], matrices) for one in candidates.each),
+        loss=runner.total / runner.units,
+        estimated_on=estimating.units,
+        judged_on=judging.units,
+        delta=delta,
+        left=known.left,
+        notes=tuple(_notes(candidates, shared, judging.units)),
+    )
+
+
+def _point(candidate: Candidate, estimated: Estimated, judged: Judged, matrices: bool) -> PointSignal:
+    plain, preconditioned = judged.values.sum(1).unbind(1)
+    both = estimated.gradients.joined(judged.gradients)
+    covariance = describe(both.covariance, both.units, keep=matrices)
+    aligned = mean_interval(judged.alignments)
+    units = len(judged.alignments)
+    return PointSignal(
+        point=candidate.point,
+        norm=math.sqrt(sum(float(one.double().square().sum()) for one in estimated.directions.values())),
+        gain=float(plain.mean()),
+        error=_error(plain),
+        shares=tuple(judged.values[..., 0].mean(0).tolist()),
+        preconditioned=float(preconditioned.mean()),
+        preconditioned_error=_error(preconditioned),
+        directions=_rounded(candidate, estimated.directions),
+        preconditioned_directions=_rounded(candidate, estimated.preconditioned),
+        gradient=float(estimated.gradients.mean.norm()),
+        alignment=aligned.mean,
+        alignment_interval=(aligned.low, aligned.high),
+        alignment_bound=alignment_bound(
+            estimated.gradients.units,
+            units,
+            norm_mu=math.sqrt(max(aligned.mean, 0.0)),
+            lambda_max=covariance.largest,
+            trace=covariance.trace,
+        ),
+        covariance=covariance,
+    )
+
+
+def _error(values: Tensor) -> float:
+    return float(values.std()) / math.sqrt(len(values))
+
+
+def _rounded(candidate: Candidate, directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In the precision of the tensors that they are directions of, but no halves; in the order of closers."""
+    dtype = wide(next(iter(candidate.block.parameters())).dtype)
+    names = [closer.name for closer in candidate.point.closers]
+    return {name: directions[name].to(dtype) for name in names if name in directions}
+
+
+def _notes(candidates: Candidates, shared: int, held_out: int) -> Iterator[str]:
+    if shared:
+        yield (
+            f"{shared} of the {held_out} held-out units have inputs that are among those of the estimate: "
+            "the gains are too high by what was learnt from them"
+        )
+    whole = {candidate.point.name: name for candidate in candidates.each for name in candidate.whole}
+    if whole:
+        yield (
+            f"at {len(whole)} points, as at {next(iter(whole))}, {next(iter(whole.values()))} is no weight "
+            "of a linear map or a norm that is called as a module: its gradient is autograd's, held-out "
+            "units were run one by one, and it has no preconditioned direction"
+        )
+    wide_maps = [one for candidate in candidates.each for one in candidate.sites if one.features > WIDEST]
+    if wide_maps:
+        yield (
+            f"{len(wide_maps)} maps have more than {WIDEST} features: they are preconditioned by the "
+            "diagonal of S alone"
+        )
+
+
+def _checked(model: nn.Module, ridge: float, delta: float) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise UseError(f"model is a {type(model).__name__}, not a torch.nn.Module")
+    if not (math.isfinite(ridge) and ridge > 0):
+        raise UseError(f"ridge is {ridge!r}: it has to be a finite number above 0, as 0.01")
+    if not 0 < delta < 1:
+        raise UseError(f"delta is {delta!r}: it lies between 0 and 1, as 0.05")
+    for name, tensor in model.named_parameters():
+        if type(tensor).__name__ in ("DTensor", "FlatParameter"):
+            raise UseError(f"{name} is sharded ({type(tensor).__name__}): measure an unsharded copy")
+    return unwrap(model)
+
+
+def _points(
+    model: nn.Module,
+    batch: Batch,
+    device: torch.device,
+    points: Points | Iterable[Point | str | int] | None,
+) -> Points:
+    if isinstance(points, Points):
+        known = points
+    else:
+        known = find_points(model, on_device(take(batch, slice(0, 2)), str(device))[0])
+        if points is not None:
+            known = Points(tuple(known.at(one) for one in points), known.left)
+    if not known.found:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in known.left.items())
+        raise UseError(f"there is no point where a block could be inserted. {reasons or 'None was given'}")
+    return known
+
+
+def _samples(batches: Batches, held_out: Batches | None) -> tuple[Iterator[Batch], Iterator[Batch]]:
+    """The batches that directions are estimated on, and those that judge them."""
+    if held_out is None:
+        return _every_second(batches, 0), _every_second(batches, 1)
+    return each(batches), each(held_out)
+
+
+def _every_second(batches: Batches, start: int) -> Iterator[Batch]:
+    """Every second unit of all batches, counted through."""
+    for batch in each(batches):
+        number = units_in(batch)
+        if start < number:
+            yield take(batch, slice(start, None, 2))
+        start = (start - number) % 2
+
+
+class _Steps:
+    """Tells which share of the batches was run."""
+
+    def __init__(self, progress: Progress | None, batches: Batches, held_out: Batches | None) -> None:
+        samples = [batches_of(batches), batches_of(batches if held_out is None else held_out)]
+        self.total = sum(len(one) for one in samples if isinstance(one, Sized))
+        self.tell = progress if all(isinstance(one, Sized) for one in samples) else None
+        self.done = 0
+
+    def took_one(self) -> None:
+        self.done += 1
+        if self.tell is not None:
+            self.tell(min(1.0, self.done / self.total))
+
+
+def _freeze(model: nn.Module) -> None:
+    """No weight has a gradient: stand-ins, which `at_rest` takes away again."""
+    for module in model.modules():
+        for name, tensor in module._parameters.items():
+            if tensor is not None:
+                module._parameters[name] = tensor.detach()  # type: ignore[assignment]

@@ -1,0 +1,222 @@
+"""What is claimed of growing, decided by the records of the study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+
+from theodolite.studies.growing_coverage import DELTA, METHODS, WAYS
+from theodolite.studies.growing_fits import Envelope, envelope
+from theodolite.studies.growing_ranking import Correlation, correlation, realised
+from theodolite.studies.growing_setting import ADDED
+from theodolite.studies.paired import Paired, paired
+from theodolite.studies.records import Record
+from theodolite.studies.verdict import Case, Claim, Verdict, settled
+
+DIFFERENCES = (
+    ("signal", "random", "the strongest places end better than random ones"),
+    ("signal", "even", "and better than evenly spaced ones"),
+    ("signal", "weakest", "and better than the weakest"),
+    ("signal", "stack", "and better than stacking"),
+    ("signal", "none", "growing ends better than training on without"),
+    ("signal", "scratch", "and better than the deep network from scratch"),
+    ("jump", "signal", "a jump along the signal ends better than a start at zero"),
+)
+"""First less second is to be below zero, in the loss at the end, when all have spent the same."""
+DOUBLED = (
+    ("stack", "even", "doubled by stacking, a network ends better than with a closed copy behind each block"),
+    ("stack", "scratch", "and better than the deep network from scratch"),
+    ("signal", "even", "six of seven places by the signal are better than the last six"),
+)
+RANKED = 0.5
+"""A rank correlation that would be of use."""
+AGREEING = 0.8
+"""What two orders of the data should have in common if there is a ranking at all."""
+ALIKE = 2.0
+"""Exponents within this factor agree."""
+
+
+def claims(records: Sequence[Record]) -> list[Claim]:
+    """All that there are records for. The thresholds were written down before anything was run."""
+    parts = {part: [one for one in records if one["part"] == part] for part in PARTS}
+    return [
+        *_grown(parts["growing"]),
+        *_ranked(parts["ranking"]),
+        *_covered(parts["coverage"]),
+        *_enveloped(parts["envelope"]),
+    ]
+
+
+PARTS = ("growing", "ranking", "coverage", "envelope")
+
+
+def losses(records: Sequence[Record], added: int, way: str, column: str = "loss") -> dict[int, float]:
+    """By seed, of one way; a mean over the draws of random places."""
+    found: dict[int, list[float]] = {}
+    for one in records:
+        if one["added"] == added and one["way"] == way:
+            found.setdefault(one["seed"], []).append(np.inf if one[column] is None else one[column])
+    return {seed: float(np.mean(values)) for seed, values in found.items()}
+
+
+def _grown(records: Sequence[Record]) -> Iterator[Claim]:
+    for added in sorted({one["added"] for one in records}):
+        for first, second, name in DIFFERENCES if added == ADDED else DOUBLED:
+            one, other = losses(records, added, first), losses(records, added, second)
+            if one.keys() & other.keys():
+                yield _lower(name, f"{first} − {second} < 0", paired(one, other), f"+{added} blocks")
+        if jumped := losses(records, added, "jump", "first"):
+            gap = paired(jumped, losses(records, added, "jump", "before"))
+            yield _lower("the jump alone lowers the loss", "first − before < 0", gap, f"+{added} blocks")
+        if stacked := losses(records, added, "stack", "first"):
+            gap = paired(stacked, losses(records, added, "stack", "before"))
+            where = Case(f"+{added} blocks", gap.differences)
+            name = "stacking forgets what was learned"
+            yield settled(name, "–", "first − before ≥ 0.1", [where], limit=0.1, below=False)
+
+
+def _lower(name: str, threshold: str, gap: Paired, where: str) -> Claim:
+    return Claim(name, "–", threshold, f"{gap} ({where})", gap.verdict(below=True))
+
+
+def _ranked(records: Sequence[Record]) -> Iterator[Claim]:
+    if not records:
+        return
+    moments = sorted(int(moment) for moment in records[0]["gained"])
+    first, last = moments[0], moments[-1]
+    for variant, words in (("new", "the new block alone trained"), ("all", "everything trained")):
+        gained = {moment: realised(records, variant, moment, "gained") for moment in (first, last)}
+        signals = {name: realised(records, variant, last, name) for name in ("gain", "preconditioned")}
+        for moment in (first, last):
+            for column, called in (("gain", "the gain"), ("preconditioned", "the preconditioned gain")):
+                found = correlation(_together(signals[column], gained[moment]))
+                yield Claim(
+                    f"{called} ranks the points as {moment} steps do, {words}",
+                    "–",
+                    f"rank correlation ≥ {RANKED:g}",
+                    str(found),
+                    _above(found, RANKED),
+                )
+        agreed = correlation(_orders(records, variant, last))
+        yield Claim(
+            f"two orders of the data rank them alike, {words}",
+            "–",
+            f"rank correlation ≥ {AGREEING:g}",
+            str(agreed),
+            _above(agreed, AGREEING),
+        )
+        ahead = [
+            gained[last][seed].mean() - gained[last][seed][int(np.argmax(signals["gain"][seed]))]
+            for seed in sorted(gained[last])
+        ]
+        name = f"the strongest point gains more than the points do in the mean, {words}"
+        yield _lower(name, "mean − strongest < 0", Paired(np.array(ahead)), f"{last} steps")
+
+
+def _together(
+    one: Mapping[int, np.ndarray], other: Mapping[int, np.ndarray]
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    return {seed: (one[seed], other[seed]) for seed in one.keys() & other.keys()}
+
+
+def _orders(records: Sequence[Record], variant: str, moment: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    halves = [[one for one in records if one["order"] == order] for order in (0, 1)]
+    return _together(*(realised(half, variant, moment, "gained") for half in halves))
+
+
+def _above(found: Correlation, limit: float) -> Verdict:
+    """By the interval: it may not reach zero, and the value has to reach the limit."""
+    if found.value >= limit and found.low > 0:
+        return "holds"
+    return "fails" if found.high < limit else "unclear"
+
+
+def _covered(records: Sequence[Record]) -> Iterator[Claim]:
+    for way in WAYS:
+        for method in METHODS:
+            own = [one for one in records if one["splits"] == way and one["method"] == method]
+            if not own:
+                continue
+            shown = [share(one["wrong"], one["repetitions"]) for one in own]
+            worst = max(shown)
+            regime = own[shown.index(worst)]["regime"]
+            low, high = worst[1:]
+            here = f"{100 * worst[0]:.2g} % ({100 * low:.2g} to {100 * high:.2g} %) ({regime} to gain)"
+            if way == WAYS[0]:
+                yield Claim(
+                    f"certificates on splits of their own are rarely wrong ({method})",
+                    "≤ δ",
+                    f"wrong ones ≤ {100 * DELTA:g} % of all tries",
+                    here,
+                    "holds" if high <= DELTA else "fails" if low > DELTA else "unclear",
+                )
+            else:
+                yield Claim(
+                    f"and {way} split they are not to be trusted ({method})",
+                    "–",
+                    f"wrong ones > {100 * DELTA:g} %",
+                    here,
+                    "holds" if low > DELTA else "fails" if high <= DELTA else "unclear",
+                )
+
+
+def share(count: int, of: int) -> tuple[float, float, float]:
+    """A share with its interval at 95 %, by Clopper and Pearson.
+
+    >>> [round(each, 4) for each in share(0, 2000)]
+    [0.0, 0.0, 0.0018]
+    """
+    found = stats.binomtest(count, of).proportion_ci(0.95, method="exact")
+    return count / of, float(found.low), float(found.high)
+
+
+def _enveloped(records: Sequence[Record]) -> Iterator[Claim]:
+    found = envelope(records)
+    if found is None:
+        return
+    yield from _falls(records)
+    yield Claim(
+        "each block takes a power of what is left",
+        "s > 1",
+        "interval of s above 1",
+        str(found.s),
+        "holds" if found.s.low > 1 else "fails" if found.s.high <= 1 else "unclear",
+    )
+    if found.measured is not None:
+        yield Claim(
+            "s gives the exponent in parameters of networks from scratch",
+            "r/((2+r)(s−1))",
+            f"within a factor of {ALIKE:g}",
+            f"foretold {found.foretold}, measured {found.measured}",
+            _alike(found),
+        )
+
+
+def _falls(records: Sequence[Record]) -> Iterator[Claim]:
+    """More depth, and not only more steps, is what lowers the loss."""
+
+    def last(kind: str) -> dict[int, float]:
+        own = [one for one in records if one["kind"] == kind]
+        end = max((one["steps"] for one in own), default=0)
+        return {one["seed"]: one["loss"] for one in own if one["steps"] == end and one["loss"] is not None}
+
+    grown, alone = last("grown"), last("alone")
+    if grown.keys() & alone.keys():
+        gap = paired(grown, alone)
+        yield _lower(
+            "a network grown block by block ends better than one block", "grown − alone < 0", gap, ""
+        )
+
+
+def _alike(found: Envelope) -> Verdict:
+    """Do all ratios that the two intervals allow lie within the factor, or none of them?"""
+    assert found.measured is not None
+    low = found.foretold.low / found.measured.high
+    high = found.foretold.high / found.measured.low
+    if not np.isfinite([low, high]).all() or found.measured.low <= 0:
+        return "unclear"
+    if low >= 1 / ALIKE and high <= ALIKE:
+        return "holds"
+    return "fails" if low > ALIKE or high < 1 / ALIKE else "unclear"

@@ -1,0 +1,63 @@
+"""Successive growths of one network, for the recursion `δ_{k+1} = δ_k − aδ_k^s` of the excess loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from theodolite.studies.growing_setting import Setting
+from theodolite.studies.growing_training import Course, Lesson, Pupil, enrolled, judged, wsd
+from theodolite.studies.growing_ways import looked_for, rounded, strongest
+from theodolite.studies.records import Record
+from theodolite.surgery import insert_block
+
+
+def grown_block_by_block(setting: Setting, seed: int, device: str) -> Iterator[Record]:
+    """From one block to many, where the signal is strongest; beside it one block that trains as long.
+
+    At the end of each stage a branch is trained on until its learning rate is zero: its loss counts.
+    """
+    lesson = Lesson.of(setting, device)
+    inputs = lesson.batches("proof", 2)[0][0]
+    for kind in ("grown", "alone"):
+        pupil = enrolled(setting, setting.grown_width, 1, seed, device)
+        for stage in range(setting.deepest):
+            warmup = setting.warmup if stage == 0 or kind == "grown" else 0
+            _trained(pupil, lesson, seed, stage * setting.stage, wsd(setting.stage, warmup=warmup, decay=0))
+            branch = pupil.copied()
+            factors = wsd(setting.stage_decay, warmup=0, decay=setting.stage_decay)
+            _trained(branch, lesson, seed, (stage + 1) * setting.stage, factors)
+            record = _record(kind, branch, lesson, (stage + 1) * setting.stage + setting.stage_decay)
+            if kind == "grown":
+                seen = looked_for(pupil, lesson, f"{seed} {stage}")
+                best = seen.best
+                record |= {"gain": rounded(best.gain, 9), "point": best.point.index}
+                (place,) = strongest(seen, pupil.depth, 1, seed)
+                insert_block(pupil.model, inputs, place, optimizer=pupil.optimizer)
+            yield record
+
+
+def coupled(setting: Setting, seed: int, device: str) -> Iterator[Record]:
+    """Networks from scratch whose depth grows as their width."""
+    lesson = Lesson.of(setting, device)
+    for width, depth in setting.coupled:
+        pupil = enrolled(setting, width, depth, seed, device)
+        steps = setting.coupled_steps
+        _trained(pupil, lesson, seed, 0, wsd(steps, warmup=setting.warmup, decay=setting.decay))
+        yield _record("coupled", pupil, lesson, steps)
+
+
+def _trained(pupil: Pupil, lesson: Lesson, seed: int, first: int, factors: list[float]) -> None:
+    Course(pupil, lesson, order=seed, first=first, factors=factors).go(len(factors))
+
+
+def _record(kind: str, pupil: Pupil, lesson: Lesson, steps: int) -> dict[str, object]:
+    embeddings = pupil.model.embed.weight.numel()
+    parameters = sum(each.numel() for each in pupil.model.parameters())
+    return {
+        "kind": kind,
+        "width": pupil.model.embed.embedding_dim,
+        "depth": pupil.depth,
+        "parameters": parameters - embeddings,
+        "steps": steps,
+        "loss": rounded(judged(pupil.model, lesson)),
+    }

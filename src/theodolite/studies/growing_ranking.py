@@ -1,0 +1,135 @@
+"""Does the signal's ranking of the insertion points predict what a block there gains?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from theodolite import data
+from theodolite.studies.growing_setting import Setting
+from theodolite.studies.growing_training import Course, Lesson, Pupil, enrolled, judged, optimizer_of, wsd
+from theodolite.studies.growing_ways import looked_for, rounded
+from theodolite.studies.records import Record
+from theodolite.surgery import find_points, insert_block
+
+VARIANTS = ("new", "all")
+"""What is trained after an insertion: the new block alone, or everything."""
+DRAWS = 1000
+"""Of the bootstrap."""
+Array = NDArray[np.float64]
+
+
+def ranked(setting: Setting, seed: int, device: str) -> Iterator[Record]:
+    """A record for each point, variant and order of the data: its signal, and what was gained there."""
+    lesson = Lesson.of(setting, device)
+    pupil = enrolled(setting, setting.width, setting.ranked_depth, seed, device)
+    factors = wsd(setting.ranked_before, warmup=setting.warmup, decay=0)
+    Course(pupil, lesson, order=seed, first=0, factors=factors).go(setting.ranked_before)
+    seen = looked_for(pupil, lesson, seed)
+    inputs = lesson.batches("proof", 2)[0][0]
+    points = find_points(pupil.model, inputs)
+    for order in range(setting.orders):
+        for variant in VARIANTS:
+            control = dict.fromkeys(setting.moments, judged(pupil.model, lesson))
+            if variant == "all":
+                control = _courses(pupil.copied(), lesson, f"{seed} {order}")
+            for one in seen.points:
+                other = pupil.copied()
+                insert_block(other.model, inputs, one.point, optimizer=other.optimizer, points=points)
+                if variant == "new":
+                    block = other.model.blocks[one.point.index]
+                    other = Pupil(other.model, optimizer_of(block.parameters(), setting, device))
+                losses = _courses(other, lesson, f"{seed} {order}")
+                yield {
+                    "variant": variant,
+                    "order": order,
+                    "point": one.point.index,
+                    "gain": rounded(one.gain, 9),
+                    "error": rounded(one.error, 9),
+                    "preconditioned": rounded(one.preconditioned, 9),
+                    "norm": rounded(one.norm, 9),
+                    "sign": rounded(sum(float(each.abs().sum()) for each in one.directions.values())),
+                    "control": {str(moment): rounded(loss) for moment, loss in control.items()},
+                    "gained": {str(moment): rounded(control[moment] - losses[moment]) for moment in losses},
+                }
+
+
+def _courses(pupil: Pupil, lesson: Lesson, order: str) -> dict[int, float]:
+    """The held-out loss at each of the moments of a short training."""
+    moments = lesson.setting.moments
+    factors = wsd(moments[-1], warmup=moments[0], decay=0)
+    course = Course(pupil, lesson, order=f"after {order}", first=0, factors=factors)
+    losses = {}
+    for start, end in pairwise((0, *moments)):
+        course.go(end - start)
+        losses[end] = judged(pupil.model, lesson)
+    return losses
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's rank correlation over the points, a mean over seeds, and its bootstrap interval (95 %)."""
+
+    value: float
+    low: float
+    high: float
+    by_seed: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+
+
+def correlation(pairs: Mapping[int, tuple[Array, Array]]) -> Correlation:
+    """Of two readings of the same points, by seed. Seeds are drawn again, and points within each.
+
+    A draw of points with all ties has no correlation, and is left out.
+
+    >>> up = np.arange(8.0)
+    >>> print(correlation({0: (up, up), 1: (up, up**3)}))
+    +1.00 (+1.00 to +1.00)
+    """
+    generator = data.generator("growing", "bootstrap")
+    seeds = sorted(pairs)
+    drawn = []
+    for _ in range(DRAWS):
+        values = []
+        for seed in generator.choice(seeds, len(seeds)):
+            one, other = pairs[int(seed)]
+            places = generator.integers(len(one), size=len(one))
+            values.append(spearman(one[places], other[places]))
+        known = [value for value in values if np.isfinite(value)]
+        if known:
+            drawn.append(float(np.mean(known)))
+    low, high = np.quantile(drawn, [0.025, 0.975]) if drawn else (np.nan, np.nan)
+    by_seed = tuple(spearman(*pairs[seed]) for seed in seeds)
+    return Correlation(float(np.mean(by_seed)), float(low), float(high), by_seed)
+
+
+def spearman(one: Array, other: Array) -> float:
+    """The correlation of ranks; nan where one of them is constant."""
+    first, second = (stats.rankdata(each) for each in (one, other))
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
+        return float("nan")
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def realised(records: Sequence[Record], variant: str, moment: int, column: str) -> dict[int, Array]:
+    """By seed, a column of the points in their order: a signal, or what was gained; means over orders."""
+    found = {}
+    for seed in sorted({one["seed"] for one in records}):
+        own = [one for one in records if one["seed"] == seed and one["variant"] == variant]
+        points = sorted({one["point"] for one in own})
+        values = [[_value(one, moment, column) for one in own if one["point"] == point] for point in points]
+        if values:
+            found[seed] = np.array([np.mean(each) for each in values])
+    return found
+
+
+def _value(record: Record, moment: int, column: str) -> float:
+    value = record["gained"][str(moment)] if column == "gained" else record[column]
+    return float("nan") if value is None else float(value)
