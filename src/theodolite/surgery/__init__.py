@@ -7,6 +7,7 @@ from theodolite.surgery.inserting import insert_block
 from theodolite.surgery.places import Place, Places, Reader, SurgeryError, find_places
 from theodolite.surgery.points import Points, find_points
 from theodolite.surgery.proof import Proof
+from theodolite.surgery.rebuilding import rebuild
 from theodolite.surgery.removing import remove_gains
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "scale_vectors",
     "convert",
     "insert_block",
+    "rebuild",
     # what they return and raise
     "Proof",
     "SurgeryError",
