@@ -12,9 +12,10 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite import data, fits, fleet, models, optim, probes, rules, surgery
+    from theodolite import data, fits, fleet, growing, models, optim, probes, rules, surgery
     from theodolite.anatomy import Anatomy, AnatomyError, Part, UnclassifiedError, dissect
     from theodolite.errors import UseError
+    from theodolite.growing import Grown, grow
     from theodolite.planning import Plan, plan
     from theodolite.size import Size
     from theodolite.stepping import LrRange, find_lr
@@ -56,6 +57,10 @@ __all__ = [
     "probes",
     # how it can be changed and stay the same function
     "surgery",
+    # would one more block help
+    "Grown",
+    "grow",
+    "growing",
     # what is wrong with it
     "Finding",
     "Survey",
@@ -69,6 +74,7 @@ _HOMES = {
     "Anatomy": "anatomy",
     "AnatomyError": "anatomy",
     "Finding": "surveying",
+    "Grown": "growing",
     "LrRange": "stepping",
     "Part": "anatomy",
     "Plan": "planning",
@@ -83,6 +89,8 @@ _HOMES = {
     "find_lr": "stepping",
     "fits": None,
     "fleet": None,
+    "grow": "growing",
+    "growing": None,
     "models": None,
     "optim": None,
     "plan": "planning",

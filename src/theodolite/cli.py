@@ -12,6 +12,7 @@ import typer
 import theodolite
 from theodolite.commands.data import data_app
 from theodolite.commands.fit import fit
+from theodolite.commands.grow import grow
 from theodolite.commands.ledger import ledger_app
 from theodolite.commands.lr import lr
 from theodolite.commands.plan import plan
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, dissect, plan, lr, sweep, fit):
+for command in (survey, dissect, plan, lr, sweep, grow, fit):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
@@ -86,6 +87,8 @@ def _theodolite(
       theodolite fit runs.csv                the loss at the next scale
 
       theodolite sweep gpt-sotu --widths 128,256,512 --lr 2^-12:2^-5    does the learning rate transfer
+
+      theodolite grow my-llama/ --data text.txt    would one more block help, where, how sure
 
       theodolite data list                   data sets, and which are here
     """

@@ -20,6 +20,7 @@ KINDS = {
     "landscape": {"landscape", "places", "values"},
     "tracking": {"tracking", "rows"},
     "stream": {"stream", "looks"},
+    "growth": {"growth", "stages"},
     "learning-rate range": {"lr_range", "curves"},
 }
 """By what a page shows, keys that its JSON has."""

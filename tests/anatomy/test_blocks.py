@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -162,6 +163,20 @@ def test_a_skip_around_the_whole_body_is_no_branch() -> None:
     assert [b.ends[0] for b in anatomy.branches] == [f"body.{n}.2.weight" for n in range(3)]
     assert anatomy["after.weight"].branch is None
     assert anatomy.grown_blocks == 6
+
+
+def test_a_network_is_built_at_twice_the_depth_once_and_only_for_who_asks() -> None:
+    built: list[tuple[int, int]] = []
+
+    def build(width: int, depth: int) -> nn.Module:
+        built.append((width, depth))
+        return nn.Sequential(nn.Linear(4, width), *(Mlp(width) for _ in range(depth)), nn.Linear(width, 2))
+
+    anatomy = dissect(build, torch.zeros(2, 4), size=Size(8, 3))
+    assert built == [(8, 3), (16, 3)]
+    assert (anatomy.num_blocks, anatomy.grown_blocks, anatomy.grown_blocks) == (3, 6, 6)
+    assert built == [(8, 3), (16, 3), (8, 6)]
+    assert pickle.loads(pickle.dumps(dissect(build, torch.zeros(2, 4), size=Size(8, 3)))).grown_blocks == 6
 
 
 def test_sums_of_what_the_blocks_say_are_no_branches() -> None:

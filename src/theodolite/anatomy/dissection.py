@@ -67,7 +67,8 @@ def dissect(
         build: `build(width, depth) -> nn.Module`, or a ready module. From a ready module alone it cannot be
             seen which fans grow; then it is inferred from where in the network a tensor stands.
         inputs: what the network is called with: a tensor, a tuple (`model(*inputs)`) or a dict.
-        size: the size to dissect, 128 × 4 if not said; `build` is also called at twice its width and depth.
+        size: the size to dissect, 128 × 4 if not said; `build` is also called at twice its width, and at
+            twice its depth once the anatomy is asked for its `grown_blocks`.
         roles: by pattern of names (`"blocks.*.scale"`), the role of tensors that cannot be classified,
             or that should be classified otherwise.
 
@@ -95,9 +96,14 @@ def dissect(
         raise AnatomyError(f"size is {size!r}: write Size(width, depth)")
     main = examine_built(build, size, inputs)
     wider = examine_built(build, Size(2 * size.width, size.depth), inputs)
-    deeper = examine_built(build, Size(size.width, 2 * size.depth), inputs)
     anatomy = _Dissection(main, wider, size, roles or {}).anatomy()
-    return Anatomy(anatomy, anatomy.branches, size, len({block for block, _ in places(deeper)}))
+
+    def grown_blocks() -> int:
+        # Half of all the tracing, and few who dissect a network want to know.
+        deeper = examine_built(build, Size(size.width, 2 * size.depth), inputs)
+        return len({block for block, _ in places(deeper)})
+
+    return Anatomy(anatomy, anatomy.branches, size, grown_blocks)
 
 
 class _Dissection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -133,8 +133,7 @@ class Anatomy(Mapping[str, Part]):
     """A read-only table of Parts by canonical name, and the residual branches they form.
 
     `size` is None for a ready module: then nothing was compared across widths, and which fans
-    grow is inferred from the dataflow alone. `grown_blocks` is the number of residual blocks at
-    twice the depth.
+    grow is inferred from the dataflow alone.
     """
 
     def __init__(
@@ -142,12 +141,12 @@ class Anatomy(Mapping[str, Part]):
         parts: Mapping[str, Part],
         branches: tuple[Branch, ...],
         size: Size | None = None,
-        grown_blocks: int | None = None,
+        grown_blocks: int | Callable[[], int] | None = None,
     ) -> None:
         self._parts = dict(parts)
         self.branches = branches
         self.size = size
-        self.grown_blocks = grown_blocks
+        self._grown_blocks = grown_blocks
 
     def __getitem__(self, name: str) -> Part:
         try:
@@ -165,6 +164,16 @@ class Anatomy(Mapping[str, Part]):
     def num_blocks(self) -> int:
         """Number of residual blocks."""
         return len({branch.block for branch in self.branches})
+
+    @property
+    def grown_blocks(self) -> int | None:
+        """Number of residual blocks at twice the depth; the network is built there once this is asked."""
+        if callable(self._grown_blocks):
+            self._grown_blocks = self._grown_blocks()
+        return self._grown_blocks
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_grown_blocks": self.grown_blocks}
 
     @property
     def num_parameters(self) -> int:

@@ -6,6 +6,7 @@ from theodolite.growing.conduct import Contender, Grown, Stage, grow
 from theodolite.growing.fallback import Kept, fallback
 from theodolite.growing.jumpboard import Jump, jump
 from theodolite.growing.splits import Splits, check_disjoint, split
+from theodolite.growing.theory import Theory, theory
 
 __all__ = [
     # one verb
@@ -25,6 +26,9 @@ __all__ = [
     "certificate",
     "clip_from",
     "least_units",
+    # what the theory says
+    "Theory",
+    "theory",
     # which model to keep
     "Kept",
     "fallback",

@@ -52,7 +52,8 @@ def least_units(delta: float = 0.05, candidates: int = 1, method: Method = "bern
     number = 2
     if method == "bernstein":
         return max(number, math.floor(1 + 14 * math.log(2 / level) / 3) + 1)
-    while _capital(torch.ones(number, dtype=torch.float64), level, 0.5) < math.log(1 / level):
+    zero = torch.tensor([0.5], dtype=torch.float64)
+    while _capital(torch.ones(number, dtype=torch.float64), level, zero) < math.log(1 / level):
         number += 1
     return number
 
@@ -103,24 +104,24 @@ def _by_betting(values: Tensor, bound: float, delta: float) -> float:
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
     unit = (values.double().cpu()[order] + bound) / (2 * bound)  # in [0, 1]
     low, high = 0.0, 1.0
-    # The capital falls with the mean that is bet against, so that bisection finds where it last reaches 1/δ.
-    for _ in range(50):
-        middle = (low + high) / 2
-        if _capital(unit, delta, middle) >= math.log(1 / delta):
-            low = middle
-        else:
-            high = middle
+    # The capital falls with the mean that is bet against: ever finer grids find where it last reaches 1/δ.
+    for _ in range(6):
+        means = torch.linspace(low, high, 33, dtype=torch.float64)[1:-1]
+        reached = int((_capital(unit, delta, means) >= math.log(1 / delta)).sum())
+        step = (high - low) / 32
+        low, high = low + reached * step, low + (reached + 1) * step
     return min((2 * low - 1) * bound, float(values.mean()))
 
 
-def _capital(unit: Tensor, delta: float, mean: float) -> float:
-    """The logarithm of the largest capital in a game that pays `1 + λ_t(x_t − mean)`, 0 ≤ x ≤ 1."""
-    count = torch.arange(1, len(unit) + 1, dtype=torch.float64, device=unit.device)
+def _capital(unit: Tensor, delta: float, means: Tensor) -> Tensor:
+    """By mean, the logarithm of the largest capital in a game that pays `1 + λ_t(x_t − mean)`, 0 ≤ x ≤ 1."""
+    count = torch.arange(1, len(unit) + 1, dtype=torch.float64)
     centre = (0.5 + unit.cumsum(0)) / (count + 1)
     variance = (0.25 + (unit - centre).square().cumsum(0)) / (count + 1)
     known = torch.cat([variance.new_tensor([0.25]), variance[:-1]])  # from the units before only
-    stake = (2 * math.log(1 / delta) / (len(unit) * known)).sqrt().clamp(max=STAKE / max(mean, 1e-300))
-    return float((stake * (unit - mean)).log1p().cumsum(0).max())
+    stake = (2 * math.log(1 / delta) / (len(unit) * known)).sqrt()
+    stakes = torch.minimum(stake, STAKE / means[:, None])
+    return (stakes * (unit - means[:, None])).log1p().cumsum(1).amax(1)
 
 
 def _growth(values: Tensor, bound: float) -> float:

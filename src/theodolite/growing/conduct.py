@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,9 @@ from theodolite.growing.splits import Splits, check_disjoint
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.signal import PointSignal, Signal, signal
 from theodolite.probes.units import count, each, losses_of, take
-from theodolite.surgery.block_copies import Point
-from theodolite.surgery.inserting import insert_block, inserted
+from theodolite.surgery.block_copies import Point, make_block
+from theodolite.surgery.editing import Edits
+from theodolite.surgery.inserting import insert_block, inserted, put
 from theodolite.surgery.points import Points, find_points
 from theodolite.surgery.proof import Proof
 from theodolite.workloads import Batch
@@ -36,6 +38,9 @@ class Contender:
 
     point: Point
     signal: PointSignal = field(repr=False)
+    slope: float
+    """How fast the loss falls at first along the direction of the jump, and its standard error."""
+    error: float
     jump: Jump
     train_gain: float
     """By how much the loss fell on the units that the signal was estimated on. A block with which it rose is
@@ -104,10 +109,10 @@ def grow(
     *,
     blocks: int = 1,
     at: Sequence[int | str] | None = None,
-    along: Along = "gradient",
+    along: Along = "preconditioned",
     contenders: int = 3,
     delta: float = 0.05,
-    reach: float = 1.0,
+    reach: float = 8.0,
     fresh: nn.Module | None = None,
     optimizer: Optimizer | None = None,
     progress: Tell | None = None,
@@ -127,7 +132,8 @@ def grow(
         along: jump along the signal, or along the preconditioned one.
         contenders: at how many points a jump is tried.
         delta: the chance that any of the certificates is wrong.
-        reach: the longest jump in units of the step radius.
+        reach: the longest jump in units of the step radius, which is the least over many rows: the loss
+            often goes on falling beyond it.
         fresh: a network built alike whose blocks are copied, as before training.
         optimizer: the model's, which is to train the new blocks too.
         progress: is told what goes on and which share of all work is done.
@@ -137,7 +143,7 @@ def grow(
     require_units(splits.certify, delta, _candidates(blocks))
     inner = unwrap(model)
     inputs = take(next(iter(each(splits.choose))), slice(0, 2))[0]
-    trial = _Trial(inner, loss, splits, inputs, at, along, contenders, reach, fresh)
+    trial = _Trial(inner, loss, splits, inputs, at, along, contenders, reach, copy.deepcopy(fresh))
     losses = [trial.losses()]
     stages: list[Stage] = []
     for number in range(blocks):
@@ -151,7 +157,7 @@ def grow(
             stages.append(stage)
             break
         _, proof = insert_block(
-            model, inputs, stage.chosen.point, fresh=fresh, optimizer=optimizer, points=trial.points
+            model, inputs, stage.chosen.point, fresh=trial.fresh, optimizer=optimizer, points=trial.points
         )
         trial.move(stage.chosen)
         told("certifying", 0.95)
@@ -238,6 +244,11 @@ class _Trial:
         tried: list[Contender] = []
         for number, one in enumerate(ranked):
             tell(f"a jump at {one.name}", 0.55 + 0.4 * number / len(ranked))
+            slope, error = (
+                (one.gain, one.error)
+                if self.along == "gradient"
+                else (one.preconditioned, one.preconditioned_error)
+            )
             with inserted(self.model, one.point, self.fresh):
                 made = jump(
                     self.model,
@@ -245,18 +256,20 @@ class _Trial:
                     self.splits.choose,
                     one.name,
                     self._directions(one),
-                    slope=one.gain if self.along == "gradient" else one.preconditioned,
+                    slope=slope,
                     reach=self.reach,
                 )
                 after = float(losses_of(self.model, self.loss, self.splits.estimate).mean())
-            tried.append(Contender(one.point, one, made, before.means.estimate - after))
+            tried.append(Contender(one.point, one, slope, error, made, before.means.estimate - after))
         good = [one for one in tried if one.jump.gain > 0 and one.train_gain > 0]
         chosen = max(good, key=lambda one: one.jump.gain, default=None)
         return Stage(found, tuple(tried), chosen, None, None)
 
     @torch.no_grad()
     def move(self, chosen: Contender) -> None:
-        """Let the block that was inserted jump as it did when it was tried."""
+        """Let the block that was inserted jump as it did when it was tried; what is fresh grows along."""
+        if self.fresh is not None:
+            put(self.fresh, chosen.point, make_block(self.fresh, chosen.point), Edits())
         tensors = dict(all_parameter_names(self.model))
         for name, direction in self._directions(chosen.signal).items():
             tensor = tensors[f"{chosen.point.name}.{name}"]

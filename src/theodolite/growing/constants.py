@@ -76,7 +76,8 @@ class Layer:
     def how(self) -> str:
         """Whether its Lipschitz constants in the input are bounds."""
         lost = {one.missing for one in (self.norm, self.shortcut, self.input)} - {""}
-        return f"measured: no bound for {', '.join(sorted(lost))}" if lost else "bound"
+        found = f"measured: no bound for {', '.join(sorted(lost))}" if lost else "bound"
+        return found if self.shortcut.value == 1 else f"{found}; shortcut {self.shortcut.value:.3g}"
 
 
 def measure(

@@ -39,12 +39,12 @@ def _stage(number: int, stage: Stage) -> str:
     ]
     width = max((len(one.point.name) for one in stage.contenders), default=0) + 2
     if stage.contenders:
-        head = ("gain", "±", "step", "predicted", "fell by", "of train")
+        head = ("slope", "±", "step", "predicted", "fell by", "of train")
         lines.append(f"  {'tried at':<{max(width, 10)}}" + "".join(f"{name:>11}" for name in head))
     for one in stage.contenders:
         cells = (
-            one.signal.gain,
-            one.signal.error,
+            one.slope,
+            one.error,
             one.jump.length,
             one.jump.predicted,
             one.jump.gain,

@@ -38,19 +38,18 @@ def _constants(found: Theory) -> list[str]:
         f"L_T {_number(top.value)} ({_number(top.measured)} seen{held}), L_ℓ {_number(found.loss_lipschitz)} "
         f"({slope}), B {_number(found.loss_bound)} ({seen})",
         f"L {whole.layers}, p {found.parameters:,}, R {_number(whole.radius)}, "
-        f"A {_power(whole.log_amplification)}; with what was measured alone A is "
-        f"{_power(found.side('measured').log_amplification)}, with norms at 1/√ε "
-        f"{_power(found.side('anywhere').log_amplification)}",
+        f"A {_power(whole.log_amplification)} ({_power(found.side('measured').log_amplification)} with what "
+        f"was measured alone, {_power(found.side('anywhere').log_amplification)} with norms at 1/√ε)",
     ]
     if not found.is_post_norm:
         lines.append(
-            "The stream is not normalised between layers: L_N is of what else stands there. The lemma has norms\n"
-            "there, which keep the stream bounded. Here that is assumed, and a last norm is part of the top."
+            "The stream is not normalised between layers: L_N is of what else stands there. The lemma has\n"
+            "norms there, which bound the stream. Here that is assumed; a last norm is part of the top."
         )
     lines.append(
-        f"Left L_x and L_θ: the largest of {found.units} units. Right L_x: a bound for inputs like theirs. The "
-        "theorem needs\nconstants for every network of the class, fixed before the data are seen: none is below "
-        "those measured."
+        f"L_x from below and L_θ are the largest of {found.units} units, L_x from above is for inputs like\n"
+        "theirs. The theorem needs constants for every network of the class, fixed before the data are\n"
+        "seen: they are not below those measured."
     )
     return lines
 
@@ -61,18 +60,22 @@ def _statements(found: Theory) -> list[str]:
         if found.margin is None
         else f"a gain of {_number(found.margin)} by the jump and {_number(found.training)} by training"
     )
+    measured, anywhere = (
+        _number(found.side(side).gamma(found.n, found.delta)) for side in ("measured", "anywhere")
+    )
     lines = [
-        f"Γ = {_number(found.gamma)} at n = {found.n:,} units, δ = {found.delta:g}; "
-        f"{_number(found.side('measured').gamma(found.n, found.delta))} with what was measured alone, "
-        f"{_number(found.side('anywhere').gamma(found.n, found.delta))} with norms at 1/√ε",
-        f"For {gain}, with m = {found.m:,} units to test on:",
+        f"Γ = {_number(found.gamma)} at n = {found.n:,} units, δ = {found.delta:g} ({measured} with what was "
+        f"measured alone, {anywhere} with\nnorms at 1/√ε). For {gain},\n"
+        f"and m = {found.m:,} units to test on:",
+        "",
+        f"{'theorem':<32}{'new − old at most':>18}{'with probability':>18}{'shown':>8}{'units needed':>15}",
     ]
     for one in found.theorems:
-        change = f"new − old ≤ {one.change:+.3g} with probability {max(0.0, 1 - one.failure):.3g}"
-        verdict = "shown to help" if one.shows_gain else "nothing shown"
         lines.append(
-            f"  Theorem {one.number} ({one.about}): {change}: {verdict}; it takes {_count(one.needed)} units"
+            f"{f'{one.number}: {one.about}':<32}{one.change:>+18.3g}{max(0.0, 1 - one.failure):>18.3g}"
+            f"{'gain' if one.shows_gain else 'nothing':>8}{_count(one.needed):>15}"
         )
+    lines.append("")
     if found.vacuous_by >= 1:
         lines.append(
             f"The bound is vacuous by a factor of {_number(found.vacuous_by)}: 2Γ is that many times the "
@@ -111,4 +114,4 @@ def _power(log: float) -> str:
 
 
 def _count(units: float) -> str:
-    return "no number of" if math.isinf(units) else f"{units:,.0f}" if units < 1e7 else f"{units:.1e}"
+    return "no number" if math.isinf(units) else f"{units:,.0f}" if units < 1e7 else f"{units:.1e}"

@@ -133,6 +133,8 @@ class Candidates:
                         getattr(module, own).requires_grad_(False)
                 if isinstance(site, GainSite):
                     output = module.forward(*args)  # with an open gain
+                elif isinstance(site, MapSite) and not site.convolves:
+                    silence(module, output)
             site = candidate.known[holder]
             if site is None:
                 return None
@@ -149,6 +151,16 @@ class Candidates:
             return leaf
 
         return close
+
+
+def silence(module: nn.Module, output: Tensor) -> None:
+    """Let a closed linear map make zeros without a product, as many and of the dtype that it made."""
+    outputs, dtype = output.shape[-1], output.dtype
+
+    def zeros(features: Tensor) -> Tensor:
+        return features.new_zeros((*features.shape[:-1], outputs), dtype=dtype)
+
+    module.forward = zeros
 
 
 def make_site(module: nn.Module, closers: Closers, args: tuple[Any, ...], output: Any) -> Site | None:

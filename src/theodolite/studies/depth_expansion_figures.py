@@ -51,8 +51,8 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
 def _signal(found: Sequence[Grid]) -> Figure:
     rows = []
     for title, value, relative in (
-        ("‖v̄‖ train", norm("train"), False),
-        ("‖v̄‖ test", norm("test"), False),
+        ("‖v‖ train", norm("train"), False),
+        ("‖v‖ test", norm("test"), False),
         ("train, of shallowest", norm("train"), True),
         ("test, of shallowest", norm("test"), True),
     ):
@@ -82,7 +82,7 @@ def _matched(found: Sequence[Grid]) -> Figure:
                 ]
             )
         known = [x for panel in panels for line in panel for x, _ in line.points]
-        rows.append(Row(f"‖v̄‖ {split}", _logarithmic(known), _heights(panels), panels, "train loss"))
+        rows.append(Row(f"‖v‖ {split}", _logarithmic(known), _heights(panels), panels, "train loss"))
     return Figure("The same against the train loss", _widths(found[0]), _columns(found), rows)
 
 

@@ -33,7 +33,7 @@ def notes(records: Sequence[Record]) -> str:
 
 def _networks(grid: Grid) -> str:
     rows: list[tuple[str, ...]] = [
-        ("network", "train loss", "test loss", "right", "‖v̄‖ train", "test", "/√trΣ train", "test", "gain")
+        ("network", "train loss", "test loss", "right", "‖v‖ train", "test", "/√trΣ train", "test", "gain")
     ]
     values: tuple[Value, ...] = (
         lambda one: one["train_loss"],
@@ -53,8 +53,8 @@ def _networks(grid: Grid) -> str:
             rows.append((f"width {width} n {depth}", *shown))
     heading = (
         f"{grid.regime}: means over seeds {_listed(grid.seeds)}, ± their standard deviation; share of test\n"
-        "images right; the mean gradient before the readout, and in units of one image's spread; the largest\n"
-        "tr(MS⁻¹Mᵀ) of one more block, on test images:"
+        "images right; the mean gradient before the readout, and in units of one image's spread; the\n"
+        "largest tr(MS⁻¹Mᵀ) of one more block, on test images:"
     )
     return f"{heading}\n{_columns(rows)}"
 
@@ -69,10 +69,10 @@ def _followed(grid: Grid) -> str:
         return one["train_loss"]
 
     for name, value in (
-        ("‖v̄‖ train", norm("train")),
-        ("‖v̄‖ test", norm("test")),
-        ("‖v̄‖/√trΣ train", coherence("train")),
-        ("‖v̄‖/√trΣ test", coherence("test")),
+        ("‖v‖ train", norm("train")),
+        ("‖v‖ test", norm("test")),
+        ("‖v‖/√trΣ train", coherence("train")),
+        ("‖v‖/√trΣ test", coherence("test")),
     ):
         alone, given = slopes(grid, value), slopes(grid, value, loss)
         rows.append(
@@ -86,10 +86,14 @@ def _followed(grid: Grid) -> str:
         )
         keys = ("depth", "width", "given 0", "explained")
         rows.append(("  given the loss", *(_spread(given[key]) for key in keys), ""))
+    alone = slopes(grid, loss)
+    rows.append(
+        ("train loss", _spread(alone["depth"]), _spread(alone["width"]), "", _spread(alone["explained"]), "")
+    )
     bias = np.median(grid.over(lambda one: norm("train")(one) / one["train_bias"]))
     heading = (
         f"{grid.regime}: slopes over all networks, with the train loss held and without. The mean gradient\n"
-        f"before the readout is Wᵀ∇_b L; its norm is {bias:.2g} of that of the bias's gradient (median):"
+        f"before the readout is Wᵀ∇_b L; its norm is {bias:.2g} × that of the bias's gradient (median):"
     )
     return f"{heading}\n{_columns(rows)}"
 

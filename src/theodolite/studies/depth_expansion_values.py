@@ -126,17 +126,19 @@ def slopes(grid: Grid, value: Value, *given: Value) -> dict[str, Array]:
 
 def explained_by(grid: Grid, value: Value, by: Value) -> Array:
     """R² of `log value` on `log by` alone, for each seed."""
-    y_DWS, x_DWS = np.log(grid.over(value)), np.log(grid.over(by))
-    return np.array(
-        [np.corrcoef(y.ravel(), x.ravel())[0, 1] ** 2 for y, x in zip(y_DWS.T, x_DWS.T, strict=True)]
-    )
+    found = []
+    for y_WD, x_WD in zip(np.log(grid.over(value)).T, np.log(grid.over(by)).T, strict=True):
+        columns = np.stack([np.ones(y_WD.size), x_WD.ravel()], axis=1)
+        found.append(_least_squares(columns, y_WD.ravel())[-1])
+    return np.array(found)
 
 
 def _least_squares(columns: Array, y: Array) -> list[float]:
     """Slopes without the constant, and R²."""
     solution, *_ = np.linalg.lstsq(columns, y, rcond=None)
     rest = y - columns @ solution
-    return [*solution[1:], 1 - float(rest @ rest) / float(((y - y.mean()) ** 2).sum())]
+    whole = float(((y - y.mean()) ** 2).sum())
+    return [*solution[1:], 1 - float(rest @ rest) / whole if whole else 0.0]
 
 
 def _sorted(records: Sequence[Record], key: str) -> list[int]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy import stats
 
 from theodolite.studies.growing_coverage import DELTA, METHODS, WAYS
 from theodolite.studies.growing_fits import Envelope, envelope
-from theodolite.studies.growing_ranking import Correlation, correlation, realised
+from theodolite.studies.growing_ranking import (
+    SIGNALS,
+    Correlation,
+    correlation,
+    in_two_orders,
+    realised,
+    together,
+)
 from theodolite.studies.growing_setting import ADDED
 from theodolite.studies.paired import Paired, paired
 from theodolite.studies.records import Record
@@ -22,7 +29,8 @@ DIFFERENCES = (
     ("signal", "stack", "and better than stacking"),
     ("signal", "none", "growing ends better than training on without"),
     ("signal", "scratch", "and better than the deep network from scratch"),
-    ("jump", "signal", "a jump along the signal ends better than a start at zero"),
+    ("tried", "random", "places where a jump gains most end better than random ones"),
+    ("jump", "tried", "a block that jumps there ends better than one that starts at zero"),
 )
 """First less second is to be below zero, in the loss at the end, when all have spent the same."""
 DOUBLED = (
@@ -32,6 +40,7 @@ DOUBLED = (
 )
 RANKED = 0.5
 """A rank correlation that would be of use."""
+CLAIMED = ("gain", "preconditioned", "relative", "jumped preconditioned")
 AGREEING = 0.8
 """What two orders of the data should have in common if there is a ranking at all."""
 ALIKE = 2.0
@@ -87,19 +96,19 @@ def _ranked(records: Sequence[Record]) -> Iterator[Claim]:
     moments = sorted(int(moment) for moment in records[0]["gained"])
     first, last = moments[0], moments[-1]
     for variant, words in (("new", "the new block alone trained"), ("all", "everything trained")):
-        gained = {moment: realised(records, variant, moment, "gained") for moment in (first, last)}
-        signals = {name: realised(records, variant, last, name) for name in ("gain", "preconditioned")}
-        for moment in (first, last):
-            for column, called in (("gain", "the gain"), ("preconditioned", "the preconditioned gain")):
-                found = correlation(_together(signals[column], gained[moment]))
+        gained = {moment: realised(records, variant, moment, "gained") for moment in moments}
+        for moment, names in ((first, ["gain"]), (last, CLAIMED)):
+            for name in names:
+                signals = realised(records, variant, last, name)
+                found = correlation(together(signals, gained[moment]))
                 yield Claim(
-                    f"{called} ranks the points as {moment} steps do, {words}",
+                    f"{SIGNALS[name]} ranks the points as {moment} steps do, {words}",
                     "–",
                     f"rank correlation ≥ {RANKED:g}",
                     str(found),
                     _above(found, RANKED),
                 )
-        agreed = correlation(_orders(records, variant, last))
+        agreed = correlation(in_two_orders(records, variant, last))
         yield Claim(
             f"two orders of the data rank them alike, {words}",
             "–",
@@ -107,23 +116,10 @@ def _ranked(records: Sequence[Record]) -> Iterator[Claim]:
             str(agreed),
             _above(agreed, AGREEING),
         )
-        ahead = [
-            gained[last][seed].mean() - gained[last][seed][int(np.argmax(signals["gain"][seed]))]
-            for seed in sorted(gained[last])
-        ]
+        signals, ends = realised(records, variant, last, "gain"), gained[last]
+        ahead = [ends[seed].mean() - ends[seed][int(np.argmax(signals[seed]))] for seed in sorted(ends)]
         name = f"the strongest point gains more than the points do in the mean, {words}"
         yield _lower(name, "mean − strongest < 0", Paired(np.array(ahead)), f"{last} steps")
-
-
-def _together(
-    one: Mapping[int, np.ndarray], other: Mapping[int, np.ndarray]
-) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    return {seed: (one[seed], other[seed]) for seed in one.keys() & other.keys()}
-
-
-def _orders(records: Sequence[Record], variant: str, moment: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    halves = [[one for one in records if one["order"] == order] for order in (0, 1)]
-    return _together(*(realised(half, variant, moment, "gained") for half in halves))
 
 
 def _above(found: Correlation, limit: float) -> Verdict:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from theodolite.studies.growing_setting import Setting
-from theodolite.studies.growing_training import Course, Lesson, Pupil, enrolled, judged, wsd
-from theodolite.studies.growing_ways import looked_for, rounded, strongest
+from theodolite.studies.growing_signals import inserted, looked_at
+from theodolite.studies.growing_training import Course, Lesson, Pupil, enrolled, judged, rounded, wsd
 from theodolite.studies.records import Record
-from theodolite.surgery import insert_block
 
 
 def grown_block_by_block(setting: Setting, seed: int, device: str) -> Iterator[Record]:
-    """From one block to many, where the signal is strongest; beside it one block that trains as long.
+    """From one block to many, where gain·E[h²] is largest; beside it one block that trains as long.
 
     At the end of each stage a branch is trained on until its learning rate is zero: its loss counts.
     """
     lesson = Lesson.of(setting, device)
-    inputs = lesson.batches("proof", 2)[0][0]
     for kind in ("grown", "alone"):
         pupil = enrolled(setting, setting.grown_width, 1, seed, device)
         for stage in range(setting.deepest):
@@ -28,11 +26,11 @@ def grown_block_by_block(setting: Setting, seed: int, device: str) -> Iterator[R
             _trained(branch, lesson, seed, (stage + 1) * setting.stage, factors)
             record = _record(kind, branch, lesson, (stage + 1) * setting.stage + setting.stage_decay)
             if kind == "grown":
-                seen = looked_for(pupil, lesson, f"{seed} {stage}")
-                best = seen.best
-                record |= {"gain": rounded(best.gain, 9), "point": best.point.index}
-                (place,) = strongest(seen, pupil.depth, 1, seed)
-                insert_block(pupil.model, inputs, place, optimizer=pupil.optimizer)
+                look = looked_at(pupil, lesson, f"{seed} {stage}")
+                best = max(look.signal.points, key=look.relative)
+                gains = {"gain": best.gain, "relative": look.relative(best)}
+                record |= {name: rounded(value, 9) for name, value in gains.items()}
+                inserted(pupil, look, best.point)
             yield record
 
 

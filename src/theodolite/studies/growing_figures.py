@@ -21,6 +21,7 @@ COLOURS = {
     "stack": GREEN,
     "random": VIOLET,
     "weakest": "#5b9aa0",
+    "tried": "#b5651d",
 }
 
 

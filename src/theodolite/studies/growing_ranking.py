@@ -12,11 +12,29 @@ from scipy import stats
 
 from theodolite import data
 from theodolite.studies.growing_setting import Setting
-from theodolite.studies.growing_training import Course, Lesson, Pupil, enrolled, judged, optimizer_of, wsd
-from theodolite.studies.growing_ways import looked_for, rounded
+from theodolite.studies.growing_signals import Look, inserted, looked_at, tried
+from theodolite.studies.growing_training import (
+    Course,
+    Lesson,
+    Pupil,
+    enrolled,
+    judged,
+    optimizer_of,
+    rounded,
+    wsd,
+)
 from theodolite.studies.records import Record
-from theodolite.surgery import find_points, insert_block
 
+SIGNALS: Mapping[str, str] = {
+    "gain": "the gain",
+    "preconditioned": "the preconditioned gain",
+    "relative": "the gain times the stream's mean square",
+    "sign": "the sum of |M|",
+    "jumped": "what a jump gains",
+    "jumped preconditioned": "what a preconditioned jump gains",
+}
+"""What could rank the points. The sum of |M| is how fast the loss falls along its signs, as Adam steps at
+first."""
 VARIANTS = ("new", "all")
 """What is trained after an insertion: the new block alone, or everything."""
 DRAWS = 1000
@@ -30,17 +48,17 @@ def ranked(setting: Setting, seed: int, device: str) -> Iterator[Record]:
     pupil = enrolled(setting, setting.width, setting.ranked_depth, seed, device)
     factors = wsd(setting.ranked_before, warmup=setting.warmup, decay=0)
     Course(pupil, lesson, order=seed, first=0, factors=factors).go(setting.ranked_before)
-    seen = looked_for(pupil, lesson, seed)
-    inputs = lesson.batches("proof", 2)[0][0]
-    points = find_points(pupil.model, inputs)
+    look = looked_at(pupil, lesson, seed)
+    known = _signals(pupil, lesson, look, seed)
+    at_once = judged(pupil.model, lesson)
     for order in range(setting.orders):
         for variant in VARIANTS:
-            control = dict.fromkeys(setting.moments, judged(pupil.model, lesson))
+            control = dict.fromkeys(setting.moments, at_once)
             if variant == "all":
                 control = _courses(pupil.copied(), lesson, f"{seed} {order}")
-            for one in seen.points:
+            for one in look.signal.points:
                 other = pupil.copied()
-                insert_block(other.model, inputs, one.point, optimizer=other.optimizer, points=points)
+                inserted(other, look, one.point)
                 if variant == "new":
                     block = other.model.blocks[one.point.index]
                     other = Pupil(other.model, optimizer_of(block.parameters(), setting, device))
@@ -49,14 +67,30 @@ def ranked(setting: Setting, seed: int, device: str) -> Iterator[Record]:
                     "variant": variant,
                     "order": order,
                     "point": one.point.index,
-                    "gain": rounded(one.gain, 9),
-                    "error": rounded(one.error, 9),
-                    "preconditioned": rounded(one.preconditioned, 9),
-                    "norm": rounded(one.norm, 9),
-                    "sign": rounded(sum(float(each.abs().sum()) for each in one.directions.values())),
+                    **known[one.point.index],
                     "control": {str(moment): rounded(loss) for moment, loss in control.items()},
                     "gained": {str(moment): rounded(control[moment] - losses[moment]) for moment in losses},
                 }
+
+
+def _signals(pupil: Pupil, lesson: Lesson, look: Look, seed: int) -> dict[int, dict[str, float | None]]:
+    """By point, everything that could rank it."""
+    plain, conditioned = (
+        tried(pupil, lesson, look, seed, preconditioned=which).by_point for which in (False, True)
+    )
+    found = {}
+    for one in look.signal.points:
+        values = {
+            "gain": one.gain,
+            "error": one.error,
+            "preconditioned": one.preconditioned,
+            "relative": look.relative(one),
+            "sign": sum(float(each.abs().sum()) for each in one.directions.values()),
+            "jumped": plain[one.point.index].gain,
+            "jumped preconditioned": conditioned[one.point.index].gain,
+        }
+        found[one.point.index] = {name: rounded(value, 9) for name, value in values.items()}
+    return found
 
 
 def _courses(pupil: Pupil, lesson: Lesson, order: str) -> dict[int, float]:
@@ -128,6 +162,17 @@ def realised(records: Sequence[Record], variant: str, moment: int, column: str) 
         if values:
             found[seed] = np.array([np.mean(each) for each in values])
     return found
+
+
+def together(one: Mapping[int, Array], other: Mapping[int, Array]) -> dict[int, tuple[Array, Array]]:
+    """Two readings of the seeds that both have."""
+    return {seed: (one[seed], other[seed]) for seed in sorted(one.keys() & other.keys())}
+
+
+def in_two_orders(records: Sequence[Record], variant: str, moment: int) -> dict[int, tuple[Array, Array]]:
+    """What was gained, with the data in two orders: no signal can be expected to agree better."""
+    halves = [[one for one in records if one["order"] == order] for order in (0, 1)]
+    return together(*(realised(half, variant, moment, "gained") for half in halves))
 
 
 def _value(record: Record, moment: int, column: str) -> float:

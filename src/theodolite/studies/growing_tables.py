@@ -8,12 +8,16 @@ import numpy as np
 
 from theodolite.studies.growing_claims import PARTS, losses, share
 from theodolite.studies.growing_fits import envelope
-from theodolite.studies.growing_ranking import VARIANTS, correlation, realised
+from theodolite.studies.growing_ranking import (
+    SIGNALS,
+    VARIANTS,
+    correlation,
+    in_two_orders,
+    realised,
+    together,
+)
 from theodolite.studies.paired import paired
 from theodolite.studies.records import Record
-
-SIGNALS = ("gain", "preconditioned", "sign")
-"""How fast the loss falls along −M and −MS⁻¹, and along the signs of −M, as Adam steps at first: Σ|M|."""
 
 
 def notes(records: Sequence[Record]) -> str:
@@ -57,19 +61,19 @@ def _ranked(records: Sequence[Record]) -> Iterator[str]:
     if not records:
         return
     moments = sorted(int(moment) for moment in records[0]["gained"])
-    rows: list[tuple[str, ...]] = [("trained", "steps", *SIGNALS, "mean gained", "spread over points")]
-    for variant in VARIANTS:
-        for moment in moments:
-            gained = realised(records, variant, moment, "gained")
-            found = []
-            for name in SIGNALS:
-                signals = realised(records, variant, moment, name)
-                found.append(str(correlation({seed: (signals[seed], gained[seed]) for seed in gained})))
-            means = [float(each.mean()) for each in gained.values()]
-            spreads = [float(each.std(ddof=1)) for each in gained.values()]
-            shown = f"{np.mean(means):+.4f}", f"{np.mean(spreads):.4f}"
-            rows.append((variant, str(moment), *found, *shown))
-    heading = "Rank correlation of the signal with what was gained, over the points of a network:"
+    columns = [(variant, moment) for variant in VARIANTS for moment in moments]
+    gained = {each: realised(records, *each, "gained") for each in columns}
+    rows: list[tuple[str, ...]] = [("trained", *(variant for variant, _ in columns))]
+    rows.append(("after steps", *(str(moment) for _, moment in columns)))
+    for name, words in SIGNALS.items():
+        signals = {variant: realised(records, variant, moments[0], name) for variant in VARIANTS}
+        found = [correlation(together(signals[each[0]], gained[each])) for each in columns]
+        rows.append((words, *(str(each) for each in found)))
+    rows.append(("another order of data", *(str(correlation(in_two_orders(records, *c))) for c in columns)))
+    means = [np.mean([each.mean() for each in gained[column].values()]) for column in columns]
+    spreads = [np.mean([each.std(ddof=1) for each in gained[column].values()]) for column in columns]
+    rows.append(("gained, mean ± spread over points", *map("{:+.4f} ± {:.4f}".format, means, spreads)))
+    heading = "Rank correlation of what a block gained with what was known before, over the points:"
     yield f"{heading}\n{_aligned(rows)}"
 
 

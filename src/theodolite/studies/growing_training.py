@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +152,8 @@ class Course:
             else:
                 self._capture()
             self._made += 1
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _advance(self) -> None:
         """The step itself: nothing in it waits for the device."""
@@ -195,6 +198,11 @@ def judged(model: GPT, lesson: Lesson, *, num: int | None = None) -> float:
         for inputs, targets in batches:
             total += next_token_loss(model(inputs), targets).double()
     return float(total / len(batches))
+
+
+def rounded(value: float, digits: int = 6) -> float | None:
+    """For JSON, which knows no nan."""
+    return round(value, digits) if math.isfinite(value) else None
 
 
 SPLITS = ("train", "validation")

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from theodolite import data
-from theodolite.probes.signal import Signal, signal
+from theodolite.growing import certificate, clip_from
+from theodolite.probes.units import losses_of
 from theodolite.studies.growing_setting import ADDED, Setting
+from theodolite.studies.growing_signals import Jumps, Look, inserted, jumped, looked_at, tried
 from theodolite.studies.growing_training import (
     Course,
     Lesson,
@@ -18,48 +20,49 @@ from theodolite.studies.growing_training import (
     enrolled,
     flops_of,
     judged,
+    rounded,
     wsd,
 )
 from theodolite.studies.records import Record
-from theodolite.surgery import insert_block
 from theodolite.workloads import next_token_loss
-
-FORWARD_AND_BACK = 5 / 3
-"""What a sequence costs the signal, in training steps of one: forward and back (1), a candidate beside every
-block (1/3), and the products of gradients and features (less than 1/3)."""
 
 
 def grown_in_all_ways(setting: Setting, seed: int, added: int, device: str) -> Iterator[Record]:
     """A record for each way, of one seed: all go on from one trained network, and spend the same in all."""
     lesson = Lesson.of(setting, device)
-    pupil = enrolled(setting, setting.width, setting.depth, seed, device)
     start = time.perf_counter()
+    pupil = enrolled(setting, setting.width, setting.depth, seed, device)
     factors = wsd(setting.before, warmup=setting.warmup, decay=0)
-    course = Course(pupil, lesson, order=seed, first=0, factors=factors)
-    course.go(setting.before)
-    del course
+    Course(pupil, lesson, order=seed, first=0, factors=factors).go(setting.before)
     before = judged(pupil.model, lesson)
-    seen = looked_for(pupil, lesson, seed)
-    shared = {"before": rounded(before), "gains": [rounded(one.gain, 9) for one in seen.points]}
-    yield {"way": "base", **shared, "seconds": round(time.perf_counter() - start, 2)}
+    trained = time.perf_counter() - start
+    known = Known.of(pupil, lesson, seed)
+    yield {
+        "way": "base",
+        "loss": rounded(before),
+        "gains": [rounded(one.gain, 9) for one in known.look.signal.points],
+        "jumps": [rounded(one.gain) for _, one in sorted(known.jumps.by_point.items())],
+        "steps": setting.before,
+        "seconds": [round(trained, 2), round(time.perf_counter() - start - trained, 2)],
+    }
     deeper = setting.depth + added
     spent = flops_of(setting, setting.width, setting.depth, steps=setting.before)
     budget = spent + flops_of(setting, setting.width, deeper, steps=setting.after)
-    looking = flops_of(setting, setting.width, setting.depth, steps=2 * setting.units / setting.num)
     for way in ways_of(setting, added):
         start = time.perf_counter()
-        other, told = pupil.copied(), dict[str, Any]()
+        other, places, told = pupil.copied(), list(way.places(known, added)), dict[str, Any]()
         account = Account(setting, lesson, seed, budget, spent)
-        account.spent += FORWARD_AND_BACK * looking if way.looks else 0.0
+        account.spent += flops_of(setting, setting.width, setting.depth, steps=way.cost(known) / setting.num)
         if way.name == "scratch":
             other = enrolled(setting, setting.width, deeper, seed, device)
-            account = Account(setting, lesson, seed, budget, 0.0)
+            account.spent = 0.0
         elif way.name == "stack":
             stacked(other, added)
-        elif way.name != "none":
-            where = way.places(seen, setting.depth, added, seed)
-            told = {"places": list(where)}
-            _insert(other, lesson, where)
+        elif way.name == "jump":
+            told = _jumped(pupil, other, known, places)
+        else:
+            inserted_all(other, known.look, places)
+        told |= {"places": places} if places else {}
         first = judged(other.model, lesson)
         last = account.used_up(other)
         yield {
@@ -76,14 +79,32 @@ def grown_in_all_ways(setting: Setting, seed: int, added: int, device: str) -> I
 
 
 @dataclass(frozen=True)
+class Known:
+    """What a way may look at before it chooses."""
+
+    pupil: Pupil
+    lesson: Lesson
+    seed: int
+    look: Look
+    jumps: Jumps
+    """Along the preconditioned directions, at each point by itself."""
+
+    @staticmethod
+    def of(pupil: Pupil, lesson: Lesson, seed: int) -> Known:
+        """Look at the signal, and try a jump at every point."""
+        look = looked_at(pupil, lesson, seed)
+        return Known(pupil, lesson, seed, look, tried(pupil, lesson, look, seed, preconditioned=True))
+
+
+@dataclass(frozen=True)
 class Way:
     """One way, and how it chooses its places."""
 
     name: str
-    places: Callable[[Signal, int, int, int], Sequence[int]] = lambda *_: ()
-    """Of the signal, the depth, the blocks to add and the seed: where they go, in the old numbering."""
-    looks: bool = False
-    """Does it pay for the signal?"""
+    places: Callable[[Known, int], Sequence[int]] = lambda known, added: ()
+    """Where the blocks go, in the numbering of the network before."""
+    cost: Callable[[Known], float] = lambda known: 0.0
+    """Of the choice, in sequences that are trained on."""
     draw: int = 0
 
 
@@ -92,8 +113,8 @@ def ways_of(setting: Setting, added: int) -> list[Way]:
     chosen = [
         Way("none"),
         Way("scratch"),
-        Way("signal", strongest, looks=True),
-        Way("even", lambda _, depth, added, seed: evenly(depth, added)),
+        Way("signal", strongest, lambda known: known.look.cost),
+        Way("even", lambda known, added: evenly(known.pupil.depth, added)),
         Way("stack"),
     ]
     if added != ADDED:
@@ -101,24 +122,26 @@ def ways_of(setting: Setting, added: int) -> list[Way]:
     return [
         *chosen,
         *(Way("random", _Random(draw), draw=draw) for draw in range(setting.draws)),
-        Way("weakest", weakest, looks=True),
+        Way("weakest", weakest, lambda known: known.look.cost),
+        Way("tried", best_tried, lambda known: known.look.cost + known.jumps.cost),
+        # It tries once more at its own places: two of seven or so.
+        Way("jump", best_tried, lambda known: known.look.cost + 1.3 * known.jumps.cost),
     ]
 
 
-def looked_for(pupil: Pupil, lesson: Lesson, order: int | str) -> Signal:
-    """The signal at all points of a network, on sequences of the training text."""
-    estimate, measure = (lesson.batches(f"signal {k} {order}", lesson.setting.units) for k in range(2))
-    return signal(pupil.model, next_token_loss, estimate, measure)
-
-
-def strongest(seen: Signal, depth: int, added: int, seed: int) -> list[int]:
+def strongest(known: Known, added: int) -> list[int]:
     """The points of the largest gains."""
-    return sorted(point.point.index for point in seen.ranked()[:added])
+    return sorted(point.point.index for point in known.look.signal.ranked()[:added])
 
 
-def weakest(seen: Signal, depth: int, added: int, seed: int) -> list[int]:
+def weakest(known: Known, added: int) -> list[int]:
     """The points of the smallest."""
-    return sorted(point.point.index for point in seen.ranked()[-added:])
+    return sorted(point.point.index for point in known.look.signal.ranked()[-added:])
+
+
+def best_tried(known: Known, added: int) -> list[int]:
+    """The points where a jump gains most."""
+    return known.jumps.best(added)
 
 
 def evenly(depth: int, added: int) -> list[int]:
@@ -134,9 +157,9 @@ def evenly(depth: int, added: int) -> list[int]:
 class _Random:
     draw: int
 
-    def __call__(self, seen: Signal, depth: int, added: int, seed: int) -> list[int]:
-        generator = data.generator("growing", "places", seed, self.draw)
-        return sorted(generator.choice(depth + 1, added, replace=False).tolist())
+    def __call__(self, known: Known, added: int) -> list[int]:
+        generator = data.generator("growing", "places", known.seed, self.draw)
+        return sorted(generator.choice(known.pupil.depth + 1, added, replace=False).tolist())
 
 
 def stacked(pupil: Pupil, added: int) -> None:
@@ -151,13 +174,24 @@ def stacked(pupil: Pupil, added: int) -> None:
         pupil.optimizer.param_groups[0]["params"].extend(block.parameters())
 
 
-def _insert(pupil: Pupil, lesson: Lesson, where: Sequence[int]) -> None:
-    """Closed copies of the neighbours, from the last on: what is before a place keeps its number."""
-    inputs = lesson.batches("proof", 2)[0][0]
-    for place in sorted(where, reverse=True):
-        _, proof = insert_block(pupil.model, inputs, place, optimizer=pupil.optimizer)
-        if not proof.holds:
-            raise RuntimeError(f"a block at {place} changed the function: {proof}")
+def inserted_all(pupil: Pupil, look: Look, places: Sequence[int]) -> None:
+    """Closed copies of the neighbours, from the last place on: what is before it keeps its number."""
+    for place in sorted(places, reverse=True):
+        inserted(pupil, look, look.points.at(place))
+
+
+def _jumped(before: Pupil, pupil: Pupil, known: Known, places: Sequence[int]) -> dict[str, Any]:
+    """Insert and jump, from the last place on; and what a certificate says on sequences of their own."""
+    signals = {one.point.index: one for one in known.look.signal.points}
+    for place in sorted(places, reverse=True):
+        inserted_all(pupil, known.look, [place])
+        jumped(pupil, known.lesson, signals[place], known.seed, preconditioned=True)
+    choose = known.lesson.batches(f"choose {known.seed}", known.lesson.setting.num)
+    certify = known.lesson.batches(f"certify {known.seed}", known.lesson.setting.certify, split="validation")
+    bound = clip_from(*(losses_of(each.model, next_token_loss, choose) for each in (before, pupil)))
+    ends = [losses_of(each.model, next_token_loss, certify) for each in (before, pupil)]
+    found = certificate(*ends, bound=bound)
+    return {"certified": found.holds, "mean": rounded(found.mean), "lower": rounded(found.lower)}
 
 
 @dataclass
@@ -196,8 +230,3 @@ def parts(steps: int, count: int) -> list[int]:
     """
     ends = [steps * (part + 1) // count for part in range(count)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def rounded(value: float, digits: int = 6) -> float | None:
-    """For JSON, which knows no nan."""
-    return round(value, digits) if abs(value) < float("inf") else None

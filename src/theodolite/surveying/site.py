@@ -61,7 +61,9 @@ class Site:
     @cached_property
     def _dissected(self) -> Anatomy | UnclassifiedError:
         try:
-            return dissect(self.workload.build, self.inputs, size=self.size, roles=self.roles)
+            found = dissect(self.workload.build, self.inputs, size=self.size, roles=self.roles)
+            _ = found.grown_blocks  # a network that cannot be built at twice the depth is told of here
+            return found
         except UnclassifiedError as error:
             return error
 

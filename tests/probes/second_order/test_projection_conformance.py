@@ -237,7 +237,7 @@ def test_a_clamped_loss_is_not_taken_for_a_cross_entropy():
 
     one = made(clamped, CLASSES)
     one.model[-1].weight.data *= 30
-    one = Case(one.model, clamped, one.batch, 1e-5)
+    one = Case(one.model, clamped, one.batch)
     expected = explicit(one)
     reading = probes.curvature(one.model, clamped, one.batch, directions=DIRECTIONS)
     check(reading, expected, directions(parameters(one.model), expected), close=1e-5)

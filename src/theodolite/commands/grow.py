@@ -1,0 +1,152 @@
+"""`theodolite grow`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from theodolite.commands.options import Depth, Width, look_up, progress_bar
+from theodolite.errors import UseError
+
+Along = Literal["gradient", "preconditioned"]
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from theodolite.growing.checkpoints import Checkpoint
+
+
+def grow(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A folder of save_pretrained, or a workload's weights as safetensors.",
+        ),
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Units: a text, or safetensors with inputs and targets. The workload's own if not given."
+        ),
+    ] = None,
+    certify: Annotated[
+        Path | None, typer.Option(help="Units to certify on, from a file of their own.")
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=1, help="How many, one after the other.")] = 1,
+    at: Annotated[
+        list[str] | None, typer.Option(help="Try this point alone, as blocks.4; may be repeated.")
+    ] = None,
+    along: Annotated[
+        Along, typer.Option(help="Jump along the gradient, or the preconditioned one.")
+    ] = "preconditioned",
+    contenders: Annotated[int, typer.Option(min=1, help="Points where a jump is tried.")] = 3,
+    delta: Annotated[float, typer.Option(help="Chance that a certificate is wrong.")] = 0.05,
+    reach: Annotated[float, typer.Option(help="Longest jump, in units of the step radius.")] = 8.0,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="New blocks start untrained, not as copies of their neighbours.")
+    ] = False,
+    units: Annotated[int, typer.Option(min=3, help="How many to use at most.")] = 2048,
+    batch: Annotated[int, typer.Option(min=1, help="Units that are run together.")] = 16,
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens in a unit of text.")] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Which network the weights are of: a built-in name or file.py:name.")
+    ] = None,
+    width: Width = None,
+    depth: Depth = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Of the split of the units, and of fresh blocks.")] = 0,
+    out: Annotated[Path, typer.Option(help="The page; the same as JSON goes beside it.")] = Path("grow.html"),
+    write: Annotated[
+        Path | None, typer.Option(help="Keep the grown network: a folder, or a file of safetensors.")
+    ] = None,
+) -> None:
+    """Would one more block help, where, and how sure is that?
+
+    Cuts the units in three. On the first part it measures the signal at every point between blocks; on the
+    second it inserts a block that changes nothing where the signal is largest, and moves it as far as that
+    helps; on the third, which had no part in this, it certifies the fall of the loss. Nothing is written but
+    a page, unless --write says where.
+
+    Exits with 1 if no block helps or the certificate does not hold.
+
+    [bold]Examples[/bold]
+
+      theodolite grow my-llama/ --data text.txt
+
+      theodolite grow my-llama/ --data text.txt --certify other.txt --blocks 2 --write my-deeper-llama/
+
+      theodolite grow gpt.safetensors --workload model.py:workload --width 256 --depth 6
+
+      theodolite grow gpt.safetensors --workload gpt-sotu --write grown.safetensors
+    """
+    from theodolite.growing import conduct, split
+    from theodolite.growing.checkpoints import example, save
+    from theodolite.growing.material import units as gather
+    from theodolite.growing.page import save_page
+    from theodolite.growing.splits import Splits
+    from theodolite.writing import html_path
+
+    html_path(out, kind="growth")
+    found = _loaded(checkpoint, workload, width, depth, device)
+    drawn = gather(found, data, number=units, batch=batch, length=length)
+    if certify is None:
+        splits = split(drawn, seed=seed)
+    else:
+        first = split(drawn, seed=seed)
+        others = gather(found, certify, number=units, batch=batch, length=length)
+        splits = Splits((*first.estimate, *first.certify), first.choose, others)
+    with progress_bar() as tell:
+        grown = conduct.grow(
+            found.model,
+            found.loss,
+            splits,
+            blocks=blocks,
+            at=at,
+            along=along,
+            contenders=contenders,
+            delta=delta,
+            reach=reach,
+            fresh=_fresh(found, seed, device) if fresh else None,
+            progress=tell,
+        )
+    print(grown)
+    page = save_page(grown, found.name, out)
+    print(f"The page is {page}, the same as data {page.with_suffix('.json')}", file=sys.stderr)
+    if write is not None and grown.blocks:
+        said = save(found, grown.model, example(splits.choose), grown.blocks, write)
+        print(f"Written to {said}", file=sys.stderr)
+    elif grown.blocks:
+        print("Nothing else was written: --write PATH keeps the grown network", file=sys.stderr)
+    if grown.certificate is None or not grown.certificate.holds:
+        raise typer.Exit(1)
+
+
+def _loaded(
+    path: Path, workload: str | None, width: int | None, depth: int | None, device: str
+) -> Checkpoint:
+    from theodolite.growing.checkpoints import load_file, load_folder
+
+    path = path.expanduser()
+    if (path / "config.json").is_file():
+        return load_folder(path, device)
+    if path.is_file():
+        return load_file(path, look_up, workload, width, depth, device)
+    raise UseError(
+        f"{path} is no checkpoint: give a folder with a config.json, as save_pretrained writes it, or a "
+        "file of safetensors"
+    )
+
+
+def _fresh(found: Checkpoint, seed: int, device: str) -> nn.Module:
+    """The network as it was before training."""
+    from theodolite.building import build_model, untouched_randomness
+
+    if found.workload is not None and found.size is not None:
+        return build_model(found.workload.build, found.size, seed=seed).to(device)
+    with untouched_randomness(seed):
+        made = type(found.model)(found.model.config)
+    return made.to(device)

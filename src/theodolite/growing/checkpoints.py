@@ -1,0 +1,196 @@
+"""Networks that are grown on disk: read, and written so that they can be built and read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from theodolite.anatomy.names import unwrap
+from theodolite.building import build_model, in_one_line
+from theodolite.errors import UseError
+from theodolite.probes.second_order.score import Loss
+from theodolite.size import Size
+from theodolite.surgery.block_copies import make_block
+from theodolite.surgery.editing import Edits
+from theodolite.surgery.inserting import put
+from theodolite.surgery.points import find_points
+from theodolite.surgery.rebuilding import rebuild
+from theodolite.workloads import Batch, Workload
+from theodolite.workloads.builtin import next_token_loss
+from theodolite.writing import replacing
+
+ABOUT = "theodolite"
+"""The key of our own facts in a file of safetensors."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trained network, and where it is from. Made by `load_folder` and `load_file`."""
+
+    model: nn.Module = field(repr=False)
+    loss: Loss = field(repr=False)
+    path: Path
+    workload: Workload | None = None
+    spec: str = ""
+    """What the workload was looked up by."""
+    size: Size | None = None
+    """It is built at; blocks that were inserted later not counted."""
+    inserted: tuple[str, ...] = ()
+    """Blocks that were inserted later, where no build makes them: in order."""
+
+    @property
+    def name(self) -> str:
+        """In a few words."""
+        return f"{self.path.name} ({self.spec}, {self.size})" if self.workload else self.path.name
+
+
+def load_folder(path: Path, device: str = "cpu") -> Checkpoint:
+    """A causal language model of transformers, from the folder that `save_pretrained` wrote."""
+    try:
+        import transformers
+    except ImportError:
+        raise UseError(
+            "a Hugging Face checkpoint needs the package transformers: pip install 'theodolite[hf]'"
+        ) from None
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
+    except Exception as error:
+        raise UseError(
+            f"{path}: transformers could not read a causal language model: {in_one_line(error)}"
+        ) from error
+    made: nn.Module = model
+    return Checkpoint(made.to(device), next_token_loss, path)
+
+
+def load_file(
+    path: Path,
+    look_up: Callable[[str], Workload],
+    spec: str | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    device: str = "cpu",
+) -> Checkpoint:
+    """The weights of a workload's network, as safetensors. What is not given is taken from the file."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+    except Exception as error:
+        raise UseError(f"{path} cannot be read as safetensors: {in_one_line(error)}") from error
+    spec = spec or about.get("workload")
+    if spec is None:
+        raise UseError(f"{path} does not say which network it is of: give --workload file.py:name")
+    workload = look_up(spec)
+    size = Size(
+        width or about.get("width") or workload.size.width, depth or about.get("depth") or workload.size.depth
+    )
+    model = build_model(workload.build, size, seed=0)
+    inserted = tuple(about.get("inserted", ()))
+    _insert_again(model, workload, inserted)
+    _fill(model, tensors, path, size)
+    return Checkpoint(model.to(device), workload.loss, path, workload, spec, size, inserted)
+
+
+def save(checkpoint: Checkpoint, model: nn.Module, inputs: Any, blocks: Sequence[str], path: Path) -> str:
+    """Write a network that has grown; what was written, in one sentence.
+
+    A Hugging Face model is written as one, with its config. Another one is written as a build at its new
+    depth would have it, if there is such a build. Else the file has the weights and the names of the new
+    blocks, and `load_file` inserts them again.
+    """
+    if checkpoint.workload is None or checkpoint.size is None:
+        return _save_folder(checkpoint, model, path)
+    size = Size(checkpoint.size.width, checkpoint.size.depth + len(blocks))
+    about: dict[str, Any] = {"workload": checkpoint.spec, "width": size.width}
+    if not checkpoint.inserted:
+        try:
+            target = build_model(checkpoint.workload.build, size, seed=0)
+            target.to(next(model.parameters()).device)
+            rebuild(model, target, inputs)
+            _write(path, target, {**about, "depth": size.depth})
+            return f"{path}: the weights of build({size.width}, {size.depth})"
+        except UseError:  # no build has a block more in one stage alone, or one without a norm
+            pass
+    names = [*checkpoint.inserted, *blocks]
+    _write(path, model, {**about, "depth": checkpoint.size.depth, "inserted": names})
+    return (
+        f"{path}: the weights of build({size.width}, {checkpoint.size.depth}) with the blocks "
+        f"{', '.join(names)} inserted, which no build makes: theodolite.growing.load_file reads it"
+    )
+
+
+def _save_folder(checkpoint: Checkpoint, model: nn.Module, path: Path) -> str:
+    import shutil
+
+    inner: Any = unwrap(model)
+    layers = inner.config.num_hidden_layers
+    if any(isinstance(each, nn.Identity) for each in inner.modules()) and not _rebuilds(inner):
+        raise UseError(
+            f"{path} was not written: the new block goes without a norm that its config would give it. Keep "
+            "the model in memory (theodolite.grow), or write it as a Workload"
+        )
+    if path.exists() and any(path.iterdir()):
+        raise UseError(f"{path} is there already: give --write a folder that is not")
+    inner.save_pretrained(path)
+    for file in checkpoint.path.glob("*token*"):
+        shutil.copy2(file, path / file.name)
+    return f"{path}: a Hugging Face model of {layers} layers"
+
+
+def _rebuilds(model: Any) -> bool:
+    """Has the model of its config the same tensors?"""
+    import torch
+
+    with torch.device("meta"):
+        made = type(model)(model.config)
+    return set(made.state_dict()) == set(model.state_dict())
+
+
+def _insert_again(model: nn.Module, workload: Workload, names: Sequence[str]) -> None:
+    for name in names:
+        inputs, _ = workload.draw(0, 0)
+        point = find_points(model, inputs).at(name)
+        put(model, point, make_block(model, point), Edits())
+
+
+def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, size: Size) -> None:
+    from safetensors.torch import load_model
+
+    wanted = model.state_dict()
+    odd = [name for name in tensors if name not in wanted]
+    wrong = [name for name in tensors if name in wanted and tensors[name].shape != wanted[name].shape]
+    if odd or wrong:
+        name = (odd or wrong)[0]
+        said = "is not in the network" if odd else f"has the shape {tuple(wanted[name].shape)} there"
+        raise UseError(
+            f"{path}: {name} {tuple(tensors[name].shape)} {said} at {size}: give --width and --depth"
+        )
+    missing, _ = load_model(model, path, strict=False)
+    if missing:
+        raise UseError(
+            f"{path} lacks {sorted(missing)[0]} and {len(missing) - 1} more of the network at {size}"
+        )
+
+
+def _write(path: Path, model: nn.Module, about: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_model
+
+    try:
+        with replacing(path) as part:
+            save_model(model, str(part), {ABOUT: json.dumps(about)})
+    except OSError as error:
+        raise UseError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def example(batches: Sequence[Batch]) -> Any:
+    """Inputs of two units."""
+    from theodolite.probes.units import each, take
+
+    return take(next(iter(each(batches))), slice(0, 2))[0]

@@ -1,0 +1,123 @@
+"""Units to grow a network on: from a text, from a file of tensors, or a workload's own."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from theodolite.building import in_one_line
+from theodolite.errors import UseError
+from theodolite.growing.checkpoints import Checkpoint
+from theodolite.probes.units import units_in
+from theodolite.workloads import Batch
+
+LENGTH = 256
+"""Tokens in a unit of text, where nothing says how many."""
+
+
+def units(
+    checkpoint: Checkpoint, file: Path | None, *, number: int, batch: int, length: int | None = None
+) -> list[Batch]:
+    """Batches of so many units in all, or of as many as there are.
+
+    Args:
+        checkpoint: what they are for.
+        file: `.safetensors` with `inputs` and `targets`, or a text; None for the workload's held-out batches.
+        number: of units.
+        batch: units in a batch.
+        length: tokens in a unit of text.
+    """
+    if file is None:
+        return _own(checkpoint, number)
+    file = file.expanduser()
+    if not file.is_file():
+        raise UseError(f"--data {file} is not there")
+    if file.suffix == ".safetensors":
+        return _batched(*_tensors(file), number=number, batch=batch)
+    tokens = _tokens(checkpoint, file)
+    length = length or _length(checkpoint)
+    windows = (len(tokens) - 1) // length
+    if windows < 1:
+        raise UseError(f"{file} has {len(tokens)} tokens, less than one unit of {length}: give --length")
+    # Spread over the whole text: neighbours know of each other.
+    chosen = [
+        round(index * (windows - 1) / max(min(number, windows) - 1, 1))
+        for index in range(min(number, windows))
+    ]
+    starts = torch.tensor(chosen)[:, None] * length + torch.arange(length)[None]
+    return _batched(tokens[starts], tokens[starts + 1], number=number, batch=batch)
+
+
+def _own(checkpoint: Checkpoint, number: int) -> list[Batch]:
+    if checkpoint.workload is None:
+        raise UseError(f"{checkpoint.path} comes without data: give --data, a text or a file of safetensors")
+    found: list[Batch] = []
+    there = 0
+    while there < number:
+        drawn = checkpoint.workload.draw_held_out(len(found))
+        found.append(drawn)
+        there += units_in(drawn)
+    return found
+
+
+def _tensors(file: Path) -> tuple[Tensor, Tensor]:
+    from safetensors.torch import load_file
+
+    try:
+        held = load_file(file)
+    except Exception as error:
+        raise UseError(f"{file} cannot be read as safetensors: {in_one_line(error)}") from error
+    missing = [name for name in ("inputs", "targets") if name not in held]
+    if missing:
+        raise UseError(f"{file} has no tensor {missing[0]!r}, only {', '.join(sorted(held)) or 'nothing'}")
+    if len(held["inputs"]) != len(held["targets"]):
+        raise UseError(
+            f"{file} has {len(held['inputs'])} inputs and {len(held['targets'])} targets: dimension 0 of "
+            "both is the units"
+        )
+    return held["inputs"], held["targets"]
+
+
+def _batched(inputs: Tensor, targets: Tensor, *, number: int, batch: int) -> list[Batch]:
+    count = min(number, len(inputs))
+    return [
+        (inputs[start : start + batch], targets[start : start + batch])
+        for start in range(0, count - count % batch or count, batch)
+    ]
+
+
+def _tokens(checkpoint: Checkpoint, file: Path) -> Tensor:
+    """A text as tokens: by the model's own tokenizer if there is one beside it, else by bytes."""
+    text = file.read_bytes()
+    if checkpoint.workload is None and any(checkpoint.path.glob("token*.json")):
+        import transformers
+
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
+        return torch.tensor(tokenizer(text.decode("utf-8", "replace"))["input_ids"])
+    vocabulary = _vocabulary(checkpoint)
+    if vocabulary < 256:
+        raise UseError(
+            f"{file} is a text, and {checkpoint.path} has no tokenizer and {vocabulary} tokens, too few for "
+            "bytes: give --data a file of safetensors with inputs and targets"
+        )
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
+def _vocabulary(checkpoint: Checkpoint) -> int:
+    config = getattr(checkpoint.model, "config", None)
+    if config is not None:
+        return int(config.vocab_size)
+    tables = [each for each in checkpoint.model.modules() if isinstance(each, torch.nn.Embedding)]
+    return tables[0].num_embeddings if tables else 0
+
+
+def _length(checkpoint: Checkpoint) -> int:
+    if checkpoint.workload is not None:
+        inputs, _ = checkpoint.workload.draw(0, 0)
+        return int(inputs.shape[-1]) if isinstance(inputs, Tensor) else LENGTH
+    longest = getattr(checkpoint.model.config, "max_position_embeddings", None) or math.inf
+    return int(min(LENGTH, longest))

@@ -1,0 +1,110 @@
+"""Three samples without a common unit, and the better of two models."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from theodolite import UseError
+from theodolite.growing import Splits, check_disjoint, fallback, split
+from theodolite.workloads import Batch
+
+
+def batch(*numbers: float) -> Batch:
+    """One unit for each number, twice it the target."""
+    units = torch.tensor(numbers)[:, None]
+    return units, 2 * units
+
+
+def units(batches: tuple[Batch, ...]) -> list[float]:
+    for inputs, targets in batches:
+        assert torch.equal(targets, 2 * inputs)  # a unit keeps its target
+    return [unit for inputs, _ in batches for unit in inputs.flatten().tolist()]
+
+
+def test_a_sample_is_cut_by_unit() -> None:
+    batches = [batch(*range(7)), batch(*range(7, 10)), batch(*range(10, 20))]
+    found = split(batches, (0.4, 0.3, 0.3))
+    assert units(found.estimate) == list(range(8))
+    assert units(found.choose) == list(range(8, 14))
+    assert units(found.certify) == list(range(14, 20))
+    check_disjoint(found)
+
+
+def test_a_seed_draws_where_a_unit_goes() -> None:
+    batches = [batch(*range(50)), batch(*range(50, 100))]
+    found, again, other = (split(batches, seed=seed) for seed in (1, 1, 2))
+    assert sorted(units(found.estimate) + units(found.choose) + units(found.certify)) == list(range(100))
+    assert units(found.certify) == units(again.certify) != units(other.certify)
+    assert min(units(found.certify)) < 50  # without a seed they are the last
+    check_disjoint(found)
+
+
+def test_a_unit_that_comes_again_is_kept_once() -> None:
+    found = split([batch(1, 2, 1, 3), batch(4, 2, 5, 6, 7, 8)])
+    assert units(found.estimate) + units(found.choose) + units(found.certify) == [1, 2, 3, 4, 5, 6, 7, 8]
+    check_disjoint(found)
+
+
+def test_inputs_by_name_and_batches_of_other_lengths() -> None:
+    def named(length: int) -> Batch:
+        tokens = torch.arange(4 * length).reshape(4, length)
+        return {"input_ids": tokens, "positions": torch.arange(length)}, tokens
+
+    found = split([named(6), named(9)])
+    assert [inputs["input_ids"].shape for inputs, _ in found.estimate] == [(4, 6)]
+    assert [inputs["input_ids"].shape for inputs, _ in found.certify] == [(2, 9)]
+    assert [inputs["positions"].shape for inputs, _ in found.certify] == [(9,)]
+
+
+def test_overlap_is_refused_and_named() -> None:
+    splits = Splits([batch(1, 2, 3)], [batch(4, 5)], [batch(6, 7), batch(8, 3, 2)])
+    with pytest.raises(
+        UseError, match=r"2 of 5 are shared \(unit 2 of estimate is unit 3 of certify; unit 1"
+    ):
+        check_disjoint(splits)
+    with pytest.raises(UseError, match="to choose and to certify overlap"):
+        check_disjoint(Splits([batch(1)], [batch(2, 3)], [batch(3, 4)]))
+    with pytest.raises(UseError, match=r"1 of 3 units to certify repeat another one \(the first is unit 0\)"):
+        check_disjoint(Splits([batch(1)], [batch(2)], [batch(3, 4, 3)]))
+    check_disjoint(
+        Splits([batch(1, 1)], [batch(2, 2)], [batch(3, 4)])
+    )  # only what certifies has to be counted
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.5, 0.5, 0.5), (1.0, 0.0, 0.0), (0.98, 0.01, 0.01)])
+def test_a_split_without_units_is_refused(shares: tuple[float, float, float]) -> None:
+    with pytest.raises(UseError, match="shares"):
+        split([batch(*range(10))], shares)
+
+
+class Constant(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0 + self.value
+
+
+def test_the_fallback_keeps_the_better_on_the_training_data() -> None:
+    batches = [batch(1, 2), batch(3)]  # targets 2, 4, 6
+    jumped, trained = Constant(3.0), Constant(4.0)
+    kept = fallback(nn.functional.mse_loss, batches, jumped, trained)
+    assert kept.model is trained
+    assert (kept.which, kept.margin) == ("trained", pytest.approx((1 + 1 + 9) / 3 - (4 + 0 + 4) / 3))
+    kept = fallback(nn.functional.mse_loss, batches, trained, jumped)
+    assert (kept.which, kept.margin) == ("jumped", 0.0)
+    assert kept.model is trained
+    assert "kept after the jump: training made the training loss 3.667 of 2.667" in str(kept)
+
+
+def test_training_that_diverged_is_no_help() -> None:
+    broken, sound = Constant(math.nan), Constant(1.0)
+    assert fallback(nn.functional.mse_loss, batch(1, 2), sound, broken).which == "jumped"
+    assert fallback(nn.functional.mse_loss, batch(1, 2), broken, sound).which == "trained"
+    with pytest.raises(UseError, match="neither can be kept"):
+        fallback(nn.functional.mse_loss, batch(1, 2), broken, Constant(math.inf))
