@@ -144,7 +144,7 @@ def test_the_bound_is_a_size_that_one_difference_in_a_hundred_exceeds() -> None:
 def test_it_says_what_is_certified() -> None:
     text = str(certificate(*gain(500, 0.5), bound=3.0, candidates=4))
     for words in (
-        "certified: a unit's loss is lower by at least",
+        "certified: in the mean a unit's loss, clipped, falls by at least",
         "mean of the clipped difference",
         "for all 4 candidates together",
         "not about the unclipped mean",

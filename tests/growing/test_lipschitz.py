@@ -90,7 +90,7 @@ def test_a_branch(name: str) -> None:
 def test_a_linear_branch_is_bounded_by_its_spectral_norm() -> None:
     model = Block(nn.Sequential(nn.Linear(WIDTH, 12), nn.ReLU(), nn.Linear(12, WIDTH)))
     layers, _ = layers_of(model, inputs())
-    product = math.prod(float(torch.linalg.matrix_norm(model.branch[at].weight, 2)) for at in (0, 2))
+    product = math.prod(float(torch.linalg.matrix_norm(model.branch[at].weight.detach(), 2)) for at in (0, 2))
     assert layers[0].input.bound == pytest.approx(product, rel=1e-3)
     assert layers[0].input.bound >= product * (1 - 1e-6)
 
@@ -115,7 +115,7 @@ def test_a_norm_of_the_stream(kind: str) -> None:
     found = layers[0].norm
     u = (model.stream(x) + model.branch(model.stream(x))).detach()
     centred = u - u.mean(-1, keepdim=True) if kind == "layer" else u
-    least, gain = float(centred.norm(dim=-1).min()), float(norm.weight.abs().max())
+    least, gain = float(centred.norm(dim=-1).min()), float(norm.weight.detach().abs().max())
     assert found.measured == pytest.approx(steepest(norm, u), rel=0.01)
     assert found.bound == pytest.approx(gain / math.sqrt(least**2 / WIDTH + 1e-3))
     assert found.bound <= gain * math.sqrt(WIDTH) / least
@@ -130,7 +130,7 @@ def test_a_batch_norm_in_eval_mode() -> None:
     model = Block(nn.Sequential(norm, nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False)))
     nn.init.eye_(model.branch[2].weight)
     layers, _ = layers_of(model, 50 + torch.randn(UNITS, WIDTH).double())
-    expected = float((norm.weight / (norm.running_var + 1e-3).sqrt()).max())
+    expected = float((norm.weight.detach() / (norm.running_var + 1e-3).sqrt()).max())
     assert layers[0].input.bound == pytest.approx(expected, rel=1e-6)
     assert layers[0].input.bound_anywhere == pytest.approx(expected, rel=1e-6)
 

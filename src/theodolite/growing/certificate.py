@@ -68,9 +68,11 @@ class Certificate:
 
     def _verdict(self) -> str:
         if self.holds:
-            return f"certified: a unit's loss is lower by at least {self.lower:.3g} in the mean"
+            return f"certified: in the mean a unit's loss, clipped, falls by at least {self.lower:.3g}"
         if self.harms:
-            return f"certified to harm: a unit's loss is higher by at least {-self.upper:.3g} in the mean"
+            return (
+                f"certified to harm: in the mean a unit's loss, clipped, rises by at least {-self.upper:.3g}"
+            )
         if self.needed is None:
             return (
                 "not certified: the loss did not fall on these units, and more that are like them do not help"
@@ -84,8 +86,9 @@ class Certificate:
     def _numbers(self) -> str:
         name = "empirical Bernstein" if self.method == "bernstein" else "betting"
         lines = [
-            f"  difference  {self.mean:.4g} in the mean of {self.units:,} units, from {self.lower:.4g} to "
-            f"{self.upper:.4g}, each end at {_percent(1 - self.delta)} by {name}",
+            f"  difference  {self.mean:.4g} in the mean of {self.units:,} units",
+            f"  bounds      from {self.lower:.4g} to {self.upper:.4g}, each end at "
+            f"{_percent(1 - self.delta)} by {name}",
             f"  clipping    to ±{self.bound:.4g}: {_percent(self.clipped)} of the differences are beyond; "
             f"unclipped, the mean is {self.unclipped_mean:.4g}",
         ]

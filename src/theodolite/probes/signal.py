@@ -46,6 +46,8 @@ from theodolite.workloads import Batch
 DELTA = 0.05
 """How often a network without any signal may be said to have one."""
 RIDGE = 1e-2
+CORNERS = 0.01
+"""From this share of zeros on, the stream is said to come from a ReLU."""
 
 
 @dataclass(frozen=True)
@@ -220,13 +222,13 @@ def signal(
         estimating = Estimating(runner)
         for index, batch in enumerate(estimating_on):
             estimating.add(batch, index)
-            seen.update(fingerprints(batch))
+            seen.update(fingerprints([batch]))
             steps.took_one()
         estimated = estimating.settle(ridge)
         judging = Judging(runner, estimated)
         for index, batch in enumerate(judging_on):
             judging.add(batch, index)
-            shared += sum(one in seen for one in fingerprints(batch))
+            shared += sum(one in seen for one in fingerprints([batch]))
             steps.took_one()
         if judging.units < 2:
             raise UseError(
@@ -298,6 +300,14 @@ def _notes(candidates: Candidates, shared: int, held_out: int) -> Iterator[str]:
             f"at {len(whole)} points, as at {next(iter(whole))}, {next(iter(whole.values()))} is no weight "
             "of a linear map or a norm that is called as a module: its gradient is autograd's, held-out "
             "units were run one by one, and it has no preconditioned direction"
+        )
+    corners = [candidate for candidate in candidates.each if candidate.zeros > CORNERS]
+    if corners:
+        most = max(candidate.zeros for candidate in corners)
+        yield (
+            f"at {len(corners)} points the stream is exactly zero in up to {most:.0%} of its entries, as "
+            "behind a ReLU. There a step can only add, which no gradient tells: steps change the loss by "
+            "somewhat more or less than the gain, however small they are"
         )
     wide_maps = [one for candidate in candidates.each for one in candidate.sites if one.features > WIDEST]
     if wide_maps:
@@ -374,4 +384,5 @@ def _freeze(model: nn.Module) -> None:
     for module in model.modules():
         for name, tensor in module._parameters.items():
             if tensor is not None:
-                module._parameters[name] = tensor.detach()  # type: ignore[assignment]
+                plain = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
+                module._parameters[name] = plain  # type: ignore[assignment]

@@ -42,6 +42,8 @@ class Candidate:
             _share(self.block, dict(canonical_modules(model))[point.like], point.closers)
         self.sites: list[Site] = []
         self.channels = 0
+        self.zeros = 0.0
+        """The share of the stream that is exactly zero, on the units of the trial."""
         self.channel = -1
         self.unit = 0
         """The dimensions of the stream in which channels and units run."""
@@ -111,6 +113,8 @@ class Candidates:
         def change(call: Call, stream: Tensor) -> Tensor | None:
             returned: Tensor = call.run(candidate.block, stream)
             candidate.channel = candidate.sites[0].channel if candidate.sites else _channel(returned)
+            if not candidate.channels:
+                candidate.zeros = float((returned == 0).double().mean())
             candidate.channels = returned.shape[candidate.channel]
             if returned.requires_grad:
                 returned.register_hook(lambda gradient: self._told(candidate, gradient))
@@ -120,7 +124,8 @@ class Candidates:
 
     def _told(self, candidate: Candidate, gradient: Tensor) -> None:
         if self.listener is not None:
-            self.listener.in_stream(candidate, gradient)
+            with _full_precision(gradient):
+                self.listener.in_stream(candidate, gradient)
 
     def _closing(self, candidate: Candidate, holder: str) -> Callable[[nn.Module, Any, Any], Tensor | None]:
         def close(module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
@@ -144,7 +149,8 @@ class Candidates:
             def arrived(leaf: Tensor) -> None:
                 gradient, leaf.grad = leaf.grad, None
                 if self.listener is not None and gradient is not None:
-                    self.listener.at_site(candidate, site, gradient, features)
+                    with _full_precision(gradient):
+                        self.listener.at_site(candidate, site, gradient, features)
 
             leaf.register_post_accumulate_grad_hook(arrived)
             self.leaves.append(leaf)
@@ -234,6 +240,11 @@ def _share(block: nn.Module, template: nn.Module, closers: Sequence[Closer]) -> 
                 and other.shape == tensor.shape
             ):
                 module._parameters[name] = other.detach()  # type: ignore[assignment]
+
+
+def _full_precision(tensor: Tensor) -> torch.autocast:
+    """No autocast: it would round sums."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def _channel(stream: Tensor) -> int:

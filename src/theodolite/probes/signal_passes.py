@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from theodolite.calling import call
 from theodolite.errors import UseError
@@ -49,7 +50,7 @@ class Runner:
 
     def run(self, batch: Batch, index: int, only: int | None = None) -> int:
         """One forward and one backward pass, of the sum of the units' losses or of one of them."""
-        inputs, targets = on_device(batch, str(self.device))
+        inputs, targets = tree_map(_usable, on_device(batch, str(self.device)))
         with torch.enable_grad():
             found = checked_logits(call(self.model, inputs), batch)
             losses = unit_losses(self.loss, found, targets)
@@ -131,7 +132,7 @@ class Estimating:
 
     def in_stream(self, candidate: Candidate, gradient: Tensor) -> None:
         """Adds it."""
-        self.gradients[candidate].add(_shifts(candidate, gradient, self._now))
+        self.gradients[candidate].add(_shifts(candidate, gradient, self._now, self.runner.device))
 
     def settle(self, ridge: float) -> dict[Candidate, Estimated]:
         """What was found at each point."""
@@ -170,7 +171,7 @@ class Judging:
                 values = now.values.get(candidate, now.none(_branches(candidate)))
                 for name, gradient in _whole(candidate):
                     branch = _branch(candidate, name)
-                    values[:, branch, 0] += (gradient.double() * found.directions[name]).sum()
+                    values[:, branch, 0] += (gradient * found.directions[name]).sum().to(now.device)
                 self.values[candidate].append(values)
                 self.alignments[candidate].append(now.alignments.get(candidate, now.none()))
 
@@ -180,13 +181,13 @@ class Judging:
         assert now is not None
         values = now.values.setdefault(candidate, now.none(_branches(candidate)))
         branch = next(iter(site.closers.values())).branch
-        values[:, branch] += site.judge(gradient, features, now.units)
+        values[:, branch] += site.judge(gradient, features, now.units).to(now.device)
 
     def in_stream(self, candidate: Candidate, gradient: Tensor) -> None:
         """Adds it, and takes the product."""
         now = self._now
         assert now is not None
-        shifts = _shifts(candidate, gradient, now.units)
+        shifts = _shifts(candidate, gradient, now.units, now.device)
         self.gradients[candidate].add(shifts)
         now.alignments[candidate] = shifts @ self.estimated[candidate].gradients.mean
 
@@ -214,10 +215,15 @@ class _Now:
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
 
 
-def _shifts(candidate: Candidate, gradient: Tensor, units: int) -> Tensor:
+def _usable(leaf: Any) -> Any:
+    """Autograd takes nothing that was made in inference mode: a copy of it."""
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
+
+
+def _shifts(candidate: Candidate, gradient: Tensor, units: int, device: torch.device) -> Tensor:
     """For each unit the gradient of its loss by a shift of the stream in all positions, (B, C)."""
     rows = by_unit(gradient, units, candidate.unit, candidate.channel)
-    return rows.sum(1, dtype=wide(rows.dtype)).double()
+    return rows.sum(1, dtype=wide(rows.dtype)).to(device, torch.float64)
 
 
 def _whole(candidate: Candidate) -> Iterator[tuple[str, Tensor]]:

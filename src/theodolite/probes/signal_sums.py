@@ -84,7 +84,10 @@ class MapSums:
         if moment.ndim == 1:
             return mean / (moment + load), shift / (1 + ridge)
         diagonal += load  # a view of S
-        factor = torch.linalg.cholesky(moment)
+        factor, failed = torch.linalg.cholesky_ex(moment)
+        if bool(failed):  # rounding has made it indefinite
+            values, vectors = torch.linalg.eigh(moment)
+            return mean @ (vectors / values.clamp(min=load)) @ vectors.T, shift / (1 + ridge)
         return torch.cholesky_solve(mean.T, factor).T.contiguous(), shift / (1 + ridge)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -192,7 +192,8 @@ def each(batches: Batches) -> Iterator[Batch]:
                     break
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
                 raise UseError(f"the batches hold {described(pair)}, not pairs (inputs, targets)")
-            batch = pair[0], pair[1]
+            # A mapping of another kind, as of a tokenizer, would be one leaf to all that looks for tensors.
+            batch = tuple(dict(part) if isinstance(part, Mapping) else part for part in pair)
             if units_in(batch):
                 empty = False
                 yield batch

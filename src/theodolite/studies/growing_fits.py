@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from theodolite.studies.records import Record
 
 GROWTH = 1.0
 """The r of depth = width^r in the networks from scratch."""
-DRAWS = 200
+DRAWS = 100
 """Of the bootstrap."""
 FEWEST = 5
 """Depths that a law of four constants takes at least."""
@@ -43,24 +44,27 @@ def envelope(records: Sequence[Record]) -> Envelope | None:
     grown = [one for one in known if one["kind"] == "grown"]
     if len({one["depth"] for one in grown}) < FEWEST:
         return None
-    depth, loss = ([float(one[name]) for one in grown] for name in ("depth", "loss"))
+    scratch = [one for one in known if one["kind"] == "coupled"]
+    return _fitted(
+        tuple((float(one["depth"]), one["loss"], one.get("gain") or 0.0) for one in grown),
+        tuple((float(one["parameters"]), one["loss"]) for one in scratch),
+    )
+
+
+@functools.cache
+def _fitted(
+    grown: tuple[tuple[float, float, float], ...], scratch: tuple[tuple[float, float], ...]
+) -> Envelope:
+    depth, loss, gain = np.array(grown).T
     law = depth_expansion(depth=depth, loss=loss, growth=GROWTH, draws=DRAWS)
     alpha = power(x=depth, loss=loss, draws=DRAWS)["alpha"]
-    scratch = [one for one in known if one["kind"] == "coupled"]
     measured = None
-    if len({one["parameters"] for one in scratch}) > 3:
-        sizes, ends = ([float(one[name]) for one in scratch] for name in ("parameters", "loss"))
+    if len({size for size, _ in scratch}) > 3:
+        sizes, ends = np.array(scratch).T
         measured = power(x=sizes, loss=ends, draws=DRAWS)["alpha"]
-    return Envelope(law["s"], law["E"], law["gamma"], alpha, measured, _coupling(grown, law["E"].value))
-
-
-def _coupling(grown: Sequence[Record], floor: float) -> float | None:
-    pairs = [
-        (one["loss"] - floor, one["gain"])
-        for one in grown
-        if one.get("gain") and one["gain"] > 0 and one["loss"] > floor
-    ]
-    if len(pairs) < FEWEST:
-        return None
-    excess, gain = np.log(np.array(pairs)).T
-    return float(np.polyfit(excess, gain, 1)[0])
+    left = loss - law["E"].value
+    good = (left > 0) & (gain > 0)
+    coupling = None
+    if good.sum() >= FEWEST:
+        coupling = float(np.polyfit(np.log(left[good]), np.log(gain[good]), 1)[0])
+    return Envelope(law["s"], law["E"], law["gamma"], alpha, measured, coupling)

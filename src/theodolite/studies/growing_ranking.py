@@ -129,27 +129,30 @@ def correlation(pairs: Mapping[int, tuple[Array, Array]]) -> Correlation:
     """
     generator = data.generator("growing", "bootstrap")
     seeds = sorted(pairs)
-    drawn = []
-    for _ in range(DRAWS):
-        values = []
-        for seed in generator.choice(seeds, len(seeds)):
-            one, other = pairs[int(seed)]
-            places = generator.integers(len(one), size=len(one))
-            values.append(spearman(one[places], other[places]))
-        known = [value for value in values if np.isfinite(value)]
-        if known:
-            drawn.append(float(np.mean(known)))
-    low, high = np.quantile(drawn, [0.025, 0.975]) if drawn else (np.nan, np.nan)
-    by_seed = tuple(spearman(*pairs[seed]) for seed in seeds)
+    by_seed = tuple(float(spearman(*pairs[seed])) for seed in seeds)
+    again = np.stack([_resampled(*pairs[seed], generator) for seed in seeds])
+    chosen = generator.integers(len(seeds), size=(len(seeds), DRAWS))
+    values = np.take_along_axis(again, chosen, axis=0)
+    known = np.isfinite(values)
+    counts = known.sum(0)
+    drawn = np.where(known, values, 0).sum(0)[counts > 0] / counts[counts > 0]
+    low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (np.nan, np.nan)
     return Correlation(float(np.mean(by_seed)), float(low), float(high), by_seed)
 
 
-def spearman(one: Array, other: Array) -> float:
-    """The correlation of ranks; nan where one of them is constant."""
-    first, second = (stats.rankdata(each) for each in (one, other))
-    if np.ptp(first) == 0 or np.ptp(second) == 0:
-        return float("nan")
-    return float(np.corrcoef(first, second)[0, 1])
+def spearman(one: Array, other: Array) -> Array:
+    """The correlation of ranks along the last dimension; nan where one of them is constant."""
+    first, second = (stats.rankdata(each, axis=-1) for each in (one, other))
+    first, second = (each - each.mean(-1, keepdims=True) for each in (first, second))
+    with np.errstate(invalid="ignore"):
+        found: Array = (first * second).sum(-1) / np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
+    return found
+
+
+def _resampled(one: Array, other: Array, generator: np.random.Generator) -> Array:
+    """The correlations of points that are drawn again."""
+    places = generator.integers(len(one), size=(DRAWS, len(one)))
+    return spearman(one[places], other[places])
 
 
 def realised(records: Sequence[Record], variant: str, moment: int, column: str) -> dict[int, Array]:

@@ -111,5 +111,6 @@ def shared(model: nn.Module, block: nn.Module) -> dict[int, Any]:
         for value in vars(module).values()
         if hasattr(value, "__dict__") and not isinstance(value, (nn.Module, Tensor, type))
     }
-    tensors = {id(one): one for module in outside for one in module._parameters.values() if one is not None}
+    holders = [*outside, *(each for module in modules.values() for each in module.modules())]
+    tensors = {id(one): one for module in holders for one in module._parameters.values() if one is not None}
     return objects | modules | tensors

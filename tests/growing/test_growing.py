@@ -1,0 +1,311 @@
+"""Growing a network: the jump, the choice of a place, what is certified, what leaves everything as it was."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import theodolite as th
+from theodolite.cli import main
+from theodolite.growing import Splits, jump, split
+from theodolite.growing.checkpoints import load_file
+from theodolite.probes import signal
+from theodolite.probes.units import losses_of
+from theodolite.surgery import insert_block
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    """`x + V tanh(W x)`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stream after it."""
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Stack(nn.Module):
+    """Blocks on a stream that is the input, read by a map."""
+
+    def __init__(self, width: int = WIDTH, depth: int = 1) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+        self.last = nn.Linear(WIDTH, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def taught(units: int, *, depth: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs, and the class that a deeper network sees in them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        teacher = Stack(depth=depth)
+        torch.manual_seed(seed)
+        inputs = torch.randn(units, WIDTH)
+        return inputs, (4 * teacher(inputs)).argmax(-1).detach()
+
+
+def trained(steps: int = 120) -> Stack:
+    """A network of one block that has learned what it can."""
+    torch.manual_seed(1)
+    model = Stack()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    inputs, targets = taught(512, seed=3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.fixture(scope="module")
+def student() -> Stack:
+    return trained()
+
+
+def batches(units: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    inputs, targets = taught(units, seed=seed)
+    return [(inputs[at : at + 256], targets[at : at + 256]) for at in range(0, units, 256)]
+
+
+@pytest.mark.parametrize("along", ["gradient", "preconditioned"])
+def test_a_network_that_is_too_shallow_grows_and_its_certificate_is_true(student: Stack, along: Any) -> None:
+    model = copy.deepcopy(student)
+    grown = th.grow(model, F.cross_entropy, split(batches(4096, 11)), blocks=2, along=along)
+    assert len(grown.blocks) == 2
+    assert len(model.blocks) == 3
+    assert all(stage.proof is not None and stage.proof.outputs == 0 for stage in grown.stages)
+    assert grown.certificate is not None
+    assert grown.certificate.holds
+    fresh = batches(20_000, 12)
+    fall = losses_of(student, F.cross_entropy, fresh) - losses_of(model, F.cross_entropy, fresh)
+    bound = grown.certificate.bound
+    assert float(fall.clamp(-bound, bound).mean()) > grown.certificate.lower > 0
+    assert grown.certificate.candidates == 3  # each block, and both together
+    said = str(grown)
+    assert "certified" in said
+    assert "It does not say" in said
+    assert [stage.chosen.jump.gain > 0 for stage in grown.stages if stage.chosen] == [True, True]
+
+
+def test_a_network_with_nothing_to_learn_is_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = Stack()
+    inputs = torch.randn(1024, WIDTH)
+    with torch.no_grad():  # targets with noise around its own outputs: the mean gradient is zero
+        targets = model(inputs) + torch.randn(1024, 3)
+    kept = copy.deepcopy(model.state_dict())
+    grown = th.grow(model, F.mse_loss, split((inputs, targets)))
+    assert grown.blocks == ()
+    assert grown.certificate is None
+    assert grown.stages[0].signal.deepest
+    assert "depth does not pay" in str(grown)
+    assert list(model.state_dict()) == list(kept)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_jump_takes_the_best_step_of_those_tried(student: Stack) -> None:
+    model = copy.deepcopy(student)
+    data = batches(512, 5)
+    found = signal(model, F.cross_entropy, data).best
+    insert_block(model, data[0][0], found.point)
+    made = jump(model, F.cross_entropy, batches(512, 6), found.name, found.directions, slope=found.gain)
+    assert 0 < made.length <= made.cap
+    assert made.after == min(loss for _, loss in made.tried) < made.before
+    down = model.get_parameter(f"{found.name}.down.weight")
+    assert torch.allclose(down, -made.step * found.directions["down.weight"].to(down.dtype), atol=1e-6)
+    assert float(losses_of(model, F.cross_entropy, batches(512, 6)).mean()) == pytest.approx(made.after)
+
+
+def test_a_step_that_only_harms_is_not_taken(student: Stack) -> None:
+    model = copy.deepcopy(student)
+    data = batches(512, 5)
+    found = signal(model, F.cross_entropy, data).best
+    insert_block(model, data[0][0], found.point)
+    upwards = {name: -one for name, one in found.directions.items()}
+    made = jump(model, F.cross_entropy, batches(512, 6), found.name, upwards, slope=found.gain)
+    assert (made.step, made.gain) == (0.0, 0.0)
+    assert model.get_parameter(f"{found.name}.down.weight").abs().max() == 0
+
+
+def test_a_loss_without_a_radius_still_has_a_jump() -> None:
+    torch.manual_seed(0)
+    model = Stack()
+    inputs = torch.randn(256, WIDTH)
+    batch = inputs, inputs[:, :3].sin()
+    found = signal(model, F.mse_loss, batch).best
+    insert_block(model, inputs, found.point)
+    made = jump(model, F.mse_loss, batch, found.name, found.directions, slope=found.gain)
+    assert made.cap == math.inf
+    assert "no step radius" in made.note
+    assert made.gain > 0
+
+
+def test_splits_that_overlap_are_refused_before_anything_is_done(student: Stack) -> None:
+    model = copy.deepcopy(student)
+    data = batches(1024, 9)
+    with pytest.raises(th.UseError, match="overlap"):
+        th.grow(model, F.cross_entropy, Splits(data[:2], data[2:3], data[2:]))
+    assert len(model.blocks) == 1
+
+
+def test_too_few_units_are_refused_with_a_number(student: Stack) -> None:
+    with pytest.raises(th.UseError, match=r"has 4 units.*at least \d+"):
+        th.grow(copy.deepcopy(student), F.cross_entropy, split(batches(16, 9)))
+
+
+def test_losses_that_are_no_numbers_are_refused(student: Stack) -> None:
+    model = copy.deepcopy(student)
+    inputs, targets = taught(512, seed=9)
+    inputs[500, 0] = math.nan
+    with pytest.raises(th.UseError, match="loss of unit"):
+        th.grow(model, F.cross_entropy, split((inputs, targets)))
+    assert len(model.blocks) == 1
+
+
+def test_an_optimizer_trains_the_new_blocks(student: Stack) -> None:
+    model = copy.deepcopy(student)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    grown = th.grow(model, F.cross_entropy, split(batches(2048, 11)), optimizer=optimizer)
+    known = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    assert grown.blocks
+    assert all(id(one) in known for one in model.parameters())
+
+
+WORKLOAD = """
+import torch, torch.nn.functional as F
+from test_growing import Stack, taught
+import theodolite as th
+def build(width, depth): return Stack(width, depth)
+def batch(seed, step): return taught(256, seed=100 + seed + step)
+workload = th.Workload("taught", build, batch, F.cross_entropy, size=th.Size(8, 1))
+"""
+
+
+@pytest.fixture
+def saved(student: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from safetensors.torch import save_model
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(WORKLOAD)
+    save_model(student, str(tmp_path / "small.safetensors"))
+    return tmp_path
+
+
+def test_the_command_writes_nothing_but_a_page_unless_told(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(each.name for each in saved.iterdir())
+    main(["grow", "small.safetensors", "--workload", "mine.py:workload", "--units", "2048"])
+    told = capsys.readouterr()
+    assert "certified" in told.out
+    assert "--write" in told.err
+    made = sorted({each.name for each in saved.iterdir()} - {*before, "__pycache__"})
+    assert made == ["grow.html", "grow.json"]
+    data = json.loads((saved / "grow.json").read_text())
+    assert data["certificate"]["holds"] is True
+    assert data["stages"][0]["chosen"] in [point["name"] for point in data["stages"][0]["points"]]
+
+
+def test_what_the_command_writes_is_read_again(saved: Path) -> None:
+    said = ["grow", "small.safetensors", "--workload", "mine.py:workload", "--units", "2048"]
+    main([*said, "--write", "deep.safetensors"])
+    found = load_file(saved / "deep.safetensors", th.workload)
+    assert str(found.size) == str(th.Size(8, 2))  # what build(8, 2) makes
+    data = json.loads((saved / "grow.json").read_text())
+    held = [th.workload("mine.py:workload").draw_held_out(step) for step in range(8)]
+    mean = float(losses_of(found.model, F.cross_entropy, held).mean())
+    whole = sum(data["after"][part] * data["units"][part] for part in data["units"])
+    assert mean == pytest.approx(whole / sum(data["units"].values()), rel=1e-5)
+
+
+def test_a_certifying_file_that_overlaps_is_refused(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import save_file
+
+    inputs, targets = taught(512, seed=1)
+    save_file({"inputs": inputs, "targets": targets}, "all.safetensors")
+    save_file({"inputs": inputs[:200], "targets": targets[:200]}, "some.safetensors")
+    with pytest.raises(SystemExit) as end:
+        units = ["--data", "all.safetensors", "--certify", "some.safetensors"]
+        main(["grow", "small.safetensors", "--workload", "mine.py:workload", *units])
+    assert end.value.code == 2
+    assert "overlap" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "is no checkpoint"),
+        (["small.safetensors"], "--workload"),
+        (["small.safetensors", "--workload", "mine.py:workload", "--depth", "2"], "lacks blocks.1"),
+        (["small.safetensors", "--workload", "mine.py:workload", "--data", "no.txt"], "is not there"),
+        (["small.safetensors", "--workload", "mine.py:workload", "--data", "mine.py"], "too few for"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    saved: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["grow", *arguments])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_resnet_is_written_with_the_blocks_that_no_build_makes(tmp_path: Path) -> None:
+    from theodolite.growing.checkpoints import Checkpoint, save
+
+    images = torch.rand(2, 3, 8, 8)
+    build = th.models.ResNet
+    mine = th.Workload(
+        "images",
+        build,
+        lambda seed, step: (images, torch.zeros(2).long()),
+        F.cross_entropy,
+        size=th.Size(4, 1),
+    )
+    model = build(4, 1).eval()
+    before = model(images)
+    insert_block(model, images, 1)
+    checkpoint = Checkpoint(build(4, 1), F.cross_entropy, tmp_path / "a", mine, "mine", th.Size(4, 1))
+    said = save(checkpoint, model, images, ["blocks.1"], tmp_path / "b.safetensors")
+    assert "which no build makes" in said
+    again = load_file(tmp_path / "b.safetensors", lambda spec: mine)
+    assert torch.equal(again.model.eval()(images), before)
+
+
+def test_a_hugging_face_model_grows_on_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(
+        vocab_size=256, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16, **sizes
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "small")
+    text = th.data.state_of_the_union().tokens[:20_000]
+    (tmp_path / "text.txt").write_bytes(bytes(text.tolist()))
+    monkeypatch.chdir(tmp_path)
+    # An untrained network has far to go: any block that shifts the stream helps.
+    main(["grow", "small", "--data", "text.txt", "--length", "8", "--units", "2000", "--write", "deep"])
+    assert "certified" in capsys.readouterr().out
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "deep")
+    assert again.config.num_hidden_layers == 2

@@ -1,0 +1,186 @@
+"""The signal in all weathers: it leaves no trace, takes wrapped networks and halves, and refuses the rest."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import theodolite as th
+from theodolite import UseError
+from theodolite.probes import Signal, signal
+
+from .growable import Blocks, Parallel, batch_for, loss_for, network
+
+LOSS = loss_for("pre")
+
+
+def kept(model: nn.Module) -> list[Any]:
+    """All that a look at a network could change."""
+    modules = list(model.modules())
+    hooks = [
+        (len(one._forward_hooks), len(one._forward_pre_hooks), one.training, sorted(vars(one)))
+        for one in modules
+    ]
+    tensors = [(id(one), one.requires_grad, one.grad, one._version) for one in model.parameters()]
+    buffers = [(id(one), one.tolist()) for one in model.buffers()]
+    values = [one.tolist() for one in model.parameters()]
+    return [hooks, tensors, buffers, values, torch.get_rng_state().tolist()]
+
+
+def close(one: Signal, other: Signal, rel: float) -> None:
+    for mine, theirs in zip(one.points, other.points, strict=True):
+        for name in ("gain", "error", "preconditioned", "norm", "gradient", "alignment"):
+            assert getattr(mine, name) == pytest.approx(getattr(theirs, name), rel=rel), (mine.name, name)
+
+
+@pytest.mark.parametrize("name", ["pre", "resnet", "experts", "GPT2"])
+def test_a_look_leaves_no_trace(name: str) -> None:
+    model, batch, loss = network(name).train(), batch_for(name, 4), loss_for(name)
+    next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
+    next(iter(model.children())).eval()
+    before = kept(model)
+    signal(model, loss, batch)
+    assert kept(model) == before
+    bad = (
+        batch[0],
+        torch.where(torch.arange(4) < 3, 0, 99).view(-1, *[1] * (batch[1].ndim - 1)) + batch[1] * 0,
+    )
+    with pytest.raises((UseError, IndexError, RuntimeError)):
+        signal(model, loss, batch, [batch, bad])
+    assert kept(model) == before
+    if name == "GPT2":
+        assert model.config.use_cache
+
+
+class Checkpointed(nn.Module):
+    """A network whose blocks keep nothing for the backward pass."""
+
+    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner.first(x)
+        for block in self.inner.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        found: Tensor = self.inner.last(x)
+        return found
+
+
+def test_wrapped_compiled_and_checkpointed_networks_say_the_same() -> None:
+    model, batch = network("parallel"), batch_for("parallel", 6)
+    plain = signal(model, LOSS, batch)
+    in_parts = copy.deepcopy(model)
+    for at, block in enumerate(in_parts.blocks):
+        in_parts.blocks[at] = torch.compile(block, backend="eager")
+    for other in (
+        nn.DataParallel(torch.compile(model, backend="eager")),
+        in_parts,
+        Checkpointed(model, reentrant=False),
+        Checkpointed(model, reentrant=True),
+    ):
+        close(signal(other, LOSS, batch), plain, rel=1e-12)
+    with torch.inference_mode():
+        inputs = batch[0].clone()
+    with torch.no_grad():
+        close(signal(model, LOSS, (inputs, batch[1])), plain, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_less_precise_networks_say_nearly_the_same(dtype: torch.dtype) -> None:
+    model, batch = network("peri"), batch_for("peri", 16)
+    exact = signal(model, LOSS, batch)
+    found = signal(model.to(dtype), LOSS, batch)
+    close(found, exact, rel=1e-3 if dtype == torch.float32 else 0.2)
+    assert all(tensor.dtype == torch.float32 for tensor in found.points[0].directions.values())
+
+
+def test_autocast_is_kept() -> None:
+    model, batch = network("pre").float(), batch_for("pre", 16)
+    exact = signal(model, LOSS, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = signal(model, LOSS, batch)
+    close(found, exact, rel=0.2)
+    assert found.points[0].gain != exact.points[0].gain
+
+
+def test_corners_are_told() -> None:
+    said = "of its entries, as behind a ReLU"
+    assert any(
+        said in note for note in signal(network("resnet"), loss_for("resnet"), batch_for("resnet", 4)).notes
+    )
+    assert not any(said in note for note in signal(network("pre"), LOSS, batch_for("pre", 4)).notes)
+
+
+def test_progress_reaches_the_end() -> None:
+    told: list[float] = []
+    batch = batch_for("pre", 4)
+    found = signal(network("pre"), LOSS, [batch, batch], batch, points=[1, "blocks.2"], progress=told.append)
+    assert told == pytest.approx([1 / 3, 2 / 3, 1])
+    assert [one.name for one in found.points] == ["blocks.1", "blocks.2"]
+    assert found.at("blocks.2") is found.points[1]
+
+
+class Mixed(Blocks):
+    """Units know of each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        return found + found.mean(0, keepdim=True)
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    model, batch = network("pre"), batch_for("pre", 4)
+    one = batch[0][:1], batch[1][:1]
+    with pytest.raises(UseError, match="1 of 5 units judge the others: it takes at least 2"):
+        signal(model, LOSS, batch, one)
+    with pytest.raises(UseError, match="the batches are empty"):
+        signal(model, LOSS, [])
+    plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(UseError, match="has no residual stream"):
+        signal(plain, nn.functional.cross_entropy, (torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)))
+    with pytest.raises(UseError, match=re.escape("the loss of unit 2 of batch 1 is inf")):
+        signal(model, _infinite_for(batch[1][2]), [take_first(batch), batch], batch)
+    mixed = Mixed(Parallel, nn.Embedding(16, 8)).double()
+    with pytest.raises(UseError, match="depends on another unit of its batch"):
+        signal(mixed, LOSS, batch)
+    with pytest.raises(UseError, match="no way from the loss back to the stream"):
+        signal(model, lambda found, targets: LOSS(found.detach(), targets), batch)
+    with pytest.raises(UseError, match="ridge is 0"):
+        signal(model, LOSS, batch, ridge=0)
+    with pytest.raises(UseError, match="is no point"):
+        signal(model, LOSS, batch, points=["blocks.9"])
+    with pytest.raises(UseError, match="ranked by 'gain' or by 'preconditioned'"):
+        signal(model, LOSS, batch).ranked("norm")  # type: ignore[arg-type]
+
+
+def take_first(batch: Any) -> Any:
+    return batch[0][:2], batch[1][:2]
+
+
+def _infinite_for(targets: Tensor) -> Any:
+    """A loss that is infinite for the unit with these targets."""
+
+    def loss(found: Tensor, given: Tensor) -> Tensor:
+        return LOSS(found, given) + torch.where((given[0] == targets).all(), torch.inf, 0.0)
+
+    return loss
+
+
+def test_experts_that_take_turns_keep_their_own_units() -> None:
+    """Held-out units of a network with bare closers are run one by one, and give what single runs give."""
+    model, batch = network("experts"), batch_for("experts", 6)
+    held_out = batch_for("experts", 4, seed=1)
+    found = signal(model, LOSS, batch, held_out)
+    single = [(held_out[0][unit : unit + 1], held_out[1][unit : unit + 1]) for unit in range(4)]
+    close(signal(model, LOSS, batch, single), found, rel=1e-10)
+    pooled = th.probes.signal(model, LOSS, held_out, batch)
+    for one, other in zip(found.points, pooled.points, strict=True):
+        # Both are the product of the mean gradients of both samples.
+        assert one.gain == pytest.approx(other.gain, rel=1e-9)
