@@ -24,6 +24,16 @@ from theodolite import UseError, data
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Importing makes a million objects and no garbage: to look through them again and again is a quarter of it.
+# A test that builds and traces networks makes little more: by default a seventh of its time goes there.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _imported_is_not_garbage() -> None:

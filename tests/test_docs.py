@@ -19,6 +19,7 @@ import doctest
 import io
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -31,8 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import theodolite as th
+from theodolite.building import untouched_randomness
 from theodolite.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +43,7 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 COLUMNS = "100"
+STARTING_OTHERS = ("python examples/many_runs.py",)
 
 _FENCE = re.compile(r"^(?P<skip><!-- no-run -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
@@ -126,13 +130,19 @@ def tidy(text: str) -> str:
 
 
 def run_command(command: str) -> str:
-    """What a command prints: `theodolite` in this process, which has torch; `python` in one of its own."""
+    """What a command prints: in this process, which has torch, unless it starts others that import it."""
     program, *arguments = shlex.split(command)
-    if program == "python":
+    if command in STARTING_OTHERS:
         run = [sys.executable, "-W", "error", *arguments]
         return subprocess.run(run, check=True, capture_output=True, text=True).stdout
-    assert program == "theodolite", f"no test knows how to run {command}"
     printed = io.StringIO()
+    if program == "python":
+        before = torch.get_default_dtype()
+        with contextlib.redirect_stdout(printed), untouched_randomness():
+            runpy.run_path(*arguments, run_name="__main__")
+        torch.set_default_dtype(before)
+        return printed.getvalue()
+    assert program == "theodolite", f"no test knows how to run {command}"
     with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as left:
         main(arguments)
     assert not left.value.code, command

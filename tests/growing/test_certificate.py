@@ -59,6 +59,31 @@ def test_betting_is_wrong_as_rarely_as_it_says(name: str) -> None:
     assert wrong <= stats.binom.ppf(0.999, 300, 0.1)
 
 
+def grows_rich(values: Tensor, mean: float, delta: float) -> bool:
+    """Waudby-Smith and Ramdas, section 4.1, unit by unit: bets that values in [0, 1] are above a mean."""
+    capital, richest = 1.0, 1.0
+    total, squares, m = 0.5, 0.25, len(values)
+    for t, x in enumerate(values.tolist()):
+        variance = squares / (t + 1)  # of the t units before, and one made up
+        stake = min(math.sqrt(2 * math.log(1 / delta) / (m * variance)), 0.75 / mean)
+        capital *= 1 + stake * (x - mean)
+        richest = max(richest, capital)
+        total += x
+        squares += (x - total / (t + 2)) ** 2
+    return richest >= 1 / delta
+
+
+def test_betting_is_a_game_that_sees_no_unit_before_its_bet() -> None:
+    for effect in (-0.2, 0.1, 0.6):
+        values = (effect + 0.5 * torch.randn(60).double()).clamp(-1, 1)
+        unit = (values[torch.randperm(60, generator=torch.Generator().manual_seed(0))] + 1) / 2
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if grows_rich(unit, middle, 0.05) else (low, middle)
+        assert lower_bound(values, 1.0, 0.05, "betting") == pytest.approx(2 * low - 1, abs=1e-8)
+
+
 def test_candidates_share_the_level() -> None:
     tries = [
         any(lower_bound(skewed((60,), 0.5), 1.0, 0.3 / 6, "betting") > 0 for _ in range(6))

@@ -188,6 +188,13 @@ def test_an_optimizer_trains_the_new_blocks(student: Stack) -> None:
     assert all(id(one) in known for one in model.parameters())
 
 
+def ran(*arguments: str) -> int:
+    """The exit status of the command."""
+    with pytest.raises(SystemExit) as end:
+        main(["grow", *arguments])
+    return int(end.value.code or 0)
+
+
 WORKLOAD = """
 import torch, torch.nn.functional as F
 from test_growing import Stack, taught
@@ -213,7 +220,7 @@ def test_the_command_writes_nothing_but_a_page_unless_told(
     saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(each.name for each in saved.iterdir())
-    main(["grow", "small.safetensors", "--workload", "mine.py:workload", "--units", "2048"])
+    assert ran("small.safetensors", "--workload", "mine.py:workload", "--units", "8192") == 0
     told = capsys.readouterr()
     assert "certified" in told.out
     assert "--write" in told.err
@@ -225,12 +232,12 @@ def test_the_command_writes_nothing_but_a_page_unless_told(
 
 
 def test_what_the_command_writes_is_read_again(saved: Path) -> None:
-    said = ["grow", "small.safetensors", "--workload", "mine.py:workload", "--units", "2048"]
-    main([*said, "--write", "deep.safetensors"])
+    said = ["small.safetensors", "--workload", "mine.py:workload", "--units", "8192"]
+    assert ran(*said, "--write", "deep.safetensors") == 0
     found = load_file(saved / "deep.safetensors", th.workload)
     assert str(found.size) == str(th.Size(8, 2))  # what build(8, 2) makes
     data = json.loads((saved / "grow.json").read_text())
-    held = [th.workload("mine.py:workload").draw_held_out(step) for step in range(8)]
+    held = [th.workload("mine.py:workload").draw_held_out(step) for step in range(32)]
     mean = float(losses_of(found.model, F.cross_entropy, held).mean())
     whole = sum(data["after"][part] * data["units"][part] for part in data["units"])
     assert mean == pytest.approx(whole / sum(data["units"].values()), rel=1e-5)
@@ -242,10 +249,8 @@ def test_a_certifying_file_that_overlaps_is_refused(saved: Path, capsys: pytest.
     inputs, targets = taught(512, seed=1)
     save_file({"inputs": inputs, "targets": targets}, "all.safetensors")
     save_file({"inputs": inputs[:200], "targets": targets[:200]}, "some.safetensors")
-    with pytest.raises(SystemExit) as end:
-        units = ["--data", "all.safetensors", "--certify", "some.safetensors"]
-        main(["grow", "small.safetensors", "--workload", "mine.py:workload", *units])
-    assert end.value.code == 2
+    units = ["--data", "all.safetensors", "--certify", "some.safetensors"]
+    assert ran("small.safetensors", "--workload", "mine.py:workload", *units) == 2
     assert "overlap" in capsys.readouterr().err
 
 
@@ -262,9 +267,7 @@ def test_a_certifying_file_that_overlaps_is_refused(saved: Path, capsys: pytest.
 def test_what_is_wrong_is_said(
     saved: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["grow", *arguments])
-    assert end.value.code == 2
+    assert ran(*arguments) == 2
     assert message in capsys.readouterr().err
 
 
@@ -305,7 +308,7 @@ def test_a_hugging_face_model_grows_on_a_text(
     (tmp_path / "text.txt").write_bytes(bytes(text.tolist()))
     monkeypatch.chdir(tmp_path)
     # An untrained network has far to go: any block that shifts the stream helps.
-    main(["grow", "small", "--data", "text.txt", "--length", "8", "--units", "2000", "--write", "deep"])
+    assert ran("small", "--data", "text.txt", "--length", "8", "--units", "2000", "--write", "deep") == 0
     assert "certified" in capsys.readouterr().out
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "deep")
     assert again.config.num_hidden_layers == 2

@@ -58,6 +58,18 @@ def inputs() -> Tensor:
     return torch.randn(UNITS, TOKENS, WIDTH).double()
 
 
+class WrittenGelu(nn.Module):
+    """As GPT-2 has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+class Cube(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x**3
+
+
 BRANCHES: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(WIDTH, WIDTH),
     "relu": lambda: nn.Sequential(nn.Linear(WIDTH, 12), nn.ReLU(), nn.Linear(12, WIDTH)),
@@ -67,6 +79,8 @@ BRANCHES: dict[str, Callable[[], nn.Module]] = {
     "layer": lambda: nn.Sequential(
         nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.SiLU(), nn.Linear(12, WIDTH), nn.Tanh()
     ),
+    "written": lambda: nn.Sequential(nn.Linear(WIDTH, 12), WrittenGelu(), nn.Linear(12, WIDTH)),
+    "cube": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Cube()),
     "group": lambda: nn.Sequential(
         nn.Linear(WIDTH, WIDTH), nn.GroupNorm(1, TOKENS), nn.Sigmoid(), nn.Linear(WIDTH, WIDTH)
     ),
@@ -93,6 +107,22 @@ def test_a_linear_branch_is_bounded_by_its_spectral_norm() -> None:
     product = math.prod(float(torch.linalg.matrix_norm(model.branch[at].weight.detach(), 2)) for at in (0, 2))
     assert layers[0].input.bound == pytest.approx(product, rel=1e-3)
     assert layers[0].input.bound >= product * (1 - 1e-6)
+
+
+def test_a_branch_that_is_added_first_and_with_a_factor() -> None:
+    class Turned(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stream(x)
+            x = torch.add(self.branch(x), x)
+            return self.readout(torch.add(x, self.last(x), alpha=0.5))
+
+    model = Turned(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)))
+    layers, _ = layers_of(model, inputs())
+    assert [one.shortcut.value for one in layers] == [1.0, 1.0]
+    assert [one.shortcut.measured for one in layers] == [1.0, 1.0]
+    half = 0.5 * float(torch.linalg.matrix_norm(model.last.weight.detach(), 2))
+    assert layers[1].input.measured == pytest.approx(half, rel=0.01)
+    assert layers[1].input.bound == pytest.approx(half, rel=0.01)
 
 
 def spread(values: Tensor) -> Tensor:
@@ -131,8 +161,8 @@ def test_a_batch_norm_in_eval_mode() -> None:
     nn.init.eye_(model.branch[2].weight)
     layers, _ = layers_of(model, 50 + torch.randn(UNITS, WIDTH).double())
     expected = float((norm.weight.detach() / (norm.running_var + 1e-3).sqrt()).max())
-    assert layers[0].input.bound == pytest.approx(expected, rel=1e-6)
-    assert layers[0].input.bound_anywhere == pytest.approx(expected, rel=1e-6)
+    assert layers[0].input.bound == pytest.approx(expected, rel=1e-4)
+    assert layers[0].input.bound_anywhere == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(("groups", "dilation"), [(1, 1), (2, 2)])

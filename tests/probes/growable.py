@@ -34,6 +34,18 @@ SIZES: dict[str, Any] = {
 GPT2 = {"n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": VOCAB}
 
 
+class Branch(nn.Module):
+    """`x + W tanh(Ux)`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 6), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grown: Tensor = self.down(torch.tanh(self.up(x)))
+        return x + grown
+
+
 class Parallel(nn.Module):
     """Two branches of one norm: one ends with a map, one with a bare vector."""
 

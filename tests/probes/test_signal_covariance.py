@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from theodolite.probes import gradient_covariance, signal
-from theodolite.probes.alignment import alignment_bound
 from theodolite.probes.gradient_covariance import BINS, QUANTILES, describe
 
 from .growable import batch_for, loss_for, network
@@ -31,8 +32,16 @@ def gradients_at(name: str, point: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["pre", "resnet"])
-def test_covariance_and_alignment_are_those_of_the_units_gradients(name: str) -> None:
+def test_covariance_and_alignment_are_those_of_the_units_gradients(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inputs, targets = batch_for(name, 10)
+    asked: list[dict[str, float]] = []
+    monkeypatch.setattr(
+        sys.modules["theodolite.probes.signal"],
+        "alignment_bound",
+        lambda n, m, **estimates: asked.append({"n": n, "m": m, **estimates}) or 0.25,
+    )
     halves = (inputs[:6], targets[:6]), (inputs[6:], targets[6:])
     one = signal(network(name), loss_for(name), *halves).points[1]
     units = gradients_at(name, 1)
@@ -48,7 +57,8 @@ def test_covariance_and_alignment_are_those_of_the_units_gradients(name: str) ->
     assert one.alignment_interval == pytest.approx((first @ second - reach, first @ second + reach), rel=1e-4)
     largest, trace = np.linalg.eigvalsh(expected)[-1], np.trace(expected)
     size = max(first @ second, 0) ** 0.5
-    assert one.alignment_bound == pytest.approx(alignment_bound(6, 4, size, largest, trace))
+    assert asked[1] == pytest.approx({"n": 6, "m": 4, "norm_mu": size, "lambda_max": largest, "trace": trace})
+    assert one.alignment_bound == 0.25
 
 
 def test_a_description_is_numpys() -> None:

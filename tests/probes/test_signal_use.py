@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 import theodolite as th
 from theodolite import UseError
 from theodolite.probes import Signal, signal
 
-from .growable import Blocks, Parallel, batch_for, loss_for, network
+from .growable import Blocks, Branch, Parallel, batch_for, loss_for, network
 
 LOSS = loss_for("pre")
 
@@ -92,6 +93,17 @@ def test_wrapped_compiled_and_checkpointed_networks_say_the_same() -> None:
         close(signal(model, LOSS, (inputs, batch[1])), plain, rel=1e-12)
 
 
+def test_units_may_run_in_the_second_dimension() -> None:
+    batch = batch_for("flat", 8)
+    torch.manual_seed(2)
+    model = Blocks(Branch, nn.Embedding(16, 8)).double()
+    plain = signal(model, LOSS, batch)
+    model.turned = True
+    turned = signal(model, LOSS, batch)
+    close(turned, plain, rel=1e-10)
+    assert turned.points[1].covariance.largest == pytest.approx(plain.points[1].covariance.largest)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_less_precise_networks_say_nearly_the_same(dtype: torch.dtype) -> None:
     model, batch = network("peri"), batch_for("peri", 16)
@@ -138,8 +150,12 @@ class Mixed(Blocks):
 def test_what_cannot_be_measured_is_refused() -> None:
     model, batch = network("pre"), batch_for("pre", 4)
     one = batch[0][:1], batch[1][:1]
-    with pytest.raises(UseError, match="1 of 5 units judge the others: it takes at least 2"):
+    with pytest.raises(UseError, match="the held-out units are 1: it takes at least 2"):
         signal(model, LOSS, batch, one)
+    with pytest.raises(UseError, match="the held-out units are 1: it takes at least 2"):
+        signal(model, LOSS, take_first(batch))
+    with pytest.raises(UseError, match="the held-out units are 1: it takes at least 2"):
+        signal(model, LOSS, batch, DataLoader(list(zip(*one, strict=True))))
     with pytest.raises(UseError, match="the batches are empty"):
         signal(model, LOSS, [])
     plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

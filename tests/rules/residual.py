@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -73,8 +74,9 @@ class Network:
             return self.depth, n
         return {"input": (n, INPUTS), "output": (OUTPUTS, n), "readout bias": (OUTPUTS,)}.get(kind, (n,))
 
+    @cached_property
     def multipliers(self) -> dict[str, float]:
-        """α of every tensor."""
+        """α of every tensor. To find them takes longer than a forward pass."""
         return {kind: self.hyper(kind).multiplier for kind in self.kinds()}
 
     def draw(self, seed: int) -> Tensors:
@@ -88,7 +90,7 @@ class Network:
 
     def __call__(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Outputs, with every multiplier in its place."""
-        alpha = self.multipliers()
+        alpha = self.multipliers
         h = alpha["input"] * x @ values["input"].T + alpha["input bias"] * values["input bias"]
         # Unbound once: indexing a stack in a loop makes its gradient slow.
         blocks = {k: values[k].unbind() for k in values if k[-1].isdigit() or k == "block gain"}

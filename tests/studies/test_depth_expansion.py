@@ -15,8 +15,10 @@ from scipy import stats
 
 from theodolite.errors import UseError
 from theodolite.models import ResNet
+from theodolite.probes.signal import signal
 from theodolite.studies import depth_expansion
 from theodolite.studies.depth_expansion import FULL, SMALL, Regime, cells, trained
+from theodolite.studies.depth_expansion_candidates import candidates
 from theodolite.studies.depth_expansion_claims import claims
 from theodolite.studies.depth_expansion_figures import figures
 from theodolite.studies.depth_expansion_images import PAD, images_of
@@ -124,6 +126,14 @@ def test_the_gradient_before_the_readout_is_autograds():
     assert torch.allclose(gradients.mean(0), bias @ model.readout.weight, rtol=1e-10, atol=1e-14)
 
 
+def test_ten_classes_leave_nine_directions_before_the_readout():
+    """`Wᵀ(p − y)`, and p − y adds up to zero: `trΣ ≤ 9λ`, so C ≥ d/9 however wide the network is."""
+    model, images = _network(0, width=8).eval(), images_of("templates", "test", num=64, side=8)
+    found = moments(outcome(model.float(), images, 64).gradients)
+    assert found.dims == 32
+    assert found.spread >= 32 / 9
+
+
 def test_the_gradient_at_a_block_is_that_of_a_shift_of_its_channels():
     model, images = _network(0).eval(), images_of("templates", "test", num=8, side=8, dtype=torch.float64)
     shifts, entries = block_gradients(model, images, READER)
@@ -189,7 +199,7 @@ def test_two_samples_of_numbers_fail_to_align_as_often_as_their_signs_differ():
     random = torch.Generator().manual_seed(0)
     values = torch.randn(20_000, 1, generator=random, dtype=torch.float64)
     values = (values - values.mean()) / values.std() + 0.3
-    reader = dataclasses.replace(READER, sizes=(4, 16), draws=4000)
+    reader = dataclasses.replace(READER, sizes=(4, 16, 256), draws=4000)
     found = alignment(-values, values, reader)
     for place, size in enumerate(reader.sizes):
         q = stats.norm.cdf(-math.sqrt(size) * 0.3)
@@ -221,6 +231,27 @@ def test_a_cell_has_a_record_for_each_seed():
     assert first["candidates"]["points"] == ["blocks.0", "blocks.1"]
     assert math.isfinite(best_gain(first))
     assert first["train_loss"] != second["train_loss"]
+
+
+def test_candidates_are_estimated_on_train_images_and_judged_by_test_images():
+    model = _network(0).eval()
+    images = [
+        images_of("templates", split, num=6, side=8, dtype=torch.float64) for split in ("train", "test")
+    ]
+    batches = [(each.plain(torch.arange(5)), each.labels[:5]) for each in images]
+    expected = signal(model, F.cross_entropy, batches[0], batches[1])
+    found = candidates(model, *images, 5)
+    assert found["gain"] == pytest.approx([one.gain for one in expected.points], rel=1e-4)
+    assert found["preconditioned_error"] == pytest.approx(
+        [one.preconditioned_error for one in expected.points], rel=1e-4
+    )
+    assert found["squared"] == pytest.approx([one.norm**2 for one in expected.points], rel=1e-4)
+
+
+def test_a_seed_is_a_start_of_its_own():
+    first, again, second = (depth_expansion._built(2, 1, seed, "cpu").stem.weight for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, second)
 
 
 def test_what_went_wrong_beside_the_training_is_noted(monkeypatch):
@@ -399,6 +430,6 @@ def test_figures_and_tables_are_drawn():
     assert "width 16 n 8" in notes(records)
 
 
-def _network(seed):
+def _network(seed, width=2):
     torch.manual_seed(seed)
-    return ResNet(2, 1, outputs=10).double()
+    return ResNet(width, 1, outputs=10).double()

@@ -81,15 +81,12 @@ def test_a_course_is_training_with_adamw_on_the_windows_of_its_order():
 def test_a_copy_goes_its_own_way_with_the_same_moments():
     pupil = pupil_of()
     Course(pupil, LESSON, order=0, first=0, factors=[1.0] * 3).go(3)
-    before = pupil.model.readout.weight.clone()
-    first, second = pupil.copied(), pupil.copied()
-    for one in (first, second):
-        Course(one, LESSON, order=0, first=3, factors=[1.0]).go(1)
+    before, copied = pupil.model.readout.weight.clone(), pupil.copied()
+    Course(copied, LESSON, order=0, first=3, factors=[1.0]).go(1)
     assert torch.equal(pupil.model.readout.weight, before)
-    assert torch.equal(first.model.readout.weight, second.model.readout.weight)
-    afresh = Pupil(pupil.model, optimizer_of(pupil.model.parameters(), TINY, "cpu"))
-    Course(afresh, LESSON, order=0, first=3, factors=[1.0]).go(1)
-    assert not torch.allclose(afresh.model.readout.weight, first.model.readout.weight, atol=1e-5)
+    Course(pupil, LESSON, order=0, first=3, factors=[1.0]).go(1)
+    assert torch.equal(pupil.model.readout.weight, copied.model.readout.weight)
+    assert not torch.equal(pupil.model.readout.weight, before)
 
 
 def test_what_the_optimizer_does_not_hold_is_not_trained():
@@ -234,18 +231,18 @@ def test_the_direction_is_minus_the_gradient_by_the_inverse_moments():
 
 def test_without_anything_to_gain_every_block_harms_and_only_misuse_certifies_one(monkeypatch):
     monkeypatch.setattr(coverage, "POOL", 10_000)
-    few = dataclasses.replace(TINY, repetitions=4)
+    few = dataclasses.replace(TINY, repetitions=8)
     honest = list(coverage.covered(few, "nothing", coverage.WAYS[0]))
     misused = list(coverage.covered(few, "nothing", coverage.WAYS[2]))
     assert [one["issued"] for one in honest] == [0, 0]
     assert all(one["truth"] < 0 for one in honest)
-    assert [one["wrong"] for one in misused] == [4, 4]
+    assert [one["wrong"] for one in misused] == [2, 2]
 
 
 def test_the_tally_counts_what_it_says():
     found = certificate(torch.ones(400), torch.zeros(400) + 0.5 * torch.rand(400), bound=1.0)
     tally = coverage.Tally()
-    for truth, unclipped in ((found.lower + 0.1, 1.0), (found.lower / 2, -1.0), (-0.1, -1.0)):
+    for truth, unclipped in (((found.lower + found.mean) / 2, 1.0), (found.lower / 2, -1.0), (-0.1, -1.0)):
         tally.add(found, truth, unclipped)
     counts = {"issued": 3, "wrong": 1, "harmful": 2, "above": 2}
     assert {name: tally.record()[name] for name in counts} == counts
@@ -351,7 +348,7 @@ def test_ways_are_compared_seed_by_seed():
     assert better["the jump alone lowers the loss"] == better["stacking forgets what was learned"] == "holds"
 
 
-def ranking_records(sign):
+def ranking_records(sign, second=1):
     generator = np.random.default_rng(1)
     return [
         {
@@ -361,7 +358,7 @@ def ranking_records(sign):
             "order": order,
             "point": point,
             **dict.fromkeys(SIGNALS, 2.0**point),
-            "gained": {str(m): sign * point + 0.1 * generator.normal() for m in (10, 100)},
+            "gained": {str(m): sign * second**order * point + 0.1 * generator.normal() for m in (10, 100)},
         }
         for seed in range(3)
         for variant in ("new", "all")
@@ -376,7 +373,8 @@ def test_a_signal_that_ranks_holds_and_one_that_ranks_backwards_fails():
     assert (up[name], down[name]) == ("holds", "fails")
     ahead = "the strongest point gains more than the points do in the mean, the new block alone trained"
     assert (up[ahead], down[ahead]) == ("holds", "fails")
-    assert down["two orders of the data rank them alike, everything trained"] == "holds"
+    alike = "two orders of the data rank them alike, everything trained"
+    assert (down[alike], verdicts(ranking_records(1, second=-1))[alike]) == ("holds", "fails")
 
 
 @pytest.mark.parametrize(("wrong", "verdict"), [(0, "holds"), (100, "unclear"), (200, "fails")])
@@ -389,11 +387,12 @@ def test_certificates_are_judged_by_an_exact_interval(wrong, verdict):
         "repetitions": 2000,
         "issued": 1000,
         "wrong": wrong,
-        "above": wrong,
+        "above": 300,
         "lower": 0.0,
         "truth": 0.1,
     }
-    assert verdicts([record]) == {"certificates on splits of their own are rarely wrong (bernstein)": verdict}
+    found = verdicts([record, {**record, "regime": "much", "wrong": 0, "above": 0}])
+    assert list(found.values()) == [verdict, "fails"]
 
 
 def test_tables_and_figures_come_from_the_records():
@@ -422,7 +421,8 @@ def test_cells_come_in_the_order_of_their_worth_and_are_known_again(tmp_path):
     # With the names that real records have.
     others = {"way": "signal", "method": "betting", "kind": "grown", "variant": "new", "order": 0, "depth": 3}
     Records(out, {"study": "growing"}).append({**cell, **others} for cell in cells(False))
-    assert conduct(STUDY, out, tell=said.append) == 0
+    # A cell that is not known again would fail at once.
+    assert conduct(dataclasses.replace(STUDY, run=int), out, tell=said.append) == 0
     count = len(cells(False))
     assert said == [f"{count} of {count} cells are in {out}"]
 

@@ -24,9 +24,9 @@ class Output:
     cache: None = None
 
 
-def refusal(workload):
+def refusal(workload, **options):
     with pytest.raises(UseError) as caught:
-        survey(workload)
+        survey(workload, **options)
     return str(caught.value)
 
 
@@ -144,6 +144,8 @@ def test_a_build_that_fails_only_when_deeper(rows):
         return Plain(width, depth)
 
     assert "build(width=32, depth=4) failed: ValueError: too deep" in refusal(rows(build))
+    # Whichever section asks, and whether or not it is about depth.
+    assert "build(width=32, depth=4) failed: ValueError: too deep" in refusal(rows(build), only=["norms"])
 
 
 def test_a_forward_pass_that_fails_only_when_deeper(rows):

@@ -30,7 +30,7 @@ class Factor:
     """A Lipschitz constant, from both sides."""
 
     measured: float
-    """The largest seen at the data: it is not below this."""
+    """The largest seen at the data: it is not below this; nan for a branch that reads the data themselves."""
     bound: float
     """It is not above this for inputs like those seen; inf if there is no bound."""
     bound_anywhere: float
@@ -97,7 +97,9 @@ def measure(
         by_name = {name: value for value, name in cut.layout.graph.parameters.items()}
         for done, step in enumerate(inputs):
             start, ends, weights = cut.ends(step)
-            inputs[step] = max(inputs[step], _norm(passed, [start], ends, weights))
+            # What comes first may be data, which has no gradient; nothing depends on how steep it is.
+            steep = _norm(passed, [start], ends, weights) if start in passed.edges else math.nan
+            inputs[step] = max(steep, inputs[step])
             if step[0] == "branch":
                 values = [by_name[name] for name in cut.names(step[1])]
                 parameters[step[1]] = max(parameters[step[1]], _norm(passed, values, ends, weights))
@@ -105,9 +107,7 @@ def measure(
                 progress((number + (done + 1) / len(inputs)) / len(units))
 
     def factor(step: Step) -> Factor:
-        # A bound that rounding has put below what was measured is that.
-        bound, anywhere = (max(one[step].value, inputs[step]) for one in (seen, everywhere))
-        return Factor(inputs[step], bound, anywhere, seen[step].missing)
+        return Factor(inputs[step], seen[step].value, everywhere[step].value, seen[step].missing)
 
     layers = []
     for index, (block, branch) in enumerate(cut.layout.places):
@@ -180,6 +180,11 @@ def _passed(cut: Cut, inputs: Any) -> Rerun:
             f"two forward passes of {type(cut.model).__name__} on inputs of the same shapes ran different "
             "operations, so its layers cannot be told apart. Make it deterministic in eval mode"
         )
+    if any(end not in passed.edges for residual in cut.residuals for end in residual.ends):
+        raise UseError(
+            f"autograd finds no way through the branches of {type(cut.model).__name__}: are they "
+            "checkpointed, or run without gradients? Switch that off"
+        )
     return passed
 
 
@@ -187,13 +192,8 @@ def _norm(passed: Rerun, starts: Sequence[int], ends: Sequence[int], weights: Se
     if tuple(starts) == tuple(ends):
         return 1.0
     inputs = [passed.edges[one] for one in starts if one in passed.edges]
-    known = [
-        (passed.edges[one], weight) for one, weight in zip(ends, weights, strict=True) if one in passed.edges
-    ]
-    if not (inputs and known):
-        return 0.0
-    outputs, scales = [edge for edge, _ in known], [weight for _, weight in known]
-    return jacobian_norm(outputs, scales, passed.values[ends[0]], inputs)
+    outputs = [passed.edges[end] for end in ends]
+    return jacobian_norm(outputs, weights, passed.values[ends[0]], inputs) if inputs else 0.0
 
 
 def _log(number: float) -> float:

@@ -93,6 +93,9 @@ def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -
         return SLOPES[op] * max(inside.values())
     if op == "leaky_relu":
         return max(1.0, abs(_number(node, 1, 0.01))) * max(inside.values())
+    if op == "pow" and len(inside) == 1 and _number(node, 1, 0.0) >= 1:
+        (one, L), power = next(iter(inside.items())), _number(node, 1, 0.0)
+        return L * power * sizes.largest(one) ** (power - 1)
     if op in ("add", "sub"):
         alpha = abs(float(node.kwargs.get("alpha", 1)))
         first = node.args[0].value if isinstance(node.args[0], Ref) else None
@@ -189,7 +192,7 @@ def _normed(sizes: Sizes, node: Node, inside: Mapping[int, float]) -> float | No
         return None
     scale = 1.0
     if "batch_norm" in node.op:
-        if node.op == "native_batch_norm" and node.args[5]:
+        if node.args[5] is True or node.op == "_batch_norm_with_update":  # by the batch's own statistics
             return None
         variance = sizes.held(node.args[4].value) if isinstance(node.args[4], Ref) else None
         weight = sizes.held(node.args[gain].value) if isinstance(node.args[gain], Ref) else None
@@ -247,7 +250,8 @@ def _by_size(sizes: Sizes, node: Node) -> list[int]:
 
 
 def _number(node: Node, place: int, default: float) -> float:
-    return float(node.args[place]) if len(node.args) > place else default
+    given = node.args[place] if len(node.args) > place else None
+    return float(given) if isinstance(given, (int, float)) else default
 
 
 def _each(option: Any, kernel: tuple[int, ...]) -> list[int]:

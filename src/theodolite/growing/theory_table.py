@@ -20,10 +20,9 @@ def _rows(found: Theory) -> list[str]:
         f"{'branch':<8}{'L_N':>9}{'L_x ≥':>9}{'L_x ≤':>9}{'L_θ':>9}{'R':>9}{'p':>12}{'A':>10}  how",
     ]
     for one in found.layers:
-        bound = _number(one.input.bound) if math.isfinite(one.input.bound) else "–"
         lines.append(
             f"{f'{one.block}.{one.branch}':<8}{_number(one.norm.value):>9}{_number(one.input.measured):>9}"
-            f"{bound:>9}{_number(one.parameter):>9}{_number(one.radius):>9}{one.parameters:>12,}"
+            f"{_number(one.input.bound):>9}{_number(one.parameter):>9}{_number(one.radius):>9}{one.parameters:>12,}"
             f"{_power(one.log_amplification):>10}  {one.how}"
         )
     return lines
@@ -100,7 +99,7 @@ def _place(layer: Layer) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3g}"
+    return f"{value:.3g}" if math.isfinite(value) else "–"
 
 
 def _power(log: float) -> str:

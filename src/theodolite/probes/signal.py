@@ -17,37 +17,32 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from theodolite.anatomy.names import unwrap
 from theodolite.errors import UseError
 from theodolite.figures import Figure
 from theodolite.probes.alignment import alignment_bound, mean_interval
-from theodolite.probes.course import on_device
 from theodolite.probes.gradient_covariance import Covariance, describe
 from theodolite.probes.resting import at_rest
 from theodolite.probes.second_order.objective import without_checkpoints
 from theodolite.probes.second_order.products import Progress
 from theodolite.probes.second_order.score import Loss
-from theodolite.probes.signal_candidates import Candidate, Candidates
+from theodolite.probes.signal_candidates import Candidate, Candidates, remarks
 from theodolite.probes.signal_passes import Estimated, Estimating, Judged, Judging, Runner, Trial
-from theodolite.probes.signal_sums import WIDEST, wide
-from theodolite.probes.units import Batches, batches_of, device_of, each, fingerprints, take, units_in
-from theodolite.surgery import Point, Points, find_points
-from theodolite.workloads import Batch
+from theodolite.probes.signal_preparing import Steps, checked, freeze, points_of, refuse_few, samples
+from theodolite.probes.signal_sums import wide
+from theodolite.probes.units import Batches, device_of, each, fingerprints
+from theodolite.surgery import Point, Points
 
 DELTA = 0.05
 """How often a network without any signal may be said to have one."""
 RIDGE = 1e-2
-CORNERS = 0.01
-"""From this share of zeros on, the stream is said to come from a ReLU."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +185,7 @@ def signal(
         matrices: keep the covariance matrices of more than 128 channels.
         progress: is told which share of the work is done.
 
-    >>> import theodolite as th
+    >>> import torch, theodolite as th
     >>> model = th.models.GPT(64, 2, vocab=16, context=8)
     >>> tokens = torch.randint(16, (8, 9), generator=torch.Generator().manual_seed(0))
     >>> found = signal(model, th.workloads.next_token_loss, (tokens[:, :-1], tokens[:, 1:]))
@@ -201,19 +196,19 @@ def signal(
         UseError: if there are no residual blocks in a list, fewer than two held-out units, a loss that is no
             finite number, or one that cannot be taken of a unit by itself.
     """
-    model = _checked(model, ridge, delta)
-    fresh = None if fresh is None else _checked(fresh, ridge, delta)
+    model = checked(model, ridge, delta)
+    fresh = None if fresh is None else checked(fresh, ridge, delta)
     first = next(iter(each(batches)))
     device = device_of(model)
-    known = _points(model, first, device, points)
-    estimating_on, judging_on = _samples(batches, held_out)
-    steps = _Steps(progress, batches, held_out)
+    known = points_of(model, first, device, points)
+    estimating_on, judging_on = samples(batches, held_out)
+    steps = Steps(progress, batches, held_out)
     seen: set[bytes] = set()
     shared = 0
     with ExitStack() as stack:
         for network in (model,) if fresh is None else (model, fresh):
             stack.enter_context(at_rest(network))
-            _freeze(network)
+            freeze(network)
         candidates = Candidates(model, known.found, fresh)
         stack.enter_context(candidates.in_stream())
         stack.enter_context(without_checkpoints())
@@ -230,11 +225,7 @@ def signal(
             judging.add(batch, index)
             shared += sum(one in seen for one in fingerprints([batch]))
             steps.took_one()
-        if judging.units < 2:
-            raise UseError(
-                f"{judging.units} of {runner.units} units judge the others: it takes at least 2 to know how "
-                "far a gain may be off. Give more units"
-            )
+        refuse_few(judging.units)
         judged = judging.settle()
     return Signal(
         points=tuple(_point(one, estimated[one], judged[one], matrices) for one in candidates.each),
@@ -294,95 +285,4 @@ def _notes(candidates: Candidates, shared: int, held_out: int) -> Iterator[str]:
             f"{shared} of the {held_out} held-out units have inputs that are among those of the estimate: "
             "the gains are too high by what was learnt from them"
         )
-    whole = {candidate.point.name: name for candidate in candidates.each for name in candidate.whole}
-    if whole:
-        yield (
-            f"at {len(whole)} points, as at {next(iter(whole))}, {next(iter(whole.values()))} is no weight "
-            "of a linear map or a norm that is called as a module: its gradient is autograd's, held-out "
-            "units were run one by one, and it has no preconditioned direction"
-        )
-    corners = [candidate for candidate in candidates.each if candidate.zeros > CORNERS]
-    if corners:
-        most = max(candidate.zeros for candidate in corners)
-        yield (
-            f"at {len(corners)} points the stream is exactly zero in up to {most:.0%} of its entries, as "
-            "behind a ReLU. There a step can only add, which no gradient tells: steps change the loss by "
-            "somewhat more or less than the gain, however small they are"
-        )
-    wide_maps = [one for candidate in candidates.each for one in candidate.sites if one.features > WIDEST]
-    if wide_maps:
-        yield (
-            f"{len(wide_maps)} maps have more than {WIDEST} features: they are preconditioned by the "
-            "diagonal of S alone"
-        )
-
-
-def _checked(model: nn.Module, ridge: float, delta: float) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise UseError(f"model is a {type(model).__name__}, not a torch.nn.Module")
-    if not (math.isfinite(ridge) and ridge > 0):
-        raise UseError(f"ridge is {ridge!r}: it has to be a finite number above 0, as 0.01")
-    if not 0 < delta < 1:
-        raise UseError(f"delta is {delta!r}: it lies between 0 and 1, as 0.05")
-    for name, tensor in model.named_parameters():
-        if type(tensor).__name__ in ("DTensor", "FlatParameter"):
-            raise UseError(f"{name} is sharded ({type(tensor).__name__}): measure an unsharded copy")
-    return unwrap(model)
-
-
-def _points(
-    model: nn.Module,
-    batch: Batch,
-    device: torch.device,
-    points: Points | Iterable[Point | str | int] | None,
-) -> Points:
-    if isinstance(points, Points):
-        known = points
-    else:
-        known = find_points(model, on_device(take(batch, slice(0, 2)), str(device))[0])
-        if points is not None:
-            known = Points(tuple(known.at(one) for one in points), known.left)
-    if not known.found:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in known.left.items())
-        raise UseError(f"there is no point where a block could be inserted. {reasons or 'None was given'}")
-    return known
-
-
-def _samples(batches: Batches, held_out: Batches | None) -> tuple[Iterator[Batch], Iterator[Batch]]:
-    """The batches that directions are estimated on, and those that judge them."""
-    if held_out is None:
-        return _every_second(batches, 0), _every_second(batches, 1)
-    return each(batches), each(held_out)
-
-
-def _every_second(batches: Batches, start: int) -> Iterator[Batch]:
-    """Every second unit of all batches, counted through."""
-    for batch in each(batches):
-        number = units_in(batch)
-        if start < number:
-            yield take(batch, slice(start, None, 2))
-        start = (start - number) % 2
-
-
-class _Steps:
-    """Tells which share of the batches was run."""
-
-    def __init__(self, progress: Progress | None, batches: Batches, held_out: Batches | None) -> None:
-        samples = [batches_of(batches), batches_of(batches if held_out is None else held_out)]
-        self.total = sum(len(one) for one in samples if isinstance(one, Sized))
-        self.tell = progress if all(isinstance(one, Sized) for one in samples) else None
-        self.done = 0
-
-    def took_one(self) -> None:
-        self.done += 1
-        if self.tell is not None:
-            self.tell(min(1.0, self.done / self.total))
-
-
-def _freeze(model: nn.Module) -> None:
-    """No weight has a gradient: stand-ins, which `at_rest` takes away again."""
-    for module in model.modules():
-        for name, tensor in module._parameters.items():
-            if tensor is not None:
-                plain = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
-                module._parameters[name] = plain  # type: ignore[assignment]
+    yield from remarks(candidates)

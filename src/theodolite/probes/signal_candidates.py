@@ -15,9 +15,12 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_modules
 from theodolite.probes.signal_sites import Closers, GainSite, MapSite, Site, is_map
+from theodolite.probes.signal_sums import WIDEST
 from theodolite.surgery import Closer, Point, make_block
 from theodolite.surgery.passing import Call, watched
 
+CORNERS = 0.01
+"""From this share of zeros on, the stream is said to come from a ReLU."""
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4}
 """How far a vector that multiplies channels may be from doing so, in parts of the largest output."""
 
@@ -157,6 +160,31 @@ class Candidates:
             return leaf
 
         return close
+
+
+def remarks(candidates: Candidates) -> Iterator[str]:
+    """What has to be known of them besides numbers."""
+    whole = {candidate.point.name: name for candidate in candidates.each for name in candidate.whole}
+    if whole:
+        yield (
+            f"at {len(whole)} points, as at {next(iter(whole))}, {next(iter(whole.values()))} is no weight "
+            "of a linear map or a norm that is called as a module: its gradient is autograd's, held-out "
+            "units were run one by one, and it has no preconditioned direction"
+        )
+    corners = [candidate for candidate in candidates.each if candidate.zeros > CORNERS]
+    if corners:
+        most = max(candidate.zeros for candidate in corners)
+        yield (
+            f"at {len(corners)} points the stream is exactly zero in up to {most:.0%} of its entries, as "
+            "behind a ReLU. There a step can only add, which no gradient tells: steps change the loss by "
+            "somewhat more or less than the gain, however small they are"
+        )
+    wide_maps = [one for candidate in candidates.each for one in candidate.sites if one.features > WIDEST]
+    if wide_maps:
+        yield (
+            f"{len(wide_maps)} maps have more than {WIDEST} features: they are preconditioned by the "
+            "diagonal of S alone"
+        )
 
 
 def silence(module: nn.Module, output: Tensor) -> None:

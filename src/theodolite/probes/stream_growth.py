@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 Kind = Literal["flat", "falling", "linear", "exponential", "unclear"]
 
@@ -126,6 +125,8 @@ def _linear(places: np.ndarray, levels: np.ndarray) -> tuple[float, float]:
     def squares(log_t: float) -> float:
         rest = levels - np.log1p(math.exp(log_t) * places)
         return float(np.square(rest - rest.mean()).sum())
+
+    from scipy.optimize import minimize_scalar  # slow to import, and most processes do without
 
     coarse = np.linspace(math.log(1e-6), math.log(1e6), 97)
     best = int(np.argmin([squares(one) for one in coarse]))

@@ -192,8 +192,7 @@ def each(batches: Batches) -> Iterator[Batch]:
                     break
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
                 raise UseError(f"the batches hold {described(pair)}, not pairs (inputs, targets)")
-            # A mapping of another kind, as of a tokenizer, would be one leaf to all that looks for tensors.
-            batch = tuple(dict(part) if isinstance(part, Mapping) else part for part in pair)
+            batch = _opened(pair[0]), _opened(pair[1])
             if units_in(batch):
                 empty = False
                 yield batch
@@ -241,6 +240,11 @@ def refuse_infinite(losses: Tensor, index: int) -> None:
 def device_of(model: nn.Module) -> torch.device:
     """Where a model is."""
     return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+
+
+def _opened(part: Any) -> Any:
+    """A mapping as a dict: another kind, as of a tokenizer, is a leaf to all that looks for tensors."""
+    return dict(part) if isinstance(part, Mapping) else part
 
 
 def _number(value: Any) -> Tensor:

@@ -24,7 +24,7 @@ class Ratios:
     """The same of what the network's own forward pass multiplies the tensor's output by."""
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
+        for name, value in vars(self).items():
             if not (math.isfinite(value) and value > 0):
                 raise UseError(f"the ratio of {name} is {value!r}: ratios of sizes are positive numbers")
 

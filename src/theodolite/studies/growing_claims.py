@@ -135,27 +135,32 @@ def _covered(records: Sequence[Record]) -> Iterator[Claim]:
             own = [one for one in records if one["splits"] == way and one["method"] == method]
             if not own:
                 continue
-            shown = [share(one["wrong"], one["repetitions"]) for one in own]
-            worst = max(shown)
-            regime = own[shown.index(worst)]["regime"]
-            low, high = worst[1:]
-            here = f"{100 * worst[0]:.2g} % ({100 * low:.2g} to {100 * high:.2g} %) ({regime} to gain)"
             if way == WAYS[0]:
-                yield Claim(
-                    f"certificates on splits of their own are rarely wrong ({method})",
-                    "≤ δ",
-                    f"wrong ones ≤ {100 * DELTA:g} % of all tries",
-                    here,
-                    "holds" if high <= DELTA else "fails" if low > DELTA else "unclear",
-                )
+                for column, words in (
+                    ("wrong", f"certificates on splits of their own are rarely wrong ({method})"),
+                    ("above", f"and the gain that they promise is rarely too large ({method})"),
+                ):
+                    yield _rare(words, own, column)
             else:
-                yield Claim(
-                    f"and {way} split they are not to be trusted ({method})",
-                    "–",
-                    f"wrong ones > {100 * DELTA:g} %",
-                    here,
-                    "holds" if low > DELTA else "fails" if high <= DELTA else "unclear",
-                )
+                (low, high), here = _worst(own, "wrong")
+                name = f"and {way} split they are not to be trusted ({method})"
+                verdict: Verdict = "holds" if low > DELTA else "fails" if high <= DELTA else "unclear"
+                yield Claim(name, "–", f"wrong ones > {100 * DELTA:g} %", here, verdict)
+
+
+def _rare(name: str, records: Sequence[Record], column: str) -> Claim:
+    (low, high), here = _worst(records, column)
+    verdict: Verdict = "holds" if high <= DELTA else "fails" if low > DELTA else "unclear"
+    return Claim(name, "≤ δ", f"≤ {100 * DELTA:g} % of all tries", here, verdict)
+
+
+def _worst(records: Sequence[Record], column: str) -> tuple[tuple[float, float], str]:
+    """The largest share of all regimes: its interval, and how it is shown."""
+    shares = {one["regime"]: share(one[column], one["repetitions"]) for one in records}
+    regime = max(shares, key=lambda each: shares[each])
+    value, low, high = shares[regime]
+    shown = f"{100 * value:.3g} % ({100 * low:.2g} to {100 * high:.3g} %), {regime} to gain"
+    return (low, high), shown
 
 
 def share(count: int, of: int) -> tuple[float, float, float]:

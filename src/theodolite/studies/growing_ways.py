@@ -183,15 +183,20 @@ def inserted_all(pupil: Pupil, look: Look, places: Sequence[int]) -> None:
 def _jumped(before: Pupil, pupil: Pupil, known: Known, places: Sequence[int]) -> dict[str, Any]:
     """Insert and jump, from the last place on; and what a certificate says on sequences of their own."""
     signals = {one.point.index: one for one in known.look.signal.points}
+    gains = []
     for place in sorted(places, reverse=True):
         inserted_all(pupil, known.look, [place])
-        jumped(pupil, known.lesson, signals[place], known.seed, preconditioned=True)
+        gains.append(jumped(pupil, known.lesson, signals[place], known.seed, preconditioned=True).gain)
+    told = {"jumped": [rounded(gain) for gain in reversed(gains)]}
+    if not any(gains):  # the network is as it was
+        return {**told, "certified": False}
     choose = known.lesson.batches(f"choose {known.seed}", known.lesson.setting.num)
     certify = known.lesson.batches(f"certify {known.seed}", known.lesson.setting.certify, split="validation")
     bound = clip_from(*(losses_of(each.model, next_token_loss, choose) for each in (before, pupil)))
     ends = [losses_of(each.model, next_token_loss, certify) for each in (before, pupil)]
     found = certificate(*ends, bound=bound)
-    return {"certified": found.holds, "mean": rounded(found.mean), "lower": rounded(found.lower)}
+    bounds = {"mean": rounded(found.mean), "lower": rounded(found.lower)}
+    return {**told, "certified": found.holds, **bounds}
 
 
 @dataclass

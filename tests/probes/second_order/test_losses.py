@@ -133,7 +133,7 @@ def saturated(factor):
     return model, inputs
 
 
-@pytest.mark.parametrize("factor", [1e2, 1e3, 1e4])
+@pytest.mark.parametrize("factor", [1e2, 1e4])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_saturated_softmax_is_right_in_float32(factor, place):
     """With the likeliest class as the target, the second, and one far below."""

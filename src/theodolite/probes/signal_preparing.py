@@ -1,0 +1,103 @@
+"""What the signal needs before it runs: the network, the points, two samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sized
+
+import torch
+from torch import nn
+
+from theodolite.anatomy.names import unwrap
+from theodolite.errors import UseError
+from theodolite.probes.course import on_device
+from theodolite.probes.second_order.products import Progress
+from theodolite.probes.units import Batches, batches_of, count, each, take, units_in
+from theodolite.surgery import Point, Points, find_points
+from theodolite.workloads import Batch
+
+
+def checked(model: nn.Module, ridge: float, delta: float) -> nn.Module:
+    """The bare network; refused if nothing could be measured on it."""
+    if not isinstance(model, nn.Module):
+        raise UseError(f"model is a {type(model).__name__}, not a torch.nn.Module")
+    if not (math.isfinite(ridge) and ridge > 0):
+        raise UseError(f"ridge is {ridge!r}: it has to be a finite number above 0, as 0.01")
+    if not 0 < delta < 1:
+        raise UseError(f"delta is {delta!r}: it lies between 0 and 1, as 0.05")
+    for name, tensor in model.named_parameters():
+        if type(tensor).__name__ in ("DTensor", "FlatParameter"):
+            raise UseError(f"{name} is sharded ({type(tensor).__name__}): measure an unsharded copy")
+    return unwrap(model)
+
+
+def points_of(
+    model: nn.Module,
+    batch: Batch,
+    device: torch.device,
+    points: Points | Iterable[Point | str | int] | None,
+) -> Points:
+    """The points that are meant; found on two units if they are not known."""
+    if isinstance(points, Points):
+        known = points
+    else:
+        known = find_points(model, on_device(take(batch, slice(0, 2)), str(device))[0])
+        if points is not None:
+            known = Points(tuple(known.at(one) for one in points), known.left)
+    if not known.found:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in known.left.items())
+        raise UseError(f"there is no point where a block could be inserted. {reasons or 'None was given'}")
+    return known
+
+
+def samples(batches: Batches, held_out: Batches | None) -> tuple[Iterator[Batch], Iterator[Batch]]:
+    """The batches that directions are estimated on, and those that judge them."""
+    judges = batches_of(batches if held_out is None else held_out)
+    if isinstance(judges, (list, tuple)):  # to count the units of a loader takes a pass over it
+        refuse_few(count(judges) // (2 if held_out is None else 1))
+    if held_out is None:
+        return _every_second(batches, 0), _every_second(batches, 1)
+    return each(batches), each(held_out)
+
+
+def refuse_few(units: int) -> None:
+    """Raise if too few units judge."""
+    if units < 2:
+        raise UseError(
+            f"the held-out units are {units}: it takes at least 2 to know how far a gain may be off. Give "
+            "more batches, or held_out"
+        )
+
+
+class Steps:
+    """Tells which share of the batches was run."""
+
+    def __init__(self, progress: Progress | None, batches: Batches, held_out: Batches | None) -> None:
+        samples = [batches_of(batches), batches_of(batches if held_out is None else held_out)]
+        self.total = sum(len(one) for one in samples if isinstance(one, Sized))
+        self.tell = progress if all(isinstance(one, Sized) for one in samples) else None
+        self.done = 0
+
+    def took_one(self) -> None:
+        """One more batch."""
+        self.done += 1
+        if self.tell is not None:
+            self.tell(min(1.0, self.done / self.total))
+
+
+def freeze(model: nn.Module) -> None:
+    """No weight has a gradient: stand-ins, which `at_rest` takes away again."""
+    for module in model.modules():
+        for name, tensor in module._parameters.items():
+            if tensor is not None:
+                plain = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
+                module._parameters[name] = plain  # type: ignore[assignment]
+
+
+def _every_second(batches: Batches, start: int) -> Iterator[Batch]:
+    """Every second unit of all batches, counted through."""
+    for batch in each(batches):
+        number = units_in(batch)
+        if start < number:
+            yield take(batch, slice(start, None, 2))
+        start = (start - number) % 2
