@@ -12,6 +12,7 @@ from theodolite.commands.options import Depth, Width, look_up, progress_bar
 from theodolite.errors import UseError
 
 Along = Literal["gradient", "preconditioned"]
+Method = Literal["bernstein", "betting"]
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,6 +46,9 @@ def grow(
     ] = "preconditioned",
     contenders: Annotated[int, typer.Option(min=1, help="Points where a jump is tried.")] = 3,
     delta: Annotated[float, typer.Option(help="Chance that a certificate is wrong.")] = 0.05,
+    method: Annotated[
+        Method, typer.Option(help="Of the certificate; betting needs fewer units. Choose before looking.")
+    ] = "bernstein",
     reach: Annotated[float, typer.Option(help="Longest jump, in units of the step radius.")] = 8.0,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="New blocks start untrained, not as copies of their neighbours.")
@@ -109,6 +113,7 @@ def grow(
             along=along,
             contenders=contenders,
             delta=delta,
+            method=method,
             reach=reach,
             fresh=_fresh(found, seed, device) if fresh else None,
             progress=tell,

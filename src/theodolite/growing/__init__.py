@@ -4,7 +4,7 @@ from theodolite.growing.certificate import Certificate, certificate, clip_from
 from theodolite.growing.concentration import least_units
 from theodolite.growing.conduct import Contender, Grown, Stage, grow
 from theodolite.growing.fallback import Kept, fallback
-from theodolite.growing.jumpboard import Jump, jump
+from theodolite.growing.jumpboard import Jump, jump, longest_step
 from theodolite.growing.splits import Splits, check_disjoint, split
 from theodolite.growing.theory import Theory, theory
 
@@ -17,6 +17,7 @@ __all__ = [
     # a step of a new block
     "Jump",
     "jump",
+    "longest_step",
     # three samples
     "Splits",
     "check_disjoint",

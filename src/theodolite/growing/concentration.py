@@ -9,7 +9,6 @@ import math
 from typing import Literal, get_args
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from theodolite.errors import UseError
@@ -127,6 +126,8 @@ def _capital(unit: Tensor, delta: float, means: Tensor) -> Tensor:
 def _growth(values: Tensor, bound: float) -> float:
     """`max_λ mean ln(1 + λx)`, above 0 as the mean is."""
     values = values.double()
+    from scipy.optimize import minimize_scalar  # slow to import
+
     found = minimize_scalar(
         lambda stake: -float((stake * values).log1p().mean()), bounds=(0.0, STAKE / bound), method="bounded"
     )

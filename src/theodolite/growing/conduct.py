@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -15,8 +16,8 @@ from torch.optim import Optimizer
 from theodolite.anatomy.names import all_parameter_names, unwrap
 from theodolite.errors import UseError
 from theodolite.growing.certificate import Certificate, certificate, clip_from
-from theodolite.growing.concentration import least_units
-from theodolite.growing.jumpboard import Jump, jump
+from theodolite.growing.concentration import Method, least_units
+from theodolite.growing.jumpboard import Jump, jump, length_of, longest_step
 from theodolite.growing.splits import Splits, check_disjoint
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.signal import PointSignal, Signal, signal
@@ -112,6 +113,7 @@ def grow(
     along: Along = "preconditioned",
     contenders: int = 3,
     delta: float = 0.05,
+    method: Method = "bernstein",
     reach: float = 8.0,
     fresh: nn.Module | None = None,
     optimizer: Optimizer | None = None,
@@ -119,9 +121,9 @@ def grow(
 ) -> Grown:
     """Insert blocks where the signal says they help, jump, and certify what that did; in place.
 
-    For each block: the signal at every point, on the first split; at the points where it is largest a block
-    is inserted and jumps, on the second split, and the best of them stays; a certificate, on the third. A
-    network to which no block helps is left as it was.
+    For each block: the signal at every point, on the first split; where it is above its noise and promises
+    most within the longest step allowed, a block is inserted and jumps, on the second split, and the best of
+    these stays; a certificate, on the third. A network to which no block helps is left as it was.
 
     Args:
         model: any module with its residual blocks in a list.
@@ -132,6 +134,7 @@ def grow(
         along: jump along the signal, or along the preconditioned one.
         contenders: at how many points a jump is tried.
         delta: the chance that any of the certificates is wrong.
+        method: of the certificates, see `certificate`; `betting` needs fewer units.
         reach: the longest jump in units of the step radius, which is the least over many rows: the loss
             often goes on falling beyond it.
         fresh: a network built alike whose blocks are copied, as before training.
@@ -140,7 +143,7 @@ def grow(
     """
     _check(blocks, contenders, along)
     check_disjoint(splits)
-    require_units(splits.certify, delta, _candidates(blocks))
+    require_units(splits.certify, delta, _candidates(blocks), method)
     inner = unwrap(model)
     inputs = take(next(iter(each(splits.choose))), slice(0, 2))[0]
     trial = _Trial(inner, loss, splits, inputs, at, along, contenders, reach, copy.deepcopy(fresh))
@@ -162,11 +165,11 @@ def grow(
         trial.move(stage.chosen)
         told("certifying", 0.95)
         losses.append(trial.losses())
-        made = _certified(losses[-2], losses[-1], delta, _candidates(blocks))
+        made = _certified(losses[-2], losses[-1], delta, _candidates(blocks), method)
         stages.append(dataclasses.replace(stage, proof=proof, certificate=made))
     overall = stages[0].certificate
     if len(losses) > 2:
-        overall = _certified(losses[0], losses[-1], delta, _candidates(blocks))
+        overall = _certified(losses[0], losses[-1], delta, _candidates(blocks), method)
     return Grown(
         model=model,
         stages=tuple(stages),
@@ -238,17 +241,13 @@ class _Trial:
             fresh=self.fresh,
             progress=lambda share: tell("the signal at all points", 0.05 + 0.5 * share),
         )
-        by: Literal["gain", "preconditioned"] = "gain" if self.along == "gradient" else "preconditioned"
-        above = {one.name for one in found.above}
-        ranked = [one for one in found.ranked(by) if one.name in above][: self.contenders]
+        tell("how far each may jump", 0.55)
+        caps = {one.name: self._cap(one) for one in found.above}
+        ranked = sorted(found.above, key=lambda one: -self._promise(one, caps[one.name]))[: self.contenders]
         tried: list[Contender] = []
         for number, one in enumerate(ranked):
-            tell(f"a jump at {one.name}", 0.55 + 0.4 * number / len(ranked))
-            slope, error = (
-                (one.gain, one.error)
-                if self.along == "gradient"
-                else (one.preconditioned, one.preconditioned_error)
-            )
+            tell(f"a jump at {one.name}", 0.6 + 0.35 * number / len(ranked))
+            slope, error = self._slope(one)
             with inserted(self.model, one.point, self.fresh):
                 made = jump(
                     self.model,
@@ -257,7 +256,7 @@ class _Trial:
                     one.name,
                     self._directions(one),
                     slope=slope,
-                    reach=self.reach,
+                    cap=caps[one.name],
                 )
                 after = float(losses_of(self.model, self.loss, self.splits.estimate).mean())
             tried.append(Contender(one.point, one, slope, error, made, before.means.estimate - after))
@@ -276,13 +275,35 @@ class _Trial:
             step = chosen.jump.step * direction.double().to(tensor.device)
             tensor.copy_(tensor.double() - step)
 
+    def _cap(self, one: PointSignal) -> float:
+        directions = self._directions(one)
+        with inserted(self.model, one.point, self.fresh):
+            return longest_step(
+                self.model, self.loss, self.splits.choose, one.name, directions, reach=self.reach
+            )
+
+    def _promise(self, one: PointSignal, cap: float) -> float:
+        """What the longest step would gain if the loss went on falling as it begins.
+
+        A slope alone says nothing: it changes with the units that a stream is measured in.
+        """
+        slope, _ = self._slope(one)
+        return slope * cap / length_of(self._directions(one)) if math.isfinite(cap) else slope
+
+    def _slope(self, one: PointSignal) -> tuple[float, float]:
+        if self.along == "gradient":
+            return one.gain, one.error
+        return one.preconditioned, one.preconditioned_error
+
     def _directions(self, one: PointSignal) -> Mapping[str, Tensor]:
         return one.directions if self.along == "gradient" else one.preconditioned_directions
 
 
-def _certified(before: _Losses, after: _Losses, delta: float, candidates: int) -> Certificate:
+def _certified(before: _Losses, after: _Losses, delta: float, candidates: int, method: Method) -> Certificate:
     bound = clip_from(before.choose, after.choose)
-    return certificate(before.certify, after.certify, bound=bound, delta=delta, candidates=candidates)
+    return certificate(
+        before.certify, after.certify, bound=bound, delta=delta, candidates=candidates, method=method
+    )
 
 
 def _candidates(blocks: int) -> int:
@@ -290,9 +311,9 @@ def _candidates(blocks: int) -> int:
     return 1 if blocks == 1 else blocks + 1
 
 
-def require_units(certify: Sequence[Batch], delta: float, candidates: int) -> None:
+def require_units(certify: Sequence[Batch], delta: float, candidates: int, method: Method) -> None:
     """Refuse a third split that is too small to certify anything, before any work is done."""
-    there, least = count(certify), least_units(delta, candidates)
+    there, least = count(certify), least_units(delta, candidates, method)
     if there < least:
         raise UseError(
             f"the split to certify has {there} units, too few to certify anything: at delta {delta} for "

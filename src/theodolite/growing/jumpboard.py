@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, unwrap
-from theodolite.building import evaluated, in_one_line
+from theodolite.building import evaluated
 from theodolite.errors import UseError
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.steps.radius import radius
@@ -44,7 +44,6 @@ class Jump:
     """What the loss falls by if it goes on as it begins, `ε⟨D, M⟩`."""
     tried: tuple[tuple[float, float], ...]
     """Steps and losses, in the order they were tried."""
-    note: str = ""
 
     @property
     def gain(self) -> float:
@@ -74,7 +73,7 @@ def jump(
     directions: Mapping[str, Tensor],
     *,
     slope: float,
-    reach: float = 1.0,
+    cap: float = math.inf,
 ) -> Jump:
     """Move what ends a new block's branches along `−D`, in place, by the step that lowers the loss most.
 
@@ -85,25 +84,18 @@ def jump(
         block: the name of the new block.
         directions: D by closer: `PointSignal.directions`, or the preconditioned ones.
         slope: `⟨D, M⟩`, how fast the loss falls: `PointSignal.gain`.
-        reach: the longest step in units of the radius of the cross-entropy along it, the least over the
-            first units. The loss may well fall beyond it: then allow more.
+        cap: the longest ‖εD‖ that is tried, as of `longest_step`. Without one the first step is that with
+            which the loss would be a half if it went on falling as it begins.
 
     The loss is lower afterwards, or the block is closed still.
     """
-    if not reach > 0:
-        raise UseError(f"reach is {reach}: it is the longest step in units of the step radius, above 0")
-    inner = unwrap(model)
-    tensors = {name: one for name, one in all_parameter_names(inner) if name.startswith(f"{block}.")}
-    moving = {f"{block}.{name}": one for name, one in directions.items()}
-    missing = [name for name in moving if name not in tensors]
-    if missing:
-        raise UseError(f"the model has no tensor {missing[0]!r}: insert the block first")
-    length = math.hypot(*(float(one.double().norm()) for one in moving.values()))
+    if not cap > 0:
+        raise UseError(f"cap is {cap}: it is the longest step that is tried, above 0")
+    tensors, moving = _moving(model, block, directions)
+    length = length_of(directions)
     before = float(losses_of(model, loss, batches).mean())
     if not length > 0 or not slope > 0:
-        return Jump(0.0, 0.0, math.nan, before, before, 0.0, (), "the signal points nowhere")
-    cap, note = _cap(inner, loss, batches, moving, reach)
-    # Where there is no radius: as if the loss fell on as it begins, by a half.
+        return Jump(0.0, 0.0, cap, before, before, 0.0, ())
     longest = cap if math.isfinite(cap) else 0.5 * before * length / slope
     start = {name: tensors[name].detach().clone() for name in moving}
     tried: list[tuple[float, float]] = []
@@ -118,22 +110,53 @@ def jump(
     lower = [(value, step) for step, value in tried if value < before]
     value, step = min(lower, default=(before, 0.0))
     _move(tensors, start, moving, step)
-    return Jump(step, step * length, cap, before, value, step * slope, tuple(tried), note)
+    return Jump(step, step * length, cap, before, value, step * slope, tuple(tried))
 
 
-def _cap(
-    model: nn.Module, loss: Loss, batches: Batches, moving: Mapping[str, Tensor], reach: float
-) -> tuple[float, str]:
-    """The longest step, and why there is no limit to it if there is none."""
+def longest_step(
+    model: nn.Module,
+    loss: Loss,
+    batches: Batches,
+    block: str,
+    directions: Mapping[str, Tensor],
+    *,
+    reach: float = 1.0,
+) -> float:
+    """How long a step of a new block may be: `reach` times the radius of the cross-entropy along it.
+
+    That is the least over the rows of the first units. The loss may well fall beyond it: then allow more.
+    Infinite where the loss is no cross-entropy of the logits.
+    """
+    if not reach > 0:
+        raise UseError(f"reach is {reach}: it is the longest step in units of the step radius, above 0")
+    inner = unwrap(model)
+    _, moving = _moving(model, block, directions)
     some = take(next(iter(each(batches))), slice(0, RADIUS_UNITS))
     try:
-        with evaluated(model):
+        with evaluated(inner):
             found = radius(
-                model, loss, some, {name: -one for name, one in moving.items()}, parameters=list(moving)
+                inner, loss, some, {name: -one for name, one in moving.items()}, parameters=list(moving)
             )
-    except (UseError, RuntimeError, NotImplementedError) as error:
-        return math.inf, f"no step radius: {in_one_line(error)}"
-    return reach * found.value, ""
+    except (UseError, RuntimeError, NotImplementedError):
+        return math.inf
+    return reach * found.value
+
+
+def length_of(directions: Mapping[str, Tensor]) -> float:
+    """‖D‖."""
+    return math.hypot(*(float(one.double().norm()) for one in directions.values()))
+
+
+def _moving(
+    model: nn.Module, block: str, directions: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The block's tensors, and where they go, by name in the network."""
+    tensors = {name: one for name, one in all_parameter_names(unwrap(model)) if name.startswith(f"{block}.")}
+    moving = {f"{block}.{name}": one for name, one in directions.items()}
+    missing = [name for name in moving if name not in tensors]
+    if missing:
+        raise UseError(f"the model has no tensor {missing[0]!r}: insert the block first")
+    return tensors, moving
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor
 
 from theodolite.errors import UseError
@@ -76,5 +76,5 @@ def mean_interval(values: Tensor, *, level: float = 0.95) -> Interval:
         raise UseError(f"level is {level}: it lies between 0 and 1, as 0.95")
     mean = float(flat.mean())
     error = float(flat.std()) / math.sqrt(flat.numel())
-    reach = float(stats.t.ppf((1 + level) / 2, flat.numel() - 1)) * error
+    reach = float(stdtrit(flat.numel() - 1, (1 + level) / 2)) * error
     return Interval(mean, mean - reach, mean + reach)

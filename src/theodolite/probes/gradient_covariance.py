@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -106,6 +105,8 @@ def _largest(matrix: Tensor) -> float:
     if len(matrix) <= DENSE:
         return max(0.0, float(torch.linalg.eigvalsh(matrix)[-1]))
     start = np.random.default_rng(0).standard_normal(len(matrix))
+    from scipy.sparse.linalg import eigsh  # slow to import
+
     return max(0.0, float(eigsh(matrix.numpy(), k=1, v0=start, return_eigenvectors=False)[0]))
 
 

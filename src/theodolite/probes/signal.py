@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
 
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
@@ -111,7 +111,7 @@ class Signal:
     @property
     def threshold(self) -> float:
         """How many standard errors a gain must be above zero: Student's t, δ shared among all points."""
-        return float(stats.t.ppf(1 - self.delta / len(self.points), self.judged_on - 1))
+        return float(stdtrit(self.judged_on - 1, 1 - self.delta / len(self.points)))
 
     @property
     def above(self) -> tuple[PointSignal, ...]:

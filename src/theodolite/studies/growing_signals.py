@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from theodolite.building import evaluated
-from theodolite.growing.jumpboard import Jump, jump
+from theodolite.growing.jumpboard import Jump, jump, longest_step
 from theodolite.probes.signal import PointSignal, Signal, signal
 from theodolite.studies.growing_training import Lesson, Pupil
 from theodolite.surgery import Point, Points, find_points, insert_block
@@ -113,4 +113,5 @@ def jumped(pupil: Pupil, lesson: Lesson, one: PointSignal, order: int | str, *, 
     batches = lesson.batches(f"choose {order}", lesson.setting.num)
     directions = one.preconditioned_directions if preconditioned else one.directions
     slope = one.preconditioned if preconditioned else one.gain
-    return jump(pupil.model, next_token_loss, batches, one.point.name, directions, slope=slope)
+    cap = longest_step(pupil.model, next_token_loss, batches, one.point.name, directions)
+    return jump(pupil.model, next_token_loss, batches, one.point.name, directions, slope=slope, cap=cap)
