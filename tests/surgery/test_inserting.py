@@ -259,6 +259,16 @@ def test_a_point_that_is_none_is_named(at: Any, message: str) -> None:
         insert_block(ResNet(4, 1), IMAGES, at)
 
 
+def test_a_list_that_is_the_network_itself() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), Branch(8), Branch(8), nn.Linear(8, 2))
+    inputs = torch.randn(5, 4)
+    before = model(inputs)
+    assert [point.name for point in find_points(model, inputs).found] == ["1", "2", "3"]
+    insert_block(model, inputs, 2)
+    assert len(model) == 5
+    assert torch.equal(model(inputs), before)
+
+
 def test_a_network_without_a_stream_is_refused() -> None:
     with pytest.raises(SurgeryError, match="no residual stream"):
         find_points(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4))
@@ -325,3 +335,55 @@ def test_a_target_of_other_tensors_is_refused_and_kept() -> None:
     with pytest.raises(SurgeryError, match=r"norm_stream\.weight is in the target"):
         rebuild(grown, target, TOKENS)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in target.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (th.models.ResidualMLP(16, 2, inputs=8, block_layers=1), torch.randn(3, 8)),
+        (th.models.ResNet4(16, 2, inputs=8, variant="all"), torch.randn(3, 8)),
+    ],
+    ids=["ResidualMLP", "ResNet4"],
+)
+def test_built_in_networks_grow(model: nn.Module, inputs: Tensor) -> None:
+    before = model(inputs)
+    _, proof = insert_block(model, inputs, 1)
+    assert proof.outputs == 0
+    assert torch.equal(model(inputs), before)
+
+
+class Outside(nn.Module):
+    """The sums are outside of the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)) for _ in "12")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs."""
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "reason"),
+    [
+        (Outside(), torch.randn(3, 4), "the sum is outside of it"),
+        (GPT(32, 2, head_dim=16, residual="routed"), TOKENS, "not called with a stream"),
+        (
+            nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
+            ),
+            torch.randn(2, 3, 8),
+            "norm_first=True",
+        ),
+    ],
+    ids=["outside", "routed", "torch"],
+)
+def test_why_there_is_no_point_is_said(model: nn.Module, inputs: Tensor, reason: str) -> None:
+    points = find_points(model, inputs)
+    assert not points.found
+    assert reason in points.left[next(iter(points.left))]
+    with pytest.raises(SurgeryError, match=reason):
+        insert_block(model, inputs, 1)

@@ -65,23 +65,23 @@ class ResidualMLP(nn.Module):
         require_one_of("activation", activation, get_args(Activation))
         self.embed = _linear(inputs, width, bias=bias)
         self.blocks = nn.ModuleList(
-            Branch(width, block_layers, activation=activation, bias=bias) for _ in range(depth)
+            Block(width, block_layers, activation=activation, bias=bias) for _ in range(depth)
         )
         self.readout = _linear(width, outputs, bias=bias)
 
     def forward(self, x_BI: Tensor) -> Tensor:
         """Outputs (B, O)."""
         h_BD = self.embed(x_BI.flatten(1))
-        for branch in self.blocks:
-            h_BD = h_BD + branch(h_BD)
+        for block in self.blocks:
+            h_BD = block(h_BD)
         return self.readout(h_BD)
 
 
-class Branch(nn.Module):
-    """What one block adds: `W_k φ(… φ(W_1 h))`, or `W φ(h)` for a single weight.
+class Block(nn.Module):
+    """`h + W_k φ(… φ(W_1 h))`, or `h + W φ(h)` for a single weight.
 
     >>> import torch
-    >>> Branch(4, 2, activation="relu", bias=False)(torch.zeros(1, 4))
+    >>> Block(4, 2, activation="relu", bias=False)(torch.zeros(1, 4))
     tensor([[0., 0., 0., 0.]], grad_fn=<...>)
     """
 
@@ -91,13 +91,14 @@ class Branch(nn.Module):
         self.rectified = activation == "relu"
 
     def forward(self, h_BD: Tensor) -> Tensor:
-        """The branch, without the stream."""
+        """The stream after the block."""
+        branch_BD = h_BD
         for number, layer in enumerate(self.layers):
             # With several weights the first reads the stream as it is.
             if self.rectified and (number > 0 or len(self.layers) == 1):
-                h_BD = F.relu(h_BD)
-            h_BD = layer(h_BD)
-        return h_BD
+                branch_BD = F.relu(branch_BD)
+            branch_BD = layer(branch_BD)
+        return h_BD + branch_BD
 
 
 def _linear(fan_in: int, fan_out: int, *, bias: bool) -> nn.Linear:

@@ -58,19 +58,28 @@ class ResNet4(nn.Module):
         require_size(width, depth)
         require_positive(inputs=inputs, outputs=outputs)
         traits = Traits.of(variant)
-        self.residual = traits.residual
         self.embed = nn.Sequential(nn.Flatten(), *hidden(inputs, width, traits))
-        self.blocks = nn.ModuleList(_branch(width, traits) for _ in range(depth))
+        self.blocks = nn.ModuleList(_block(width, traits) for _ in range(depth))
         self.readout = linear(width, outputs, traits)
 
     def forward(self, x_BI: Tensor) -> Tensor:
         """Outputs (B, O)."""
         h_BD = self.embed(x_BI)
-        for branch in self.blocks:
-            h_BD = h_BD + branch(h_BD) if self.residual else branch(h_BD)
+        for block in self.blocks:
+            h_BD = block(h_BD)
         return self.readout(h_BD)
 
 
-def _branch(width: int, traits: Traits) -> nn.Sequential:
+class Residual(nn.Sequential):
+    """`h + f(h)`, f the modules one after the other."""
+
+    def forward(self, h_BD: Tensor) -> Tensor:
+        """The stream after the block."""
+        branch_BD: Tensor = super().forward(h_BD)
+        return h_BD + branch_BD
+
+
+def _block(width: int, traits: Traits) -> nn.Sequential:
     last = [nn.LayerNorm(width, eps=EPS)] if traits.layernorm else []
-    return nn.Sequential(*hidden(width, width, traits), linear(width, width, traits), *last)
+    kind = Residual if traits.residual else nn.Sequential
+    return kind(*hidden(width, width, traits), linear(width, width, traits), *last)

@@ -40,13 +40,16 @@ class Points:
     def at(self, where: int | str | Point) -> Point:
         """One of them: by name, by number in a network with one list of blocks, or itself."""
         name = where.name if isinstance(where, Point) else where
+        if not self.found:
+            reasons = "; ".join(f"{place}: {why}" for place, why in list(self.left.items())[:2])
+            raise SurgeryError(f"no block can be inserted anywhere: {reasons}")
         if isinstance(name, int):
             if len(holders := list(dict.fromkeys(point.holder for point in self.found))) > 1:
                 raise SurgeryError(
                     f"at is {name}, and there are {len(holders)} lists of blocks, {', '.join(holders)}: say "
                     f"which, as in at={self.found[0].name!r}"
                 )
-            name = f"{holders[0]}.{name}"
+            name = f"{holders[0]}.{name}" if holders[0] else str(name)
         for point in self.found:
             if point.name == name:
                 return point
@@ -88,9 +91,9 @@ class _Block:
     closers: tuple[Closer, ...]
     removed: tuple[str, ...]
     calls: int = 0
-    before: str | None = "it was not called"
+    before: str | None = "it was not called with a stream of numbers"
     """Why a closed copy does not let the stream pass that comes into the block; None if it does."""
-    behind: str | None = "it was not called"
+    behind: str | None = "it was not called with a stream of numbers"
     """The same for the stream that comes out of it."""
 
 
@@ -158,8 +161,13 @@ def _try(model: nn.Module, inputs: Any, blocks: Mapping[str, _Block]) -> None:
                 block.before = block.behind = (
                     f"no tensor sets the size of what its branch {ends[0].branch} adds"
                 )
-            elif shared := [one.name for one in block.closers if _is_shared(model, block, one)]:
-                block.before = block.behind = f"{shared[0]}, which would be zero, is used elsewhere too"
+            elif block.removed and isinstance(block.module, nn.TransformerEncoderLayer):
+                block.before = block.behind = (
+                    "torch's encoder layer reads the norms behind its sums by itself, which a copy of it "
+                    "would have to go without: build it with norm_first=True"
+                )
+            elif names := [one.name for one in block.closers if _is_shared(model, block, one)]:
+                block.before = block.behind = f"{names[0]}, which would be zero, is used elsewhere too"
             else:
                 stack.enter_context(watched(block.module, trying(block), follows=True))
         if any(tensor.is_meta for tensor in model.parameters()):
@@ -187,6 +195,8 @@ def _passes(call: Call, closed: nn.Module, stream: Tensor | None) -> str | None:
         return f"a copy of it cannot be called there: {in_one_line(error)}"
     if returned is None or returned.shape != stream.shape:
         return "it changes the shape of the stream"
+    if not stream.is_meta and not returned.any() and stream.any():
+        return "it returns what it adds, and the sum is outside of it: let it return the sum"
     if not stream.is_meta and not torch.equal(returned, stream):
         return "with closed branches it still changes the stream: it does more than add them"
     return None
