@@ -75,11 +75,11 @@ def find_points(model: nn.Module, inputs: Any) -> Points:
     """
     inner = unwrap(model)
     anatomy = dissect(inner, inputs)
-    blocks = {name: one for name, one in _blocks(inner, anatomy) if one.branches}
+    blocks = dict(_blocks(inner, anatomy))
     if not blocks:
         raise SurgeryError(_no_blocks(inner, anatomy))
     _try(inner, inputs, blocks)
-    return _points(inner, blocks)
+    return _points(inner, _innermost(blocks))
 
 
 @dataclass
@@ -98,22 +98,34 @@ class _Block:
 
 
 def _blocks(model: nn.Module, anatomy: Anatomy) -> Iterator[tuple[str, _Block]]:
-    """The children of lists that whole branches are in: each branch in the innermost."""
-    owners: dict[str, list[Branch]] = {}
+    """The children of lists that whole branches are in."""
     children = {
         f"{prefix}.{name}" if prefix else name: child
         for prefix, module in canonical_modules(model)
         if isinstance(module, (nn.ModuleList, nn.Sequential))
         for name, child in module.named_children()
     }
-    for branch in anatomy.branches:
-        around = [name for name in children if all(part.startswith(f"{name}.") for part in branch.parts)]
-        if around and branch.parts:
-            # A branch of a single layer may itself be a child of a list inside its block.
-            whole = [name for name in around if len(_parts_in(anatomy, name)) > len(branch.ends)] or around
-            owners.setdefault(max(whole, key=len), []).append(branch)
-    for name, branches in owners.items():
-        yield name, _Block(unwrap(children[name]), branches, *closing(anatomy, name, branches))
+    for name, child in children.items():
+        branches = [
+            branch
+            for branch in anatomy.branches
+            if branch.parts and all(part.startswith(f"{name}.") for part in branch.parts)
+        ]
+        if branches:
+            yield name, _Block(unwrap(child), branches, *closing(anatomy, name, branches))
+
+
+def _innermost(blocks: Mapping[str, _Block]) -> dict[str, _Block]:
+    """Of children inside one another, the innermost that lets the stream pass; for its reason, the first."""
+    kept: dict[str, _Block] = {}
+    branches = {id(branch): branch for block in blocks.values() for branch in block.branches}
+    for key in branches:
+        around = [name for name, block in blocks.items() if any(id(one) == key for one in block.branches)]
+        around.sort(key=len, reverse=True)
+        good = [name for name in around if blocks[name].before is None or blocks[name].behind is None]
+        chosen = (good or around)[0]
+        kept[chosen] = blocks[chosen]
+    return {name: block for name, block in blocks.items() if name in kept}
 
 
 def closing(

@@ -148,7 +148,10 @@ def find_ground(site: Site) -> tuple[Trained, Points, int]:
 def draw_judges(site: Site, trained: Trained, units: int) -> Sample:
     """Held-out units that the network was not trained on."""
     return _distinct(
-        ((f"held_out(0, {step})", lambda step=step: site.workload.draw_held_out(step)) for step in range(units)),
+        (
+            (f"held_out(0, {step})", lambda step=step: site.workload.draw_held_out(step))
+            for step in range(units)
+        ),
         units,
         trained.seen,
     )
@@ -176,7 +179,9 @@ def look_at(site: Site, trained: Trained, points: Points, judges: Sample) -> Loo
             f"held out, and {LEAST} are needed"
         )
     found = signal(trained.model, site.workload.loss, others.batches, judges.batches, points=points)
-    name = str(trained.size) if trained.size == site.size else f"{trained.size}, a small network of the trials"
+    name = (
+        str(trained.size) if trained.size == site.size else f"{trained.size}, a small network of the trials"
+    )
     losses = f"loss {trained.before:.3g} to {trained.after:.3g}"
     if not trained.learns:
         losses = f"which did not lower the loss, {trained.before:.3g} to {trained.after:.3g}"
@@ -233,7 +238,10 @@ def _points(site: Site, model: nn.Module) -> Points:
 def _trained(site: Site, model: nn.Module, size: Size, steps: int, units: int) -> Trained:
     """The network after its steps, at the highest of a few learning rates that lowers the loss."""
     batches = [
-        take(_drawn(f"batch({site.seed}, {step})", lambda step=step: site.workload.draw(site.seed, step)), slice(units))
+        take(
+            _drawn(f"batch({site.seed}, {step})", lambda step=step: site.workload.draw(site.seed, step)),
+            slice(units),
+        )
         for step in range(steps)
     ]
     seen = frozenset(fingerprints(batches))
