@@ -269,6 +269,15 @@ def test_a_list_that_is_the_network_itself() -> None:
     assert torch.equal(model(inputs), before)
 
 
+def test_blocks_of_several_branches_stay_together() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(*(nn.Sequential(Branch(8), Silent()) for _ in "12")))
+    for each in model.modules():
+        if isinstance(each, Silent):
+            nn.init.normal_(each.up.weight)
+    points = find_points(model, torch.randn(5, 4))
+    assert [point.name for point in points.found] == ["1.0", "1.1", "1.2"]
+
+
 def test_a_network_without_a_stream_is_refused() -> None:
     with pytest.raises(SurgeryError, match="no residual stream"):
         find_points(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4))

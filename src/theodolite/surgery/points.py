@@ -10,6 +10,7 @@ without the norm of the sum, since a second norm is not the identity.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def find_points(model: nn.Module, inputs: Any) -> Points:
     if not blocks:
         raise SurgeryError(_no_blocks(inner, anatomy))
     _try(inner, inputs, blocks)
-    return _points(inner, _innermost(blocks))
+    return _points(inner, _repeated(blocks))
 
 
 @dataclass
@@ -115,17 +116,23 @@ def _blocks(model: nn.Module, anatomy: Anatomy) -> Iterator[tuple[str, _Block]]:
             yield name, _Block(unwrap(child), branches, *closing(anatomy, name, branches))
 
 
-def _innermost(blocks: Mapping[str, _Block]) -> dict[str, _Block]:
-    """Of children inside one another, the innermost that lets the stream pass; for its reason, the first."""
-    kept: dict[str, _Block] = {}
-    branches = {id(branch): branch for block in blocks.values() for branch in block.branches}
-    for key in branches:
-        around = [name for name, block in blocks.items() if any(id(one) == key for one in block.branches)]
-        around.sort(key=len, reverse=True)
+def _repeated(blocks: Mapping[str, _Block]) -> dict[str, _Block]:
+    """Of children inside one another, those of which there are most; of as many, the innermost.
+
+    A stage of blocks, a block of two branches and a branch may all be children of lists.
+    """
+    kinds = {name: (name.rpartition(".")[0], _shapes(block.module)) for name, block in blocks.items()}
+    alike = Counter(kinds.values())
+    kept: set[str] = set()
+    for branch in {id(one): one for block in blocks.values() for one in block.branches}.values():
+        around = [name for name, block in blocks.items() if any(one is branch for one in block.branches)]
         good = [name for name in around if blocks[name].before is None or blocks[name].behind is None]
-        chosen = (good or around)[0]
-        kept[chosen] = blocks[chosen]
+        kept.add(max(good or around, key=lambda name: (alike[kinds[name]], len(name))))
     return {name: block for name, block in blocks.items() if name in kept}
+
+
+def _shapes(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
+    return tuple((name, tensor.shape) for name, tensor in all_parameter_names(block))
 
 
 def closing(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 
 import torch
 from torch import nn
@@ -27,6 +29,7 @@ from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
 from theodolite.surveying.spot import MOST_PARAMETERS, TooLong
 from theodolite.surveying.trials import LR
+from theodolite.surveying.wording import listed
 from theodolite.workloads import Batch
 
 
@@ -54,10 +57,8 @@ EXTRA = 5
 """Times the work that is put up with for the base of the trials."""
 PASSES = 5
 """Forward passes that a unit of a sample takes: the network, the candidates in it, and the way back."""
-CALMER = 0.25
-"""Where a learning rate does not lower the loss, this part of it is tried, …"""
-TRIES = 3
-"""… so many times in all."""
+RATES = LR, LR / 4, LR / 16
+"""Learning rates: the next is tried where one does not lower the loss."""
 LEAST = 8
 """Units in a sample: of fewer the standard error is not known."""
 
@@ -71,19 +72,29 @@ class TooFew(UseError):
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A network after a few steps of AdamW."""
+class Ground:
+    """A network after a few steps of AdamW, and its points."""
 
-    model: nn.Module
+    model: nn.Module = field(repr=False)
     size: Size
-    steps: int
+    points: Points = field(repr=False)
+    units: int
+    """That a sample takes."""
     rate: float
-    before: float
-    """The loss on the first batch, …"""
-    after: float
-    """… and in the mean of the last quarter of the steps."""
-    seen: frozenset[bytes]
-    """Fingerprints of the units it was trained on."""
+    losses: tuple[float, ...]
+    """At the start of each step."""
+    seen: frozenset[bytes] = field(repr=False)
+    """Fingerprints of the units that it was trained on."""
+
+    @property
+    def before(self) -> float:
+        """The loss on the first batch."""
+        return self.losses[0]
+
+    @property
+    def after(self) -> float:
+        """The loss in the mean of the last quarter of the steps."""
+        return statistics.fmean(self.losses[-max(1, len(self.losses) // 4) :])
 
     @property
     def learns(self) -> bool:
@@ -95,10 +106,10 @@ class Trained:
 class Sample:
     """Units that all differ."""
 
-    batches: list[Batch]
+    batches: list[Batch] = field(repr=False)
     units: int
     drawn: int
-    """To find them, so many were drawn, …"""
+    """To find them so many were drawn, …"""
     barred: int
     """… of which so many were among those that may not be in it."""
 
@@ -108,28 +119,26 @@ class Look:
     """What was seen, and on what."""
 
     signal: Signal
-    trained: Trained
+    ground: Ground
     where: str
     """To open a sentence with."""
 
     @property
-    def ground(self) -> dict[str, Value]:
+    def numbers(self) -> dict[str, Value]:
         """What is measured on, for the evidence."""
         return {
-            "size": str(self.trained.size),
-            "steps of AdamW": self.trained.steps,
-            "learning rate": self.trained.rate,
-            "loss at the start": self.trained.before,
-            "loss after them": self.trained.after,
+            "size": str(self.ground.size),
+            "steps of AdamW": len(self.ground.losses),
+            "learning rate": self.ground.rate,
+            "loss at the start": self.ground.before,
+            "loss after the steps": self.ground.after,
             "units that give the directions": self.signal.estimated_on,
             "units that judge them": self.signal.judged_on,
         }
 
 
-def find_ground(site: Site) -> tuple[Trained, Points, int]:
-    """The network after its steps, its points, and how many units a sample takes.
-
-    It is the surveyed network if that is small, otherwise the deepest of the trials, or their base.
+def find_ground(site: Site) -> Ground:
+    """The surveyed network after its steps if it is small, otherwise the deepest of the trials, or their base.
 
     Raises NoPlace where no block can be inserted, TooLong where all are too large, and whatever keeps the
     trials from being found.
@@ -141,51 +150,35 @@ def find_ground(site: Site) -> tuple[Trained, Points, int]:
         model = site.build(size)
         batch, sample, work = _amounts(site, model, effort)
         if work <= extra * effort.work:
-            return _trained(site, model, size, effort.steps, batch), _points(site, model), sample
+            return _trained(site, size, _points(site, model), effort.steps, batch, sample)
     raise TooLong(f"networks of {size} are too large for it")
 
 
-def draw_judges(site: Site, trained: Trained, units: int) -> Sample:
+def draw_judges(site: Site, ground: Ground) -> Sample:
     """Held-out units that the network was not trained on."""
-    return _distinct(
-        (
-            (f"held_out(0, {step})", lambda step=step: site.workload.draw_held_out(step))
-            for step in range(units)
-        ),
-        units,
-        trained.seen,
-    )
+    name = "held_out" if site.workload.held_out is not None else "the held-out batch"
+    return _distinct(name, site.workload.draw_held_out, 0, ground.units, ground.seen)
 
 
-def look_at(site: Site, trained: Trained, points: Points, judges: Sample) -> Look:
+def look_at(site: Site, ground: Ground, judges: Sample) -> Look:
     """The signal, along directions from batches that come after those of the training."""
-    if judges.units < LEAST:
-        raise TooFew(
-            f"of {judges.drawn} held-out units that were drawn only {judges.units} differ from each other and "
-            f"from those trained on, and {LEAST} are needed"
-        )
-    seed, begin = site.seed, trained.steps
-    others = _distinct(
-        (
-            (f"batch({seed}, {step})", lambda step=step: site.workload.draw(seed, step))
-            for step in range(begin, begin + judges.units)
-        ),
-        judges.units,
-        set(fingerprints(judges.batches)),
-    )
-    if others.units < LEAST:
-        raise TooFew(
-            f"of {others.drawn} units in the batches only {others.units} differ from each other and from those "
-            f"held out, and {LEAST} are needed"
-        )
-    found = signal(trained.model, site.workload.loss, others.batches, judges.batches, points=points)
-    name = (
-        str(trained.size) if trained.size == site.size else f"{trained.size}, a small network of the trials"
-    )
-    losses = f"loss {trained.before:.3g} to {trained.after:.3g}"
-    if not trained.learns:
-        losses = f"which did not lower the loss, {trained.before:.3g} to {trained.after:.3g}"
-    return Look(found, trained, f"At {name}, after {trained.steps} steps of AdamW ({losses}),")
+    draw = partial(site.workload.draw, site.seed)
+    held_out = frozenset(fingerprints(judges.batches)) if judges.units else frozenset()
+    others = _distinct("batch", draw, len(ground.losses), judges.units, held_out)
+    for sample, kind, rest in (
+        (judges, "held-out units", "those trained on"),
+        (others, "units in further batches", "those held out"),
+    ):
+        if sample.units < LEAST:
+            raise TooFew(
+                f"of {sample.drawn} {kind} only {sample.units} differ from each other and from {rest}, and "
+                f"it takes {LEAST} to know a standard error"
+            )
+    found = signal(ground.model, site.workload.loss, others.batches, judges.batches, points=ground.points)
+    name = str(ground.size) if ground.size == site.size else f"{ground.size}, a small network of the trials"
+    course = f"{ground.before:.3g} to {ground.after:.3g}"
+    course = f"loss {course}" if ground.learns else f"which did not lower the loss, {course}"
+    return Look(found, ground, f"At {name}, after {len(ground.losses)} steps of AdamW ({course}),")
 
 
 def _sizes(site: Site) -> Iterator[tuple[Size, float]]:
@@ -196,15 +189,14 @@ def _sizes(site: Site) -> Iterator[tuple[Size, float]]:
 
 
 def _amounts(site: Site, model: nn.Module, effort: Effort) -> tuple[int, int, float]:
-    """Units in a batch of training and in a sample, and the multiplications that these take."""
-    one = take(site.batch, slice(0, 1))
+    """Units in a batch of training and in a sample, and the multiplications that all of it takes."""
     with (
         untouched_randomness(site.seed),
         evaluated(model),
         torch.no_grad(),
         FlopCounterMode(display=False) as counter,
     ):
-        site.workload.evaluate(model, one)
+        site.workload.evaluate(model, take(site.batch, slice(0, 1)))
     each = counter.get_total_flops() / 2
     targets = max(1, targets_in(site.batch) // units_in(site.batch))
     fewest, most = effort.units
@@ -214,10 +206,9 @@ def _amounts(site: Site, model: nn.Module, effort: Effort) -> tuple[int, int, fl
 
     batch = max(1, effort.targets // targets)
     sample = min(most, max(fewest, effort.sample // targets))
-    if (whole := work(batch, sample)) > effort.work:
-        share = effort.work / whole
-        batch = max(min(batch, -(-FEWEST // targets)), int(batch * share))
-        sample = max(fewest, int(sample * share))
+    share = effort.work / max(effort.work, work(batch, sample))
+    batch = max(min(batch, math.ceil(FEWEST / targets)), int(batch * share))
+    sample = max(fewest, int(sample * share))
     return batch, sample, work(batch, sample)
 
 
@@ -228,48 +219,76 @@ def _points(site: Site, model: nn.Module) -> Points:
     except UseError as error:
         raise NoPlace(str(error)) from error
     if not found.found:
-        reasons = dict.fromkeys(
-            reason.partition(": ")[2] or reason for said in found.left.values() for reason in said.split("; ")
-        )
-        raise NoPlace(f"nowhere in {', '.join(found.left)}: {'; '.join(reasons)}")
+        reasons = [one.rpartition(": ")[2] for said in found.left.values() for one in said.split("; ")]
+        raise NoPlace(f"at {listed(list(found.left))}: {'; '.join(dict.fromkeys(reasons))}")
     return found
 
 
-def _trained(site: Site, model: nn.Module, size: Size, steps: int, units: int) -> Trained:
-    """The network after its steps, at the highest of a few learning rates that lowers the loss."""
+def _trained(site: Site, size: Size, points: Points, steps: int, batch: int, sample: int) -> Ground:
+    """At the highest of a few learning rates that lowers the loss; at the lowest if none does."""
     batches = [
-        take(
-            _drawn(f"batch({site.seed}, {step})", lambda step=step: site.workload.draw(site.seed, step)),
-            slice(units),
-        )
+        take(_called("batch", partial(site.workload.draw, site.seed), step), slice(batch))
         for step in range(steps)
     ]
     seen = frozenset(fingerprints(batches))
-    for attempt in range(TRIES):
-        rate = LR * CALMER**attempt
+    for rate in RATES:
         model = site.build(size)
-        losses = _losses(site, model, rate, batches)
-        found = Trained(model, size, steps, rate, losses[0], statistics.fmean(losses[-(steps // 4) :]), seen)
-        if found.learns:
+        losses = tuple(_steps(site, model, rate, batches))
+        ground = Ground(model, size, points, sample, rate, losses, seen)
+        if ground.learns:
             break
-    return found
+    return ground
 
 
-def _losses(site: Site, model: nn.Module, rate: float, batches: list[Batch]) -> list[float]:
-    """Of AdamW's steps, one for each batch; the last is not finite where it diverges."""
+def _steps(site: Site, model: nn.Module, rate: float, batches: list[Batch]) -> Iterator[float]:
+    """The loss at the start of each step of AdamW, up to one that is not finite."""
     trainable = [tensor for tensor in model.parameters() if tensor.requires_grad]
     if not trainable:
         raise UseError("no parameter requires a gradient, so that nothing is trained")
     optimizer = torch.optim.AdamW(trainable, lr=rate, weight_decay=0.0)
-    losses: list[float] = []
+    model.train()
     with untouched_randomness(site.seed), torch.enable_grad():
-        model.train()
         for batch in batches:
             optimizer.zero_grad()
             loss = site.workload.evaluate(model, batch)
-            losses.append(float(loss.detach()))
-            if not math.isfinite(losses[-1]):
-                return losses
+            yield float(loss.detach())
+            if not loss.isfinite():
+                return
             loss.backward()
             optimizer.step()
-    return losses
+
+
+def _distinct(
+    name: str, draw: Callable[[int], Batch], start: int, units: int, barred: Collection[bytes]
+) -> Sample:
+    """So many units that differ from each other and from those barred, or as many as there are."""
+    found: list[Batch] = []
+    known: set[bytes] = set()
+    drawn = among = 0
+    for step in count(start):
+        batch = _called(name, draw, step)
+        prints = fingerprints(batch)
+        new = [
+            index
+            for index, one in enumerate(prints)
+            if one not in known and one not in barred and prints.index(one) == index
+        ][: units - len(known)]
+        drawn += len(prints)
+        among += sum(one in barred for one in prints)
+        if not new:
+            break
+        known.update(prints[index] for index in new)
+        found.append(take(batch, new))
+        if len(known) == units:
+            break
+    return Sample(found, len(known), drawn, among)
+
+
+def _called(name: str, draw: Callable[[int], Batch], step: int) -> Batch:
+    """A batch; whatever goes wrong with it is an error of use."""
+    try:
+        return draw(step)
+    except UseError:
+        raise
+    except Exception as error:
+        raise UseError(f"{name} failed at step {step}: {in_one_line(error)}") from error
