@@ -26,6 +26,7 @@ def test_sections_come_in_their_order():
         "curvature",
         "transfer",
         "steps",
+        "depth",
         "schedule",
     ]
 

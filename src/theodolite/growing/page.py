@@ -11,7 +11,6 @@ from typing import Any
 from theodolite.figures import ACCENT, FAINT, QUIET, Figure, Panel, frame
 from theodolite.growing.certificate import Certificate
 from theodolite.growing.conduct import Grown, Stage
-from theodolite.growing.table import headline
 from theodolite.writing import html_path, plain, write_whole
 
 
@@ -25,13 +24,19 @@ def save_page(grown: Grown, name: str, path: str | Path) -> Path:
 
 def page(grown: Grown, name: str) -> str:
     """The whole as one self-contained HTML page."""
-    from theodolite.report.sheet import figure_html, sheet  # stands above
+    from theodolite.report.sheet import figure_html, sheet, table_html  # stands above
 
     figures: list[Figure] = []
-    sections: list[str] = [f"<p>{escape(headline(grown))}</p>"]
+    splits = ("estimate", "choose", "certify")
+    means = [(getattr(grown.before, split), getattr(grown.after, split)) for split in splits]
+    rows = [
+        [f"to {split}", f"{units:,}", f"{before:.5g}", f"{after:.5g}"]
+        for split, units, (before, after) in zip(splits, grown.units, means, strict=True)
+    ]
+    sections: list[str] = [table_html(["units", "number", "mean loss before", "after"], rows)]
     if grown.certificate is not None:
         figures.append(certificate_figure(grown))
-        lines = str(grown.certificate).splitlines()
+        _, *lines = str(grown.certificate).splitlines()
         meaning = " ".join(line for line in lines if not line.startswith("  "))
         sections.append(f"<h2>How sure it is</h2>{figure_html(figures[-1], 0)}<p>{escape(meaning)}</p>")
     for number, stage in enumerate(grown.stages, 1):
@@ -59,7 +64,8 @@ def sentence(grown: Grown) -> str:
     if not grown.blocks or grown.certificate is None:
         return f"No block was inserted: {grown.stages[-1].why}"
     many = f"{len(grown.blocks)} block{'s' if len(grown.blocks) > 1 else ''} more ({', '.join(grown.blocks)})"
-    return f"{many}: {str(grown.certificate).splitlines()[0]}"
+    verdict = str(grown.certificate).splitlines()[0]
+    return f"{many}. {verdict[0].upper()}{verdict[1:]}"
 
 
 def to_dict(grown: Grown, name: str) -> dict[str, Any]:

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 def table(grown: Grown) -> str:
     """Each block with the points it was chosen from, and what is certified."""
-    parts = [headline(grown)]
+    parts = [_headline(grown)]
     parts += [_stage(number, stage) for number, stage in enumerate(grown.stages, 1)]
     if grown.certificate is not None:
         parts.append(f"{_about(grown)}\n{grown.certificate}")
     return "\n\n".join(parts)
 
 
-def headline(grown: Grown) -> str:
+def _headline(grown: Grown) -> str:
     """The result in two sentences."""
     estimate, choose, certify = grown.units
     sample = f"{estimate} units to estimate, {choose} to choose, {certify} to certify"

@@ -29,7 +29,7 @@ from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
 from theodolite.surveying.spot import MOST_PARAMETERS, TooLong
 from theodolite.surveying.trials import LR
-from theodolite.surveying.wording import listed
+from theodolite.surveying.wording import counted
 from theodolite.workloads import Batch
 
 
@@ -138,7 +138,7 @@ class Look:
 
 
 def find_ground(site: Site) -> Ground:
-    """The surveyed network after its steps if it is small, otherwise the deepest of the trials, or their base.
+    """The surveyed network after its steps; if it is large the deepest of the trials, or their base.
 
     Raises NoPlace where no block can be inserted, TooLong where all are too large, and whatever keeps the
     trials from being found.
@@ -213,23 +213,21 @@ def _amounts(site: Site, model: nn.Module, effort: Effort) -> tuple[int, int, fl
 
 
 def _points(site: Site, model: nn.Module) -> Points:
-    """Where a block could be inserted; if nowhere, each reason once."""
+    """Where a block could be inserted."""
     try:
         found = find_points(model, take(site.batch, slice(0, 2))[0])
     except UseError as error:
         raise NoPlace(str(error)) from error
     if not found.found:
-        reasons = [one.rpartition(": ")[2] for said in found.left.values() for one in said.split("; ")]
-        raise NoPlace(f"at {listed(list(found.left))}: {'; '.join(dict.fromkeys(reasons))}")
+        place, reason = next(iter(found.left.items()))
+        raise NoPlace(f"of {counted(len(found.left), 'place')} none will do, the first is {place} ({reason})")
     return found
 
 
 def _trained(site: Site, size: Size, points: Points, steps: int, batch: int, sample: int) -> Ground:
     """At the highest of a few learning rates that lowers the loss; at the lowest if none does."""
-    batches = [
-        take(_called("batch", partial(site.workload.draw, site.seed), step), slice(batch))
-        for step in range(steps)
-    ]
+    draw = partial(site.workload.draw, site.seed)
+    batches = [take(_called("batch", draw, step), slice(batch)) for step in range(steps)]
     seen = frozenset(fingerprints(batches))
     for rate in RATES:
         model = site.build(size)

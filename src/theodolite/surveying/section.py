@@ -26,7 +26,7 @@ def find_sections() -> dict[str, Section]:
 
     >>> list(find_sections())
     ['anatomy', 'growth', 'norms', 'decay', 'gains', 'initialisation', 'stream', 'plan', 'coordinates',
-     'spectral', 'curvature', 'transfer', 'steps', 'schedule']
+     'spectral', 'curvature', 'transfer', 'steps', 'depth', 'schedule']
     """
     from theodolite.surveying import sections as folder
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from theodolite.anatomy import UnclassifiedError
 from theodolite.building import in_one_line, one_thread
 from theodolite.errors import UseError
 from theodolite.figures import Figure
@@ -18,7 +17,7 @@ from theodolite.surveying.sections.plan import untried
 from theodolite.surveying.site import Site
 from theodolite.surveying.spot import TooLong
 from theodolite.surveying.trials import Untried
-from theodolite.surveying.wording import counted, listed
+from theodolite.surveying.wording import counted, listed, plain, times, with_minus
 
 TITLES = {
     "TH601": "One more block",
@@ -27,23 +26,22 @@ TITLES = {
 }
 WHY = (
     "A new block that ends in zeros changes nothing, and the gradient by these zeros says how fast the loss "
-    "falls when they begin to move. Where it is no more than noise on held-out units, no block helps at first, "
-    "and depth is not what the network lacks. More it does not say. In the study of growing the largest gain "
-    "was not where a block helped most once it was trained, and for the same compute two more blocks did not "
-    "beat training on without them."
+    "falls when they begin to move. Where that is no more than noise on held-out units, no block helps at "
+    "first. More it does not say: in the study of growing the largest gain was not where a block helped most "
+    "once it was trained, and for the same compute two more blocks did not beat training on without them."
 )
 WHY_PLACE = (
-    "A network that is already trained can be made deeper if its blocks stand in a list: a copy of a block, "
-    "closed so that it adds nothing, goes between two of them, and the function stays. A network that is built "
-    "anew at another depth does not need it."
+    "A trained network can be made deeper if its blocks stand in a list: a copy of a block, closed so that "
+    "it adds nothing, goes between two of them, and the function stays. A network that is built anew at "
+    "another depth does not need it."
 )
 WHY_UNITS = (
-    "Whether a loss falls is told by the spread over units that are independent: sequences or images, each "
-    "drawn by itself, none of which was trained on. A unit that comes twice makes the error too small, and on "
-    "units that were trained on any network looks better than it is."
+    "Whether a loss falls is told by its spread over units that are independent: sequences or images, each "
+    "drawn by itself, none of them trained on. A unit that comes twice makes the error too small, and on "
+    "units that it was trained on any network looks better than it is."
 )
 LEAK = 0.01
-"""Of the held-out units: fewer may be among those trained on by chance, as images that a data set has twice."""
+"""Of the held-out units: so many may be trained on by chance, as images that a data set has twice."""
 
 
 def examine(site: Site) -> Iterator[Finding]:
@@ -67,9 +65,10 @@ def examine(site: Site) -> Iterator[Finding]:
 
 def one_more(look: Look) -> Finding:
     """TH601 if a point has a gain above its noise, else TH602."""
-    found, best = look.signal, look.signal.best
+    found = look.signal
     points = counted(len(found.points), "point")
-    gain = f"{best.gain:.2g} ± {best.error:.1g} for a unit of step"
+    best = max(found.above or found.points, key=lambda one: one.gain)
+    gain = f"{plain(best.gain)} ± {times(best.error)} for a unit of step"
     evidence = Evidence(look.numbers | _numbers(found), tuple(_rows(found)), (_figure(found),))
     if found.deepest:
         return Finding(
@@ -80,8 +79,8 @@ def one_more(look: Look) -> Finding:
             f"The largest gain is {gain}, at {best.name}; above noise is {found.threshold:.2g} standard "
             f"errors.{_noted(found)}",
             why=WHY,
-            remedy=f"{found.judged_on} units may be too few: ask again with --deep. A trained network is asked "
-            "by theodolite grow, on your data and with a certificate.",
+            remedy=f"{found.judged_on} units may be too few to see it: ask again with --deep. Of a network "
+            "that is trained, theodolite grow tells more, on your data and with a certificate.",
             evidence=evidence,
         )
     where = f"at {len(found.above)} of {points}" if len(found.points) > 1 else "at the only point"
@@ -90,8 +89,8 @@ def one_more(look: Look) -> Finding:
         "TH601",
         level,
         TITLES["TH601"],
-        f"{look.where} a new block lowers the held-out loss, to first order, {where}, most at {best.name}: by "
-        f"{gain}{_by_branch(best)}. Whether it pays to train one is another question.{_noted(found)}",
+        f"{look.where} a new block lowers the held-out loss, to first order, {where}, most at {best.name}: "
+        f"by {gain}{_by_branch(best)}. What training it brings is another question.{_noted(found)}",
         why=WHY,
         remedy="Ask again when the network is trained: theodolite grow inserts a block where it helps, and "
         "certifies on held-out units by how much the loss falls.",
@@ -153,7 +152,7 @@ def _by_branch(best: PointSignal) -> str:
     if len(best.shares) < 2 or best.gain <= 0:
         return ""
     shares = [f"{share / best.gain:.0%} by branch {at}" for at, share in enumerate(best.shares)]
-    return f" ({listed(shares)})"
+    return f" ({with_minus(listed(shares))})"
 
 
 def _noted(found: Signal) -> str:
@@ -163,12 +162,12 @@ def _noted(found: Signal) -> str:
 
 def _numbers(found: Signal) -> dict[str, Value]:
     bounds = [one.alignment_bound for one in found.points]
-    return {
-        "standard errors that are above noise": found.threshold,
-        "points above noise": len(found.above),
-        "points where no block can be inserted": len(found.left),
-        "chance that two samples do not align, at most": f"{min(bounds):.2g} to {max(bounds):.2g}",
+    numbers: dict[str, Value] = {
+        "points above noise": f"{len(found.above)} of {len(found.points)}",
+        "noise, in standard errors": found.threshold,
+        "two samples do not align, at most": f"{min(bounds):.2g} to {max(bounds):.2g}",
     }
+    return numbers | ({"places for no block": listed(list(found.left))} if found.left else {})
 
 
 def _rows(found: Signal) -> Iterator[dict[str, Value]]:
@@ -181,12 +180,11 @@ def _rows(found: Signal) -> Iterator[dict[str, Value]]:
             "above noise": one in found.above,
         }
         for branch in range(branches if branches > 1 else 0):
-            row[f"of branch {branch}"] = one.shares[branch] if branch < len(one.shares) else None
+            row[f"branch {branch}"] = one.shares[branch] if branch < len(one.shares) else None
         yield row | {
-            "preconditioned": one.preconditioned,
-            "unaligned, at most": one.alignment_bound,
+            "unaligned ≤": one.alignment_bound,
             "C": one.covariance.effective,
-            "C by chance": one.covariance.chance,
+            "by chance": one.covariance.chance,
         }
 
 
