@@ -126,6 +126,7 @@ def test_completion_offers_the_commands():
         "plan",
         "lr",
         "sweep",
+        "grow",
         "fit",
         "data",
         "ledger",

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from theodolite.commands.running_study import RECORDS, Draw, carry_out
+
 study_app = typer.Typer(no_args_is_help=True, help="Claims of the papers, run again.")
 
 
@@ -237,33 +239,13 @@ def _add(name: str, question: str) -> None:
         f"  theodolite study {name} --draw docs/studies/{name}.jsonl",
     )
     def study(
-        out: Annotated[
-            Path, typer.Option(help="The records, one line of JSON each; figures go beside the file.")
-        ] = Path(f"{name}.jsonl"),
+        out: Annotated[Path, typer.Option(help=RECORDS)] = Path(f"{name}.jsonl"),
         jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
         small: Annotated[bool, typer.Option("--small", help="Fewer cells: to see how it goes.")] = False,
-        draw: Annotated[
-            Path | None, typer.Option(metavar="FILE", help="Run nothing: draw what a file holds.")
-        ] = None,
+        draw: Draw = None,
     ) -> None:
-        from theodolite.studies.study import conduct, report
-
         found = importlib.import_module(f"theodolite.studies.{name}").STUDY
-        if draw is not None:
-            print(report(found, draw))
-            return
-        failed = conduct(
-            found,
-            out,
-            small=small,
-            jobs=jobs,
-            tell=lambda line: print(line, file=sys.stderr, flush=True),
-        )
-        print(report(found, out))
-        if small:
-            print("\n--small has too few seeds for a verdict: it shows how the study goes.")
-        if failed:
-            raise typer.Exit(1)
+        carry_out(found, out, jobs=jobs, small=small, draw=draw)
 
 
 for _name, _question in QUESTIONS.items():
