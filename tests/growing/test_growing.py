@@ -182,6 +182,26 @@ def test_losses_that_are_no_numbers_are_refused(student: Stack) -> None:
     assert len(model.blocks) == 1
 
 
+def test_what_fails_on_the_way_leaves_the_network_as_it_was(
+    student: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = copy.deepcopy(student)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    state, tensors = copy.deepcopy(model.state_dict()), list(model.parameters())
+
+    def late(title: str, share: float) -> None:
+        if title.startswith("block 2") and share > 0.9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        th.grow(
+            model, F.cross_entropy, split(batches(4096, 11)), blocks=2, optimizer=optimizer, progress=late
+        )
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert [id(one) for one in optimizer.param_groups[0]["params"]] == [id(one) for one in tensors]
+
+
 def test_an_optimizer_trains_the_new_blocks(student: Stack) -> None:
     model = copy.deepcopy(student)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -24,7 +25,9 @@ from theodolite.probes.signal import PointSignal, Signal, signal
 from theodolite.probes.units import count, each, losses_of, take
 from theodolite.surgery.block_copies import Point, make_block
 from theodolite.surgery.editing import Edits
+from theodolite.surgery.groups import Groups
 from theodolite.surgery.inserting import insert_block, inserted, put
+from theodolite.surgery.numbering import kept_on_failure
 from theodolite.surgery.points import Points, find_points
 from theodolite.surgery.proof import Proof
 from theodolite.workloads import Batch
@@ -123,7 +126,8 @@ def grow(
 
     For each block: the signal at every point, on the first split; where it is above its noise and promises
     most within the longest step allowed, a block is inserted and jumps, on the second split, and the best of
-    these stays; a certificate, on the third. A network to which no block helps is left as it was.
+    these stays; a certificate, on the third. A network to which no block helps is left as it was, and so is
+    one with which something fails on the way.
 
     Args:
         model: any module with its residual blocks in a list.
@@ -149,24 +153,25 @@ def grow(
     trial = _Trial(inner, loss, splits, inputs, at, along, contenders, reach, copy.deepcopy(fresh))
     losses = [trial.losses()]
     stages: list[Stage] = []
-    for number in range(blocks):
+    with kept_on_failure(inner), _kept_groups(inner, optimizer):
+        for number in range(blocks):
 
-        def told(title: str, share: float, number: int = number) -> None:
-            if progress is not None:
-                progress(f"block {number + 1} of {blocks}: {title}", (number + share) / blocks)
+            def told(title: str, share: float, number: int = number) -> None:
+                if progress is not None:
+                    progress(f"block {number + 1} of {blocks}: {title}", (number + share) / blocks)
 
-        stage = trial.stage(losses[-1], told)
-        if stage.chosen is None:
-            stages.append(stage)
-            break
-        _, proof = insert_block(
-            model, inputs, stage.chosen.point, fresh=trial.fresh, optimizer=optimizer, points=trial.points
-        )
-        trial.move(stage.chosen)
-        told("certifying", 0.95)
-        losses.append(trial.losses())
-        made = _certified(losses[-2], losses[-1], delta, _candidates(blocks), method)
-        stages.append(dataclasses.replace(stage, proof=proof, certificate=made))
+            stage = trial.stage(losses[-1], told)
+            if stage.chosen is None:
+                stages.append(stage)
+                break
+            _, proof = insert_block(
+                model, inputs, stage.chosen.point, fresh=trial.fresh, optimizer=optimizer, points=trial.points
+            )
+            trial.move(stage.chosen)
+            told("certifying", 0.95)
+            losses.append(trial.losses())
+            made = _certified(losses[-2], losses[-1], delta, _candidates(blocks), method)
+            stages.append(dataclasses.replace(stage, proof=proof, certificate=made))
     overall = stages[0].certificate
     if len(losses) > 2:
         overall = _certified(losses[0], losses[-1], delta, _candidates(blocks), method)
@@ -178,6 +183,10 @@ def grow(
         after=losses[-1].means,
         units=losses[0].units,
     )
+
+
+def _kept_groups(model: nn.Module, optimizer: Optimizer | None) -> AbstractContextManager[None]:
+    return nullcontext() if optimizer is None else Groups(model, optimizer).kept_on_failure()
 
 
 @dataclass(frozen=True)

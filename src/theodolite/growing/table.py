@@ -54,6 +54,7 @@ def _stage(number: int, stage: Stage) -> str:
         lines.append(
             f"  {one.point.name:<{max(width, 10)}}" + "".join(f"{cell:>11.3g}" for cell in cells) + mark
         )
+    lines += [f"  note: {note}" for note in found.notes]
     if stage.chosen is None:
         lines.append(f"  no block: {stage.why}")
         return "\n".join(lines)

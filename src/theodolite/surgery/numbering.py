@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,34 @@ def renumber(model: nn.Module, point: Point, holder: nn.ModuleList | nn.Sequenti
             if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == length:
                 like = int(point.like.rpartition(".")[2])
                 _set(config, name, [*values[: point.index], values[like], *values[point.index :]], edits)
+
+
+@contextmanager
+def kept_on_failure(model: nn.Module) -> Iterator[None]:
+    """Lists of blocks, their numbers and configs are as before if something is raised."""
+    modules = list(model.modules())
+    lists = [
+        (each, dict(each._modules)) for each in modules if isinstance(each, (nn.ModuleList, nn.Sequential))
+    ]
+    numbers = [(each, number) for each in modules if isinstance(number := getattr(each, NUMBER, None), int)]
+    configs = {id(one): one for each in modules if (one := getattr(each, "config", None)) is not None}
+    known = [
+        (one, name, getattr(one, name))
+        for one in configs.values()
+        for name in (COUNTS, *LISTS)
+        if hasattr(one, name)
+    ]
+    try:
+        yield
+    except BaseException:
+        for holder, children in lists:
+            holder._modules.clear()
+            holder._modules.update(children)
+        for module, number in numbers:
+            setattr(module, NUMBER, number)
+        for config, name, value in known:
+            setattr(config, name, value)
+        raise
 
 
 def _configs(model: nn.Module, holder: nn.Module, length: int) -> list[Any]:
