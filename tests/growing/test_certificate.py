@@ -224,3 +224,9 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
         certificate(torch.ones(50), after, bound=1.0)
     with pytest.raises(UseError, match="unit 17 before the change"):
         clip_from(after, torch.ones(50))
+
+
+def test_the_level_is_of_each_verdict() -> None:
+    found = certificate(torch.zeros(500), torch.full((500,), 0.5), bound=1.0)
+    assert found.harms
+    assert "5 %, for each of the two verdicts, gain and harm" in str(found)

@@ -109,6 +109,46 @@ def test_a_linear_branch_is_bounded_by_its_spectral_norm() -> None:
     assert layers[0].input.bound >= product * (1 - 1e-6)
 
 
+class Twice(nn.Module):
+    """Reads what it made twice."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.first = way, nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(2 * WIDTH if way == "cat" else WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.way == "cat":
+            return self.last(torch.cat([h, h], -1))
+        return self.last(h + h if self.way == "add" else torch.add(h, h, alpha=3))
+
+
+@pytest.mark.parametrize(("way", "factor"), [("add", 2.0), ("alpha", 4.0), ("cat", math.sqrt(2))])
+def test_a_value_that_is_read_twice_counts_twice(way: str, factor: float) -> None:
+    branch, x = Twice(way), inputs()
+    branch.first.weight.data = torch.eye(WIDTH)
+    branch.last.weight.data = torch.cat([torch.eye(WIDTH)] * (2 if way == "cat" else 1), 1)
+    model = Block(branch)
+    layers, _ = layers_of(model, x)
+    norm = float(torch.linalg.matrix_norm(branch.last.weight.detach(), 2))
+    assert layers[0].input.bound == pytest.approx(factor * norm, rel=1e-3)
+    assert layers[0].input.bound >= steepest(branch, model.stream(x).detach()) * (1 - 1e-6)
+
+
+def test_windows_whose_edges_weigh_more_have_no_bound() -> None:
+    x = inputs()
+    for counted, how in ((True, "bound"), (False, "measured: no bound for avg_pool")):
+        pool = nn.AvgPool1d(3, stride=1, padding=1, count_include_pad=counted)
+        model = Block(nn.Sequential(nn.Linear(WIDTH, WIDTH), pool))
+        model.branch[0].weight.data = torch.eye(WIDTH)
+        layers, _ = layers_of(model, x)
+        truth = steepest(model.branch, model.stream(x).detach())
+        assert (truth > 1) == (not counted)
+        assert layers[0].how.startswith(how)
+        assert layers[0].input.value >= truth * (1 - 1e-2)
+
+
 def test_a_branch_that_is_added_first_and_with_a_factor() -> None:
     class Turned(Block):
         def forward(self, x: Tensor) -> Tensor:

@@ -51,6 +51,25 @@ def test_the_units_needed_are_where_a_theorem_begins_to_show_a_gain() -> None:
     assert SMALL.theorems(0.0, 10, 10, 0.05)[0].needed == math.inf
 
 
+def test_the_second_theorem_needs_a_gain_and_units_to_see_it() -> None:
+    tiny = Complexity(1, 1, 1e-9, -20.0, 1.4, 1.0)
+    one, two, _ = tiny.theorems(-0.4, 1e8, 1e8, 0.05, training=0.3)
+    assert one.change > 0  # the risk may rise by 0.1, so no gain can be shown on a test either
+    assert (two.failure, two.needed, two.shows_gain) == (1.0, math.inf, False)
+    few = tiny.theorems(0.3, 1e8, 720, 0.05)[1]
+    assert few.change < 0
+    assert few.failure > 0.8
+    assert not few.shows_gain
+    # Training alone pays for Γ here: what remains is to see the margin on the test.
+    needed = tiny.theorems(0.3, 10, 10, 0.05, training=2.0)[1].needed
+    assert 6 * math.exp(-2 * needed * (0.3 / 8) ** 2) == pytest.approx(0.05, rel=0.01)
+    for factor, shows in ((1.01, True), (0.99, False)):
+        n = factor * needed
+        assert tiny.theorems(0.3, n, n, 0.05, training=2.0)[1].shows_gain == shows
+    with pytest.raises(UseError, match=r"training is -0\.1"):
+        tiny.theorems(0.3, 10, 10, 0.05, training=-0.1)
+
+
 def test_a_class_of_one_network_costs_no_more_than_a_mean() -> None:
     alone = Complexity(0, 0, 0.0, -math.inf, 0.0, 1.0)
     assert alone.gamma(100, 0.05) == pytest.approx(3 * math.sqrt(math.log(80) / 200))
@@ -152,6 +171,30 @@ def test_parallel_branches_are_one_layer() -> None:
     assert [one.layer for one in found.layers] == [0, 0]
     assert found.whole.layers == 1
     assert found.lipschitz_is_measured
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.branch, self.readout = nn.Linear(8, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inside(x)
+        return self.readout(x + self.branch(x)).mT
+
+
+def test_a_cross_entropy_is_as_steep_as_it_is_reduced_and_weighted() -> None:
+    model, batch = Plain(), (torch.randn(4, 10, 8), torch.randint(4, (4, 10)))
+    assert theory(model, nn.CrossEntropyLoss(), batch).loss_lipschitz == math.sqrt(2)
+    for loss in (
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(reduction="sum", weight=torch.tensor([1.0, 100.0, 1.0, 1.0])),
+    ):
+        found, logits = theory(model, loss, batch), model(batch[0]).detach().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(logits, batch[1]), logits)
+        assert found.loss_lipschitz == pytest.approx(float(slope.flatten(1).norm(dim=1).max()), rel=1e-4)
+        assert found.loss_lipschitz > math.sqrt(2)
+        assert found.lipschitz_is_measured
 
 
 def test_a_branch_may_read_the_data_themselves() -> None:

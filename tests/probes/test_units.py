@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from theodolite import UseError
-from theodolite.probes.units import count, each, fingerprints, losses_of, take, unit_losses
+from theodolite.probes.units import count, disagreement, each, fingerprints, losses_of, take, unit_losses
 from theodolite.workloads import next_token_loss
 
 
@@ -142,3 +142,44 @@ def test_bad_batches_are_refused() -> None:
     with pytest.raises(UseError, match="the loss of unit 1 of batch 1 is nan"):
         losses_of(model, F.mse_loss, [pair, bad])
     assert losses_of(model, F.mse_loss, [pair, bad], finite=False).isnan().sum() == 1
+
+
+def test_class_weights_that_cancel_in_a_batch_of_one_are_refused() -> None:
+    found, targets, weight = torch.randn(64, 3), torch.randint(3, (64,)), torch.tensor([1.0, 10.0, 100.0])
+    weighted = nn.CrossEntropyLoss(weight=weight)
+    assert unit_losses(weighted, found, targets).mean() == pytest.approx(
+        float(F.cross_entropy(found, targets))
+    )
+    with pytest.raises(UseError, match=r"CrossEntropyLoss\(weight=…\) divides by the weights of the batch"):
+        losses_of(nn.Identity(), weighted, (found, targets))
+
+    def mean(found: Tensor, targets: Tensor) -> Tensor:
+        return (weight[targets] * F.cross_entropy(found, targets, reduction="none")).mean()
+
+    assert disagreement(mean, found, targets) is None
+    assert disagreement(nn.CrossEntropyLoss(weight=weight, reduction="sum"), found, targets) is None
+    assert disagreement(nn.BCEWithLogitsLoss(weight), found, found.sigmoid()) is None
+    own = losses_of(nn.Identity(), mean, (found, targets))
+    assert float(own.mean()) == pytest.approx(float(mean(found, targets)))
+
+
+def test_units_that_are_only_compared_with_each_other_have_no_loss() -> None:
+    def contrast(found: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(found @ found.mT, torch.arange(len(found)))
+
+    with pytest.raises(UseError, match=r"the loss of a unit alone is 0, that of 64 together"):
+        losses_of(nn.Identity(), contrast, (torch.randn(64, 3), torch.zeros(64)))
+
+
+def test_units_that_count_by_their_tokens_in_the_batch_are_told_of() -> None:
+    found, targets = torch.zeros(2, 10, 5), torch.zeros(2, 10, dtype=torch.long)
+    found[0, :, 0], targets[1, 1:] = 3.0, 2  # the second has one token that counts
+    own = unit_losses(ignoring, found, targets)
+    together = (10 * own[0] + own[1]) / 11  # a mean over tokens
+    said = disagreement(ignoring, found, targets)
+    assert said is not None
+    assert said.startswith(
+        f"the mean of the units' own losses, {own.mean():.3g}, is not the loss of the batch, {together:.3g}:"
+    )
+    assert disagreement(next_token_loss, found.bfloat16(), targets) is None
+    assert losses_of(nn.Identity(), ignoring, (found, targets)).tolist() == pytest.approx(own.tolist())

@@ -106,8 +106,9 @@ class Certificate:
         return (
             "It is about the mean of the clipped difference over the distribution that these units were\n"
             "drawn from, independently, for this one pair of models. The chance of being wrong is at most\n"
-            f"{wrong}. It is not about the unclipped mean, nor about other data. It does not say that a new\n"
-            "block is the cause, nor that training on will keep the gain."
+            f"{wrong}, for each of the two verdicts, gain and harm. It is not about the unclipped mean,\n"
+            "nor about other data. It does not say that a new block is the cause, nor that training on will\n"
+            "keep the gain."
         )
 
 

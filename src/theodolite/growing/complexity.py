@@ -62,34 +62,41 @@ class Complexity:
 
         Args:
             margin: how much lower the loss of the jumped model is than that of the old one: Δ_pop for the
-                first two, Δ_te for the third.
+                first two, Δ_te for the third. The second says nothing unless it is above 0.
             n: units to train on.
             m: units to test on.
             delta: δ.
             training: Δ_opt, what training took off the training loss after the jump.
         """
-        tail = 6 * math.exp(-2 * m * (margin / 8) ** 2 / self.loss_bound**2) if self.loss_bound else 0.0
+        refuse_rise(training)
+        cost = 2 * self.gamma(n, delta)
+        rate = 2 * (margin / 8) ** 2 / self.loss_bound**2 if self.loss_bound else math.inf
+        tail = 6 * math.exp(-m * rate) if margin > 0 and rate > 0 else 1.0
+        settled = math.ceil(math.log(6 / delta) / rate) if margin > 0 and rate > 0 else math.inf
         return (
             Theorem(
                 1,
                 "risk",
-                2 * self.gamma(n, delta) - margin - training,
+                cost - margin - training,
                 delta,
                 _least(lambda n: 2 * self.gamma(n, delta), margin + training),
+                delta,
             ),
             Theorem(
                 2,
                 "test loss, through the risk",
-                2 * self.gamma(n, delta) - margin / 2 - training,
+                cost - margin / 2 - training,
                 min(1.0, delta + tail),
-                _least(lambda n: 2 * self.gamma(n, delta), margin / 2 + training),
+                max(settled, _least(lambda n: 2 * self.gamma(n, delta), margin / 2 + training)),
+                delta,
             ),
             Theorem(
                 3,
                 "test loss, directly",
-                2 * self.gamma(n, delta) + 2 * self.gamma(m, delta) - margin - training,
+                cost + 2 * self.gamma(m, delta) - margin - training,
                 min(1.0, 2 * delta),
                 _least(lambda n: 4 * self.gamma(n, delta), margin + training),
+                delta,
             ),
         )
 
@@ -105,12 +112,22 @@ class Theorem:
     failure: float
     """The chance that this is not so."""
     needed: float
-    """Units it takes until the change is below 0, as many to test on as to train on; inf: no number would."""
+    """Units it takes until a gain is shown, as many to test on as to train on; inf: no number would."""
+    delta: float
 
     @property
     def shows_gain(self) -> bool:
-        """Is the new model shown to be better?"""
-        return self.change < 0 and self.failure < 1
+        """Is the new model shown to be better, but for a chance of 2δ?"""
+        return self.change < 0 and self.failure < 1 and self.failure <= 2 * self.delta * (1 + 1e-9)
+
+
+def refuse_rise(training: float) -> None:
+    """Raise if training made the training loss worse: the theorems keep the better of the two models."""
+    if not training >= 0:
+        raise UseError(
+            f"training is {training}: it is how much training took off the training loss, at least 0, as the "
+            "model before it is kept where training made it worse"
+        )
 
 
 def _least(cost: Callable[[float], float], gain: float) -> float:

@@ -22,6 +22,9 @@ from theodolite.growing.layers import Cut, Step
 from theodolite.growing.lipschitz import Bound, upper_bound
 from theodolite.growing.sizes import Sizes
 
+LEEWAY = 1e-3
+"""How far what is measured may be above a bound, for rounding."""
+
 Side = Literal["measured", "value", "anywhere"]
 
 
@@ -107,6 +110,8 @@ def measure(
                 progress((number + (done + 1) / len(inputs)) / len(units))
 
     def factor(step: Step) -> Factor:
+        if inputs[step] > seen[step].value * (1 + LEEWAY):
+            return Factor(inputs[step], math.inf, math.inf, "a part that moves by more than its bound")
         return Factor(inputs[step], seen[step].value, everywhere[step].value, seen[step].missing)
 
     layers = []

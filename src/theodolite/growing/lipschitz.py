@@ -15,7 +15,7 @@ Attention is made of products and of a softmax, whose slope is at most 1/2.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,8 @@ def _passed(sizes: Sizes, node: Node, value: int, inside: Mapping[int, Bound]) -
 def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -> float | None:
     op, shapes = node.op, sizes.flow.graph.shapes
     grown = {one: math.prod(shapes[value]) / max(1, math.prod(shapes[one])) for one in inside}
+    if op in POOLS and not _is_plain_average(node, shapes[node.inputs[0]], shapes[value]):
+        return None
     if op in SLOPES:
         return SLOPES[op] * max(inside.values())
     if op == "leaky_relu":
@@ -100,8 +102,9 @@ def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -
         alpha = abs(float(node.kwargs.get("alpha", 1)))
         first = node.args[0].value if isinstance(node.args[0], Ref) else None
         return sum(
-            L * (1.0 if one == first else alpha) * math.sqrt(max(1.0, grown[one]))
-            for one, L in inside.items()
+            inside[one] * (1.0 if not place and one == first else alpha) * math.sqrt(max(1.0, grown[one]))
+            for place, one in enumerate(node.inputs)  # h + h reads one value twice
+            if one in inside
         )
     if op in ("mul", "div"):
         return _scaled(sizes, node, inside, grown)
@@ -112,7 +115,7 @@ def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -
     if (pair := factors(node)) is not None:
         return _multiplied(sizes, node, pair, inside)
     if op in ("cat", "stack", "where", "write", "copy", "masked_fill", "slice_scatter"):
-        return math.hypot(*inside.values())
+        return math.hypot(*(inside[one] for one in node.inputs if one in inside))
     if op in ("mean", "sum"):
         spread = 1 / math.sqrt(next(iter(grown.values())))  # √ of how many entries meet in one
         return max(inside.values()) * (1 / spread if op == "mean" else spread)
@@ -121,6 +124,16 @@ def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -
     if op in VIEWS and op not in LOOKING_UP:
         return max(inside.values())
     return None
+
+
+def _is_plain_average(node: Node, read: Sequence[int], made: Sequence[int]) -> bool:
+    """Do all windows weigh their entries alike? If those at an edge weigh more, a slope may be above 1."""
+    if "adaptive" in node.op:
+        return all(one % other == 0 for one, other in zip(read, made, strict=True))
+    given = [*node.args[3:7], *(0, False, True, None)[len(node.args[3:7]) :]]
+    padding, rounds_up, counts_padding, divisor = given
+    padded = any(padding) if isinstance(padding, (list, tuple)) else bool(padding)
+    return not rounds_up and divisor is None and (counts_padding or not padded)
 
 
 def _scaled(
@@ -161,8 +174,10 @@ def _multiplied(sizes: Sizes, node: Node, pair: tuple[int, int], inside: Mapping
     left, right = pair
     found = inside[left] * sizes.spectral(right) if left in inside else 0.0
     found += inside[right] * sizes.spectral(left) if right in inside else 0.0
-    added = [one for one in inside if one not in pair]
-    found += sum(inside[one] for one in added)
+    added = list(node.inputs)
+    for one in pair:
+        added.remove(one)
+    found += sum(inside.get(one, 0.0) for one in added)
     return found * (SLOPES["gelu"] if node.op == "_addmm_activation" else 1.0)
 
 

@@ -20,7 +20,7 @@ from theodolite.anatomy.names import unwrap
 from theodolite.building import evaluated, untouched_randomness
 from theodolite.calling import call, logits
 from theodolite.errors import UseError
-from theodolite.growing.complexity import Complexity, Theorem
+from theodolite.growing.complexity import Complexity, Theorem, refuse_rise
 from theodolite.growing.constants import Factor, Layer, Side, amplified, measure
 from theodolite.growing.layers import cut_in_layers
 from theodolite.probes.course import on_device
@@ -140,7 +140,7 @@ def theory(
         m: units to test on; n if not given.
         delta: the chance of being wrong.
         margin: how much lower the loss was after a jump; the whole loss, the most it could be, if not given.
-        training: how much training then took off the training loss.
+        training: how much training then took off the training loss, at least 0.
         bound: B, the largest loss a unit can have; the largest seen if not given.
         units: how many units the Lipschitz constants are measured on.
         progress: is told which share of the work is done.
@@ -156,6 +156,7 @@ def theory(
     """
     inner = unwrap(model)
     own: Any = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
+    refuse_rise(training)
     if units < 1:
         raise UseError(f"units is {units}: Lipschitz constants are measured on at least 1 unit")
     with untouched_randomness(0), evaluated(inner), torch.inference_mode(False):
@@ -164,8 +165,9 @@ def theory(
         chosen = [take(first, [unit]) for unit in range(min(units, units_in(first)))]
         cut = cut_in_layers(inner, chosen[0][0])
         layers, top = measure(cut, [inputs for inputs, _ in chosen], progress)
-        known = loss in CROSS_ENTROPIES or isinstance(loss, nn.CrossEntropyLoss)
-        slope = math.sqrt(2) if known else max(_slope(inner, own, one) for one in chosen)
+        slope = max(_slope(inner, own, one) for one in chosen)
+        # A sum over tokens is steeper than one of them; what was seen has the last word.
+        known = _is_mean_cross_entropy(loss) and slope <= math.sqrt(2) * (1 + 1e-6)
     if bound is not None and not bound >= float(losses.max()):
         raise UseError(f"bound is {bound}, but a unit has the loss {float(losses.max()):.4g}")
     n = len(losses) if n is None else n
@@ -177,7 +179,7 @@ def theory(
         loss=float(losses.mean()),
         loss_bound=float(losses.max()) if bound is None else bound,
         bound_is_measured=bound is None,
-        loss_lipschitz=slope,
+        loss_lipschitz=math.sqrt(2) if known else slope,
         lipschitz_is_measured=not known,
         n=n,
         m=n if m is None else m,
@@ -187,6 +189,13 @@ def theory(
         margin=margin,
         training=training,
     )
+
+
+def _is_mean_cross_entropy(loss: Loss) -> bool:
+    """Of the class itself: what is made from it may do otherwise."""
+    if type(loss) is nn.CrossEntropyLoss:
+        return loss.reduction == "mean" and loss.weight is None
+    return loss in CROSS_ENTROPIES
 
 
 def _slope(model: nn.Module, loss: Loss, unit: Batch) -> float:

@@ -8,6 +8,7 @@ targets[u:u+1])`.
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
@@ -30,6 +31,9 @@ Batches = Batch | Iterable[Batch]
 """One pair (inputs, targets), or what gives such pairs each time it is asked: a list, a DataLoader."""
 
 HALVES = (torch.float16, torch.bfloat16)
+
+AGREEMENT = 1e-3
+"""How far a batch's loss may be from the mean of its units', over the mean size of theirs."""
 
 
 def unit_losses(loss: Loss, found: Tensor, targets: Any) -> Tensor:
@@ -83,6 +87,22 @@ def unit_losses(loss: Loss, found: Tensor, targets: Any) -> Tensor:
         ) from error
 
 
+def disagreement(loss: Loss, found: Tensor, targets: Any) -> str | None:
+    """What the units' own losses leave out of the loss of their batch, in words; None if they make it up.
+
+    They do if their mean or their sum is the loss of the batch. Where they are another loss altogether it is
+    refused: class weights that cancel in a batch of one, or units that are only compared with each other.
+
+    >>> found, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    >>> disagreement(nn.functional.cross_entropy, found, targets)
+    >>> disagreement(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 9.0])), found, targets)
+    Traceback (most recent call last):
+    theodolite.errors.UseError: ...
+    """
+    with torch.no_grad():
+        return _disagreement(loss, found, targets, unit_losses(loss, found, targets))
+
+
 def losses_of(
     model: nn.Module, loss: Loss, batches: Batches, progress: Progress | None = None, *, finite: bool = True
 ) -> Tensor:
@@ -90,7 +110,7 @@ def losses_of(
 
     Args:
         model: any module, on any device, wrapped or not.
-        loss: `loss(logits, targets) -> scalar`.
+        loss: `loss(logits, targets) -> scalar`. A loss that `disagreement` refuses is refused.
         batches: a pair (inputs, targets), a list of pairs or a DataLoader.
         progress: is told which share of the work is done.
         finite: refuse losses that are no finite numbers.
@@ -110,6 +130,8 @@ def losses_of(
             inputs, targets = on_device(batch, str(device))
             found = checked_logits(call(model, inputs), batch)
             parts.append(unit_losses(loss, found, targets).double())
+            if not index:
+                _disagreement(loss, found, targets, parts[0])
             if finite:
                 refuse_infinite(parts[-1], index)
             if progress is not None and isinstance(batches, Sized):
@@ -240,6 +262,43 @@ def refuse_infinite(losses: Tensor, index: int) -> None:
 def device_of(model: nn.Module) -> torch.device:
     """Where a model is."""
     return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+
+
+def _disagreement(loss: Loss, found: Tensor, targets: Any, own: Tensor) -> str | None:
+    if len(own) < 2 or not bool(own.isfinite().all()):
+        return None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            together = float(loss(found.float() if found.dtype in HALVES else found, targets))
+    except Exception:  # a loss that takes one unit at a time has no other loss to disagree with
+        return None
+    own = own.detach().double()
+    mean, total = float(own.mean()), float(own.sum())
+    # Losses may have both signs: what rounding does is told from their sizes, not from their mean.
+    close = AGREEMENT * float(own.abs().mean())
+    if (
+        not math.isfinite(together)
+        or abs(together - mean) <= close
+        or abs(together - total) <= len(own) * close
+    ):
+        return None
+    if isinstance(getattr(loss, "weight", None), Tensor):
+        raise UseError(
+            f"{type(loss).__name__}(weight=…) divides by the weights of the batch, so that they cancel where "
+            f"a unit is alone: the mean of the units' own losses is {mean:.3g}, the loss of the batch "
+            f"{together:.3g}. Give loss = lambda logits, y: (w[y] * cross_entropy(logits, y, "
+            "reduction='none')).mean(), or reduction='sum'"
+        )
+    if float(own.abs().max()) <= AGREEMENT * abs(together):
+        raise UseError(
+            f"the loss of a unit alone is 0, that of {len(own)} together {together:.3g}: the loss compares "
+            "the units of a batch with each other, so none has a loss of its own. Make what is compared one "
+            "unit, as a pair in one row, or take another loss"
+        )
+    return (
+        f"the mean of the units' own losses, {mean:.3g}, is not the loss of the batch, {together:.3g}: "
+        "all that is said is about the first, in which every unit counts the same"
+    )
 
 
 def _opened(part: Any) -> Any:
