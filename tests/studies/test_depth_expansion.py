@@ -16,7 +16,7 @@ from scipy import stats
 from theodolite.errors import UseError
 from theodolite.models import ResNet
 from theodolite.probes.signal import signal
-from theodolite.studies import depth_expansion
+from theodolite.studies import depth_expansion, depth_expansion_claims
 from theodolite.studies.depth_expansion import FULL, SMALL, Regime, cells, trained
 from theodolite.studies.depth_expansion_candidates import candidates
 from theodolite.studies.depth_expansion_claims import claims
@@ -33,6 +33,7 @@ from theodolite.studies.depth_expansion_reading import (
 from theodolite.studies.depth_expansion_tables import notes
 from theodolite.studies.depth_expansion_training import Recipe, itinerary, train
 from theodolite.studies.depth_expansion_values import best_gain, grids, slopes
+from theodolite.studies.verdict import Case
 
 READER = Reader(images=8, entries=6, sizes=(4, 16), draws=50, batch=3)
 
@@ -382,6 +383,31 @@ def test_every_claim_holds_in_a_world_as_the_paper_has_it():
 )
 def test_a_claim_fails_where_it_is_not_so(name, change):
     assert _verdicts(_records(**change))[name] == "fails"
+
+
+def test_a_claim_at_its_threshold_errs_as_often_as_it_may():
+    """Three seeds: Student's t, and all cases together, where two standard errors fail in two of three."""
+    random = np.random.default_rng(0)
+    (grid,) = grids(_records())
+
+    def verdicts(mean, cases):
+        return [
+            depth_expansion_claims._settled(
+                grid,
+                "",
+                "",
+                "",
+                [Case("", values) for values in random.normal(mean, size=(cases, 3))],
+                limit=0,
+                below=True,
+            ).verdict
+            for _ in range(300)
+        ]
+
+    assert verdicts(0.0, 1).count("holds") < 25
+    assert verdicts(0.0, 12).count("fails") < 25
+    assert verdicts(-20.0, 12).count("holds") > 290
+    assert verdicts(20.0, 12).count("fails") > 290
 
 
 def test_a_best_depth_at_the_edge_is_not_known():

@@ -16,6 +16,7 @@ from theodolite.cli import main
 from theodolite.growing import certificate
 from theodolite.models import GPT
 from theodolite.studies import growing_coverage as coverage
+from theodolite.studies import growing_fits
 from theodolite.studies.growing import STUDY, cells
 from theodolite.studies.growing_claims import claims
 from theodolite.studies.growing_figures import figures
@@ -196,8 +197,29 @@ def test_correlation_is_spearmans():
     assert spearman(one, other) == pytest.approx(expected)
     found = correlation({0: (one, other), 1: (one, one)})
     assert found.value == pytest.approx((expected + 1) / 2)
-    assert found.low < found.value < found.high
+    low, high = found.over_points
+    assert low < found.value < high
     assert math.isnan(spearman(one, np.zeros(12)))
+
+
+def test_an_interval_over_seeds_is_students_and_two_seeds_have_none():
+    up = np.arange(13.0)
+    readings = [np.random.default_rng(seed).permutation(up) + up for seed in range(4)]
+    pairs = {seed: (up, each) for seed, each in enumerate(readings)}
+    values = [stats.spearmanr(up, each).statistic for each in readings]
+    expected = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert correlation(pairs).over_seeds == pytest.approx(np.clip(expected, -1, 1))
+    # As smooth as they are, and whatever the points say.
+    alike = correlation({0: (up, up), 1: (up, up)})
+    assert np.isnan(alike.over_seeds).all()
+    assert "no interval" in str(alike)
+
+
+def test_an_interval_over_points_keeps_to_the_seeds_that_are_there():
+    """With as many draws as one likes: no draw of seeds leaves one of them out."""
+    up = np.arange(9.0)
+    found = correlation({0: (up, up), 1: (up, -up), 2: (up, up)})
+    assert found.over_points == pytest.approx((1 / 3, 1 / 3))
 
 
 def test_a_control_that_trains_on_is_what_gains_are_measured_against():
@@ -251,6 +273,12 @@ def test_the_tally_counts_what_it_says():
 # The envelope
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    """Of the fits' intervals: what is decided here is clear."""
+    monkeypatch.setattr(growing_fits, "DRAWS", 20)
+
+
 def grown_records(s=2.0, alpha=1 / 3):
     depths = range(1, 9)
     losses = {k: 1.0 + (3.0 ** (1 - s) + (s - 1) * 0.5 * k) ** (-1 / (s - 1)) for k in depths}
@@ -260,7 +288,7 @@ def grown_records(s=2.0, alpha=1 / 3):
             "seed": seed,
             "depth": k,
             "steps": 100 * k,
-            "loss": losses[k if kind == "grown" else 1] + 0.0002 * seed,
+            "loss": (losses[k] if kind == "grown" else 3 + 0.5**k) + 0.0002 * seed,
             "gain": (losses[k] - 1) ** s,
             "parameters": 1,
         }
@@ -288,7 +316,62 @@ def test_the_exponents_of_a_known_recursion_are_found():
     assert found.foretold.value == pytest.approx(1 / 3, rel=0.1)
     assert found.measured.value == pytest.approx(1 / 3, rel=0.05)
     assert found.coupling == pytest.approx(2, abs=0.15)
+    assert found.alone.s.value < 1.1
     assert envelope([one for one in grown_records() if one["depth"] < 4]) is None
+
+
+def falling_records(grown, alone, noise=0.001):
+    """Losses by stage, three seeds."""
+    random = np.random.default_rng(0)
+    return [
+        {
+            "part": "envelope",
+            "kind": kind,
+            "seed": seed,
+            "depth": k if kind == "grown" else 1,
+            "steps": 100 * k,
+            "loss": 1 + law(k) + noise * random.normal(),
+            "gain": 0.1,
+            "parameters": 1,
+        }
+        for kind, law in (("grown", grown), ("alone", alone))
+        for seed in range(3)
+        for k in range(1, 9)
+    ]
+
+
+def power_law(k):
+    return 1 / k
+
+
+def exponential(k):
+    return 0.7**k
+
+
+@pytest.mark.parametrize(
+    ("grown", "alone", "verdict"),
+    [
+        (power_law, exponential, "holds"),
+        (power_law, power_law, "unclear"),  # steps alone do the same
+        (exponential, exponential, "unclear"),
+    ],
+)
+def test_a_power_law_of_depth_is_one_that_neither_an_exponential_nor_time_explains(grown, alone, verdict):
+    records = falling_records(grown, alone)
+    (found,) = [one for one in claims(records) if one.claim == "each block takes a power of what is left"]
+    assert found.verdict == verdict
+    assert f"of one block for the same steps {envelope(records).alone.s}" in found.here
+    assert "may be training time" in notes(records)
+
+
+def test_held_out_errors_are_of_stages_that_the_fits_have_not_seen():
+    stage, unseen = np.arange(1.0, 9), np.where(np.arange(1, 9) > 6, 1.1, 1.0)
+    for law, limit, other in ((exponential, True, 0.0), (power_law, True, 0.03), (power_law, False, 0.0)):
+        loss = 1 + law(stage)
+        assert growing_fits._error(stage, loss, exponential=limit) == pytest.approx(other, abs=0.01)
+    # What is not seen changes errors, and not what is foretold.
+    bent = growing_fits._error(stage, (1 + exponential(stage)) * unseen, exponential=True)
+    assert bent == pytest.approx(math.log(1.1), abs=1e-3)
 
 
 # Claims
@@ -346,6 +429,22 @@ def test_ways_are_compared_seed_by_seed():
     assert (better[name], worse[name]) == ("holds", "fails")
     assert better["a block that jumps there ends better than one that starts at zero"] == "unclear"
     assert better["the jump alone lowers the loss"] == better["stacking forgets what was learned"] == "holds"
+
+
+def test_paired_tests_of_the_ways_stand_together_or_not():
+    """Nine tests: one at p 0.02 says nothing, one at p 0.0002 does."""
+    records = [one for one in growing_records(1.0) if one["way"] not in ("weakest", "even")]
+    template = next(one for one in records if one["way"] == "signal")
+    ends = [one["loss"] for one in records if one["way"] == "signal"]
+    for way, gaps in (("weakest", (0.10, 0.14, 0.19)), ("even", (0.100, 0.102, 0.101))):
+        records += [
+            {**template, "seed": seed, "way": way, "loss": ends[seed] + gap} for seed, gap in enumerate(gaps)
+        ]
+    found = {one.claim: one for one in claims(records)}
+    weakest, even = (found[f"and better than {each}"] for each in ("the weakest", "evenly spaced ones"))
+    assert stats.ttest_1samp((0.10, 0.14, 0.19), 0).pvalue == pytest.approx(0.0324, abs=1e-3)
+    assert (weakest.verdict, even.verdict) == ("unclear", "holds")
+    assert "does not stand among 9 tests" in weakest.here
 
 
 def ranking_records(sign, second=1):

@@ -38,6 +38,8 @@ from theodolite.studies.depth_expansion_values import (
 from theodolite.studies.records import Record
 from theodolite.studies.verdict import Case, Claim, Verdict, settled
 
+LEVEL = 0.05
+"""How often a claim may be said to hold, or to fail, where it is just at its threshold."""
 NEARLY = 0.9
 """The least share of pairs of coordinates whose correlation is within ±0.1, for “near zero”."""
 CHANCE = 0.1
@@ -249,7 +251,7 @@ def _best_depth(grid: Grid) -> Claim:
     best_WS = grid.over(loss_on_test).argmin(0)
     octaves_WS = np.log2(np.array(grid.depths)[best_WS])
     case = Case(f"width {grid.widths[0]} to {grid.widths[-1]}", octaves_WS[-1] - octaves_WS[0])
-    verdict: Verdict = case.verdict(0.5, below=False)
+    verdict: Verdict = case.verdict(0.5, below=False, level=LEVEL)
     at_edge = [grid.widths[w] for w in (0, -1) if (best_WS[w] == len(grid.depths) - 1).any()]
     if verdict != "holds" and at_edge:
         verdict = "unclear"
@@ -275,7 +277,7 @@ def _settled(
     limit: float,
     below: bool,
 ) -> Claim:
-    return settled(_named(grid, claim), paper, threshold, cases, limit=limit, below=below)
+    return settled(_named(grid, claim), paper, threshold, cases, limit=limit, below=below, level=LEVEL)
 
 
 def _named(grid: Grid, claim: str) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from theodolite.fits import depth_expansion, power
+from theodolite.fits.laws import depth_recursion
+from theodolite.fits.minimizing import minimize
 from theodolite.fits.result import Estimate
+from theodolite.studies.paired import Paired
 from theodolite.studies.records import Record
 
 GROWTH = 1.0
@@ -18,6 +22,35 @@ DRAWS = 100
 """Of the bootstrap."""
 FEWEST = 5
 """Depths that a law of four constants takes at least."""
+HELD = 2
+"""Of the stages, the last ones: what a fit to the others is judged by."""
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Rivals:
+    """The recursion against an exponential, its limit s → 1: their errors at stages that neither has seen."""
+
+    power: Array
+    """By seed, the root mean square error of log loss."""
+    exponential: Array
+
+    @property
+    def less(self) -> Paired:
+        """The recursion's error less the exponential's."""
+        return Paired(self.power - self.exponential)
+
+    def __str__(self) -> str:
+        return f"power law {self.power.mean():.4f}, exponential {self.exponential.mean():.4f}: {self.less}"
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The same fits of one block that trains as long: what time does without depth."""
+
+    s: Estimate
+    foretold: Estimate
+    rivals: Rivals | None
 
 
 @dataclass(frozen=True)
@@ -36,6 +69,10 @@ class Envelope:
     """α of `L = E + A·N^−α` through the networks from scratch, if there are enough."""
     coupling: float | None
     """The slope of log gain against log δ over the growths: Assumption G says it is s."""
+    rivals: Rivals | None
+    """None of too few depths."""
+    alone: Alone | None
+    """None if it was not run."""
 
 
 def envelope(records: Sequence[Record]) -> Envelope | None:
@@ -48,13 +85,22 @@ def envelope(records: Sequence[Record]) -> Envelope | None:
     return _fitted(
         tuple((float(one["depth"]), one["loss"], one.get("gain") or 0.0) for one in grown),
         tuple((float(one["parameters"]), one["loss"]) for one in scratch),
+        _stages(grown),
+        _stages([one for one in known if one["kind"] == "alone"]),
     )
 
 
+Rows = tuple[tuple[float, ...], ...]
+
+
+def _stages(records: Sequence[Record]) -> Rows:
+    """Seed, the number of the stage, and the loss at its end."""
+    ends = sorted({one["steps"] for one in records})
+    return tuple((one["seed"], ends.index(one["steps"]) + 1.0, one["loss"]) for one in records)
+
+
 @functools.cache
-def _fitted(
-    grown: tuple[tuple[float, float, float], ...], scratch: tuple[tuple[float, float], ...]
-) -> Envelope:
+def _fitted(grown: Rows, scratch: Rows, stages: Rows, others: Rows) -> Envelope:
     depth, loss, gain = np.array(grown).T
     law = depth_expansion(depth=depth, loss=loss, growth=GROWTH, draws=DRAWS)
     alpha = power(x=depth, loss=loss, draws=DRAWS)["alpha"]
@@ -67,4 +113,35 @@ def _fitted(
     coupling = None
     if good.sum() >= FEWEST:
         coupling = float(np.polyfit(np.log(left[good]), np.log(gain[good]), 1)[0])
-    return Envelope(law["s"], law["E"], law["gamma"], alpha, measured, coupling)
+    return Envelope(
+        law["s"], law["E"], law["gamma"], alpha, measured, coupling, _rivals(stages), _alone(others)
+    )
+
+
+def _alone(rows: Rows) -> Alone | None:
+    if len({stage for _, stage, _ in rows}) < FEWEST:
+        return None
+    _, stage, loss = np.array(rows).T
+    law = depth_expansion(depth=stage, loss=loss, growth=GROWTH, draws=DRAWS)
+    return Alone(law["s"], law["gamma"], _rivals(rows))
+
+
+def _rivals(rows: Rows) -> Rivals | None:
+    """Both laws are fitted to each seed by itself: seeds are what is independent."""
+    errors = []
+    for seed in sorted({row[0] for row in rows}):
+        stage, loss = np.array(sorted(row[1:] for row in rows if row[0] == seed)).T
+        if len(stage) >= FEWEST + HELD:
+            errors.append([_error(stage, loss, exponential=limit) for limit in (False, True)])
+    return Rivals(*np.array(errors).T) if errors else None
+
+
+def _error(stage: Array, loss: Array, *, exponential: bool) -> float:
+    law = depth_recursion(stage[:-HELD], loss[:-HELD])
+    if exponential:  # s stays at its least, 1.001
+        starts, high = law.starts.copy(), law.high.copy()
+        starts[:, -1] = high[-1] = law.low[-1]
+        law = replace(law, starts=np.unique(starts, axis=0), high=high)
+    theta = minimize(law, np.log(loss[:-HELD])).theta
+    foretold = depth_recursion(stage, loss).evaluate(theta[None])[0][0]
+    return float(np.sqrt(np.mean((foretold - np.log(loss))[-HELD:] ** 2)))

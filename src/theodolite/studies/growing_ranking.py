@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,6 +40,10 @@ VARIANTS = ("new", "all")
 """What is trained after an insertion: the new block alone, or everything."""
 DRAWS = 1000
 """Of the bootstrap."""
+FEWEST_SEEDS = 3
+"""For an interval over seeds: two correlations, which end at ±1, may well be alike by chance."""
+LEVEL = 0.95
+"""Of intervals."""
 Array = NDArray[np.float64]
 
 
@@ -107,37 +112,48 @@ def _courses(pupil: Pupil, lesson: Lesson, order: str) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Correlation:
-    """Spearman's rank correlation over the points, a mean over seeds, and its bootstrap interval (95 %)."""
+    """Spearman's rank correlation over the points, a mean over seeds, and two intervals (95 %)."""
 
     value: float
-    low: float
-    high: float
     by_seed: tuple[float, ...]
+    over_seeds: tuple[float, float]
+    """By Student's t, cut off at ±1: for other networks of the kind. nan of too few seeds."""
+    over_points: tuple[float, float]
+    """By points that are drawn again within each seed: for the points of these networks, and as if they were
+    independent, which neighbours are not."""
 
     def __str__(self) -> str:
-        return f"{self.value:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+        low, high = self.over_seeds
+        seeds = f"{len(self.by_seed)} seed{'s' if len(self.by_seed) != 1 else ''}"
+        if math.isnan(low):
+            each = ", ".join(f"{value:+.2f}" for value in self.by_seed)
+            return f"{self.value:+.2f} ({each}: {seeds}, no interval)"
+        return f"{self.value:+.2f} ({low:+.2f} to {high:+.2f} over {seeds})"
 
 
 def correlation(pairs: Mapping[int, tuple[Array, Array]]) -> Correlation:
-    """Of two readings of the same points, by seed. Seeds are drawn again, and points within each.
+    """Of two readings of the same points, by seed.
 
     A draw of points with all ties has no correlation, and is left out.
 
     >>> up = np.arange(8.0)
     >>> print(correlation({0: (up, up), 1: (up, up**3)}))
-    +1.00 (+1.00 to +1.00)
+    +1.00 (+1.00, +1.00: 2 seeds, no interval)
+    >>> print(correlation({0: (up, up), 1: (up, up**3), 2: (up, up[[1, 0, 2, 3, 4, 5, 6, 7]])}))
+    +0.99 (+0.96 to +1.00 over 3 seeds)
     """
     generator = data.generator("growing", "bootstrap")
     seeds = sorted(pairs)
     by_seed = tuple(float(spearman(*pairs[seed])) for seed in seeds)
     again = np.stack([_resampled(*pairs[seed], generator) for seed in seeds])
-    chosen = generator.integers(len(seeds), size=(len(seeds), DRAWS))
-    values = np.take_along_axis(again, chosen, axis=0)
-    known = np.isfinite(values)
+    known = np.isfinite(again)
     counts = known.sum(0)
-    drawn = np.where(known, values, 0).sum(0)[counts > 0] / counts[counts > 0]
-    low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (np.nan, np.nan)
-    return Correlation(float(np.mean(by_seed)), float(low), float(high), by_seed)
+    drawn = np.where(known, again, 0).sum(0)[counts > 0] / counts[counts > 0]
+    tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    low, high = np.quantile(drawn, tails) if len(drawn) else (np.nan, np.nan)
+    return Correlation(
+        float(np.mean(by_seed)), by_seed, _interval(np.array(by_seed)), (float(low), float(high))
+    )
 
 
 def spearman(one: Array, other: Array) -> Array:
@@ -147,6 +163,14 @@ def spearman(one: Array, other: Array) -> Array:
     with np.errstate(invalid="ignore"):
         found: Array = (first * second).sum(-1) / np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
     return found
+
+
+def _interval(values: Array) -> tuple[float, float]:
+    """Of the mean over seeds."""
+    if len(values) < FEWEST_SEEDS:
+        return math.nan, math.nan
+    half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
+    return max(-1.0, float(values.mean() - half)), min(1.0, float(values.mean() + half))
 
 
 def _resampled(one: Array, other: Array, generator: np.random.Generator) -> Array:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from theodolite.studies.growing_claims import PARTS, losses, share
-from theodolite.studies.growing_fits import envelope
+from theodolite.studies.growing_fits import HELD, envelope
 from theodolite.studies.growing_ranking import (
     SIGNALS,
     VARIANTS,
+    Correlation,
     correlation,
     in_two_orders,
     realised,
@@ -54,7 +55,10 @@ def _grown(records: Sequence[Record]) -> Iterator[str]:
                     " ".join(",".join(map(str, each)) for each in places) or "–",
                 )
             )
-        yield f"Held-out loss with {added} more blocks, when all have spent the same:\n{_aligned(rows)}"
+        heading = (
+            f"Held-out loss with {added} more blocks, when all have spent the same; p of each by itself:"
+        )
+        yield f"{heading}\n{_aligned(rows)}"
 
 
 def _ranked(records: Sequence[Record]) -> Iterator[str]:
@@ -68,13 +72,23 @@ def _ranked(records: Sequence[Record]) -> Iterator[str]:
     for name, words in SIGNALS.items():
         signals = {variant: realised(records, variant, moments[0], name) for variant in VARIANTS}
         found = [correlation(together(signals[each[0]], gained[each])) for each in columns]
-        rows.append((words, *(str(each) for each in found)))
-    rows.append(("another order of data", *(str(correlation(in_two_orders(records, *c))) for c in columns)))
+        rows.append((words, *map(_over_points, found)))
+    agreed = [correlation(in_two_orders(records, *each)) for each in columns]
+    rows.append(("another order of data", *map(_over_points, agreed)))
     means = [np.mean([each.mean() for each in gained[column].values()]) for column in columns]
     spreads = [np.mean([each.std(ddof=1) for each in gained[column].values()]) for column in columns]
     rows.append(("gained, mean ± spread over points", *map("{:+.4f} ± {:.4f}".format, means, spreads)))
-    heading = "Rank correlation of what a block gained with what was known before, over the points:"
+    heading = (
+        "Rank correlation of what a block gained with what was known before. The intervals are over the\n"
+        f"points of these {len(gained[columns[0]])} networks, as if points were independent, which "
+        "neighbours are not; they say nothing\nof other networks:"
+    )
     yield f"{heading}\n{_aligned(rows)}"
+
+
+def _over_points(found: Correlation) -> str:
+    low, high = found.over_points
+    return f"{found.value:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def _covered(records: Sequence[Record]) -> Iterator[str]:
@@ -144,6 +158,20 @@ def _enveloped(records: Sequence[Record]) -> Iterator[str]:
             lines.append(f"exponent in parameters, from scratch {found.measured}")
         if found.coupling is not None:
             lines.append(f"slope of log gain by log excess loss {found.coupling:.3g}")
+        if (alone := found.alone) is not None:
+            lines += [
+                f"s of one block for the same steps    {alone.s}",
+                f"exponent that it would foretell      {alone.foretold}",
+            ]
+        if found.rivals is not None:
+            lines.append(f"held-out error, grown                {found.rivals}")
+        if found.alone is not None and found.alone.rivals is not None:
+            lines.append(f"held-out error, one block            {found.alone.rivals}")
+        lines.append(
+            f"Held-out errors are of log loss at the last {HELD} stages, by fits to the others, by seed.\n"
+            "One block that trains on gains no depth. Where its s cannot be told from that of the network\n"
+            "that grows, what is fitted may be training time."
+        )
         yield "\n".join(["Exponents:", *lines])
 
 

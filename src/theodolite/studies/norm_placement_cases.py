@@ -24,9 +24,9 @@ class Judged(Case):
 
     doubt: str = ""
 
-    def verdict(self, limit: float, *, below: bool) -> Verdict:
+    def verdict(self, limit: float, *, below: bool, level: float | None = None, cases: int = 1) -> Verdict:
         """Is the mean on the right side of the limit?"""
-        return "unclear" if self.doubt else super().verdict(limit, below=below)
+        return "unclear" if self.doubt else super().verdict(limit, below=below, level=level, cases=cases)
 
     def below_zero(self) -> Verdict:
         """Are they below zero, by the paired t-test?"""

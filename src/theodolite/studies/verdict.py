@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 Verdict = Literal["holds", "fails", "unclear"]
 MARGIN = 2.0
@@ -47,17 +48,28 @@ class Case:
             return math.nan
         return float(np.std(self.values, ddof=1) / math.sqrt(len(self.values)))
 
-    def verdict(self, limit: float, *, below: bool) -> Verdict:
+    def verdict(self, limit: float, *, below: bool, level: float | None = None, cases: int = 1) -> Verdict:
         """Is the mean on the right side of the limit, farther from it than the seeds' spread explains?
+
+        Farther is `MARGIN` standard errors or, with a level, as many as Student's t asks for, to one side. A
+        claim of several cases fails where one does, so that one has to at level/cases; it holds where all do,
+        and each of them may be said to at the level.
 
         >>> case = Case("here", np.array([0.8, 0.9, 1.0]))
         >>> [case.verdict(limit, below=True) for limit in (1.1, 0.95, 0.5)]
         ['holds', 'unclear', 'fails']
+        >>> [case.verdict(limit, below=True, level=0.05) for limit in (1.1, 1.05, 0.75, 0.5)]
+        ['holds', 'unclear', 'unclear', 'fails']
+        >>> case.verdict(0.5, below=True, level=0.05, cases=12)
+        'unclear'
         """
         gap = (limit - self.mean) if below else (self.mean - limit)
         if math.isinf(gap):  # never reached
             return "holds" if gap > 0 else "fails"
-        if math.isnan(gap) or not abs(gap) >= MARGIN * self.error:
+        margin = MARGIN
+        if level is not None:
+            margin = float(stats.t.isf(level if gap >= 0 else level / cases, len(self.values) - 1))
+        if math.isnan(gap) or not abs(gap) >= margin * self.error:
             return "unclear"
         return "holds" if gap >= 0 else "fails"
 
@@ -71,15 +83,18 @@ def settled(
     limit: float,
     below: bool,
     unit: str = "",
+    level: float | None = None,
 ) -> Claim:
     """The claim over all its cases: it holds if it does in each of them, and fails if it does in one.
+
+    With a level either is said wrongly with at most that probability, by Student's t.
 
     What is shown is a case that decided it, the one nearest to failing; one that is not a number goes first.
 
     >>> settled("flat", "flat", "≤ 1.1", [Case("net", np.array([1.0, 1.02]))], limit=1.1, below=True)
     Claim(claim='flat', paper='flat', threshold='≤ 1.1', here='1.01 ± 0.01 (net)', verdict='holds', others='')
     """
-    verdicts = [case.verdict(limit, below=below) for case in cases]
+    verdicts = [case.verdict(limit, below=below, level=level, cases=len(cases)) for case in cases]
     overall: Verdict = "fails" if "fails" in verdicts else "unclear" if "unclear" in verdicts else "holds"
     deciding = [case for case, verdict in zip(cases, verdicts, strict=True) if verdict == overall]
     worst = max(deciding, key=lambda case: _badness(case, below=below))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
+from theodolite.anatomy.undisturbed import named_tensors
 from theodolite.surgery.passing import watched
 from theodolite.surgery.places import SurgeryError
 
@@ -56,13 +57,31 @@ def make_block(model: nn.Module, point: Point, fresh: nn.Module | None = None) -
         point: from `find_points`.
         fresh: a network like it with the weights the copy is to have, such as one just built.
     """
-    source = unwrap(model if fresh is None else fresh)
-    modules = dict(canonical_modules(source))
-    if point.like not in modules:
-        raise SurgeryError(f"fresh has no module {point.like!r}: give a network that is built alike")
-    block = copied(source, modules[point.like])
+    inner = unwrap(model)
+    block = copied(inner, dict(canonical_modules(inner))[point.like])
+    if fresh is not None:
+        _refresh(block, unwrap(fresh), point.like)
     close(block, point.closers, point.removed)
+    known = shared(inner, dict(canonical_modules(inner))[point.like])
+    for tensor in block.parameters():  # it is to learn, also in a network that is frozen
+        if id(tensor) not in known and tensor.is_floating_point():
+            tensor.requires_grad_(True)
     return block
+
+
+@torch.no_grad()
+def _refresh(block: nn.Module, fresh: nn.Module, name: str) -> None:
+    """Give a block the numbers of its namesake in another network."""
+    source = dict(canonical_modules(fresh)).get(name)
+    if source is None:
+        raise SurgeryError(f"fresh has no module {name!r}: give a network that is built alike")
+    theirs = dict(named_tensors(source))
+    for each, tensor in named_tensors(block):
+        if each not in theirs or theirs[each].shape != tensor.shape:
+            raise SurgeryError(
+                f"{name} of fresh has no {each} of shape {tuple(tensor.shape)}: build it alike"
+            )
+        tensor.copy_(theirs[each])
 
 
 @torch.no_grad()
@@ -113,4 +132,5 @@ def shared(model: nn.Module, block: nn.Module) -> dict[int, Any]:
     }
     holders = [*outside, *(each for module in modules.values() for each in module.modules())]
     tensors = {id(one): one for module in holders for one in module._parameters.values() if one is not None}
-    return objects | modules | tensors
+    # What points back to the network, in whatever way, is not to be copied with all of it.
+    return objects | {id(module): module for module in outside} | modules | tensors

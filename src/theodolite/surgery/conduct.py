@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.building import in_one_line, untouched_randomness
+from theodolite.calling import call
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.folded import Folded
 from theodolite.surgery.places import SurgeryError
-from theodolite.surgery.proof import TOLERANCE, Evidence, Proof, apart, farthest, gathered, said
+from theodolite.surgery.proof import TOLERANCE, Evidence, Proof, apart, farthest, gathered, resting, said
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def conduct(
     edits = Edits()
     try:
         done = act(inner, edits)
-        after = None if before is None else gathered(inner, inputs)
+        after = None if before is None else _after(inner, inputs, operation)
         outputs = gradients = None
         dtype = torch.float64
         if before is not None and after is not None:
@@ -73,6 +76,12 @@ def conduct(
             dtype = before.dtype
             outputs = apart(before.outputs, after.outputs)
             gradients = farthest(before.gradients, expected, dtype)
+            held = {name for name, _ in canonical_parameters(inner)}
+            if any(
+                names[name] in held and name not in expected and bool(one.any())
+                for name, one in before.gradients.items()
+            ):
+                gradients = math.inf  # a tensor that is there still has no part in the outputs any more
         proof = Proof(
             operation,
             outputs,
@@ -99,6 +108,19 @@ def conduct(
         edits.undo()
         raise
     return proof
+
+
+def _after(model: nn.Module, inputs: Any, operation: str) -> Evidence | None:
+    try:
+        with torch.no_grad(), resting(model), untouched_randomness(0):
+            call(model, inputs)  # as it is: evidence is gathered in wider numbers
+        return gathered(model, inputs)
+    except SurgeryError:
+        raise
+    except Exception as error:
+        raise SurgeryError(
+            f"{operation} would leave a network that cannot be called: {in_one_line(error)}. It was undone"
+        ) from error
 
 
 def refuse_shards(model: nn.Module) -> None:

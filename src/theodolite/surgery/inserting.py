@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from theodolite.anatomy.dissection import dissect
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
+from theodolite.anatomy.undisturbed import named_tensors
 from theodolite.surgery.block_copies import Point, close, make_block
 from theodolite.surgery.conduct import Done, conduct
 from theodolite.surgery.editing import Edits
@@ -37,7 +38,8 @@ def insert_block(
     It is a copy of the block before the point, or of the one behind where that has another shape, with zeros
     in what ends its branches: the last projections, or the gains of norms behind them. The blocks behind it
     move up by one, and so do the numbers that Hugging Face models keep in their layers and config, so that
-    `save_pretrained` and `from_pretrained` go on working.
+    `save_pretrained` and `from_pretrained` go on working, unless the config says something else of layers by
+    number (which of them have experts): compare what was read again.
 
     Args:
         model: any module with its residual blocks in an nn.ModuleList or nn.Sequential.
@@ -69,7 +71,10 @@ def insert_block(
 
     def act(network: nn.Module, edits: Edits) -> Done:
         new = block if block is not None else make_block(network, point, fresh)
-        _train_as(new, dict(canonical_modules(network))[point.like])
+        if given:
+            if any(each is new for each in network.modules()):
+                raise SurgeryError("the block is in the network already: give a copy of it")
+            _train_as(new, dict(canonical_modules(network))[point.like], edits)
         closers = put(network, point, new, edits)
         if given:
             closers = _close_given(network, point.name, inputs, edits)
@@ -96,7 +101,6 @@ def inserted(model: nn.Module, point: Point, fresh: nn.Module | None = None) -> 
     """A closed block at a point for as long as this lasts."""
     inner, edits = unwrap(model), Edits()
     block = make_block(inner, point, fresh)
-    _train_as(block, dict(canonical_modules(inner))[point.like])
     try:
         put(inner, point, block, edits)
         yield block
@@ -159,8 +163,18 @@ def _close_given(network: nn.Module, name: str, inputs: Any, edits: Edits) -> li
     return [f"{name}.{closer.name}" for closer in closers]
 
 
-def _train_as(block: nn.Module, like: nn.Module) -> None:
+def _train_as(block: nn.Module, like: nn.Module, edits: Edits) -> None:
     """On the device, in the dtype and in the mode of its neighbour."""
+    held = [(tensor, tensor.data) for _, tensor in named_tensors(block)]
+    modes = [(module, module.training) for module in block.modules()]
+
+    def undo() -> None:
+        for one, data in held:
+            one.data = data
+        for module, mode in modes:
+            module.training = mode
+
+    edits.undos.append(undo)
     tensor = next(like.parameters())
     block.to(device=tensor.device, dtype=tensor.dtype if tensor.is_floating_point() else None)
     block.train(like.training)
@@ -181,14 +195,17 @@ def _groups(model: nn.Module, optimizer: Optimizer) -> Groups:
         raise SurgeryError(
             f"optimizer is a {type(optimizer).__name__}: give the torch optimizer of the model"
         )
-    return Groups(model, optimizer)
+    groups = Groups(model, optimizer)
+    if all(groups.of(tensor) is None for tensor in model.parameters()):
+        raise SurgeryError("the optimizer trains no tensor of this model: give the model's own")
+    return groups
 
 
 def _join(model: nn.Module, point: Point, groups: Groups) -> None:
     """Train each new tensor where that is trained which it is a copy of; others with the first of these."""
     modules = dict(canonical_modules(model))
     block, like = modules[point.name], dict(all_parameter_names(modules[moved(point, f"{point.like}.")[:-1]]))
-    trained = [one for one in like.values() if groups.of(one) is not None]
+    trained = [one for one in (*like.values(), *model.parameters()) if groups.of(one) is not None]
     for name, tensor in all_parameter_names(block):
         same = [like[name]] if name in like else []
         groups.join(tensor, [*same, *(one for one in trained if one.dim() == tensor.dim()), *trained])

@@ -16,16 +16,19 @@ COUNTS = "num_hidden_layers"
 """What a config calls the number of layers; its `attribute_map` knows other names of it."""
 LISTS = ("layer_types", "no_rope_layers", "layers_block_type")
 """What a config says of each layer, in a list."""
-NUMBER = "layer_idx"
+NUMBERS = ("layer_idx", "layer_id")
 """What a layer and its attention call their place, by which they find their keys and values."""
 
 
 def renumber(model: nn.Module, point: Point, holder: nn.ModuleList | nn.Sequential, edits: Edits) -> None:
     """Let config and layers know of a block that was just put into the list."""
-    for index in range(len(holder) - 1, point.index - 1, -1):
+    for index in range(point.index, len(holder)):
+        # The new one has the number of the block it is a copy of.
+        behind = index > point.index or point.follows
         for module in holder[index].modules():
-            if isinstance(getattr(module, NUMBER, None), int):
-                _set(module, NUMBER, index, edits)
+            for name in NUMBERS:
+                if behind and isinstance(number := getattr(module, name, None), int):
+                    _set(module, name, number + 1, edits)
     length = len(holder) - 1
     for config in _configs(model, holder, length):
         _set(config, COUNTS, length + 1, edits)
@@ -43,7 +46,12 @@ def kept_on_failure(model: nn.Module) -> Iterator[None]:
     lists = [
         (each, dict(each._modules)) for each in modules if isinstance(each, (nn.ModuleList, nn.Sequential))
     ]
-    numbers = [(each, number) for each in modules if isinstance(number := getattr(each, NUMBER, None), int)]
+    numbers = [
+        (each, name, number)
+        for each in modules
+        for name in NUMBERS
+        if isinstance(number := getattr(each, name, None), int)
+    ]
     configs = {id(one): one for each in modules if (one := getattr(each, "config", None)) is not None}
     known = [
         (one, name, getattr(one, name))
@@ -57,8 +65,8 @@ def kept_on_failure(model: nn.Module) -> Iterator[None]:
         for holder, children in lists:
             holder._modules.clear()
             holder._modules.update(children)
-        for module, number in numbers:
-            setattr(module, NUMBER, number)
+        for module, name, number in numbers:
+            setattr(module, name, number)
         for config, name, value in known:
             setattr(config, name, value)
         raise

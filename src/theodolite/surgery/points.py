@@ -171,6 +171,10 @@ def _try(model: nn.Module, inputs: Any, blocks: Mapping[str, _Block]) -> None:
                 close(closed, block.closers, block.removed)
                 block.before = _passes(call, closed, call.stream_in)
                 block.behind = _passes(call, closed, stream)
+                closed.train()
+                trained = _passes(call, closed, call.stream_in if block.behind else stream)
+                if trained is not None and (block.before is None or block.behind is None):
+                    block.before = block.behind = f"in training it is another one: {trained}"
 
         return look
 

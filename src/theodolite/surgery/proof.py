@@ -96,7 +96,7 @@ def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
     dtype = _coarser(torch.float64, *(one.dtype for one in (*held.values(), *model.buffers())))
     coarsest = _Coarsest()
     with (
-        _undisturbed(model),
+        resting(model),
         untouched_randomness(0),
         torch.enable_grad(),
         torch.compiler.set_stance("force_eager"),
@@ -133,6 +133,8 @@ def apart(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
     0.25
     """
     worst = 0.0
+    if len(before) != len(after):
+        return math.inf
     for one, other in zip(before, after, strict=True):
         finite = one.isfinite()
         if one.shape != other.shape or not torch.equal(one[~finite], other[~finite]):
@@ -175,7 +177,7 @@ def _combined(output: Tensor) -> Tensor:
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
+def resting(model: nn.Module) -> Iterator[None]:
     """In eval mode; modes, buffers and what is frozen are as before at the end."""
     frozen = [one for one in model.parameters() if not one.requires_grad]
     buffers = [(one, one.detach().clone()) for one in model.buffers()]
