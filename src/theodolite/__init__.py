@@ -12,7 +12,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite import data, fits, fleet, growing, models, optim, probes, rules, surgery
+    from theodolite import data, fits, fleet, growing, models, optim, probes, rules, surgery, workloads
     from theodolite.anatomy import Anatomy, AnatomyError, Part, UnclassifiedError, dissect
     from theodolite.errors import UseError
     from theodolite.growing import Grown, grow
@@ -30,6 +30,7 @@ __all__ = [
     "Size",
     "Workload",
     "workload",
+    "workloads",
     "data",
     "models",
     # what is in the network
@@ -100,6 +101,7 @@ _HOMES = {
     "survey": "surveying",
     "sweep": "sweeping",
     "workload": "workloads",
+    "workloads": None,
 }
 
 

@@ -202,6 +202,87 @@ def test_what_fails_on_the_way_leaves_the_network_as_it_was(
     assert [id(one) for one in optimizer.param_groups[0]["params"]] == [id(one) for one in tensors]
 
 
+def poisoned(batches: Any) -> list[tuple[Tensor, Tensor]]:
+    """The same inputs, moved, with other targets."""
+    return [(inputs + 1, (targets + 1) % 3) for inputs, targets in batches]
+
+
+def test_the_certifying_units_have_no_part_in_what_is_certified(student: Stack) -> None:
+    splits = split(batches(4096, 11))
+    other = Splits(splits.estimate, splits.choose, poisoned(splits.certify))
+    found = [th.grow(copy.deepcopy(student), F.cross_entropy, each, blocks=2) for each in (splits, other)]
+    for one, two in zip(found[0].stages, found[1].stages, strict=True):
+        assert one.chosen is not None
+        assert two.chosen is not None
+        assert one.chosen.point == two.chosen.point
+        assert one.chosen.jump == two.chosen.jump
+        assert one.certificate is not None
+        assert two.certificate is not None
+        assert one.certificate.bound == two.certificate.bound
+    assert found[0].certificate != found[1].certificate
+
+
+def test_the_choosing_units_have_no_part_in_the_signal(student: Stack) -> None:
+    splits = split(batches(4096, 11))
+    other = Splits(splits.estimate, poisoned(splits.choose), splits.certify)
+    found = [th.grow(copy.deepcopy(student), F.cross_entropy, each) for each in (splits, other)]
+    gains = [[one.gain for one in each.stages[0].signal.points] for each in found]
+    assert gains[0] == gains[1]
+
+
+def test_the_network_has_jumped_as_it_was_chosen_to(student: Stack) -> None:
+    grown = th.grow(copy.deepcopy(student), F.cross_entropy, split(batches(4096, 11)))
+    chosen = grown.stages[0].chosen
+    assert chosen is not None
+    assert grown.after.choose == pytest.approx(chosen.jump.after, rel=1e-6)
+    assert grown.before.estimate - grown.after.estimate == pytest.approx(chosen.train_gain, rel=1e-4)
+    assert chosen.jump.gain == max(one.jump.gain for one in grown.stages[0].contenders)
+
+
+def test_fresh_blocks_are_those_of_the_fresh_network(student: Stack) -> None:
+    fresh, model = Stack(), copy.deepcopy(student)
+    grown = th.grow(model, F.cross_entropy, split(batches(4096, 11)), blocks=2, fresh=fresh)
+    new = [block for block in model.blocks if torch.equal(block.up.weight, fresh.blocks[0].up.weight)]
+    assert len(new) == len(grown.blocks) == 2
+    assert len(fresh.blocks) == 1
+
+
+def test_betting_is_another_bound(student: Stack) -> None:
+    found = [
+        th.grow(copy.deepcopy(student), F.cross_entropy, split(batches(2048, 11)), method=method).certificate
+        for method in ("bernstein", "betting")
+    ]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[1].lower > found[0].lower
+    assert (found[0].method, found[1].method) == ("bernstein", "betting")
+
+
+def test_points_that_are_asked_for_stay_where_they_were(student: Stack) -> None:
+    model = copy.deepcopy(student)
+    grown = th.grow(model, F.cross_entropy, split(batches(4096, 11)), blocks=2, at=1)
+    assert grown.blocks == ("blocks.1", "blocks.2")  # what was point 1 has moved behind the new block
+    assert torch.equal(model.blocks[0].up.weight, student.blocks[0].up.weight)
+
+
+def test_an_interrupted_jump_closes_the_block(student: Stack) -> None:
+    model = copy.deepcopy(student)
+    data = batches(512, 5)
+    found = signal(model, F.cross_entropy, data).best
+    insert_block(model, data[0][0], found.point)
+    calls = []
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) > 8:
+            raise KeyboardInterrupt
+        return F.cross_entropy(logits, targets)
+
+    with pytest.raises(KeyboardInterrupt):
+        jump(model, loss, batches(512, 6), found.name, found.directions, slope=found.gain)
+    assert model.get_parameter(f"{found.name}.down.weight").abs().max() == 0
+
+
 def test_an_optimizer_trains_the_new_blocks(student: Stack) -> None:
     model = copy.deepcopy(student)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -277,10 +358,16 @@ def test_a_certifying_file_that_overlaps_is_refused(saved: Path, capsys: pytest.
     assert "overlap" in capsys.readouterr().err
 
 
+def test_a_command_that_certifies_nothing_exits_with_one(saved: Path) -> None:
+    assert ran("small.safetensors", "--workload", "mine.py:workload", "--units", "256") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "is no checkpoint"),
+        (["small.safetensors", "--write", "small.safetensors"], "is there already"),
+        (["small.safetensors", "--write", "no/such/deep.safetensors"], "there is no folder"),
         (["small.safetensors"], "--workload"),
         (["small.safetensors", "--workload", "mine.py:workload", "--depth", "2"], "lacks blocks.1"),
         (["small.safetensors", "--workload", "mine.py:workload", "--data", "no.txt"], "is not there"),
@@ -314,6 +401,23 @@ def test_a_resnet_is_written_with_the_blocks_that_no_build_makes(tmp_path: Path)
     assert "which no build makes" in said
     again = load_file(tmp_path / "b.safetensors", lambda spec: mine)
     assert torch.equal(again.model.eval()(images), before)
+
+
+def test_a_hugging_face_model_that_would_be_read_as_another_is_not_written(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from theodolite.growing.checkpoints import load_folder, save
+
+    config = transformers.GPT2Config(
+        vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=16, scale_attn_by_inverse_layer_idx=True
+    )
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "small")
+    found = load_folder(tmp_path / "small")
+    tokens = torch.randint(64, (2, 8))
+    model, _ = insert_block(found.model, tokens, 1)
+    with pytest.raises(th.UseError, match="was not written"):
+        save(found, model, tokens, ["transformer.h.1"], tmp_path / "deep")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["small"]
 
 
 def test_a_hugging_face_model_grows_on_a_text(

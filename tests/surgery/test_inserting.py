@@ -361,6 +361,91 @@ def test_built_in_networks_grow(model: nn.Module, inputs: Tensor) -> None:
     assert torch.equal(model(inputs), before)
 
 
+class Mixed(Branch):
+    """A norm in float32 in a network of halves, and a batch norm that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.frozen = nn.BatchNorm1d(8).eval()
+        self.to(torch.bfloat16)
+        self.norm.float()
+        self.register_buffer("angles", torch.linspace(0, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stream after it."""
+        normed = self.norm(x.float() * self.angles).bfloat16()
+        return x + self.down(torch.tanh(self.up(self.frozen(normed))))
+
+
+def test_a_copy_keeps_dtypes_and_modes_and_learns_where_the_network_is_frozen() -> None:
+    model = nn.Sequential(nn.Linear(4, 8).bfloat16(), Mixed(), Mixed(), nn.Linear(8, 2).bfloat16()).train()
+    for block in (model[1], model[2]):
+        block.frozen.eval()
+        block.requires_grad_(False)
+    inputs = torch.randn(5, 4).bfloat16()
+    optimizer = torch.optim.AdamW([model[0].weight, model[3].weight, model[0].bias], lr=0.01)
+    insert_block(model, inputs, 2, optimizer=optimizer)
+    new, old = model[2], model[1]
+    assert {name: tensor.dtype for name, tensor in new.state_dict().items()} == {
+        name: tensor.dtype for name, tensor in old.state_dict().items()
+    }
+    assert not new.frozen.training
+    assert new.training
+    model(inputs)  # it can be called as it is
+    trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    assert all(tensor.requires_grad and id(tensor) in trained for tensor in new.parameters())
+    assert not any(tensor.requires_grad for tensor in old.parameters())
+
+
+def test_an_optimizer_of_another_network_is_refused() -> None:
+    other = torch.optim.SGD(Stack(8, 2).parameters(), lr=0.1)
+    with pytest.raises(SurgeryError, match="trains no tensor of this model"):
+        insert_block(Stack(8, 2), torch.randn(5, 4), 1, optimizer=other)
+
+
+class Dropping(Branch):
+    """The stream itself is dropped out in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stream after it."""
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+def test_a_block_that_drops_the_stream_out_in_training_is_none_that_adds_nothing() -> None:
+    points = find_points(nn.Sequential(nn.Linear(4, 8), Dropping(8), Dropping(8)), torch.randn(5, 4))
+    assert not points.found
+    assert all("in training" in each for each in points.left.values())
+
+
+class ByNumber(nn.Module):
+    """Takes its blocks from their list by number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList([Branch(8), Branch(8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs."""
+        return self.blocks[-1](self.blocks[0](self.first(x)))
+
+
+def test_a_list_that_is_not_run_through_has_no_points() -> None:
+    points = find_points(ByNumber(), torch.randn(5, 4))
+    assert not points.found
+    assert all("by number" in each for each in points.left.values())
+
+
+def test_a_refused_block_leaves_numbers_and_config_as_they_were() -> None:
+    model = hugging_face("Gemma2", **SIZES | {"num_hidden_layers": 2})
+    config, names = copy.deepcopy(model.config.to_dict()), list(model.state_dict())
+    with pytest.raises(SurgeryError):
+        insert_block(model, TOKENS, 1, block=nn.Linear(32, 32).double().eval())
+    assert model.config.to_dict() == config
+    assert list(model.state_dict()) == names
+    assert [layer.self_attn.layer_idx for layer in model.model.layers] == [0, 1]
+
+
 class Outside(nn.Module):
     """The sums are outside of the blocks."""
 

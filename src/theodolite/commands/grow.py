@@ -93,13 +93,15 @@ def grow(
       theodolite grow gpt.safetensors --workload gpt-sotu --write grown.safetensors
     """
     from theodolite.growing import conduct, split
-    from theodolite.growing.checkpoints import example, save
+    from theodolite.growing.checkpoints import build_again, check_target, example, save
     from theodolite.growing.material import units as gather
     from theodolite.growing.page import save_page
     from theodolite.growing.splits import Splits
     from theodolite.writing import html_path
 
     html_path(out, kind="growth")
+    if write is not None:
+        check_target(checkpoint.expanduser(), write := write.expanduser())
     found = _loaded(checkpoint, workload, width, depth, device)
     drawn = gather(found, data, number=units, batch=batch, length=length)
     if certify is None:
@@ -114,13 +116,13 @@ def grow(
             found.loss,
             splits,
             blocks=blocks,
-            at=at,
+            at=None if at is None else [int(each) if each.isdigit() else each for each in at],
             along=along,
             contenders=contenders,
             delta=delta,
             method=method,
             reach=reach,
-            fresh=_fresh(found, seed, device) if fresh else None,
+            fresh=build_again(found, seed) if fresh else None,
             progress=tell,
         )
     print(grown)
@@ -161,14 +163,3 @@ def _threads(model: nn.Module) -> Iterator[None]:
         return
     with one_thread():
         yield
-
-
-def _fresh(found: Checkpoint, seed: int, device: str) -> nn.Module:
-    """The network as it was before training."""
-    from theodolite.building import build_model, untouched_randomness
-
-    if found.workload is not None and found.size is not None:
-        return build_model(found.workload.build, found.size, seed=seed).to(device)
-    with untouched_randomness(seed):
-        made = type(found.model)(found.model.config)
-    return made.to(device)

@@ -1,6 +1,7 @@
 """Growing a network by a block, and how sure one can be that it helps."""
 
 from theodolite.growing.certificate import Certificate, certificate, clip_from
+from theodolite.growing.checkpoints import load_file
 from theodolite.growing.concentration import least_units
 from theodolite.growing.conduct import Contender, Grown, Stage, grow
 from theodolite.growing.fallback import Kept, fallback
@@ -18,6 +19,8 @@ __all__ = [
     "Jump",
     "jump",
     "longest_step",
+    # what was written is read again
+    "load_file",
     # three samples
     "Splits",
     "check_disjoint",

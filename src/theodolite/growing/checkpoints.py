@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import unwrap
-from theodolite.building import build_model, in_one_line
+from theodolite.building import build_model, in_one_line, untouched_randomness
 from theodolite.errors import UseError
 from theodolite.probes.second_order.score import Loss
 from theodolite.size import Size
@@ -19,6 +21,7 @@ from theodolite.surgery.block_copies import make_block
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.inserting import put
 from theodolite.surgery.points import find_points
+from theodolite.surgery.proof import apart, gathered
 from theodolite.surgery.rebuilding import rebuild
 from theodolite.workloads import Batch, Workload
 from theodolite.workloads.builtin import next_token_loss
@@ -106,7 +109,7 @@ def save(checkpoint: Checkpoint, model: nn.Module, inputs: Any, blocks: Sequence
     blocks, and `load_file` inserts them again.
     """
     if checkpoint.workload is None or checkpoint.size is None:
-        return _save_folder(checkpoint, model, path)
+        return _save_folder(checkpoint, model, inputs, path)
     size = Size(checkpoint.size.width, checkpoint.size.depth + len(blocks))
     about: dict[str, Any] = {"workload": checkpoint.spec, "width": size.width}
     if not checkpoint.inserted:
@@ -126,31 +129,53 @@ def save(checkpoint: Checkpoint, model: nn.Module, inputs: Any, blocks: Sequence
     )
 
 
-def _save_folder(checkpoint: Checkpoint, model: nn.Module, path: Path) -> str:
-    import shutil
+def check_target(checkpoint: Path, path: Path) -> None:
+    """Refuse a place that a grown network cannot be written to, before any work is done."""
+    folder = (checkpoint / "config.json").is_file()
+    if path.exists():
+        raise UseError(f"--write {path} is there already: give a name that is not")
+    if not path.absolute().parent.is_dir():
+        raise UseError(f"--write {path}: there is no folder {path.parent}")
+    if not folder and path.suffix != ".safetensors":
+        raise UseError(f"--write {path}: its name must end in .safetensors")
 
+
+def _save_folder(checkpoint: Checkpoint, model: nn.Module, inputs: Any, path: Path) -> str:
+    """Write beside, read again, compare, and only then rename: configs may say of layers what has moved."""
     inner: Any = unwrap(model)
-    layers = inner.config.num_hidden_layers
-    if any(isinstance(each, nn.Identity) for each in inner.modules()) and not _rebuilds(inner):
-        raise UseError(
-            f"{path} was not written: the new block goes without a norm that its config would give it. Keep "
-            "the model in memory (theodolite.grow), or write it as a Workload"
-        )
-    if path.exists() and any(path.iterdir()):
-        raise UseError(f"{path} is there already: give --write a folder that is not")
-    inner.save_pretrained(path)
-    for file in checkpoint.path.glob("*token*"):
-        shutil.copy2(file, path / file.name)
-    return f"{path}: a Hugging Face model of {layers} layers"
+    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}-") as beside:
+        part = Path(beside) / path.name
+        inner.save_pretrained(part)
+        for file in checkpoint.path.iterdir():  # tokenizers and what else lies beside the weights
+            weights = file.suffix in (".safetensors", ".bin", ".pt", ".gguf") or file.name.endswith(
+                ".index.json"
+            )
+            if file.is_file() and not weights and not (part / file.name).exists():
+                shutil.copy2(file, part / file.name)
+        again = load_folder(part, str(next(inner.parameters()).device)).model
+        before, after = gathered(inner, inputs), gathered(again, inputs)
+        assert before is not None
+        assert after is not None
+        if apart(before.outputs, after.outputs) > 0:
+            raise UseError(
+                f"{path} was not written: read again from its config, the grown {type(inner).__name__} "
+                "computes something else, as the config says of layers by number what has moved (which of "
+                "them have experts, or norms behind their sums). Keep the model in memory: theodolite.grow"
+            )
+        part.rename(path)
+    return f"{path}: a Hugging Face model of {inner.config.num_hidden_layers} layers"
 
 
-def _rebuilds(model: Any) -> bool:
-    """Has the model of its config the same tensors?"""
-    import torch
-
-    with torch.device("meta"):
-        made = type(model)(model.config)
-    return set(made.state_dict()) == set(model.state_dict())
+def build_again(checkpoint: Checkpoint, seed: int) -> nn.Module:
+    """The network as it was before training, with the blocks that were inserted later."""
+    device, dtype = (getattr(next(checkpoint.model.parameters()), name) for name in ("device", "dtype"))
+    if checkpoint.workload is not None and checkpoint.size is not None:
+        made = build_model(checkpoint.workload.build, checkpoint.size, seed=seed)
+        _insert_again(made, checkpoint.workload, checkpoint.inserted)
+    else:
+        with untouched_randomness(seed):
+            made = type(checkpoint.model)(checkpoint.model.config)
+    return made.to(device, dtype)
 
 
 def _insert_again(model: nn.Module, workload: Workload, names: Sequence[str]) -> None:
@@ -180,13 +205,14 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, size: Siz
 
 
 def _write(path: Path, model: nn.Module, about: Mapping[str, Any]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_model
 
     try:
         with replacing(path) as part:
             save_model(model, str(part), {ABOUT: json.dumps(about)})
-    except OSError as error:
-        raise UseError(f"{path} cannot be written: {error.strerror}") from error
+    except (OSError, SafetensorError) as error:
+        raise UseError(f"{path} cannot be written: {in_one_line(error)}") from error
 
 
 def example(batches: Sequence[Batch]) -> Any:

@@ -26,7 +26,7 @@ from theodolite.probes.units import count, each, losses_of, take
 from theodolite.surgery.block_copies import Point, make_block
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.groups import Groups
-from theodolite.surgery.inserting import insert_block, inserted, put
+from theodolite.surgery.inserting import insert_block, inserted, moved, put
 from theodolite.surgery.numbering import kept_on_failure
 from theodolite.surgery.points import Points, find_points
 from theodolite.surgery.proof import Proof
@@ -74,6 +74,8 @@ class Stage:
     @property
     def why(self) -> str:
         """Why there is no block."""
+        if self.contenders and not any(one.jump.tried for one in self.contenders):
+            return "the signal points nowhere at the points above their noise"
         if self.contenders:
             return f"none of {len(self.contenders)} blocks that were tried lowered the loss"
         return (
@@ -112,7 +114,7 @@ def grow(
     splits: Splits,
     *,
     blocks: int = 1,
-    at: Sequence[int | str] | None = None,
+    at: int | str | Sequence[int | str] | None = None,
     along: Along = "preconditioned",
     contenders: int = 3,
     delta: float = 0.05,
@@ -134,7 +136,7 @@ def grow(
         loss: `loss(logits, targets) -> scalar`, of which each unit's own can be taken.
         splits: three samples without a unit in common, as of `split`.
         blocks: how many to insert, one after the other.
-        at: points to choose from, by number or name; all if not given.
+        at: points to choose from, by number or name in the network as it is now; all if not given.
         along: jump along the signal, or along the preconditioned one.
         contenders: at how many points a jump is tried.
         delta: the chance that any of the certificates is wrong.
@@ -171,7 +173,7 @@ def grow(
             told("certifying", 0.95)
             losses.append(trial.losses())
             made = _certified(losses[-2], losses[-1], delta, _candidates(blocks), method)
-            stages.append(dataclasses.replace(stage, proof=proof, certificate=made))
+            stages.append(dataclasses.replace(_light(stage), proof=proof, certificate=made))
     overall = stages[0].certificate
     if len(losses) > 2:
         overall = _certified(losses[0], losses[-1], delta, _candidates(blocks), method)
@@ -183,6 +185,14 @@ def grow(
         after=losses[-1].means,
         units=losses[0].units,
     )
+
+
+def _light(stage: Stage) -> Stage:
+    """Without the directions of all points, which are as large as the network; those tried keep theirs."""
+    points = tuple(
+        dataclasses.replace(one, directions={}, preconditioned_directions={}) for one in stage.signal.points
+    )
+    return dataclasses.replace(stage, signal=dataclasses.replace(stage.signal, points=points))
 
 
 def _kept_groups(model: nn.Module, optimizer: Optimizer | None) -> AbstractContextManager[None]:
@@ -223,7 +233,7 @@ class _Trial:
     loss: Loss
     splits: Splits
     inputs: Any
-    at: Sequence[int | str] | None
+    at: int | str | Sequence[int | str] | None
     along: Along
     contenders: int
     reach: float
@@ -241,7 +251,10 @@ class _Trial:
         self.points = find_points(self.model, self.inputs)
         wanted = self.points
         if self.at is not None:
-            wanted = Points(tuple(self.points.at(each) for each in self.at), {})
+            names = [self.at] if isinstance(self.at, int | str) else self.at
+            chosen_points = dict.fromkeys(self.points.at(each) for each in names)
+            self.at = tuple(point.name for point in chosen_points)
+            wanted = Points(tuple(chosen_points), {})
         found = signal(
             self.model,
             self.loss,
@@ -276,6 +289,8 @@ class _Trial:
     @torch.no_grad()
     def move(self, chosen: Contender) -> None:
         """Let the block that was inserted jump as it did when it was tried; what is fresh grows along."""
+        if self.at is not None and not isinstance(self.at, int | str):
+            self.at = tuple(moved(chosen.point, f"{each}.")[:-1] for each in self.at)
         if self.fresh is not None:
             put(self.fresh, chosen.point, make_block(self.fresh, chosen.point), Edits())
         tensors = dict(all_parameter_names(self.model))

@@ -96,19 +96,24 @@ def jump(
     before = float(losses_of(model, loss, batches).mean())
     if not length > 0 or not slope > 0:
         return Jump(0.0, 0.0, cap, before, before, 0.0, ())
-    longest = cap if math.isfinite(cap) else 0.5 * before * length / slope
+    longest = cap if math.isfinite(cap) else 0.5 * max(abs(before), 1.0) * length / slope
     start = {name: tensors[name].detach().clone() for name in moving}
     tried: list[tuple[float, float]] = []
-    for power in range(HALVINGS):
-        step = longest / length / 2**power
-        _move(tensors, start, moving, step)
-        after = float(losses_of(model, loss, batches, finite=False).mean())
-        tried.append((step, after))
-        best = min((one for one in tried if math.isfinite(one[1])), key=lambda one: one[1], default=None)
-        if best is not None and best[1] < before and after > best[1]:
-            break
-    lower = [(value, step) for step, value in tried if value < before]
-    value, step = min(lower, default=(before, 0.0))
+    value, best = before, 0.0
+    try:
+        for power in range(HALVINGS):
+            step = longest / length / 2**power
+            _move(tensors, start, moving, step)
+            after = float(losses_of(model, loss, batches, finite=False).mean())
+            tried.append((step, after))
+            if after < value:
+                value, best = after, step
+            elif value < before:
+                break
+    except BaseException:
+        _move(tensors, start, moving, 0.0)
+        raise
+    step = best
     _move(tensors, start, moving, step)
     return Jump(step, step * length, cap, before, value, step * slope, tuple(tried))
 
@@ -137,6 +142,8 @@ def longest_step(
             found = radius(
                 inner, loss, some, {name: -one for name, one in moving.items()}, parameters=list(moving)
             )
+    except torch.OutOfMemoryError:
+        raise
     except (UseError, RuntimeError, NotImplementedError):
         return math.inf
     return reach * found.value

@@ -17,9 +17,9 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from scipy.special import stdtrit
@@ -33,15 +33,18 @@ from theodolite.probes.resting import at_rest
 from theodolite.probes.second_order.objective import without_checkpoints
 from theodolite.probes.second_order.products import Progress
 from theodolite.probes.second_order.score import Loss
-from theodolite.probes.signal_candidates import Candidate, Candidates, remarks
-from theodolite.probes.signal_passes import Estimated, Estimating, Judged, Judging, Runner, Trial
+from theodolite.probes.signal_candidates import Candidate, Candidates
+from theodolite.probes.signal_doubts import misleads, notes
+from theodolite.probes.signal_passes import Estimated, Estimating, Judged, Judging, Runner, Uneven
 from theodolite.probes.signal_preparing import Steps, checked, freeze, points_of, refuse_few, samples
 from theodolite.probes.signal_sums import wide
+from theodolite.probes.signal_trial import Trial
 from theodolite.probes.units import Batches, device_of, each, fingerprints
 from theodolite.surgery import Point, Points
+from theodolite.workloads import Batch
 
 DELTA = 0.05
-"""How often a network without any signal may be said to have one."""
+"""About how often a network without any signal may be said to have one: the level of Student's t."""
 RIDGE = 1e-2
 
 
@@ -69,11 +72,13 @@ class PointSignal:
     alignment: float
     """⟨v̄, v̄'⟩ of the units of both samples: an estimate of ‖E v‖² without bias."""
     alignment_interval: tuple[float, float]
-    """Of the alignment, for the v̄ at hand, at 95 %."""
+    """Of the alignment, for the v̄ at hand, at 95 % by Student's t."""
     alignment_bound: float
     """At most how likely v̄ and v̄' are not to align (Theorem 5), with estimates in place of what it asks for:
     a diagnostic. 1 says nothing."""
     covariance: Covariance
+    unsure: bool = False
+    """Are the held-out products too few or too skewed for Student's t? Then the point is never `above`."""
 
     @property
     def name(self) -> str:
@@ -82,8 +87,10 @@ class PointSignal:
 
     @property
     def significance(self) -> float:
-        """The gain over its standard error."""
-        return self.gain / self.error if self.error > 0 else math.copysign(math.inf, self.gain)
+        """The gain over its standard error; 0 where no unit has a gain at all."""
+        if self.error == 0:
+            return math.copysign(math.inf, self.gain) if self.gain else 0.0
+        return self.gain / self.error
 
     @property
     def noise(self) -> float:
@@ -115,12 +122,12 @@ class Signal:
 
     @property
     def above(self) -> tuple[PointSignal, ...]:
-        """The points whose gain is above its noise, in order."""
-        return tuple(one for one in self.points if one.significance > self.threshold)
+        """The points whose gain is surely above its noise, in order."""
+        return tuple(one for one in self.points if one.significance > self.threshold and not one.unsure)
 
     @property
     def deepest(self) -> bool:
-        """Has no point a gain above its noise? Then no block helps, to first order, as far as can be seen."""
+        """Has no point a gain surely above its noise? Then to first order no block is seen to help."""
         return not self.above
 
     @property
@@ -175,13 +182,16 @@ def signal(
         model: any module with its residual blocks in an nn.ModuleList or nn.Sequential, on any device.
         loss: `loss(logits, targets) -> scalar`, taken of each unit (an index of dimension 0) by itself.
         batches: pairs (inputs, targets) whose units the directions are estimated on.
-        held_out: pairs whose units judge them, none of which is among the others. None: every second unit of
-            `batches`.
+        held_out: pairs whose units judge them, none of which is among the others. None: the second half of
+            the units of `batches`, in order, so that neighbours, which may be alike, stay together; the first
+            half estimates.
         points: which points; all by default. `find_points` has them.
         fresh: a network built alike whose blocks the candidates are copies of; by default copies of their
             neighbours.
         ridge: ρ of the preconditioned direction, in parts of the mean of S's diagonal.
-        delta: how often a network without signal may be said to have one.
+        delta: the level of Student's t: how often a network without signal is said to have one, where the
+            products `⟨M̄, M_u⟩` are not very skewed. Where they are, or are fewer than 30, the point is
+            `unsure`.
         matrices: keep the covariance matrices of more than 128 channels.
         progress: is told which share of the work is done.
 
@@ -201,10 +211,7 @@ def signal(
     first = next(iter(each(batches)))
     device = device_of(model)
     known = points_of(model, first, device, points)
-    estimating_on, judging_on = samples(batches, held_out)
     steps = Steps(progress, batches, held_out)
-    seen: set[bytes] = set()
-    shared = 0
     with ExitStack() as stack:
         for network in (model,) if fresh is None else (model, fresh):
             stack.enter_context(at_rest(network))
@@ -213,32 +220,62 @@ def signal(
         stack.enter_context(candidates.in_stream())
         stack.enter_context(without_checkpoints())
         runner = Runner(model, loss, candidates, device)
-        Trial().run(runner, first)
-        estimating = Estimating(runner)
-        for index, batch in enumerate(estimating_on):
-            estimating.add(batch, index)
-            seen.update(fingerprints([batch]))
-            steps.took_one()
-        estimated = estimating.settle(ridge)
-        judging = Judging(runner, estimated)
-        for index, batch in enumerate(judging_on):
-            judging.add(batch, index)
-            shared += sum(one in seen for one in fingerprints([batch]))
-            steps.took_one()
-        refuse_few(judging.units)
-        judged = judging.settle()
-    return Signal(
-        points=tuple(_point(one, estimated[one], judged[one], matrices) for one in candidates.each),
+        missed = Trial().run(runner, first)
+        while True:
+            try:
+                passed = _passes(runner, *samples(batches, held_out), ridge, steps)
+                break
+            except Uneven as uneven:
+                uneven.give_up()
+    found = Signal(
+        points=tuple(_point(one, passed, matrices) for one in candidates.each),
         loss=runner.total / runner.units,
-        estimated_on=estimating.units,
-        judged_on=judging.units,
+        estimated_on=passed.estimating.units,
+        judged_on=passed.judging.units,
         delta=delta,
         left=known.left,
-        notes=tuple(_notes(candidates, shared, judging.units)),
+        notes=(),
+    )
+    return replace(
+        found, notes=tuple(notes(found, candidates, missed, passed.shared, passed.judging.one_class))
     )
 
 
-def _point(candidate: Candidate, estimated: Estimated, judged: Judged, matrices: bool) -> PointSignal:
+@dataclass(frozen=True)
+class _Passed:
+    """Both passes over the data."""
+
+    estimating: Estimating
+    judging: Judging
+    estimated: Mapping[Candidate, Estimated]
+    judged: Mapping[Candidate, Judged]
+    shared: int
+    """Held-out units that are among the others."""
+
+
+def _passes(
+    runner: Runner, estimating_on: Iterable[Batch], judging_on: Iterable[Batch], ridge: float, steps: Steps
+) -> _Passed:
+    runner.total, runner.units = 0.0, 0
+    seen: set[bytes] = set()
+    shared = 0
+    estimating = Estimating(runner)
+    for index, batch in enumerate(estimating_on):
+        estimating.add(batch, index)
+        seen.update(fingerprints([batch]))
+        steps.took_one()
+    estimated = estimating.settle(ridge)
+    judging = Judging(runner, estimated)
+    for index, batch in enumerate(judging_on):
+        judging.add(batch, index)
+        shared += sum(one in seen for one in fingerprints([batch]))
+        steps.took_one()
+    refuse_few(judging.units)
+    return _Passed(estimating, judging, estimated, judging.settle(), shared)
+
+
+def _point(candidate: Candidate, passed: _Passed, matrices: bool) -> PointSignal:
+    estimated, judged = passed.estimated[candidate], passed.judged[candidate]
     plain, preconditioned = judged.values.sum(1).unbind(1)
     both = estimated.gradients.joined(judged.gradients)
     covariance = describe(both.covariance, both.units, keep=matrices)
@@ -265,6 +302,7 @@ def _point(candidate: Candidate, estimated: Estimated, judged: Judged, matrices:
             trace=covariance.trace,
         ),
         covariance=covariance,
+        unsure=passed.judging.one_class or misleads(plain),
     )
 
 
@@ -277,12 +315,3 @@ def _rounded(candidate: Candidate, directions: Mapping[str, Tensor]) -> dict[str
     dtype = wide(next(iter(candidate.block.parameters())).dtype)
     names = [closer.name for closer in candidate.point.closers]
     return {name: directions[name].to(dtype) for name in names if name in directions}
-
-
-def _notes(candidates: Candidates, shared: int, held_out: int) -> Iterator[str]:
-    if shared:
-        yield (
-            f"{shared} of the {held_out} held-out units have inputs that are among those of the estimate: "
-            "the gains are too high by what was learnt from them"
-        )
-    yield from remarks(candidates)

@@ -15,12 +15,9 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_modules
 from theodolite.probes.signal_sites import Closers, GainSite, MapSite, Site, is_map
-from theodolite.probes.signal_sums import WIDEST
 from theodolite.surgery import Closer, Point, make_block
 from theodolite.surgery.passing import Call, watched
 
-CORNERS = 0.01
-"""From this share of zeros on, the stream is said to come from a ReLU."""
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4}
 """How far a vector that multiplies channels may be from doing so, in parts of the largest output."""
 
@@ -47,6 +44,12 @@ class Candidate:
         self.channels = 0
         self.zeros = 0.0
         """The share of the stream that is exactly zero, on the units of the trial."""
+        self.entries = 0
+        """How many numbers the stream at the point has, in the pass that runs."""
+        self.shares: dict[str, float] = {}
+        """By holder: how many its output has, in parts of them; always equal if units have equally many."""
+        self.uneven: set[str] = set()
+        """Holders of which it has changed."""
         self.channel = -1
         self.unit = 0
         """The dimensions of the stream in which channels and units run."""
@@ -72,6 +75,31 @@ class Candidate:
             if self.known.get(holder) is None
             for own, closer in closers.items()
         }
+
+    @property
+    def outputs(self) -> int:
+        """How many channels the closers make; 0 if they do not tell."""
+        vectors = [tensor.numel() for tensor in self.whole.values() if tensor.ndim == 1]
+        return next((one for one in [*(site.outputs for site in self.sites), *vectors]), 0)
+
+    def give_up(self, holder: str) -> None:
+        """Leave what a module holds to autograd."""
+        site = self.known.get(holder)
+        self.known[holder] = None
+        self.uneven.discard(holder)
+        if site is None:
+            return
+        self.sites.remove(site)
+        module, closers = self.holders[holder]
+        vars(module).pop("forward", None)  # that of a silent map
+        for own, closer in closers.items():
+            tensor = getattr(module, own)
+            module._parameters[own] = nn.Parameter(torch.full_like(tensor, closer.closed))
+
+    def settle(self) -> None:
+        """What was not called so far is left to autograd."""
+        for holder in self.holders.keys() - self.known.keys():
+            self.known[holder] = None
 
 
 class Candidates:
@@ -114,8 +142,9 @@ class Candidates:
 
     def _running(self, candidate: Candidate) -> Callable[[Call, Tensor], Tensor | None]:
         def change(call: Call, stream: Tensor) -> Tensor | None:
+            candidate.entries = stream.numel()
             returned: Tensor = call.run(candidate.block, stream)
-            candidate.channel = candidate.sites[0].channel if candidate.sites else _channel(returned)
+            candidate.channel = _channel(returned, candidate.outputs)
             if not candidate.channels:
                 candidate.zeros = float((returned == 0).double().mean())
             candidate.channels = returned.shape[candidate.channel]
@@ -146,12 +175,15 @@ class Candidates:
             site = candidate.known[holder]
             if site is None:
                 return None
+            share = output.numel() / candidate.entries
+            if candidate.shares.setdefault(holder, share) != share:
+                candidate.uneven.add(holder)
             features = (output if isinstance(site, GainSite) else args[0]).detach().to(output.dtype)
             leaf = torch.zeros_like(output, requires_grad=True)
 
             def arrived(leaf: Tensor) -> None:
                 gradient, leaf.grad = leaf.grad, None
-                if self.listener is not None and gradient is not None:
+                if self.listener is not None and gradient is not None and holder not in candidate.uneven:
                     with _full_precision(gradient):
                         self.listener.at_site(candidate, site, gradient, features)
 
@@ -160,31 +192,6 @@ class Candidates:
             return leaf
 
         return close
-
-
-def remarks(candidates: Candidates) -> Iterator[str]:
-    """What has to be known of them besides numbers."""
-    whole = {candidate.point.name: name for candidate in candidates.each for name in candidate.whole}
-    if whole:
-        yield (
-            f"at {len(whole)} points, as at {next(iter(whole))}, {next(iter(whole.values()))} is no weight "
-            "of a linear map or a norm that is called as a module: its gradient is autograd's, held-out "
-            "units were run one by one, and it has no preconditioned direction"
-        )
-    corners = [candidate for candidate in candidates.each if candidate.zeros > CORNERS]
-    if corners:
-        most = max(candidate.zeros for candidate in corners)
-        yield (
-            f"at {len(corners)} points the stream is exactly zero in up to {most:.0%} of its entries, as "
-            "behind a ReLU. There a step can only add, which no gradient tells: steps change the loss by "
-            "somewhat more or less than the gain, however small they are"
-        )
-    wide_maps = [one for candidate in candidates.each for one in candidate.sites if one.features > WIDEST]
-    if wide_maps:
-        yield (
-            f"{len(wide_maps)} maps have more than {WIDEST} features: they are preconditioned by the "
-            "diagonal of S alone"
-        )
 
 
 def silence(module: nn.Module, output: Tensor) -> None:
@@ -228,7 +235,9 @@ def _gain_site(
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
     def agree(one: Tensor, other: Tensor) -> bool:
-        close = AGREEMENT.get(tensors[gain].dtype, 3e-2) * float(one.abs().max())
+        rounded = one.dtype == torch.float64 and bool((other.float().double() == other).all())
+        dtype = torch.float32 if rounded else tensors[gain].dtype  # computed so, whatever it is returned in
+        close = AGREEMENT.get(dtype, 3e-2) * float(one.abs().max())
         return bool((one - other).abs().max() <= close)
 
     ones = {own: output(**{own: 1.0}) for own in tensors}
@@ -275,5 +284,12 @@ def _full_precision(tensor: Tensor) -> torch.autocast:
     return torch.autocast(tensor.device.type, enabled=False)
 
 
-def _channel(stream: Tensor) -> int:
-    return 1 if stream.ndim == 4 else -1
+def _channel(stream: Tensor, outputs: int) -> int:
+    """The dimension of a stream in which channels run, of which closers make so many.
+
+    >>> _channel(torch.zeros(2, 12, 5, 5), 12), _channel(torch.zeros(2, 5, 5, 12), 12)
+    (1, -1)
+    """
+    if stream.ndim != 4:
+        return -1
+    return -1 if stream.shape[-1] == outputs != stream.shape[1] else 1

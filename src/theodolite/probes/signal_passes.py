@@ -1,4 +1,4 @@
-"""The passes over the data: a trial on two units, one that estimates, one that judges."""
+"""The passes over the data: one that estimates, one that judges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from theodolite.probes.second_order.score import Loss
 from theodolite.probes.signal_candidates import Candidate, Candidates
 from theodolite.probes.signal_sites import Site, by_unit
 from theodolite.probes.signal_sums import GradientSums, wide
-from theodolite.probes.units import checked_logits, refuse_infinite, take, unit_losses, units_in
+from theodolite.probes.units import (
+    checked_logits,
+    disagreement,
+    refuse_infinite,
+    take,
+    unit_losses,
+    units_in,
+)
 from theodolite.workloads import Batch
 
 
@@ -41,12 +48,39 @@ class Estimated:
     gradients: GradientSums
 
 
+class Uneven(Exception):
+    """Modules were called on some rows of some units, as experts are: theirs cannot be told apart."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        super().__init__("uneven")
+        self.candidates = candidates
+
+    def give_up(self) -> None:
+        """Leave all of these to autograd."""
+        for candidate in self.candidates.each:
+            for holder in tuple(candidate.uneven):
+                candidate.give_up(holder)
+            for site in candidate.sites:
+                site.clear()
+            for _ in left_by_autograd(candidate):
+                pass
+        self.candidates.leaves.clear()
+
+
 class Runner:
     """Runs the network on batches, with candidates in its stream."""
 
     def __init__(self, model: nn.Module, loss: Loss, candidates: Candidates, device: torch.device) -> None:
         self.model, self.loss, self.candidates, self.device = model, loss, candidates, device
         self.total, self.units = 0.0, 0
+
+    def missed(self, batch: Batch) -> str | None:
+        """What the units' own losses leave out of the loss of a batch."""
+        inputs, targets = tree_map(_usable, on_device(batch, str(self.device)))
+        with torch.no_grad():
+            found = checked_logits(call(self.model, inputs), batch)
+            self.candidates.leaves.clear()
+            return disagreement(self.loss, found, targets)
 
     def run(self, batch: Batch, index: int, only: int | None = None) -> int:
         """One forward and one backward pass, of the sum of the units' losses or of one of them."""
@@ -63,45 +97,9 @@ class Runner:
             self.candidates.backward(losses.sum() if only is None else losses[only])
         self.total += float(losses.detach().double().sum())
         self.units += len(losses)
+        if only is None and any(candidate.uneven for candidate in self.candidates.each):
+            raise Uneven(self.candidates)
         return len(losses)
-
-
-class Trial:
-    """Learns in which dimension units run: the loss of the first of two has no gradient by the second."""
-
-    def __init__(self) -> None:
-        self.mixed: list[str] = []
-
-    def run(self, runner: Runner, batch: Batch) -> None:
-        """Two units, or the only one twice."""
-        pair = take(batch, [0, 1] if units_in(batch) > 1 else [0, 0])
-        with runner.candidates.heard_by(self):
-            runner.run(pair, 0, only=0)
-        if self.mixed:
-            raise UseError(
-                f"at {self.mixed[0]} the loss of a unit depends on another unit of its batch, or units run "
-                "in neither of the first two dimensions of the stream: units have no gradients of their own"
-            )
-        for candidate in runner.candidates.each:
-            for _ in _whole(candidate):
-                pass  # what autograd left there is of the trial
-        runner.total, runner.units = 0.0, 0
-
-    def at_site(self, candidate: Candidate, site: Site, gradient: Tensor, features: Tensor) -> None:
-        """A gradient of the first unit."""
-        site.unit = self._dimension(candidate, gradient)
-
-    def in_stream(self, candidate: Candidate, gradient: Tensor) -> None:
-        """A gradient of the first unit."""
-        candidate.unit = self._dimension(candidate, gradient)
-
-    def _dimension(self, candidate: Candidate, gradient: Tensor) -> int:
-        for dim in range(min(2, gradient.ndim)):
-            half, odd = divmod(gradient.shape[dim], 2)
-            if not odd and not bool(gradient.narrow(dim, half, half).any()):
-                return dim
-        self.mixed.append(candidate.point.name)
-        return 0
 
 
 class Estimating:
@@ -123,7 +121,7 @@ class Estimating:
         with self.runner.candidates.heard_by(self):
             self.units += self.runner.run(batch, index)
         for candidate, sums in self.whole.items():
-            for name, gradient in _whole(candidate):
+            for name, gradient in left_by_autograd(candidate):
                 sums[name] += gradient
 
     def at_site(self, candidate: Candidate, site: Site, gradient: Tensor, features: Tensor) -> None:
@@ -144,7 +142,10 @@ class Estimating:
             for site in candidate.sites:
                 for into, made in zip((plain, preconditioned), site.settle(self.units, ridge), strict=True):
                     into.update(made)
-            plain |= {name: total / self.units for name, total in self.whole[candidate].items()}
+            scale = _scale(plain, preconditioned)
+            for name, total in self.whole[candidate].items():
+                plain[name] = total / self.units
+                preconditioned[name] = scale * plain[name]
             found[candidate] = Estimated(plain, preconditioned, sums)
         return found
 
@@ -160,18 +161,26 @@ class Judging:
         self.alignments: dict[Candidate, list[Tensor]] = {one: [] for one in estimated}
         self._now: _Now | None = None
         self.one_by_one = any(one.whole for one in estimated)
+        self._classes: set[int | None] = set()
+
+    @property
+    def one_class(self) -> bool:
+        """Are all units of one and the same class?"""
+        return len(self._classes) == 1 and None not in self._classes
 
     def add(self, batch: Batch, index: int) -> None:
         """The units of a batch; one by one where only autograd can tell a gradient: it adds them up."""
+        self._classes.update(_classes(batch))
         for part in _singles(batch) if self.one_by_one else (batch,):
             now = self._now = _Now(units_in(part), self.runner.device)
             with self.runner.candidates.heard_by(self):
                 self.units += self.runner.run(part, index)
             for candidate, found in self.estimated.items():
                 values = now.values.get(candidate, now.none(_branches(candidate)))
-                for name, gradient in _whole(candidate):
+                for name, gradient in left_by_autograd(candidate):
                     branch = _branch(candidate, name)
-                    values[:, branch, 0] += (gradient * found.directions[name]).sum().to(now.device)
+                    for at, directions in enumerate((found.directions, found.preconditioned)):
+                        values[:, branch, at] += (gradient * directions[name]).sum().to(now.device)
                 self.values[candidate].append(values)
                 self.alignments[candidate].append(now.alignments.get(candidate, now.none()))
 
@@ -201,6 +210,14 @@ class Judging:
         }
 
 
+def left_by_autograd(candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
+    """The gradients that autograd has left at closers, taken away."""
+    for name, tensor in candidate.whole.items():
+        if tensor.grad is not None:
+            gradient, tensor.grad = tensor.grad, None
+            yield name, gradient
+
+
 @dataclass
 class _Now:
     """What a backward pass has brought so far."""
@@ -226,14 +243,6 @@ def _shifts(candidate: Candidate, gradient: Tensor, units: int, device: torch.de
     return rows.sum(1, dtype=wide(rows.dtype)).to(device, torch.float64)
 
 
-def _whole(candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
-    """The gradients that autograd has left at closers, taken away."""
-    for name, tensor in candidate.whole.items():
-        if tensor.grad is not None:
-            gradient, tensor.grad = tensor.grad, None
-            yield name, gradient
-
-
 def _branch(candidate: Candidate, name: str) -> int:
     return next(closer.branch for closer in candidate.point.closers if closer.name == name)
 
@@ -245,3 +254,19 @@ def _branches(candidate: Candidate) -> int:
 def _singles(batch: Any) -> Iterator[Batch]:
     for unit in range(units_in(batch)):
         yield take(batch, [unit])
+
+
+def _scale(plain: Mapping[str, Tensor], preconditioned: Mapping[str, Tensor]) -> float:
+    """What a preconditioner does to M on average, `⟨M, MP⟩/⟨M, M⟩`; 1 where nothing was preconditioned."""
+    square = sum(float(one.square().sum()) for one in plain.values())
+    if not square:
+        return 1.0
+    return sum(float((one * preconditioned[name]).sum()) for name, one in plain.items()) / square
+
+
+def _classes(batch: Batch) -> set[int | None]:
+    """The classes of units; None if their targets are something else."""
+    targets = batch[1]
+    if isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point():
+        return set(targets.unique().tolist())
+    return {None}

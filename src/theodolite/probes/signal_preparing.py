@@ -56,7 +56,9 @@ def samples(batches: Batches, held_out: Batches | None) -> tuple[Iterator[Batch]
     if isinstance(judges, (list, tuple)):  # to count the units of a loader takes a pass over it
         refuse_few(count(judges) // (2 if held_out is None else 1))
     if held_out is None:
-        return _every_second(batches, 0), _every_second(batches, 1)
+        number = count(batches)
+        middle = (number + 1) // 2
+        return _between(batches, 0, middle), _between(batches, middle, number)
     return each(batches), each(held_out)
 
 
@@ -73,7 +75,7 @@ class Steps:
     """Tells which share of the batches was run."""
 
     def __init__(self, progress: Progress | None, batches: Batches, held_out: Batches | None) -> None:
-        samples = [batches_of(batches), batches_of(batches if held_out is None else held_out)]
+        samples = [batches_of(batches), *([] if held_out is None else [batches_of(held_out)])]
         self.total = sum(len(one) for one in samples if isinstance(one, Sized))
         self.tell = progress if all(isinstance(one, Sized) for one in samples) else None
         self.done = 0
@@ -94,10 +96,12 @@ def freeze(model: nn.Module) -> None:
                 module._parameters[name] = plain  # type: ignore[assignment]
 
 
-def _every_second(batches: Batches, start: int) -> Iterator[Batch]:
-    """Every second unit of all batches, counted through."""
+def _between(batches: Batches, start: int, stop: int) -> Iterator[Batch]:
+    """Some units that follow each other, counted through all batches."""
     for batch in each(batches):
+        if stop <= 0:
+            return
         number = units_in(batch)
         if start < number:
-            yield take(batch, slice(start, None, 2))
-        start = (start - number) % 2
+            yield take(batch, slice(max(start, 0), min(stop, number)))
+        start, stop = start - number, stop - number

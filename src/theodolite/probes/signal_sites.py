@@ -36,6 +36,8 @@ class Site(Protocol):
     unit: int
     """The dimension in which units run; each may have several indices of it."""
     features: int
+    outputs: int
+    """How many channels the module makes."""
 
     def add(self, gradient: Tensor, features: Tensor, units: int) -> None:
         """Add the gradient of some units."""
@@ -45,6 +47,9 @@ class Site(Protocol):
 
     def judge(self, gradient: Tensor, features: Tensor, units: int) -> Tensor:
         """For each unit the products of its gradient with both, (B, 2)."""
+
+    def clear(self) -> None:
+        """Forget all units."""
 
 
 class MapSite:
@@ -59,10 +64,16 @@ class MapSite:
         assert isinstance(weight, Tensor)
         self.weight_shape, self.transposed = weight.shape, is_transposed(module)
         matrix = weight.T if self.transposed else weight.flatten(1)
-        self.features = matrix.shape[1]
-        self.sums = MapSums(*matrix.shape, like=weight)
+        self.outputs, self.features = matrix.shape
         self.directions = torch.zeros(())
         self.shifts = torch.zeros(())
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all units."""
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        self.sums = MapSums(self.outputs, self.features, like=weight)
 
     def add(self, gradient: Tensor, features: Tensor, units: int) -> None:
         """Add the gradient of some units."""
@@ -114,9 +125,13 @@ class GainSite:
         self.module, self.closers = module, closers
         self.gain, self.shift, self.channel, self.unit = gain, shift, channel, 0
         tensor = getattr(module, gain)
-        self.features = 1
-        self.sums = GainSums(tensor.numel(), like=tensor)
+        self.outputs, self.features = tensor.numel(), 1
         self.directions = torch.zeros(())
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all units."""
+        self.sums = GainSums(self.outputs, like=getattr(self.module, self.gain))
 
     def add(self, gradient: Tensor, features: Tensor, units: int) -> None:
         """Add the gradient of some units."""

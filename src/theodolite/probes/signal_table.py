@@ -20,7 +20,7 @@ def table(signal: Signal) -> str:
         f"loss {signal.loss:.4f}; directions from {signal.estimated_on} units, judged by {signal.judged_on}",
         "",
         f"{'point':<{width}}{head}",
-        *(_row(one, width) + (" *" if one in signal.above else "") for one in signal.points),
+        *(_row(one, width) + _mark(one, signal) for one in signal.points),
         "",
         *_said(signal),
     ]
@@ -41,6 +41,12 @@ def _row(one: PointSignal, width: int) -> str:
         one.covariance.chance,
     )
     return f"{one.name:<{width}}" + "".join(f"{_cell(cell):>10}" for cell in cells)
+
+
+def _mark(one: PointSignal, signal: Signal) -> str:
+    if one.significance <= signal.threshold:
+        return ""
+    return " ?" if one.unsure else " *"
 
 
 def _said(signal: Signal) -> Iterator[str]:

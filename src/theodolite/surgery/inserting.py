@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from theodolite.anatomy.dissection import dissect
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
 from theodolite.anatomy.undisturbed import named_tensors
+from theodolite.errors import UseError
 from theodolite.surgery.block_copies import Point, close, make_block
 from theodolite.surgery.conduct import Done, conduct
 from theodolite.surgery.editing import Edits
@@ -139,7 +140,10 @@ def moved(point: Point, name: str) -> str:
 def _close_given(network: nn.Module, name: str, inputs: Any, edits: Edits) -> list[str]:
     """Close a block of the user's own: what ends its branches is found where it stands."""
     block = dict(canonical_modules(network))[name]
-    anatomy = dissect(network, inputs)
+    try:
+        anatomy = dissect(network, inputs)
+    except UseError as error:
+        raise SurgeryError(f"the network cannot be looked at with the block in it: {error}") from error
     branches = [one for one in anatomy.branches if all(part.startswith(f"{name}.") for part in one.parts)]
     if not branches or not all(branch.ends for branch in branches):
         raise SurgeryError(

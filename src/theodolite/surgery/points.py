@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from theodolite.anatomy.dissection import dissect
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
 from theodolite.anatomy.part import Anatomy, Branch
+from theodolite.anatomy.trace import tensors_in
 from theodolite.anatomy.undisturbed import undisturbed
 from theodolite.building import in_one_line, untouched_randomness
 from theodolite.calling import call as call_network
@@ -80,7 +81,7 @@ def find_points(model: nn.Module, inputs: Any) -> Points:
     if not blocks:
         raise SurgeryError(_no_blocks(inner, anatomy))
     _try(inner, inputs, blocks)
-    return _points(inner, _repeated(blocks))
+    return _insertable(inner, inputs, _points(inner, _repeated(blocks)))
 
 
 @dataclass
@@ -129,6 +130,32 @@ def _repeated(blocks: Mapping[str, _Block]) -> dict[str, _Block]:
         good = [name for name in around if blocks[name].before is None or blocks[name].behind is None]
         kept.add(max(good or around, key=lambda name: (alike[kinds[name]], len(name))))
     return {name: block for name, block in blocks.items() if name in kept}
+
+
+def _insertable(model: nn.Module, inputs: Any, points: Points) -> Points:
+    """Without the lists that a network does not run through, but takes blocks from by their numbers."""
+    from theodolite.surgery.inserting import inserted  # it stands above
+
+    if any(tensor.is_meta for tensor in model.parameters()):
+        return points
+    found, left = list(points.found), dict(points.left)
+    for holder in dict.fromkeys(point.holder for point in points.found):
+        last = [point for point in points.found if point.holder == holder][-1]
+        reason = ""
+        with untouched_randomness(), undisturbed(model), uncached(model):
+            before = tensors_in(call_network(model, inputs))
+            with inserted(model, last):
+                try:
+                    after = tensors_in(call_network(model.eval(), inputs))
+                except Exception as error:
+                    reason = f"the network cannot be called with one block more: {in_one_line(error)}"
+                else:
+                    same = len(before) == len(after) and all(map(torch.equal, before, after))
+                    reason = "" if same else "the network takes blocks from their list by number"
+        if reason:
+            left |= {point.name: reason for point in points.found if point.holder == holder}
+            found = [point for point in found if point.holder != holder]
+    return Points(tuple(found), left)
 
 
 def _shapes(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:

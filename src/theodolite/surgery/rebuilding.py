@@ -21,6 +21,9 @@ from theodolite.surgery.places import SurgeryError
 from theodolite.surgery.proof import TOLERANCE, Proof, apart, farthest, gathered, said
 from theodolite.surgery.state import POWERS
 
+EXACT = 1e-6
+"""Where nothing is rescaled, outputs may not differ by more than the order of sums explains."""
+
 
 def rebuild(
     model: nn.Module,
@@ -112,6 +115,12 @@ def _proved(old: nn.Module, new: nn.Module, inputs: Any, ratios: Mapping[str, fl
         dtype = before.dtype
         expected = {name: one * ratios.get(name, 1.0) for name, one in after.gradients.items()}
         outputs, gradients = apart(before.outputs, after.outputs), farthest(before.gradients, expected, dtype)
+    if outputs is not None and not ratios and outputs > EXACT:
+        raise SurgeryError(
+            f"rebuild would change the network: outputs differ by {outputs:.1e} of themselves, though no "
+            "branch is multiplied by another number. The target does something else with its depth; its "
+            "weights are as they were"
+        )
     many = f", {len(ratios)} tensors rescaled" if ratios else ""
     proof = Proof(
         "rebuild",
@@ -138,6 +147,7 @@ def _carry(
     """What one optimizer remembers, for the other: a gradient by a weight times c is 1/c of what it was."""
     tensors = dict(canonical_parameters(new))
     trained = {id(one) for group in into.param_groups for one in group["params"]}
+    made: dict[Tensor, Any] = {}
     for name, tensor in canonical_parameters(old):
         state = optimizer.state.get(tensor)
         if not state or id(tensors[name]) not in trained:
@@ -154,4 +164,5 @@ def _carry(
                     "not known: rebuild without it, and make a new one"
                 )
             carried[key] = value.detach().clone() / ratio ** POWERS.get(key, 0)
-        into.state[tensors[name]] = carried
+        made[tensors[name]] = carried
+    into.state.update(made)

@@ -21,6 +21,7 @@ from theodolite.anatomy.specimen import shapes_of
 from theodolite.building import evaluated, in_one_line, untouched_randomness
 from theodolite.errors import UseError
 from theodolite.fleet.training import targets_in
+from theodolite.probes import signal_doubts
 from theodolite.probes.signal import Signal, signal
 from theodolite.probes.units import fingerprints, take, units_in
 from theodolite.size import Size
@@ -42,25 +43,29 @@ class Effort:
     targets: int
     """In a batch of it, about; one unit at least."""
     sample: int
-    """Targets in each of two samples, about, …"""
+    """Targets in the sample that judges, about, …"""
     units: tuple[int, int]
-    """… and at least and at most so many units."""
+    """… and at least and at most so many units, …"""
+    batches: int
+    """… of no more than so many batches, unless these are the fewest units."""
     work: float
     """Multiplications, to which batches and samples are cut down as far as they can be."""
 
 
-QUICK = Effort(steps=16, targets=256, sample=2048, units=(16, 256), work=6e10)
-DEEP = Effort(steps=100, targets=2048, sample=16_384, units=(64, 1024), work=3e12)
+QUICK = Effort(steps=16, targets=256, sample=2048, units=(32, 1024), batches=16, work=6e10)
+DEEP = Effort(steps=64, targets=1024, sample=8192, units=(64, 4096), batches=64, work=1e12)
 FEWEST = 16
 """Targets to which a batch of training is cut down."""
 EXTRA = 5
 """Times the work that is put up with for the base of the trials."""
 PASSES = 5
 """Forward passes that a unit of a sample takes: the network, the candidates in it, and the way back."""
+FEWEST_JUDGES = signal_doubts.FEWEST
+"""Units that judge: of fewer the standard error is not known."""
+PART, FEWEST_DIRECTIONS = 0.5, 8
+"""Units that give the directions: so many for each that judges, and not fewer than these."""
 RATES = LR, LR / 4, LR / 16
 """Learning rates: the next is tried where one does not lower the loss."""
-LEAST = 8
-"""Units in a sample: of fewer the standard error is not known."""
 
 
 class NoPlace(UseError):
@@ -164,15 +169,15 @@ def look_at(site: Site, ground: Ground, judges: Sample) -> Look:
     """The signal, along directions from batches that come after those of the training."""
     draw = partial(site.workload.draw, site.seed)
     held_out = frozenset(fingerprints(judges.batches)) if judges.units else frozenset()
-    others = _distinct("batch", draw, len(ground.losses), judges.units, held_out)
-    for sample, kind, rest in (
-        (judges, "held-out units", "those trained on"),
-        (others, "units in further batches", "those held out"),
+    others = _distinct("batch", draw, len(ground.losses), math.ceil(PART * judges.units), held_out)
+    for sample, kind, rest, needed in (
+        (judges, "held-out units", "those trained on", FEWEST_JUDGES),
+        (others, "units in further batches", "those held out", FEWEST_DIRECTIONS),
     ):
-        if sample.units < LEAST:
+        if sample.units < needed:
             raise TooFew(
                 f"of {sample.drawn} {kind} only {sample.units} differ from each other and from {rest}, and "
-                f"it takes {LEAST} to know a standard error"
+                f"{needed} are needed"
             )
     found = signal(ground.model, site.workload.loss, others.batches, judges.batches, points=ground.points)
     name = str(ground.size) if ground.size == site.size else f"{ground.size}, a small network of the trials"
@@ -200,12 +205,13 @@ def _amounts(site: Site, model: nn.Module, effort: Effort) -> tuple[int, int, fl
     each = counter.get_total_flops() / 2
     targets = max(1, targets_in(site.batch) // units_in(site.batch))
     fewest, most = effort.units
+    most = min(most, effort.batches * units_in(site.batch))
 
     def work(batch: int, sample: int) -> float:
-        return each * (3 * effort.steps * batch + PASSES * 2 * sample)
+        return each * (3 * effort.steps * batch + PASSES * (1 + PART) * sample)
 
     batch = max(1, effort.targets // targets)
-    sample = min(most, max(fewest, effort.sample // targets))
+    sample = max(fewest, min(most, effort.sample // targets))
     share = effort.work / max(effort.work, work(batch, sample))
     batch = max(min(batch, math.ceil(FEWEST / targets)), int(batch * share))
     sample = max(fewest, int(sample * share))

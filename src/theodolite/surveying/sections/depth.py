@@ -10,7 +10,16 @@ from theodolite.building import in_one_line, one_thread
 from theodolite.errors import UseError
 from theodolite.figures import Figure
 from theodolite.probes.signal import PointSignal, Signal
-from theodolite.surveying.depth_look import Look, NoPlace, Sample, TooFew, draw_judges, find_ground, look_at
+from theodolite.surveying.depth_look import (
+    FEWEST_JUDGES,
+    Look,
+    NoPlace,
+    Sample,
+    TooFew,
+    draw_judges,
+    find_ground,
+    look_at,
+)
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import untried
@@ -21,7 +30,7 @@ from theodolite.surveying.wording import counted, listed, plain, times, with_min
 
 TITLES = {
     "TH601": "One more block",
-    "TH602": "No block helps at first",
+    "TH602": "No block is seen to help",
     "TH603": "Where a block could be inserted",
 }
 WHY = (
@@ -56,6 +65,8 @@ def examine(site: Site) -> Iterator[Finding]:
             judges = draw_judges(site, ground)
             if site.workload.held_out is not None and judges.barred > LEAK * judges.drawn:
                 yield leaked(judges)
+                if judges.units < FEWEST_JUDGES:
+                    return
             yield one_more(look_at(site, ground, judges))
         except Untried as error:
             yield untried(error)
@@ -68,7 +79,7 @@ def one_more(look: Look) -> Finding:
     found = look.signal
     points = counted(len(found.points), "point")
     best = max(found.above or found.points, key=lambda one: one.gain)
-    gain = f"{plain(best.gain)} ± {times(best.error)} for a unit of step"
+    gain = with_minus(f"{plain(best.gain)} ± {times(best.error)} for a unit of step")
     evidence = Evidence(look.numbers | _numbers(found), tuple(_rows(found)), (_figure(found),))
     if found.deepest:
         return Finding(
@@ -177,14 +188,14 @@ def _rows(found: Signal) -> Iterator[dict[str, Value]]:
             "point": one.name,
             "gain": one.gain,
             "±": one.error,
-            "above noise": one in found.above,
+            "above": "unsure" if one.unsure else one in found.above,
         }
         for branch in range(branches if branches > 1 else 0):
             row[f"branch {branch}"] = one.shares[branch] if branch < len(one.shares) else None
         yield row | {
-            "unaligned ≤": one.alignment_bound,
+            "unaligned": one.alignment_bound,
             "C": one.covariance.effective,
-            "by chance": one.covariance.chance,
+            "chance": one.covariance.chance,
         }
 
 
