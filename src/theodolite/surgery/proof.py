@@ -105,10 +105,18 @@ def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
         for tensor in held.values():
             tensor.requires_grad_()  # also by what is frozen: it may be the reader of a gain that is not
         state = _widened(model) if dtype in HALVES else {}
-        tensors = {name: state.get(id(one), one) for name, one in held.items()}
         torch.clear_autocast_cache()
         with coarsest:
-            found = [one for one in tensors_in(_called(model, inputs, state)) if one.is_floating_point()]
+            try:
+                returned = _called(model, inputs, state)
+            except RuntimeError:
+                if not state:
+                    raise
+                state = {}  # it casts by itself what it computes with
+                seen.clear()
+                returned = _called(model, inputs, state)
+        tensors = {name: state.get(id(one), one) for name, one in held.items()}
+        found = [one for one in tensors_in(returned) if one.is_floating_point()]
         loss = sum((_combined(one) for one in found), torch.zeros(()))
         wanted = [*tensors.values(), *(one for each in seen.values() for one in each)]
         every = list(torch.autograd.grad(loss, wanted, allow_unused=True))
