@@ -36,9 +36,9 @@ TITLES = {
 WHY = (
     "A new block that ends in zeros changes nothing, and the gradient by these zeros says how fast the loss "
     "falls when they begin to move. Where that is no more than noise on held-out units, no block helps at "
-    "first. More it does not say: in the two networks that the study of growing looked at, the largest gain was "
-    "not where a block helped most once it was trained, and for the same compute two more blocks did not beat "
-    "training on without them."
+    "first. More it does not say: in the two networks that the study of growing looked at, the largest gain "
+    "was not where a block helped most once it was trained, and for the same compute two more blocks did not "
+    "beat training on without them."
 )
 WHY_PLACE = (
     "A trained network can be made deeper if its blocks stand in a list: a copy of a block, closed so that "
