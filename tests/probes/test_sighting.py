@@ -52,7 +52,8 @@ def test_our_gpt(placement: str) -> None:
 def test_residual_mlp() -> None:
     model, inputs = th.models.ResidualMLP(32, 4, inputs=8, outputs=3), torch.randn(5, 8)
     sight = look(model, inputs)
-    start, *branches = hooked(model, [model.embed, *model.blocks], inputs)
+    ends = [block.layers[-1] for block in model.blocks]
+    start, *branches = hooked(model, [model.embed, *ends], inputs)
     assert_same(sight.branches, branches)
     assert_same(sight.stream, [start + sum(branches[: count + 1]) for count in range(4)])
 
