@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
 import theodolite as th
-from theodolite.growing.constants import Layer, measure
-from theodolite.growing.layers import cut_in_layers
+from theodolite.growing.lemma.constants import Layer, measure
+from theodolite.growing.lemma.layers import cut_in_layers
 
 WIDTH, TOKENS, UNITS = 8, 3, 2
 

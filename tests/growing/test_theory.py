@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import theodolite as th
 from theodolite import UseError
 from theodolite.growing import Theory, theory
-from theodolite.growing.complexity import Complexity
+from theodolite.growing.lemma.complexity import Complexity
 from theodolite.workloads import next_token_loss
 
 SMALL = Complexity(

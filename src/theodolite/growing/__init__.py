@@ -3,8 +3,9 @@
 from theodolite.growing.certificate import Certificate, certificate, clip_from
 from theodolite.growing.checkpoints import load_file
 from theodolite.growing.concentration import least_units
-from theodolite.growing.conduct import Contender, Grown, Stage, grow
+from theodolite.growing.conduct import grow
 from theodolite.growing.fallback import Kept, fallback
+from theodolite.growing.grown import Contender, Grown, Stage
 from theodolite.growing.jumpboard import Jump, jump, longest_step
 from theodolite.growing.splits import Splits, check_disjoint, split
 from theodolite.growing.theory import Theory, theory

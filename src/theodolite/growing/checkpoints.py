@@ -112,21 +112,28 @@ def save(checkpoint: Checkpoint, model: nn.Module, inputs: Any, blocks: Sequence
         return _save_folder(checkpoint, model, inputs, path)
     size = Size(checkpoint.size.width, checkpoint.size.depth + len(blocks))
     about: dict[str, Any] = {"workload": checkpoint.spec, "width": size.width}
-    if not checkpoint.inserted:
-        try:
-            target = build_model(checkpoint.workload.build, size, seed=0)
-            target.to(next(model.parameters()).device)
-            rebuild(model, target, inputs)
-            _write(path, target, {**about, "depth": size.depth})
-            return f"{path}: the weights of build({size.width}, {size.depth})"
-        except UseError:  # no build has a block more in one stage alone, or one without a norm
-            pass
+    target = None if checkpoint.inserted else _rebuilt(checkpoint.workload, model, inputs, size)
+    if target is not None:
+        _write(path, target, {**about, "depth": size.depth})
+        return f"{path}: the weights of build({size.width}, {size.depth})"
     names = [*checkpoint.inserted, *blocks]
     _write(path, model, {**about, "depth": checkpoint.size.depth, "inserted": names})
     return (
         f"{path}: the weights of build({size.width}, {checkpoint.size.depth}) with the blocks "
         f"{', '.join(names)} inserted, which no build makes: theodolite.growing.load_file reads it"
     )
+
+
+def _rebuilt(workload: Workload, model: nn.Module, inputs: Any, size: Size) -> nn.Module | None:
+    """The network as its build makes it at the new depth; None if no build does.
+
+    None has one block more in one stage alone, or one without the norm of its sum.
+    """
+    try:
+        target = build_model(workload.build, size, seed=0).to(next(model.parameters()).device)
+        return rebuild(model, target, inputs)[0]
+    except UseError:
+        return None
 
 
 def check_target(checkpoint: Path, path: Path) -> None:

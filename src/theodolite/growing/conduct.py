@@ -18,94 +18,22 @@ from theodolite.anatomy.names import all_parameter_names, unwrap
 from theodolite.errors import UseError
 from theodolite.growing.certificate import Certificate, certificate, clip_from
 from theodolite.growing.concentration import Method, least_units
-from theodolite.growing.jumpboard import Jump, jump, length_of, longest_step
+from theodolite.growing.grown import Contender, Grown, Means, Stage
+from theodolite.growing.jumpboard import jump, length_of, longest_step
 from theodolite.growing.splits import Splits, check_disjoint
 from theodolite.probes.second_order.score import Loss
-from theodolite.probes.signal import PointSignal, Signal, signal
+from theodolite.probes.signal import PointSignal, signal
 from theodolite.probes.units import count, each, losses_of, take
-from theodolite.surgery.block_copies import Point, make_block
+from theodolite.surgery.block_copies import make_block
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.groups import Groups
 from theodolite.surgery.inserting import insert_block, inserted, moved, put
 from theodolite.surgery.numbering import kept_on_failure
 from theodolite.surgery.points import Points, find_points
-from theodolite.surgery.proof import Proof
 from theodolite.workloads import Batch
 
 Along = Literal["gradient", "preconditioned"]
 Tell = Callable[[str, float], None]
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A point where a block was tried."""
-
-    point: Point
-    signal: PointSignal = field(repr=False)
-    slope: float
-    """How fast the loss falls at first along the direction of the jump, and its standard error."""
-    error: float
-    jump: Jump
-    train_gain: float
-    """By how much the loss fell on the units that the signal was estimated on. A block with which it rose is
-    not kept."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One block more, or why there is none."""
-
-    signal: Signal = field(repr=False)
-    contenders: tuple[Contender, ...]
-    chosen: Contender | None
-    """None, where no jump lowered the loss, or no signal is above its noise."""
-    proof: Proof | None
-    """That the block changed nothing before it jumped."""
-    certificate: Certificate | None
-
-    def __str__(self) -> str:
-        if self.chosen is None:
-            return f"no block: {self.why}"
-        lines = [f"{self.chosen.point.name}, a copy of {self.chosen.point.like}: {self.chosen.jump}"]
-        if self.certificate is not None:
-            lines.append(str(self.certificate))
-        return "\n".join(lines)
-
-    @property
-    def why(self) -> str:
-        """Why there is no block."""
-        if self.contenders and not any(one.jump.tried for one in self.contenders):
-            return "the signal points nowhere at the points above their noise"
-        if self.contenders:
-            return f"none of {len(self.contenders)} blocks that were tried lowered the loss"
-        return (
-            f"no point has a gain above its noise (the largest is {self.signal.best.significance:.2g} "
-            f"standard errors, {self.signal.threshold:.2g} are needed): to first order, depth does not pay"
-        )
-
-
-@dataclass(frozen=True)
-class Grown:
-    """A network with more blocks, and how sure it is that they help. Made by `grow`."""
-
-    model: nn.Module = field(repr=False)
-    stages: tuple[Stage, ...]
-    certificate: Certificate | None
-    """Of all blocks together against the network as it was; None if there are none."""
-    before: Means
-    after: Means
-    units: tuple[int, int, int]
-    """To estimate, to choose, to certify."""
-
-    @property
-    def blocks(self) -> tuple[str, ...]:
-        """The names of the new blocks, in the order they were inserted; later ones may have moved them."""
-        return tuple(stage.chosen.point.name for stage in self.stages if stage.chosen is not None)
-
-    def __str__(self) -> str:
-        from theodolite.growing.table import table
-
-        return table(self)
 
 
 def grow(
@@ -149,7 +77,7 @@ def grow(
     """
     _check(blocks, contenders, along)
     check_disjoint(splits)
-    require_units(splits.certify, delta, _candidates(blocks), method)
+    _require_units(splits.certify, delta, _candidates(blocks), method)
     inner = unwrap(model)
     inputs = take(next(iter(each(splits.choose))), slice(0, 2))[0]
     trial = _Trial(inner, loss, splits, inputs, at, along, contenders, reach, copy.deepcopy(fresh))
@@ -197,15 +125,6 @@ def _light(stage: Stage) -> Stage:
 
 def _kept_groups(model: nn.Module, optimizer: Optimizer | None) -> AbstractContextManager[None]:
     return nullcontext() if optimizer is None else Groups(model, optimizer).kept_on_failure()
-
-
-@dataclass(frozen=True)
-class Means:
-    """Mean losses on the three splits."""
-
-    estimate: float
-    choose: float
-    certify: float
 
 
 @dataclass(frozen=True)
@@ -335,7 +254,7 @@ def _candidates(blocks: int) -> int:
     return 1 if blocks == 1 else blocks + 1
 
 
-def require_units(certify: Sequence[Batch], delta: float, candidates: int, method: Method) -> None:
+def _require_units(certify: Sequence[Batch], delta: float, candidates: int, method: Method) -> None:
     """Refuse a third split that is too small to certify anything, before any work is done."""
     there, least = count(certify), least_units(delta, candidates, method)
     if there < least:

@@ -130,7 +130,7 @@ def longest_step(
     """How long a step of a new block may be: `reach` times the radius of the cross-entropy along it.
 
     That is the least over the rows of the first units. The loss may well fall beyond it: then allow more.
-    Infinite where the loss is no cross-entropy of the logits.
+    Infinite where the loss is no cross-entropy of the logits, or its slope along the step cannot be taken.
     """
     if not reach > 0:
         raise UseError(f"reach is {reach}: it is the longest step in units of the step radius, above 0")

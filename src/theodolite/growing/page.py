@@ -10,7 +10,7 @@ from typing import Any
 
 from theodolite.figures import ACCENT, FAINT, QUIET, Figure, Panel, frame
 from theodolite.growing.certificate import Certificate
-from theodolite.growing.conduct import Grown, Stage
+from theodolite.growing.grown import Grown, Stage
 from theodolite.writing import html_path, plain, write_whole
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from theodolite.growing.conduct import Grown, Stage
+    from theodolite.growing.grown import Grown, Stage
 
 
 def table(grown: Grown) -> str:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from theodolite.growing.constants import Layer
+    from theodolite.growing.lemma.constants import Layer
     from theodolite.growing.theory import Theory
 
 

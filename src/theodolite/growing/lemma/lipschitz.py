@@ -26,7 +26,7 @@ from theodolite.anatomy.norms import is_normalisation
 from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, POOLS, SOFTMAXES, VIEWS
 from theodolite.anatomy.trace import Node, Ref
 from theodolite.anatomy.uses import factors
-from theodolite.growing.sizes import Sizes, inverse, spectral
+from theodolite.growing.lemma.sizes import Sizes, inverse, spectral
 
 SLOPES = {
     **dict.fromkeys(SOFTMAXES, 0.5),

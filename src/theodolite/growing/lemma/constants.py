@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from theodolite.anatomy.rerun import Rerun, rerun
 from theodolite.errors import UseError
-from theodolite.growing.jacobian import jacobian_norm
-from theodolite.growing.layers import Cut, Step
-from theodolite.growing.lipschitz import Bound, upper_bound
-from theodolite.growing.sizes import Sizes
+from theodolite.growing.lemma.jacobian import jacobian_norm
+from theodolite.growing.lemma.layers import Cut, Step
+from theodolite.growing.lemma.lipschitz import Bound, upper_bound
+from theodolite.growing.lemma.sizes import Sizes
 
 LEEWAY = 1e-3
 """How far what is measured may be above a bound, for rounding."""
