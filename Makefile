@@ -4,13 +4,14 @@ BIN    := .venv/bin
 # One more than CI has cores: some tests wait for processes that they have started.
 NPROC  ?= 3
 
-.PHONY: demo test lint types bench peers docs serve-docs clean
+.PHONY: demo test attack lint types bench peers docs serve-docs clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo 'make demo   survey the built-in GPT and say where the page is'
 	@echo 'make test   what CI runs: ruff, mypy, pytest with doctests'
+	@echo 'make attack hundreds of faults against files, runs, commands and probes, counted in a table'
 	@echo 'make lint   ruff alone        make types   mypy alone'
 	@echo 'make bench  the benchmarks    make docs    the documentation, built strictly'
 	@echo 'make peers  an environment with the packages that some tests and benchmarks compare with'
@@ -47,6 +48,10 @@ types: .venv/stamp
 
 test: lint
 	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -n $(NPROC); tests=$$?; wait $$types && exit $$tests
+
+# Faults by the hundred: kills, flipped bits, hostile files, odd command lines. Half an hour or so.
+attack: .venv/stamp
+	$(BIN)/python -m tests.faults.attack
 
 bench: .venv/stamp
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
