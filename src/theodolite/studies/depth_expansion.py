@@ -22,7 +22,7 @@ from theodolite.models import ResNet
 from theodolite.studies.depth_expansion_candidates import candidates
 from theodolite.studies.depth_expansion_claims import claims
 from theodolite.studies.depth_expansion_figures import figures
-from theodolite.studies.depth_expansion_images import Images, images_of
+from theodolite.studies.depth_expansion_images import Images, images_of, layout_on
 from theodolite.studies.depth_expansion_reading import Reader, brief, read
 from theodolite.studies.depth_expansion_tables import notes
 from theodolite.studies.depth_expansion_training import Recipe, train
@@ -142,7 +142,7 @@ def _built(width: int, depth: int, seed: int, device: str) -> ResNet:
     with untouched_randomness(seed):
         model = ResNet(width, depth)
     model.to(device)
-    nn.utils.convert_conv2d_weight_memory_format(model, torch.channels_last)
+    nn.utils.convert_conv2d_weight_memory_format(model, layout_on(device))
     return model
 
 

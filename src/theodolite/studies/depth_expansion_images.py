@@ -61,7 +61,19 @@ class Images:
 
     def _normalised(self, pixels_BSSC: Tensor) -> Tensor:
         values_BSSC = (pixels_BSSC.to(self.mean.dtype) / 255 - self.mean) / self.std
-        return values_BSSC.permute(0, 3, 1, 2)  # which is already channels-last in memory
+        values_BCSS = values_BSSC.permute(0, 3, 1, 2)  # which is channels-last in memory already
+        return values_BCSS.contiguous(memory_format=layout_on(values_BCSS.device))
+
+
+def layout_on(device: torch.device | str) -> torch.memory_format:
+    """Channels-last on a GPU, where it is faster; contiguous on a CPU, where channels-last is not safe.
+
+    On CPUs without AVX-512 the oneDNN of torch 2.13 writes past the end of its memory in the backward pass
+    of a channels-last 1×1 convolution in float32 with stride 2 and 2 to 7 input channels, such as the
+    shortcuts of a narrow ResNet. The process aborts ("corrupted size vs. prev_size", "double free or
+    corruption") or goes on with a damaged heap. The contiguous layout takes another kernel.
+    """
+    return torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
 
 
 def images_of(
