@@ -6,7 +6,8 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,26 +86,52 @@ def in_two_processes(tmp_path: Path) -> Callable[[str], None]:
         program = tmp_path / "program.py"
         # Once it is done it leaves at once: torch's own teardown after DDP now and then aborts.
         program.write_text(f"{text}\nimport os\nsys.stdout.flush()\nos._exit(0)\n")
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", program, tmp_path, str(rank)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # shards would go where gloo cannot use them
-            )
-            for rank in range(2)
-        ]
+        printed = [tmp_path / f"printed by {rank}" for rank in range(2)]
+        processes = []
+        for rank in range(2):
+            with printed[rank].open("w") as file:
+                command = [sys.executable, "-W", "ignore", program, tmp_path, str(rank)]
+                env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # shards would go where gloo cannot use them
+                processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env))
         try:
-            outputs = [process.communicate(timeout=120)[0] for process in processes]
+            stalled = _stalled(processes)
         finally:
             for process in processes:
                 process.kill()
-        for process, output in zip(processes, outputs, strict=True):
-            assert process.returncode == 0, output
+        outputs = [file.read_text() for file in printed]
+        for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+            assert not stalled, f"both wait for ever; rank {rank} printed: {output}"
+            assert process.wait() == 0, output
             assert output.endswith("done\n"), output
 
     return run
+
+
+def _stalled(processes: Sequence[subprocess.Popen[Any]], patience: float = 120) -> bool:
+    """Wait until all have ended. Do they wait for each other instead, and compute nothing all the while?
+
+    A machine that is busy with other work makes them slow, however slow, and is no reason to give up.
+    """
+    used, since = {process: 0 for process in processes}, time.monotonic()
+    while any(process.poll() is None for process in processes):
+        now = {process: _ticks(process) for process in processes}
+        if any(now[process] > used[process] + 10 for process in processes):
+            used, since = now, time.monotonic()
+        if time.monotonic() - since > patience:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _ticks(process: subprocess.Popen[Any]) -> int:
+    """Hundredths of a second that a process has computed; where the system has no /proc, always more."""
+    if not Path("/proc/self/stat").exists():
+        return time.monotonic_ns()
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:  # it has ended and was waited for
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
 @pytest.fixture

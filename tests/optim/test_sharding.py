@@ -15,7 +15,6 @@ from theodolite.optim.sharding import shared_out
 PROGRAM = """
 import sys
 from collections import Counter
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -31,7 +30,7 @@ from theodolite.optim.finite import NonFiniteError
 torch.set_num_threads(1)
 folder, rank = sys.argv[1], int(sys.argv[2])
 store = dist.FileStore(f"{folder}/store", 2)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
 # Rows that two processes cannot share evenly, one that leaves a process without any, a stack and a kernel.
 SHAPES = {"even": (6, 4), "odd": (5, 8), "one": (1, 3), "fused": (9, 3), "experts": (3, 4, 6)}

@@ -7,7 +7,6 @@ from collections.abc import Callable
 PROGRAM = """
 import copy
 import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,7 @@ import theodolite as th
 torch.set_num_threads(1)
 folder, rank = sys.argv[1], int(sys.argv[2])
 store = dist.FileStore(f"{folder}/store", 2)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
 TOKENS = torch.randint(17, (4, 9), generator=torch.Generator().manual_seed(1))
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 PROGRAM = """
 import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,7 @@ from theodolite.stepping import SafeStep
 torch.set_num_threads(1)
 folder, rank = sys.argv[1], int(sys.argv[2])
 store = dist.FileStore(f"{folder}/store", 2)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
 generator = torch.Generator().manual_seed(1)
 inputs, targets = torch.randn(8, 6, generator=generator).double(), torch.arange(8) % 3

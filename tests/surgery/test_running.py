@@ -145,7 +145,6 @@ def test_a_plan_of_a_converted_build_trains() -> None:
 
 PROGRAM = """
 import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -157,7 +156,7 @@ import theodolite as th
 torch.set_num_threads(1)
 folder, rank = sys.argv[1], int(sys.argv[2])
 store = dist.FileStore(f"{folder}/store", 2)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 tokens = torch.randint(64, (4, 6), generator=torch.Generator().manual_seed(0))
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 PROGRAM = """
 import sys
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -27,7 +26,7 @@ from theodolite.probes.second_order.tracking import track
 torch.set_num_threads(1)
 folder, rank = sys.argv[1], int(sys.argv[2])
 store = dist.FileStore(f"{folder}/store", 2)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
 TOKENS = torch.randint(7, (4, 6), generator=torch.Generator().manual_seed(1))
 MINE = slice(2 * rank, 2 * rank + 2)
