@@ -112,7 +112,7 @@ def _stalled(processes: Sequence[subprocess.Popen[Any]], patience: float = 120) 
 
     A machine that is busy with other work makes them slow, however slow, and is no reason to give up.
     """
-    used, since = {process: 0 for process in processes}, time.monotonic()
+    used, since = dict.fromkeys(processes, 0), time.monotonic()
     while any(process.poll() is None for process in processes):
         now = {process: _ticks(process) for process in processes}
         if any(now[process] > used[process] + 10 for process in processes):
