@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from theodolite.errors import UseError
 
 
+LARGEST = {"width": 2**20, "depth": 2**14}
+"""More is a slip of the pen: such a network would be built until memory is at an end."""
+
+
 @dataclass(frozen=True, order=True)
 class Size:
     """How wide and how deep: what `build(width, depth)` is called with.
@@ -27,6 +31,8 @@ class Size:
                 raise UseError(
                     f"{name} is {value!r}: a size is two positive whole numbers, for example Size(256, 4)"
                 )
+            if value > LARGEST[name]:
+                raise UseError(f"{name} is {value}: the largest that is built is {LARGEST[name]}")
 
     def __str__(self) -> str:
         return f"{self.width} × {self.depth}"

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside, then renamed; and values that go into them."""
+"""Files: written beside and then renamed, so that they are whole or not there; JSON, and what it can hold."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -52,6 +53,31 @@ def html_path(path: str | Path, *, kind: str = "survey") -> Path:
     return path
 
 
+def read_text(path: Path) -> str:
+    """The text of a file. A path that is no regular file, such as a pipe, is refused and not waited for."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UseError(f"{path} cannot be read: it is not a file")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UseError(f"{path} cannot be read: it is not a text in UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise UseError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds."""
+    return parse_json(read_text(path), str(path))
+
+
+def parse_json(text: str, where: str) -> Any:
+    """What a text of JSON says; `where` names it in the error."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UseError(f"{where} is not JSON that can be read: {error}") from error
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old one or the new one, never a half."""
     try:
@@ -94,7 +120,7 @@ def plain(value: Any) -> Any:
 
 def _is(kind: str, file: Path) -> bool:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_json(file)
+    except UseError:
         return False
     return isinstance(content, dict) and KINDS[kind] <= content.keys()

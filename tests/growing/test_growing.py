@@ -338,13 +338,57 @@ def test_the_command_writes_nothing_but_a_page_unless_told(
 def test_what_the_command_writes_is_read_again(saved: Path) -> None:
     said = ["small.safetensors", "--workload", "mine.py:workload", "--units", "8192"]
     assert ran(*said, "--write", "deep.safetensors") == 0
-    found = load_file(saved / "deep.safetensors", th.workload)
+    found = load_file(saved / "deep.safetensors", "mine.py:workload")
     assert str(found.size) == str(th.Size(8, 2))  # what build(8, 2) makes
     data = json.loads((saved / "grow.json").read_text())
     held = [th.workload("mine.py:workload").draw_held_out(step) for step in range(32)]
     mean = float(losses_of(found.model, F.cross_entropy, held).mean())
     whole = sum(data["after"][part] * data["units"][part] for part in data["units"])
     assert mean == pytest.approx(whole / sum(data["units"].values()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"workload": "canary.py:workload", "width": 8, "depth": 1}, "canary.py:workload', which is not run"),
+        ({"workload": ["canary.py:workload"]}, "give --workload"),
+    ],
+)
+def test_code_that_a_file_names_is_not_run(
+    student: Stack, saved: Path, about: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import save_model
+
+    (saved / "canary.py").write_text("open('has-run', 'w').close()" + WORKLOAD)
+    save_model(student, "named.safetensors", {"theodolite": json.dumps(about)})
+    assert ran("named.safetensors") == 2
+    assert message in capsys.readouterr().err
+    assert not (saved / "has-run").exists()
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        '{"width": "8"}',
+        '{"depth": -1}',
+        '{"inserted": "blocks.1"}',
+        '{"inserted": [{}]}',
+        "[]",
+        "{",
+        "[" * 100_000,
+        '{"depth": 999999999999}',
+    ],
+)
+def test_odd_facts_in_a_file_are_errors_of_use(
+    student: Stack, saved: Path, about: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import save_model
+
+    save_model(student, "odd.safetensors", {"theodolite": about})
+    assert ran("odd.safetensors", "--workload", "mine.py:workload") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert len(said) < 400
 
 
 def test_a_certifying_file_that_overlaps_is_refused(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -399,8 +443,40 @@ def test_a_resnet_is_written_with_the_blocks_that_no_build_makes(tmp_path: Path)
     checkpoint = Checkpoint(build(4, 1), F.cross_entropy, tmp_path / "a", mine, "mine", th.Size(4, 1))
     said = save(checkpoint, model, images, ["blocks.1"], tmp_path / "b.safetensors")
     assert "which no build makes" in said
-    again = load_file(tmp_path / "b.safetensors", lambda spec: mine)
+    again = load_file(tmp_path / "b.safetensors", mine)
     assert torch.equal(again.model.eval()(images), before)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"_attn_implementation": "some/kernel"}, "code to download, which is not run"),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}},
+            "custom code",
+        ),
+        (None, "model.safetensors"),
+    ],
+)
+def test_nothing_in_a_hugging_face_folder_is_run(
+    tmp_path: Path, config: dict[str, Any] | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    from theodolite.growing.checkpoints import load_folder
+
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=8, n_embd=4, n_layer=1, n_head=1))
+    model.save_pretrained(tmp_path)
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'has-run')!r}, 'w').close()")
+    file = tmp_path / "config.json"
+    if config is None:  # a pickle in place of the weights
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    else:
+        file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    monkeypatch.setattr("builtins.input", lambda *asked: "y")  # transformers would ask, were it allowed to
+    with pytest.raises(th.UseError, match=message):
+        load_folder(tmp_path)
+    assert not (tmp_path / "has-run").exists()
 
 
 def test_a_hugging_face_model_that_would_be_read_as_another_is_not_written(tmp_path: Path) -> None:

@@ -122,10 +122,10 @@ def test_a_spoilt_file_is_refused_with_its_name_and_what_is_wrong(saved, keys, v
 
 def test_what_is_no_json_or_not_there_is_refused(tmp_path, saved):
     saved.write_text(saved.read_text(encoding="utf-8")[:1000], encoding="utf-8")
-    with pytest.raises(UseError, match=r"plan.json is not a plan: it is not JSON"):
+    with pytest.raises(UseError, match=r"plan.json is not JSON"):
         Plan.load(saved)
     saved.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UseError, match=r"plan.json is not a plan: it is not JSON"):
+    with pytest.raises(UseError, match=r"plan.json cannot be read: it is not a text in UTF-8"):
         Plan.load(saved)
     saved.write_text("[1, 2]")
     with pytest.raises(UseError, match="is not a plan"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from theodolite.commands.options import Depth, Width, look_up, progress_bar
+from theodolite.commands.options import Depth, Width, progress_bar
 from theodolite.errors import UseError
 
 Along = Literal["gradient", "preconditioned"]
@@ -146,7 +146,7 @@ def _loaded(
     if (path / "config.json").is_file():
         return load_folder(path, device)
     if path.is_file():
-        return load_file(path, look_up, workload, width, depth, device)
+        return load_file(path, workload, width, depth, device)
     raise UseError(
         f"{path} is no checkpoint: give a folder with a config.json, as save_pretrained writes it, or a "
         "file of safetensors"

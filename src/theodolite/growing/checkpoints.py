@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from theodolite.surgery.points import find_points
 from theodolite.surgery.proof import apart, gathered
 from theodolite.surgery.rebuilding import rebuild
 from theodolite.workloads import Batch, Workload
+from theodolite.workloads import workload as look_up
 from theodolite.workloads.builtin import next_token_loss
+from theodolite.workloads.hugging_face import read_config
 from theodolite.writing import replacing
 
 ABOUT = "theodolite"
@@ -60,8 +62,12 @@ def load_folder(path: Path, device: str = "cpu") -> Checkpoint:
         raise UseError(
             "a Hugging Face checkpoint needs the package transformers: pip install 'theodolite[hf]'"
         ) from None
+    read_config(path)
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
+        # No code and no pickle of the folder is run.
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
     except Exception as error:
         raise UseError(
             f"{path}: transformers could not read a causal language model: {in_one_line(error)}"
@@ -72,33 +78,35 @@ def load_folder(path: Path, device: str = "cpu") -> Checkpoint:
 
 def load_file(
     path: Path,
-    look_up: Callable[[str], Workload],
-    spec: str | None = None,
+    workload: Workload | str | None,
     width: int | None = None,
     depth: int | None = None,
     device: str = "cpu",
 ) -> Checkpoint:
-    """The weights of a workload's network, as safetensors. What is not given is taken from the file."""
-    from safetensors import safe_open
+    """The weights of a workload's network, as safetensors.
 
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
-            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-    except Exception as error:
-        raise UseError(f"{path} cannot be read as safetensors: {in_one_line(error)}") from error
-    spec = spec or about.get("workload")
-    if spec is None:
-        raise UseError(f"{path} does not say which network it is of: give --workload file.py:name")
-    workload = look_up(spec)
+    Args:
+        path: the file.
+        workload: the workload, or what it is looked up by. It is never taken from the file: a file of
+            weights does not decide which code is run.
+        width: what the network is built at; the file's own if not given, else the workload's.
+        depth: likewise.
+        device: where the network is put.
+    """
+    about, tensors = _read(path)
+    if workload is None:
+        said = f" (the file says {about['workload']!r}, which is not run)" if "workload" in about else ""
+        raise UseError(f"{path} holds weights alone{said}: give --workload, a built-in name or file.py:name")
+    spec = workload if isinstance(workload, str) else workload.name
+    chosen = look_up(workload) if isinstance(workload, str) else workload
     size = Size(
-        width or about.get("width") or workload.size.width, depth or about.get("depth") or workload.size.depth
+        width or about.get("width") or chosen.size.width, depth or about.get("depth") or chosen.size.depth
     )
-    model = build_model(workload.build, size, seed=0)
     inserted = tuple(about.get("inserted", ()))
-    _insert_again(model, workload, inserted)
+    model = build_model(chosen.build, size, seed=0)
+    _insert_again(model, chosen, inserted)
     _fill(model, tensors, path, size)
-    return Checkpoint(model.to(device), workload.loss, path, workload, spec, size, inserted)
+    return Checkpoint(model.to(device), chosen.loss, path, chosen, spec, size, inserted)
 
 
 def save(checkpoint: Checkpoint, model: nn.Module, inputs: Any, blocks: Sequence[str], path: Path) -> str:
@@ -190,6 +198,28 @@ def _insert_again(model: nn.Module, workload: Workload, names: Sequence[str]) ->
         inputs, _ = workload.draw(0, 0)
         point = find_points(model, inputs).at(name)
         put(model, point, make_block(model, point), Edits())
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file of safetensors says of itself, and its tensors."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+    except Exception as error:
+        raise UseError(f"{path} cannot be read as safetensors: {in_one_line(error)}") from error
+    sizes = [about.get(name, 1) for name in ("width", "depth")] if isinstance(about, dict) else [0]
+    names = about.get("inserted", []) if isinstance(about, dict) else []
+    if not all(type(size) is int and size > 0 for size in sizes) or not (
+        isinstance(names, list) and all(isinstance(name, str) for name in names) and len(names) <= len(tensors)
+    ):
+        raise UseError(
+            f"{path} says of itself {json.dumps(about):.80}, which no grown network does: write it again with "
+            "safetensors.torch.save_model, and give --width and --depth"
+        )
+    return about, tensors
 
 
 def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, size: Size) -> None:

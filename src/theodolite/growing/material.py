@@ -96,7 +96,9 @@ def _tokens(checkpoint: Checkpoint, file: Path) -> Tensor:
     if checkpoint.workload is None and any(checkpoint.path.glob("token*.json")):
         import transformers
 
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+            checkpoint.path, local_files_only=True, trust_remote_code=False
+        )
         return torch.tensor(tokenizer(text.decode("utf-8", "replace"))["input_ids"])
     vocabulary = _vocabulary(checkpoint)
     if vocabulary < 256:

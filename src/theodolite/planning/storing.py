@@ -14,7 +14,7 @@ from typing import Any, Literal
 from theodolite.calling import Build
 from theodolite.errors import UseError
 from theodolite.planning.plan import Plan
-from theodolite.writing import write_whole
+from theodolite.writing import read_json, write_whole
 
 KIND = "theodolite plan"
 VERSION = 1
@@ -49,12 +49,7 @@ def to_json(plan: Plan) -> str:
 def load(path: str | Path, build: Build | None = None) -> Plan:
     """Read a plan that `save` wrote. `build` is what `plan.build` will call."""
     path = Path(path).expanduser()
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UseError(f"the plan {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UseError(f"{path} is not a plan: it is not JSON ({error})") from error
+    content = read_json(path)
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise UseError(f'{path} is not a plan: it has no "kind": "{KIND}". Plans are written by plan.save')
     if content.get("version") != VERSION:
@@ -72,8 +67,8 @@ def load(path: str | Path, build: Build | None = None) -> Plan:
 
 def _is_plan(path: Path) -> bool:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_json(path)
+    except UseError:
         return False
     return isinstance(content, dict) and content.get("kind") == KIND
 

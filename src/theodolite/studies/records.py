@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from theodolite.errors import UseError
-from theodolite.writing import write_whole
+from theodolite.writing import parse_json, read_text, write_whole
 
 Record = Mapping[str, Any]
 
@@ -62,11 +62,8 @@ def read_records(path: str | Path) -> tuple[Record, list[Record]]:
     path = Path(path)
     if not path.is_file():
         raise UseError(f"{path} is not there: run the study first")
-    *whole, _ = path.read_text(encoding="utf-8").split("\n")
-    try:
-        lines = [json.loads(line) for line in whole]
-    except ValueError as error:
-        raise UseError(f"{path} is not a file of records: {error}") from None
+    *whole, _ = read_text(path).split("\n")
+    lines = [parse_json(line, f"{path} is not a file of records: line {number}") for number, line in enumerate(whole, 1)]
     if not lines or not all(isinstance(line, dict) for line in lines):
         raise UseError(f"{path} is not a file of records: its first line does not say what it is about")
     return lines[0], lines[1:]

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from theodolite.size import Size
 from theodolite.workloads.builtin import next_token_loss
 from theodolite.workloads.definition import Batch, Workload
 from theodolite.workloads.scaling import scale_values
+from theodolite.writing import read_json
 
 NUM_SEQUENCES, LENGTH = 4, 64
 # A default network is about this large, and never larger than the config's own.
@@ -65,6 +65,27 @@ def config_size(path: str | Path) -> Size:
     return Size(config.hidden_size, config.num_hidden_layers)
 
 
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The keys and values of a `config.json`, or of the folder that has one; refused if it names code to download."""
+    path = Path(path).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise UseError(
+            f"{file} is not there: give hf: the path of a config.json on disk, nothing is downloaded"
+        )
+    values = read_json(file)
+    if not isinstance(values, dict):
+        raise UseError(f"{file} holds a {type(values).__name__}, not the keys and values of a config")
+    for config in (values, *(value for value in values.values() if isinstance(value, dict))):
+        for key, named in config.items():
+            # transformers downloads a kernel that is named like a repository, and runs it.
+            if key.endswith("_implementation") and "/" in str(named):
+                raise UseError(
+                    f"{file}: {key} is {named!r}, code to download, which is not run. Remove {key} from it"
+                )
+    return values
+
+
 def _build(path: str, width: int, depth: int) -> nn.Module:
     transformers = _transformers()
     Size(width, depth)
@@ -82,6 +103,7 @@ def _build(path: str, width: int, depth: int) -> nn.Module:
             dtype=torch.float32,
             attn_implementation="eager",
             experts_implementation=None if hollow else "eager",
+            trust_remote_code=False,
         )
     except Exception as error:
         raise UseError(
@@ -116,7 +138,7 @@ def _batch(vocab: int, length: int, seed: int, step: int) -> Batch:
 def _config(path: str | Path) -> Any:
     """The config of the language model, made by transformers from the file."""
     transformers = _transformers()
-    values = _read(Path(path).expanduser())
+    values = read_config(path)
     kind = values.get("model_type")
     if not isinstance(kind, str):
         raise UseError(f"{path} has no model_type, so it is not a config of transformers")
@@ -138,21 +160,6 @@ def _config(path: str | Path) -> Any:
         if not isinstance(getattr(config, name, None), int):
             raise UseError(f"{path}: {kind!r} has no {name}, so its width and depth cannot be told")
     return config
-
-
-def _read(path: Path) -> dict[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise UseError(
-            f"{file} is not there: give hf: the path of a config.json on disk, nothing is downloaded"
-        )
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UseError(f"{file} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UseError(f"{file} holds a {type(values).__name__}, not the keys and values of a config")
-    return values
 
 
 def _head_width(config: Any) -> int:
