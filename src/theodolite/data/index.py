@@ -61,7 +61,7 @@ def download(project: str, file: str, size: int, folder: Path) -> Path:
 
 
 def _settings() -> dict[str, str]:
-    """What pip is told of indexes, by its environment variables and its files; nothing where there is no pip."""
+    """What pip's environment variables and files say of indexes; nothing where there is no pip."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     listed = dict(line.split("=", 1) for line in done.stdout.splitlines() if "='" in line)
@@ -75,7 +75,9 @@ def _settings() -> dict[str, str]:
 
 def _open(address: str, verified: ssl.SSLContext) -> IO[bytes]:
     parts = urllib.parse.urlsplit(address)
-    request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=_host(parts), fragment="")))
+    request = urllib.request.Request(
+        urllib.parse.urlunsplit(parts._replace(netloc=_host(parts), fragment=""))
+    )
     if parts.username is not None:
         words = (urllib.parse.unquote(word or "") for word in (parts.username, parts.password))
         request.add_unredirected_header(

@@ -15,7 +15,15 @@ from theodolite.errors import UseError
 MEMORY = 2**28
 """Bytes that an .xz may ask for; xz -9 asks for 65 MiB."""
 # RuntimeError and NotImplementedError: a .zip with a password, or packed in a way that Python has not.
-_DAMAGE = (EOFError, KeyError, NotImplementedError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error)
+_DAMAGE = (
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _SUFFIXES = ("", ".gz", ".xz", ".zip")
 
 

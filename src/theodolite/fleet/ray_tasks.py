@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import os
 import pickle
+import secrets
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,8 @@ from theodolite.fleet.run import Run
 from theodolite.fleet.training import failed, workload_of
 from theodolite.workloads import Workload
 
+_TOKEN = secrets.token_hex(32)
+"""Of clusters that this process starts; one for all of them, since Ray reads it once."""
 LOOK_EVERY = 5.0
 """Seconds after which it is asked whether the cluster has room for more."""
 
@@ -180,17 +183,46 @@ def _cluster(ray: Any, means: Means, needs: Mapping[str, float]) -> Iterator[Non
         address = means.address or os.environ.get("RAY_ADDRESS")
         if address:
             raise UseError(f"there is no Ray cluster at {address}: {in_one_line(error)}") from error
-        cpus = max(means.jobs, 1) * needs.get("CPU", 1.0)
-        ray.init("local", num_cpus=max(round(cpus), 1), include_dashboard=False, **quiet)
         is_new = True
+    with _private(ray) if is_new else nullcontext():
+        try:
+            if is_new:
+                cpus = max(means.jobs, 1) * needs.get("CPU", 1.0)
+                ray.init("local", num_cpus=max(round(cpus), 1), include_dashboard=False, **quiet)
+                if _room(ray, needs) < 1:
+                    raise UseError(
+                        f"a run needs {dict(needs)}, and Ray finds {ray.cluster_resources()} on this machine"
+                    )
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _private(ray: Any) -> Iterator[None]:
+    """A cluster that is started here listens on the loopback alone, and asks for a token where Ray has them.
+
+    Whoever can talk to a Ray cluster can run code on it. Ray takes an address of the loopback that it is
+    given for a mistake, except where it believes that there can be no cluster of several machines.
+    """
+    constants = ray._private.ray_constants
+    several = constants.ENABLE_RAY_CLUSTER
+    wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN} if "RAY_AUTH_MODE" not in os.environ else {}
+    wanted |= {constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}  # for the processes that Ray starts
+    before = {name: os.environ.get(name) for name in wanted}
+    constants.ENABLE_RAY_CLUSTER = False
+    os.environ.update(wanted)
+    ray._raylet.Config.initialize("")  # reads RAY_AUTH_MODE again
     try:
-        if is_new and _room(ray, needs) < 1:
-            raise UseError(
-                f"a run needs {dict(needs)}, and Ray finds {ray.cluster_resources()} on this machine"
-            )
         yield
     finally:
-        ray.shutdown()
+        constants.ENABLE_RAY_CLUSTER = several
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        ray._raylet.Config.initialize("")
 
 
 def _ray() -> Any:

@@ -213,11 +213,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     sizes = [about.get(name, 1) for name in ("width", "depth")] if isinstance(about, dict) else [0]
     names = about.get("inserted", []) if isinstance(about, dict) else []
     if not all(type(size) is int and size > 0 for size in sizes) or not (
-        isinstance(names, list) and all(isinstance(name, str) for name in names) and len(names) <= len(tensors)
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and len(names) <= len(tensors)
     ):
         raise UseError(
-            f"{path} says of itself {json.dumps(about):.80}, which no grown network does: write it again with "
-            "safetensors.torch.save_model, and give --width and --depth"
+            f"{path} says of itself {json.dumps(about):.80}, which no grown network does: write it again "
+            "with safetensors.torch.save_model, and give --width and --depth"
         )
     return about, tensors
 

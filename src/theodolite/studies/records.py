@@ -63,7 +63,10 @@ def read_records(path: str | Path) -> tuple[Record, list[Record]]:
     if not path.is_file():
         raise UseError(f"{path} is not there: run the study first")
     *whole, _ = read_text(path).split("\n")
-    lines = [parse_json(line, f"{path} is not a file of records: line {number}") for number, line in enumerate(whole, 1)]
+    lines = [
+        parse_json(line, f"{path} is not a file of records: line {number}")
+        for number, line in enumerate(whole, 1)
+    ]
     if not lines or not all(isinstance(line, dict) for line in lines):
         raise UseError(f"{path} is not a file of records: its first line does not say what it is about")
     return lines[0], lines[1:]

@@ -66,7 +66,10 @@ def config_size(path: str | Path) -> Size:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The keys and values of a `config.json`, or of the folder that has one; refused if it names code to download."""
+    """The keys and values of a `config.json`, or of the folder that has one.
+
+    A config that names code to download is refused.
+    """
     path = Path(path).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
