@@ -297,6 +297,45 @@ def test_a_gradient_whose_squares_are_beyond_float32_is_finite() -> None:
     refuse_nonfinite([{"params": [param]}])
 
 
+@pytest.mark.parametrize("scale", [2.0**83, 2.0**-83, 2.0**120, 2.0**-110])
+@pytest.mark.parametrize("kind", [Muon, SpectralSphere])
+def test_the_step_does_not_depend_on_the_scale_of_the_gradient(kind: Any, scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, grad = torch.randn(2, 5, 4, generator=generator)
+    moved = []
+    for factor in (1.0, scale):
+        weight = nn.Parameter(start.clone())
+        weight.grad = grad * factor
+        kind([weight], lr=0.1, eps=0.0).step()
+        moved.append(weight.detach() - start)
+    torch.testing.assert_close(moved[1], moved[0])
+    assert bool(moved[0].norm() > 0.1)
+
+
+def test_a_gradient_of_zero_moves_nothing_even_without_eps() -> None:
+    weight = nn.Parameter(torch.ones(2, 3))
+    weight.grad = torch.zeros(2, 3)
+    Muon([weight], lr=0.1, eps=0.0).step()
+    assert torch.equal(weight, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("kind", [Muon, SpectralSphere])
+def test_a_state_of_another_shape_and_a_learning_rate_that_is_none_are_refused(kind: Any) -> None:
+    made = []
+    for width in (3, 4):
+        weight = nn.Parameter(torch.eye(width))
+        weight.grad = torch.ones(width, width)
+        made.append(kind([weight]))
+        made[-1].step()
+    with pytest.raises(
+        UseError, match=r"parameter 0 has shape \(4, 4\), and the saved momentum_buffer \(3, 3"
+    ):
+        made[1].load_state_dict(made[0].state_dict())
+    made[1].param_groups[0]["lr"] = math.nan
+    with pytest.raises(UseError, match=r"lr of group 0 \(parameter 0, …\) is nan: no step was made"):
+        made[1].step()
+
+
 @pytest.mark.parametrize("kind", [Muon, SpectralSphere])
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
 def test_a_matrix_without_entries_is_passed_over(kind: Any, shape: tuple[int, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import warnings
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 import theodolite as th
 from theodolite.errors import UseError
-from theodolite.optim import BrokenRatiosWarning, Muon, Planned
+from theodolite.optim import BrokenRatiosWarning, Muon, NonFiniteError, Planned
 
-from .small import build, gradients, model, plan_for, train
+from .small import TOKENS, build, gradients, model, plan_for, train
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
 
@@ -217,6 +218,69 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_is_changed(spoil: Any,
     assert after["param_groups"] == before["param_groups"]
     for key, state in before["state"].items():
         assert all(torch.equal(value, after["state"][key][name]) for name, value in state.items())
+
+
+def test_sgd_without_momentum_keeps_shapes_by_which_another_width_is_refused() -> None:
+    wide = build(32, 2)
+    saved = (
+        th.plan(build, TOKENS[:, :-1], size=th.Size(32, 2), base=th.Size(8, 1), optimizer="sgd", lr=1e-2)
+        .optimizer(wide)
+        .state_dict()
+    )
+    network = model()
+    optimizer = plan_for("sgd").optimizer(network)
+    before = [group["lr"] for group in optimizer.param_groups]
+    with pytest.raises(
+        UseError, match=r"embed\.weight has shape \(17, 16\), and the saved shape is \(17, 32\)"
+    ):
+        optimizer.load_state_dict(saved)
+    assert [group["lr"] for group in optimizer.param_groups] == before
+    for group in (own := copy.deepcopy(optimizer.state_dict()))["param_groups"]:
+        group["lr"] /= 4  # as a schedule left it
+    optimizer.load_state_dict(own)
+    assert [group["lr"] for group in optimizer.param_groups] == [lr / 4 for lr in before]
+    plain = torch.optim.SGD(network.parameters(), lr=1.0).state_dict()
+    with pytest.raises(UseError, match="neither names nor moments"):
+        plan_for("sgd", base=th.Size(16, 2)).optimizer(network).load_state_dict(plain)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("lr", math.nan, "nan"),
+        ("lr", -0.1, "-0.1"),
+        ("lr", torch.tensor(math.inf), r"tensor\(inf\)"),
+        ("weight_decay", math.inf, "inf"),
+        ("betas", (0.9, math.nan), r"\(0.9, nan\)"),
+        ("eps", math.nan, "nan"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_before_anything_moves(option: str, value: Any, said: str) -> None:
+    network = model()
+    optimizer = plan_for("adamw").optimizer(network)
+    before = train(network, optimizer, 1)
+    gradients(network, 1)
+    optimizer.param_groups[1][option] = value
+    name = optimizer.param_groups[1]["param_names"][0]
+    with pytest.raises(UseError, match=rf"{option} of group 1 \({name}, …\) is {said}: no step was made"):
+        optimizer.step()
+    assert _same(before, [param.detach() for param in network.parameters()])
+
+
+def test_a_gradient_whose_square_overflows_is_refused_where_squares_are_kept() -> None:
+    network = model()
+    optimizer = plan_for("adamw").optimizer(network)
+    gradients(network, 0)
+    optimizer.step()
+    before = [param.detach().clone() for param in network.parameters()]
+    network.readout.weight.grad[0, 0] = 1e25
+    with pytest.raises(
+        NonFiniteError, match=r"readout\.weight has an entry of 1e\+25, .* adamw keeps squares"
+    ):
+        optimizer.step()
+    assert _same(before, [param.detach() for param in network.parameters()])
+    network.readout.weight.grad[0, 0] = 1e18  # the sum of squares may overflow where no square does
+    optimizer.step()
 
 
 def test_load_hooks_see_the_state_first_and_the_optimizer_last() -> None:

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.finite import refuse_nonfinite, refuse_sparse
+from theodolite.optim.finite import refuse_nonfinite, refuse_odd_numbers, refuse_sparse
 from theodolite.optim.matrices import Axes, Rows, check_matrices
 from theodolite.optim.moving import ROUNDED, Arranged, Moving, arranged, move
+from theodolite.optim.restoring import refuse_other_shapes
 from theodolite.optim.sharding import Replicas, is_sharded, local
 
 SCALES: dict[str, Callable[[int, int], float]] = {
@@ -125,6 +126,7 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step for every matrix that has a gradient."""
+        refuse_odd_numbers(self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -147,6 +149,11 @@ class Muon(Optimizer):
         for one in self._arranged(moving):
             move([moving[place] for place in one.places], one, self._replicas)
         return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch does it; momenta of another shape are refused."""
+        refuse_other_shapes(self.param_groups, state_dict)
+        super().load_state_dict(state_dict)
 
     def _arranged(self, moving: Sequence[Moving]) -> list[Arranged]:
         """What goes together in a step; found again only when parameters or options are others."""

@@ -7,6 +7,7 @@ values: `aX + b(XXᵀ)X + c(XXᵀ)²X = U(aΣ + bΣ³ + cΣ⁵)Vᵀ`. Polynomial
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -56,8 +57,22 @@ def newton_schulz(matrices: Tensor, *, steps: int, eps: float | Tensor) -> Tenso
 
 def iterated(x: Tensor, *, steps: int, eps: float | Tensor) -> Tensor:
     """`newton_schulz` in the dtype that the matrices have."""
-    x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + eps).to(x.dtype)
-    return _iterate(x, [JORDAN] * steps)
+    return _iterate(normalised(x, eps), [JORDAN] * steps)
+
+
+def normalised(matrices: Tensor, eps: float | Tensor) -> Tensor:
+    """`X/(‖X‖_F + eps)` for entries of any size; 0 for zero.
+
+    Entries are scaled by a power of two first, which rounds nothing: squares of 10²⁵ are beyond float32, and
+    those of 10⁻²⁵ below it.
+    """
+    wide = torch.promote_types(matrices.dtype, torch.float32)
+    largest = torch.linalg.vector_norm(matrices, ord=math.inf, dim=(-2, -1), keepdim=True).to(wide)
+    # Not beyond 2^±126: neither the factor nor its inverse may leave the normal numbers of float32.
+    factor = torch.exp2(-torch.frexp(largest).exponent.clamp(-126, 126).to(wide))
+    scaled = matrices * factor.to(matrices.dtype)
+    norm = torch.linalg.vector_norm(scaled, dim=(-2, -1), keepdim=True) + eps * factor
+    return scaled.div_(norm.clamp_min(torch.finfo(wide).tiny).to(matrices.dtype))
 
 
 def polar(matrices: Tensor) -> Tensor:

@@ -12,11 +12,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.finite import refuse_nonfinite, refuse_sparse
-from theodolite.optim.restoring import restored
+from theodolite.optim.finite import refuse_nonfinite, refuse_odd_numbers, refuse_sparse
+from theodolite.optim.restoring import restored, shapes_of
 
 Make = Callable[[list[dict[str, Any]]], Optimizer]
 """Parameter groups to an optimizer."""
+
+SQUARED = ("adamw", "diffgrad", "schedule-free", "shampoo", "soap")
+"""Rules whose optimizer keeps squares of gradients."""
 
 
 class BrokenRatiosWarning(UserWarning):
@@ -62,6 +65,7 @@ class Planned(Optimizer):
         self._warned = False
         for group in groups:
             self._check_group(group)
+            group["shapes"] = shapes_of(group)
         inner = self._made(groups)
         # What only some of them know is no default of all: OneCycleLR takes it for a key of every group.
         first, *others = (one.defaults for one in inner.values())
@@ -73,8 +77,9 @@ class Planned(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of every group. A closure is called once, unless the only optimizer calls it oftener.
 
-        Raises NonFiniteError, with nothing moved, where a gradient is not finite.
+        Raises, with nothing moved, where a gradient (NonFiniteError) or a number of a group is not finite.
         """
+        refuse_odd_numbers(self.param_groups)
         if not self._warned:
             self._check_ratios()
         inner = list(self._inner.items())
@@ -103,15 +108,17 @@ class Planned(Optimizer):
         """Add a group with `param_names` and a `rule`, such as `plan.param_groups(model)` gives."""
         if self._inner:
             self._check_group(param_group)
+            param_group["shapes"] = shapes_of(param_group)
             made = self._made([param_group])
             self._inner = {**made, **self._inner}
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state, matched by the names of the parameters.
+        """Take over a saved state, matched by the names of the parameters; their shapes have to agree.
 
-        Moments go to the device of their parameter and keep their dtype. A state without names is matched
-        by position if numbers and shapes agree.
+        Learning rates are afterwards those of the state, as with any torch optimizer. Moments go to the
+        device of their parameter and keep their dtype. A state without names is matched by position if
+        numbers and the shapes of its moments agree.
         """
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -179,7 +186,8 @@ class Planned(Optimizer):
             if group["rule"] != "sgd":
                 refuse_sparse(group["rule"], [group])
         if self._refuses:
-            refuse_nonfinite(self.param_groups)
+            squared = [group for group in self.param_groups if group["rule"] in SQUARED]
+            refuse_nonfinite(self.param_groups, squared)
 
     def _switch(self, mode: str) -> None:
         for rule, one in self._inner.items():

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import UseError
+from theodolite.optim.finite import names_of
 
 Group = dict[str, Any]
 
-OWN = ("params", "param_names", "rule", "axes", "rows")
+OWN = ("params", "param_names", "shapes", "rule", "axes", "rows")
 """What a group is, which no saved state changes."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "momentum", "hessian_moment")
@@ -31,10 +32,26 @@ def restored(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[Te
     state = {}
     for group in groups:
         for name, param in zip(group["param_names"], group["params"], strict=True):
+            _check_shape(name, param, "shape", homes[name].get("shapes", {}).get(name))
             if keys[name] in by_key:
                 state[param] = _moved(by_key[keys[name]], param, homes[name])
                 _check_shapes(name, param, state[param])
     return state, [_options(group, homes) for group in groups]
+
+
+def shapes_of(group: Group) -> dict[str, tuple[int, ...]]:
+    """By name: SGD without momentum keeps nothing else that would tell one network from another."""
+    return {
+        name: tuple(param.shape) for name, param in zip(group["param_names"], group["params"], strict=True)
+    }
+
+
+def refuse_other_shapes(groups: Sequence[Group], saved: Mapping[str, Any]) -> None:
+    """Refuse a saved state, matched by position, whose moments have other shapes than the parameters."""
+    keys = [key for group in saved["param_groups"] for key in group["params"]]
+    named = [pair for group in groups for pair in zip(names_of(group), group["params"], strict=True)]
+    for key, (name, param) in zip(keys, named, strict=False):  # torch itself compares how many there are
+        _check_shapes(name, param, saved["state"].get(key, {}))
 
 
 def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Group]]:
@@ -56,6 +73,11 @@ def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str,
             raise UseError(
                 "the saved state has no names, so it can only be matched by position, and it has groups of "
                 f"{saved_sizes} parameters where this optimizer has {sizes}"
+            )
+        if not saved["state"]:
+            raise UseError(
+                "the saved state has neither names nor moments: nothing in it shows which network it is of. "
+                "Save the state of a planned optimizer, or one after its first step"
             )
         ordered = [(key, group) for group in saved_groups for key in group["params"]]
         found = [(name, key, group) for name, (key, group) in zip(names, ordered, strict=True)]
@@ -107,14 +129,19 @@ def _moved(value: Any, param: Tensor, group: Group, key: Any = None) -> Any:
     return value
 
 
-def _check_shapes(name: str, param: Tensor, state: Mapping[str, Any]) -> None:
+def _check_shapes(name: str, param: Tensor, state: Any) -> None:
     for key in MOMENTS:
         value = state.get(key)
-        if isinstance(value, Tensor) and value.shape != param.shape:
-            raise UseError(
-                f"{name} has shape {tuple(param.shape)}, and the saved {key} {tuple(value.shape)}. "
-                "Load the state into the optimizer of the network it was saved with"
-            )
+        if isinstance(value, Tensor):
+            _check_shape(name, param, key, value.shape)
+
+
+def _check_shape(name: str, param: Tensor, key: str, saved: Sequence[int] | None) -> None:
+    if saved is not None and tuple(saved) != tuple(param.shape):
+        raise UseError(
+            f"{name} has shape {tuple(param.shape)}, and the saved {key} {'is ' * (key == 'shape')}"
+            f"{tuple(saved)}. Load the state into the optimizer of the network it was saved with"
+        )
 
 
 def _tupled(value: Any) -> Any:

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.finite import names_of, refuse_nonfinite, refuse_sparse
+from theodolite.optim.finite import names_of, refuse_nonfinite, refuse_odd_numbers, refuse_sparse
 from theodolite.optim.matrices import Axes, Layout, as_matrices, check_matrices, from_matrices
 from theodolite.optim.moving import ahead
 from theodolite.optim.muon import averaged
-from theodolite.optim.orthogonal import polar
+from theodolite.optim.orthogonal import normalised, polar
+from theodolite.optim.restoring import refuse_other_shapes
 from theodolite.optim.sharding import gathered, local, scattered
 
 
@@ -91,6 +92,7 @@ class SpectralSphere(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step for every matrix that has a gradient; with a learning rate of 0 nothing moves."""
+        refuse_odd_numbers(self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -114,7 +116,8 @@ class SpectralSphere(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch does it, but the radius keeps the dtype it was saved in."""
+        """As torch does it, but the radius keeps the dtype it was saved in, and shapes have to agree."""
+        refuse_other_shapes(self.param_groups, state_dict)
         super().load_state_dict(state_dict)
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         own = [param for group in self.param_groups for param in group["params"]]
@@ -133,9 +136,9 @@ class SpectralSphere(Optimizer):
         moment = as_matrices(gathered(update, param).to(weight.dtype), axes)
         aspect = math.sqrt(weight.shape[-2] / weight.shape[-1])
         _, direction = leading(weight)
-        size = torch.linalg.vector_norm(moment, dim=(-2, -1), keepdim=True)
         # No direction is the steepest for a moment of zero.
-        phi = tangent(moment / (size + group["eps"]), direction) * (size > 0)
+        is_there = (moment != 0).any(-1, keepdim=True).any(-2, keepdim=True)
+        phi = tangent(normalised(moment, group["eps"]), direction) * is_there
         weight = weight * (1 - lr * group["weight_decay"]) - lr * aspect * phi
         weight = weight * (self.state[param]["radius"] / leading(weight)[0])
         local(param).copy_(scattered(from_matrices(weight, param, axes).to(param.dtype), param))
