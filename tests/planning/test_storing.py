@@ -144,7 +144,6 @@ ROW = ("rows", "last.weight")
             "first.weight",
             "last.weight: name is 'first.weight', which has to be 'last.weight'",
         ),
-        (("size", "depth"), 10**400, "size: depth is a number of many digits, which is beyond what float32"),
         (("policy",), "papers", "the plan: policy is 'papers', which has to be one of paper"),
         (("options",), {"betas": [0.9, math.nan]}, "options: betas is nan where a finite number belongs"),
     ],

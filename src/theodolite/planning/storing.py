@@ -92,9 +92,6 @@ LARGEST = float(np.finfo(np.float32).max) / 100
 def _check(plan: Plan) -> None:
     """Refuse numbers that no network can be drawn or trained by. People edit plans by hand."""
     _check_numbers(plan, "the plan", not_negative=("lr", "weight_decay", "eps"))
-    for name, size in (("size", plan.size), ("base", plan.base)):
-        for field in ("width", "depth"):
-            _check_number(getattr(size, field), f"the plan: {name}: {field}", True, "")
     _check_choice(plan.policy, "the plan: policy", POLICIES)
     for module, factor in plan.multipliers.items():
         _check_number(factor, f"the plan: multipliers: {module}", factor != 0, "other than 0")
