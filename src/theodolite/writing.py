@@ -99,6 +99,24 @@ def replacing(path: Path) -> Iterator[Path]:
             part.unlink()
 
 
+def plain_text(text: str) -> str:
+    """A text that every file and terminal takes.
+
+    What has no UTF-8, such as a half of a surrogate pair in the name of a file, is written as its escape, and
+    so is NUL, at which many a tool ends. The middle of a text of more than a million characters is left out.
+
+    >>> print(plain_text("no such file: b\\udc80d\\0"))
+    no such file: b\\udc80d\\x00
+    """
+    if len(text) > LONGEST:
+        half = LONGEST // 2
+        text = f"{text[:half]}\n[{len(text) - 2 * half} characters are left out here]\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
+
+
+LONGEST = 1_000_000
+
+
 def plain(value: Any) -> Any:
     """A value as JSON knows it; a number that is not finite is None.
 

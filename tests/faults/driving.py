@@ -13,15 +13,18 @@ when it is safe. It starts quickly: nothing here imports torch. Modes:
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import resource
+import select
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from theodolite.fleet import spare
 from theodolite.fleet.ledger import Ledger
 
 NAME, SPEC = "faults", {"steps": 500}
+PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class KnownRun:
 
     @property
     def identity(self) -> str:
-        return hashlib.sha256(str(self.number).encode()).hexdigest()[:16]
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         spec = {"workload": self.workload, "size": [64, 2], "base": None, "seed": self.number, "lr": 0.1}
@@ -100,6 +105,24 @@ def is_sound(path: Path) -> bool:
         return connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
+def reopened(path: Path) -> int:
+    """How many records there are when the driver comes back; then it goes on."""
+    with open_ledger(path) as ledger:
+        there = checked(ledger)
+        ledger.append(outcome(there))
+        assert len(ledger.settled()) == there + 1
+    assert is_sound(path)
+    return there
+
+
+def assert_whole(ledger: Ledger) -> None:
+    """Some may be missing, but those that are there have all their values."""
+    for row in ledger.rows():
+        expected = outcome(row["seed"])
+        assert tuple(ledger.metrics(row["identity"]).get("loss", ())) == expected.metrics["loss"]
+        assert (row["held_out"], row["tokens"], row["attempts"]) == (expected.held_out, 20, 1)
+
+
 class Driver:
     """This file as a process of its own; a context manager that leaves none behind."""
 
@@ -129,6 +152,61 @@ class Driver:
         self.process.kill()
         self.process.wait()
         self.out.close()
+
+
+@dataclass(frozen=True)
+class State:
+    """What lay on the disk at one moment, and how many records were said to be safe by then."""
+
+    file: bytes
+    log: bytes
+    spare: bytes | None
+    safe: int
+
+    def put(self, folder: Path) -> Path:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        path = folder / "ledger.sqlite"
+        path.write_bytes(self.file)
+        Path(f"{path}-wal").write_bytes(self.log)
+        if self.spare is not None:
+            Path(f"{path}-spare").write_bytes(self.spare)
+        Path(f"{path}-lock").write_text("process 1")  # whose driver has not ended well
+        return path
+
+    def cut(self, *, file: int | None = None, log: int | None = None) -> State:
+        """With so many bytes left."""
+        return replace(self, file=self.file[:file], log=self.log[:log])
+
+
+def halted_states(folder: Path, records: int) -> list[State]:
+    """Three for each record: when it is committed to the log, when the log was copied, when it was moved."""
+    path = folder / "ledger.sqlite"
+    states: list[State] = []
+    with Driver(path, "halt") as driver:
+        for _ in range(3 * records):
+            wait_until_stopped(driver)
+            states.append(state_of(driver, path, states[-1].safe if states else 0))
+            driver.process.send_signal(signal.SIGCONT)
+    return states
+
+
+def wait_until_stopped(driver: Driver) -> None:
+    _, status = os.waitpid(driver.process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+
+
+def state_of(driver: Driver, path: Path, safe: int) -> State:
+    """Of a driver that is stopped; so many were safe when it was looked at before."""
+    while select.select([driver.out.fileno()], [], [], 0)[0]:
+        safe += os.read(driver.out.fileno(), 1 << 16).count(b"\n")
+    log, spare = (Path(f"{path}{ending}") for ending in ("-wal", "-spare"))
+    return State(
+        path.read_bytes(),
+        log.read_bytes() if log.exists() else b"",
+        spare.read_bytes() if spare.exists() else None,
+        safe,
+    )
 
 
 def main(path: Path, mode: str) -> None:

@@ -125,7 +125,14 @@ def without_a_state(file: Path) -> None:
     safetensors.torch.save_file(tensors, file, {"state": json.dumps(about)})
 
 
-@pytest.mark.parametrize("damage", [cut, overwrite, empty, of_another_network, without_a_state])
+def one_bit(file: Path) -> None:
+    """The lowest one of the last weight: any reader takes it for a good one."""
+    content = bytearray(file.read_bytes())
+    content[-4] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, overwrite, empty, of_another_network, without_a_state, one_bit])
 def test_a_file_that_is_no_good_is_told_and_left_aside(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:

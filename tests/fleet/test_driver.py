@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from torch import Tensor
 
 from theodolite import Size, UseError
 from theodolite.fleet import choosing, driver
@@ -15,7 +18,7 @@ from theodolite.fleet.driver import Report, conduct
 from theodolite.fleet.engine import Means, serial
 from theodolite.fleet.ledger import Ledger, LedgerError
 from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.progress import Progress
+from theodolite.fleet.progress import Progress, Shown
 from theodolite.fleet.run import Run
 
 from . import tiny
@@ -61,6 +64,28 @@ def test_only_what_is_missing_is_made_and_each_run_once(tmp_path: Path) -> None:
     assert first.ok
     assert third.ok
     assert notes.lines == ["2 to make, 2 before", "begun 2", "ended 2", "begun 3", "ended 3", "closed"]
+
+
+@pytest.mark.parametrize("text", ["\udc80", "\0", "\n", "", "x" * 2_000_000])
+def test_no_text_of_an_error_stops_the_others(tmp_path: Path, text: str) -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            return text
+
+    def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+        if seed == 1:
+            raise Odd
+        return tiny.batch(seed, step)
+
+    odd = dataclasses.replace(tiny.plain, batch=batch)
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # strict, as Python opens its own
+    with Ledger.open(tmp_path, name="odd", spec={}) as ledger:
+        means = Means(workloads={RUNS[0].workload: odd})
+        progress = Shown(Console(file=terminal))
+        report = conduct(RUNS, ledger, engine="serial", means=means, progress=progress)
+        print(report, file=terminal)
+        assert (report.finished, len(report.failed)) == (3, 1)
+        assert [row["status"] for row in ledger.rows()] == ["finished", "failed", "finished", "finished"]
 
 
 def test_what_failed_is_told_and_tried_again() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 import theodolite
 from theodolite.errors import UseError
-from theodolite.fleet.ledger import Ledger
+from theodolite.fleet.ledger import Ledger, LedgerError
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
 from theodolite.size import Size
@@ -152,7 +152,9 @@ def test_a_run_settles_once(ledger: Ledger) -> None:
     assert len(ledger.rows()) == 2
 
 
-@pytest.mark.parametrize("table", ["study", "runs", "environments", "attempts", "metrics", "readings"])
+@pytest.mark.parametrize(
+    "table", ["study", "runs", "environments", "attempts", "metrics", "readings", "digests"]
+)
 @pytest.mark.parametrize("change", ["UPDATE {} SET rowid = 7", "DELETE FROM {}"])
 def test_nothing_that_is_written_can_be_changed_or_taken_out(ledger: Ledger, table: str, change: str) -> None:
     ledger.append(FINISHED)
@@ -265,13 +267,134 @@ def test_a_database_of_another_program_is_refused_and_stays_as_it_is(tmp_path: P
     assert file.read_bytes() == before
 
 
-def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_tables_of_another_version_are_refused(tmp_path: Path, version: int) -> None:
     opened(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as shell:
-        shell.execute("PRAGMA user_version = 99")
+        shell.execute(f"PRAGMA user_version = {version}")
     for use in (opened, Ledger.read):
-        with pytest.raises(UseError, match=r"has tables of version 99, .* up to 1. Install the newer"):
+        with pytest.raises(UseError, match=rf"has tables of version {version}, .* knows version 2. Read it"):
             use(tmp_path)
+
+
+def changed(path: Path, statement: str) -> None:
+    """What no driver does: the triggers that refuse it are put back afterwards, as they were."""
+    with closing(sqlite3.connect(path / "ledger.sqlite", isolation_level=None)) as shell:
+        triggers = shell.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            shell.execute(f"DROP TRIGGER {name}")
+        shell.execute(statement)
+        for _, sql in triggers:
+            shell.execute(sql)
+
+
+ROWS = ("rows", "settled", "sources", "runs")
+
+
+@pytest.mark.parametrize(
+    "statement, ways, said",
+    [
+        ("UPDATE attempts SET held_out = 0.25 WHERE id = 2", ROWS, r"attempt 2 of run \w+ .* values do not"),
+        (
+            "UPDATE attempts SET status = 'failed' WHERE id = 2",
+            ROWS,
+            r"attempt 2 of run \w+ .* values do not",
+        ),
+        ("UPDATE readings SET value = '640.5' WHERE name = 'tokens'", ROWS, r"attempt 2 of run"),
+        ("UPDATE readings SET value = 'no JSON'", ROWS, r"attempt 2 is not whole"),
+        ("UPDATE environments SET torch = '1.0'", ROWS, r"attempt 1 of run"),
+        ("UPDATE runs SET spec = replace(spec, '0.3333', '0.4333')", ROWS, r"attempt 1 .* run's identity"),
+        ("UPDATE runs SET width = 65 WHERE width = 64", ROWS, r"attempt 2 .* run's columns do not match"),
+        ("DELETE FROM attempts WHERE id = 1", ROWS, r"attempt 1 is not whole"),
+        ("DELETE FROM attempts WHERE id = 2", ROWS, r"attempt 2 is not whole"),
+        ("DELETE FROM digests WHERE attempt = 2", ROWS, r"attempt 2 is not whole"),
+        (
+            "UPDATE metrics SET value = 2.25 WHERE value = 2.5",
+            ("metrics",),
+            r"attempt 2 .* its metrics do not",
+        ),
+        ("DELETE FROM metrics WHERE step = 9", ("metrics",), r"attempt 2 .* its metrics do not"),
+        ("UPDATE study SET name = 'second'", (), "the name and the spec of its study are not as"),
+        ("DROP INDEX settles_once", (), "settles_once is not defined as it was"),
+    ],
+)
+def test_what_is_not_as_it_was_written_is_named_and_not_read(
+    tmp_path: Path, statement: str, ways: tuple[str, ...], said: str
+) -> None:
+    with opened(tmp_path) as ledger:
+        ledger.append(FAILED)
+        ledger.append(FINISHED)
+    changed(tmp_path, statement)
+    refused = rf"ledger.sqlite is damaged \(.*{said}.*\). `theodolite ledger salvage .* NEW`"
+    with pytest.raises(LedgerError, match=refused):
+        opened(tmp_path)
+    if not ways:
+        with pytest.raises(LedgerError, match=refused):
+            Ledger.read(tmp_path)
+        return
+    with Ledger.read(tmp_path) as ledger:
+        for way in ways:
+            with pytest.raises(LedgerError, match=refused):
+                ledger.metrics(PLANNED.identity) if way == "metrics" else getattr(ledger, way)()
+        with pytest.raises(LedgerError, match=refused):
+            ledger.export(tmp_path / "out.csv")
+
+
+def test_salvage_names_what_it_leaves_out(tmp_path: Path) -> None:
+    with opened(tmp_path) as ledger:
+        for outcome in (FAILED, FINISHED, DIVERGED):
+            ledger.append(outcome)
+        before = ledger.rows()
+    changed(tmp_path, "UPDATE attempts SET held_out = 0.25 WHERE id = 2")
+    said: list[str] = []
+    with Ledger.salvage(tmp_path, tmp_path / "new", said=said.append) as ledger:
+        assert ledger.rows() == before[1:]
+    (line,) = said
+    assert line == (
+        f"left out: attempt 2 of run {PLANNED.identity} is not as it was written: "
+        "its values do not match their digest"
+    )
+
+
+ODD = "no file 'b\udc80d\0' \ud83d\U0001f4d0\r\n"
+ODD_STORED = "no file 'b\\udc80d\\x00' \\ud83d\U0001f4d0\r\n"
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_any_text_of_a_run_is_stored_exported_and_read_back(tmp_path: Path, ending: str) -> None:
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    odd = Outcome(
+        replace(STANDARD, workload=ODD, seed=2**70, options={ODD: ODD, "infinite": math.inf}),
+        "failed",
+        0,
+        None,
+        metrics={ODD: ((0, 1.0),), "": ((0, -0.0),), "none": ()},
+        readings={ODD: {ODD: [ODD]}, "": ""},
+        device=ODD,
+        engine="",
+        error=ODD * 500_000,
+    )
+    with Ledger.open(tmp_path, name=ODD, spec={ODD: ODD}) as ledger:
+        ledger.append(odd)
+        ledger.append(replace(FAILED, error="\n"))
+        ledger.append(FINISHED)
+    Ledger.open(tmp_path, name=ODD, spec={ODD: ODD}).close()  # the same study goes on
+    with Ledger.read(tmp_path) as before:
+        row = before.rows()[0]
+        assert (row["workload"], row["seed"], row[f"options.{ODD}"]) == (ODD, 2**70, ODD)
+        assert (row["options.infinite"], row[f"{ODD_STORED}.{ODD}"]) == (math.inf, (ODD,))
+        assert (row["device"], row["engine"], before.name) == (ODD_STORED, "", ODD_STORED)
+        assert row["error"].startswith(ODD_STORED * 1000)
+        assert row["error"].endswith(ODD_STORED * 1000)
+        assert "characters are left out here" in row["error"]
+        assert before.metrics(odd.run.identity) == {ODD_STORED: [(0, 1.0)], "": [(0, 0.0)]}
+        file, _ = before.export(tmp_path / f"out.{ending}")
+        with Ledger.import_(file, tmp_path / "again") as after:
+            assert after.rows() == before.rows()
+            assert repr(list(after.attempts())) == repr(list(before.attempts()))
+            assert (after.name, after.spec) == (before.name, before.spec)
+            assert after.runs()[0].identity == odd.run.identity
 
 
 def test_a_ledger_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:

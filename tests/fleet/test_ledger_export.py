@@ -96,8 +96,8 @@ def test_other_tools_read_the_parquet(folder: Path) -> None:
 def test_a_number_that_was_changed_by_hand_is_found(folder: Path) -> None:
     with Ledger.read(folder) as ledger:
         lines, _ = ledger.export(folder / "out.csv")
-    text = lines.read_text(encoding="utf-8")
-    lines.write_text(text.replace(f",adamw,standard,{1 / 3},", ",adamw,standard,0.25,", 1), encoding="utf-8")
+    text = lines.read_bytes()
+    lines.write_bytes(text.replace(f",adamw,standard,{1 / 3},".encode(), b",adamw,standard,0.25,", 1))
     with pytest.raises(
         UseError, match=rf"of attempt 1 lr is 0.25, but by the rest of the export it is {1 / 3}"
     ):
@@ -105,13 +105,52 @@ def test_a_number_that_was_changed_by_hand_is_found(folder: Path) -> None:
     assert not (folder / "again" / "ledger.sqlite").exists()
 
 
-def test_a_run_that_settles_twice_is_no_ledger(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        (
+            ",failed,",
+            ",diverged,",
+            r"attempt 1 of run \w{16} is not as it was exported: its values do not match",
+        ),
+        ("5e-324", "1e-323", r"attempt 2 of run \w{16} is not as it was exported: its values do not match"),
+        ("9007199254740993", "9007199254740992", r"attempt 2 of run"),
+        ('""seed"": 2', '""seed"": 3', r"attempt 4 .* its run's value does not match its run's identity"),
+        ('""seed"": 2', '""seed"": ', r"attempt 4 is not as it was exported: Expecting value"),
+        ("µ-transfer", "transfer", r"the study is not as it was exported"),
+        (",4,", ",5,", r"has 4 attempts, and 5 were exported"),
+    ],
+)
+def test_what_was_changed_by_hand_is_refused(folder: Path, old: str, new: str, said: str) -> None:
     with Ledger.read(folder) as ledger:
         lines, _ = ledger.export(folder / "out.csv")
-    text = lines.read_text(encoding="utf-8")
-    lines.write_text(text.replace(",failed,", ",diverged,", 1), encoding="utf-8")
-    with pytest.raises(UseError, match=r"is no ledger: UNIQUE constraint failed: attempts.run"):
+    text = lines.read_bytes()
+    assert old.encode() in text
+    lines.write_bytes(text.replace(old.encode(), new.encode(), 1))
+    with pytest.raises(UseError, match=rf"out.csv.*{said}"):
         Ledger.import_(lines, folder / "again")
+    assert not (folder / "again" / "ledger.sqlite").exists()
+
+
+def test_lines_that_are_missing_are_missed(folder: Path) -> None:
+    with Ledger.read(folder) as ledger:
+        lines, _ = ledger.export(folder / "out.csv")
+    limit = csv.field_size_limit(2**31 - 1)
+    with lines.open(encoding="utf-8", newline="") as file:
+        head, *rows = csv.reader(file)
+    csv.field_size_limit(limit)
+    for left in (rows[:-1], rows[1:], [*rows, rows[-1]], rows[::-1]):
+        with lines.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([head, *left])
+        with pytest.raises(UseError, match=r"attempts, and 4 were exported, numbered from 1"):
+            Ledger.import_(lines, folder / "again")
+
+
+def test_a_run_that_settles_twice_is_no_ledger(folder: Path) -> None:
+    with Ledger.read(folder) as ledger:
+        name, spec, every = ledger.name, ledger.spec, list(ledger.attempts())
+    with pytest.raises(UseError, match=r"is no ledger: UNIQUE constraint failed: attempts.run"):
+        Ledger.written(folder / "again", name, spec, iter([*every, every[1]]))
     assert list((folder / "again").iterdir()) == []
 
 
@@ -120,7 +159,7 @@ def test_values_that_are_missing_are_missed(folder: Path) -> None:
         lines, values = ledger.export(folder / "out.csv")
     text = values.read_text(encoding="utf-8").splitlines(keepends=True)
     values.write_text("".join(text[:-5]), encoding="utf-8")
-    with pytest.raises(UseError, match=r"of attempt 2 num_metrics is 102, .* it is 99"):
+    with pytest.raises(UseError, match=r"attempt 2 of run \w{16} .* its metrics do not match their digest"):
         Ledger.import_(lines, folder / "again")
     values.unlink()
     with pytest.raises(UseError, match=r"out.metrics.csv is not there: an export is two files"):

@@ -116,7 +116,8 @@ def ledger_salvage(
 ) -> None:
     """Make a new ledger of all that can still be read whole in a damaged one, which is left as it is.
 
-    What is lost can be run again: move the new ledger to the place of the old, and give the study's command.
+    Every attempt that does not match its digest is named and left out. What is lost can be run again: move
+    the new ledger to the place of the old, and give the study's command.
 
     [bold]Example[/bold]
 
@@ -124,7 +125,7 @@ def ledger_salvage(
     """
     from theodolite.fleet.ledger import Ledger
 
-    with Ledger.salvage(damaged, path) as ledger:
+    with Ledger.salvage(damaged, path, said=print) as ledger:
         print(f"{ledger.path}: {_counted(ledger.rows())}")
 
 

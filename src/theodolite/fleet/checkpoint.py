@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -45,7 +46,7 @@ class Checkpoint:
             about = json.dumps(_packed({**parts, "random": _random(model)}, tensors))
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._beside() as beside:
-                save_file(tensors, beside, {"state": about})
+                save_file(tensors, beside, {"state": about, "digest": _digest(about, tensors)})
                 beside.replace(self.path)
         except Exception as error:  # whatever an optimizer keeps, or a disk that is full
             self.said(f"{self.path.name} cannot be written, its run has no checkpoint: {in_one_line(error)}")
@@ -92,7 +93,10 @@ class Checkpoint:
 
         with safe_open(self.path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return _unpacked(json.loads(file.metadata()["state"]), tensors)
+            about = file.metadata()
+        if about["digest"] != _digest(about["state"], tensors):
+            raise ValueError("it is damaged, its digest does not match")
+        return _unpacked(json.loads(about["state"]), tensors)
 
     @contextlib.contextmanager
     def _beside(self) -> Any:
@@ -113,6 +117,15 @@ def _random(model: nn.Module) -> dict[str, Tensor | None]:
     device = next(model.parameters()).device
     on_cuda = device.type == "cuda"
     return {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state(device) if on_cuda else None}
+
+
+def _digest(state: str, tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of all that a file holds: a flipped bit in a weight is a good weight to any reader."""
+    digest = hashlib.sha256(state.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -113,7 +113,7 @@ def conduct(
         before=len(distinct) - len(waiting),
         finished=statuses.count("finished"),
         diverged=statuses.count("diverged"),
-        failed=tuple((each.run, _last_line(each)) for each in outcomes if each.status == "failed"),
+        failed=tuple((each.run, each.reason) for each in outcomes if each.status == "failed"),
         stopped=stopped,
         seconds=time.monotonic() - start,
         engine=name,
@@ -149,11 +149,6 @@ def _forget(run: Run, means: Means) -> None:
         checkpoint.forget()
         with suppress(OSError):
             checkpoint.path.parent.rmdir()
-
-
-def _last_line(outcome: Outcome) -> str:
-    lines = (outcome.error or "").strip().splitlines()
-    return lines[-1].strip() if lines else "no reason was given"
 
 
 def _runs(count: int) -> str:

@@ -1,7 +1,8 @@
 """A ledger as tables that other tools read, and back.
 
 `transfer.parquet` or `transfer.csv` has a line for every attempt, `transfer.metrics.parquet` or
-`transfer.metrics.csv` beside it one for every value that was recorded.
+`transfer.metrics.csv` beside it one for every value that was recorded. Each attempt has the digests that the
+ledger keeps of it, and each line says how many attempts there are, so that no change of a file goes unseen.
 """
 
 from __future__ import annotations
@@ -14,21 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from theodolite.errors import UseError
-from theodolite.fleet.attempts import ATTEMPT_COLUMNS, RUN_COLUMNS, Attempt, Series, flat
+from theodolite.fleet.attempts import ATTEMPT_COLUMNS, RUN_COLUMNS, Attempt, Series, fault_of, run_columns
+from theodolite.fleet.digest import digest_of
 from theodolite.fleet.optional import needed
 from theodolite.writing import replacing
 
 Line = Mapping[str, Any]
 
-_WHOLE = ("width", "depth", "base_width", "base_depth", "seed", "steps", "step", "attempt", "num_metrics")
+_WHOLE = ("width", "depth", "base_width", "base_depth", "seed", "steps", "step", "attempt", "attempts")
 _REAL = ("lr", "weight_decay", "held_out", "seconds", "value")
 LINES = (
-    *("attempt", "identity", *RUN_COLUMNS, *ATTEMPT_COLUMNS, "num_metrics"),
-    *("run", "readings", "environment", "study", "study_spec"),
+    *("attempt", "attempts", "identity", *RUN_COLUMNS, *ATTEMPT_COLUMNS, "run", "readings", "environment"),
+    *("metrics_digest", "digest", "study", "study_spec", "study_digest"),
 )
 """Of the first file. `run`, `readings`, `environment` and `study_spec` are JSON."""
 VALUES = ("attempt", "identity", "name", "step", "value")
 """Of the second."""
+_EMPTY = (*_WHOLE, *_REAL, *RUN_COLUMNS, "error")
+"""Where nothing between two commas is None, not an empty text."""
 BATCH = 100_000
 """Lines that are held in memory at a time while a file is written."""
 
@@ -40,12 +44,13 @@ def export(path: Path, name: str, spec: Mapping[str, Any], attempts: Iterable[At
     if not numbered:
         raise UseError(f"the study {name!r} has no runs yet: there is nothing to export")
     study = {"study": name, "study_spec": json.dumps(spec)}
+    common = {"attempts": len(numbered), **study, "study_digest": digest_of(list(study.values()))}
     values = _beside(path)
     try:
         with replacing(values) as file:
             write(file, VALUES, _values(numbered))
         with replacing(path) as file:
-            write(file, LINES, ({**_line(number, attempt), **study} for number, attempt in numbered))
+            write(file, LINES, ({**_line(number, attempt), **common} for number, attempt in numbered))
     except OSError as error:
         raise UseError(f"{path} cannot be written: {error.strerror or error}") from error
     return path, values
@@ -61,14 +66,30 @@ def read_exported(path: Path) -> tuple[str, dict[str, Any], Iterator[Attempt]]:
     lines = list(read(path, LINES))
     if not lines:
         raise UseError(f"{path} has no lines: there is nothing to import")
+    if [line["attempt"] for line in lines] != list(range(1, (lines[0]["attempts"] or 0) + 1)):
+        raise UseError(
+            f"{path} has {len(lines)} attempts, and {lines[0]['attempts']} were exported, numbered from 1. "
+            f"{EXPORT_AGAIN}"
+        )
+    name, spec, digest = (lines[0][column] for column in ("study", "study_spec", "study_digest"))
+    if digest_of([name, spec]) != digest or any(
+        (line["study"], line["study_spec"], line["attempts"]) != (name, spec, len(lines)) for line in lines
+    ):
+        raise UseError(f"{path}: the study is not as it was exported. {EXPORT_AGAIN}")
     series: dict[int, Series] = {}
+    identities = {line["attempt"]: line["identity"] for line in lines}
     for value in read(values, VALUES):
+        if value["attempt"] not in identities:
+            raise UseError(f"{values} has values of attempt {value['attempt']}, which {path.name} has not")
+        if value["identity"] != identities[value["attempt"]]:
+            raise UseError(f"{values}: attempt {value['attempt']} is of another run. {EXPORT_AGAIN}")
         of_attempt = series.setdefault(value["attempt"], {})
         of_attempt.setdefault(value["name"], []).append((value["step"], value["value"]))
     attempts = [_attempt(path, line, series.pop(line["attempt"], {})) for line in lines]
-    if series:
-        raise UseError(f"{values} has values of attempt {min(series)}, which {path.name} has not")
-    return lines[0]["study"], json.loads(lines[0]["study_spec"]), iter(attempts)
+    return name, json.loads(spec), iter(attempts)
+
+
+EXPORT_AGAIN = "Was the file changed? Export it again"
 
 
 def _beside(path: Path) -> Path:
@@ -76,16 +97,16 @@ def _beside(path: Path) -> Path:
 
 
 def _line(number: int, attempt: Attempt) -> dict[str, Any]:
-    spec = flat(attempt.spec)
     return {
         "attempt": number,
         "identity": attempt.run,
-        **{name: spec.get(name) for name in RUN_COLUMNS},
+        **run_columns(attempt.spec),
         **attempt.values,
-        "num_metrics": attempt.num_metrics,
         "run": json.dumps(attempt.spec),
         "readings": json.dumps(attempt.readings),
         "environment": json.dumps(attempt.environment),
+        "metrics_digest": attempt.metrics_digest,
+        "digest": attempt.digest,
     }
 
 
@@ -97,20 +118,30 @@ def _values(numbered: Iterable[tuple[int, Attempt]]) -> Iterator[Line]:
 
 
 def _attempt(path: Path, line: Line, metrics: Series) -> Attempt:
-    """The inverse of `_line`. Columns that were changed by hand are found, not believed."""
-    attempt = Attempt(
-        run=line["identity"],
-        spec=json.loads(line["run"]),
-        environment=json.loads(line["environment"]),
-        values={name: line[name] for name in ATTEMPT_COLUMNS},
-        metrics=metrics,
-        readings=json.loads(line["readings"]),
-    )
-    for name, value in _line(line["attempt"], attempt).items():
-        if name in (*RUN_COLUMNS, "num_metrics") and line[name] != value:
+    """The inverse of `_line`. What was changed by hand is found, not believed."""
+    try:
+        attempt = Attempt(
+            run=line["identity"],
+            spec=json.loads(line["run"]),
+            environment=json.loads(line["environment"]),
+            values={name: line[name] for name in ATTEMPT_COLUMNS},
+            metrics={name: sorted(series) for name, series in metrics.items()},
+            readings=json.loads(line["readings"]),
+        )
+        fault = fault_of(attempt, line["metrics_digest"], line["digest"])
+        columns = run_columns(attempt.spec)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UseError(f"{path}: attempt {line['attempt']} is not as it was exported: {error}") from error
+    if fault is not None:
+        raise UseError(
+            f"{path}: attempt {line['attempt']} of run {line['identity']} is not as it was exported: "
+            f"{fault}. {EXPORT_AGAIN}"
+        )
+    for name, value in columns.items():
+        if line[name] != value:
             raise UseError(
                 f"{path}: of attempt {line['attempt']} {name} is {line[name]!r}, but by the rest of the "
-                f"export it is {value!r}. Was the file changed? Export it again"
+                f"export it is {value!r}. {EXPORT_AGAIN}"
             )
     return attempt
 
@@ -140,7 +171,7 @@ def _read_csv(file: Path, columns: tuple[str, ...]) -> Iterator[Line]:
 
 
 def _parsed(name: str, text: str) -> str | int | float | None:
-    if text == "":
+    if text == "" and name in _EMPTY:
         return None
     return int(text) if name in _WHOLE else float(text) if name in _REAL else text
 
@@ -165,7 +196,11 @@ def _read_parquet(file: Path, columns: tuple[str, ...]) -> Iterator[Line]:
             _check_columns(file, columns, opened.schema_arrow.names)
             for batch in opened.iter_batches(BATCH, columns=list(columns)):
                 yield from batch.to_pylist()
-    except arrow.ArrowException as error:
+    except (
+        arrow.ArrowException,
+        OSError,
+        UnicodeDecodeError,
+    ) as error:  # a page that cannot be unpacked is an OSError
         raise UseError(f"{file} is not Parquet: {error}") from error
 
 

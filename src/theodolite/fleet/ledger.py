@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from theodolite.errors import UseError
 from theodolite.fleet import attempts, opening, schema, spare
-from theodolite.fleet.attempts import Attempt
+from theodolite.fleet.attempts import Attempt, Entry
 from theodolite.fleet.locking import Lock
 from theodolite.fleet.opening import LedgerError
 from theodolite.fleet.optional import needed
+from theodolite.writing import plain_text
 
 if TYPE_CHECKING:  # a run needs torch, a ledger does not
     import pandas
@@ -33,7 +34,8 @@ class Ledger:
     """All runs of a study, in one file.
 
     `Ledger.open` is for the one driver that writes, `Ledger.read` for everybody else, at any time. A path is
-    a folder, in which the file is `ledger.sqlite`, or a file that ends in .sqlite or .db.
+    a folder, in which the file is `ledger.sqlite`, or a file that ends in .sqlite or .db. What is read is
+    compared with digests of what was written; a `LedgerError` names what does not match.
 
     >>> import tempfile
     >>> from theodolite.fleet.outcome import Outcome
@@ -59,9 +61,10 @@ class Ledger:
         self.path = path
         self._connection = connection
         self._lock = lock
+        self._entries: list[Entry] = []
+        self._by_run: dict[str, list[Entry]] = {}
         with _explained(self.path):
-            self.name, spec = connection.execute("SELECT name, spec FROM study").fetchone()
-        self.spec = json.loads(spec)
+            self.name, self.spec = schema.study_of(connection)
 
     @classmethod
     def open(cls, path: str | Path, *, name: str, spec: Mapping[str, Any]) -> Ledger:
@@ -75,14 +78,14 @@ class Ledger:
         file = opening.file_of(path)
         lock = opening.lock(file)
         try:
-            connection = opening.open_to_write(file, after_an_accident=lock.was_left_behind)
+            connection = opening.open_to_write(file)
             try:
                 with _explained(file), _transaction(connection):
                     if schema.is_empty(connection):
                         schema.create(connection, name, spec)
                 ledger = cls(file, connection, lock)
                 ledger._clear_log()
-                _refuse_another(ledger, name, json.loads(json.dumps(spec)))
+                _refuse_another(ledger, plain_text(name), json.loads(json.dumps(spec)))
             except BaseException:
                 connection.close()
                 raise
@@ -106,11 +109,16 @@ class Ledger:
         return cls.written(path, *read_exported(Path(source).expanduser()))
 
     @classmethod
-    def salvage(cls, source: str | Path, path: str | Path) -> Ledger:
-        """A new ledger with all that can still be read whole of a damaged one, opened to be read."""
+    def salvage(
+        cls, source: str | Path, path: str | Path, *, said: Callable[[str], None] = lambda line: None
+    ) -> Ledger:
+        """A new ledger with all that can still be read whole of a damaged one, opened to be read.
+
+        `said` is called with a line for each attempt that is left out.
+        """
         from theodolite.fleet.salvaging import salvaged
 
-        return cls.written(path, *salvaged(opening.file_of(source)))
+        return cls.written(path, *salvaged(opening.file_of(source), said))
 
     @classmethod
     def written(
@@ -122,7 +130,7 @@ class Ledger:
         try:
             if file.exists():
                 raise UseError(f"{file} is there already: give a path for a new ledger")
-            connection = opening.open_to_write(file, after_an_accident=False)
+            connection = opening.open_to_write(file)
             try:
                 with _explained(file), _transaction(connection):
                     schema.create(connection, name, spec)
@@ -141,22 +149,15 @@ class Ledger:
 
     def settled(self) -> set[str]:
         """The identities of the runs that finished or diverged: they need not be run again."""
-        with _explained(self.path):
-            found = self._connection.execute("SELECT run FROM attempts WHERE status <> 'failed'").fetchall()
-        return {identity for (identity,) in found}
+        return {entry.attempt.run for entry in self._read() if entry.settles}
 
     def sources(self) -> dict[str, set[str]]:
         """By workload, the hashes of the files it had when its settled runs were made; none if built in."""
-        query = """
-            SELECT DISTINCT runs.workload, environments.workload_source FROM attempts
-            JOIN runs ON runs.identity = attempts.run
-            JOIN environments ON environments.identity = attempts.environment
-            WHERE attempts.status <> 'failed' AND environments.workload_source IS NOT NULL
-        """
         found: dict[str, set[str]] = {}
-        with _explained(self.path):
-            for workload, source in self._connection.execute(query):
-                found.setdefault(workload, set()).add(source)
+        for entry in self._read():
+            source = entry.attempt.environment["workload_source"]
+            if entry.settles and source is not None:
+                found.setdefault(entry.attempt.spec["workload"], set()).add(source)
         return found
 
     def append(self, outcome: Outcome) -> None:
@@ -176,29 +177,23 @@ class Ledger:
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat mapping for each run, with the attempt that settled it, else the last."""
-        with _explained(self.path):
-            cursor = self._connection.execute("SELECT * FROM results ORDER BY attempt")
-            names = [column[0] for column in cursor.description]
-            found = [dict(zip(names, row, strict=True)) for row in cursor]
-            readings = [dict(attempts.read_readings(self._connection, row["attempt"])) for row in found]
-        return [_flat_row(row, taken) for row, taken in zip(found, readings, strict=True)]
+        counted = self._counted()
+        return [_flat_row(entry.attempt, len(self._by_run[entry.attempt.run])) for entry in counted]
 
     def runs(self) -> list[Run]:
         """The runs that were tried, as values."""
         from theodolite.fleet.run import Run
 
-        with _explained(self.path):
-            specs = self._connection.execute("SELECT spec FROM runs ORDER BY rowid").fetchall()
-        return [Run.from_dict(json.loads(spec)) for (spec,) in specs]
+        self._read()
+        return [Run.from_dict(tries[0].attempt.spec) for tries in self._by_run.values()]
 
     def metrics(self, identity: str) -> attempts.Series:
         """By name, (step, value) of a run; empty if it recorded none. Of the attempt that `rows` shows."""
+        self._read()
+        if identity not in self._by_run:
+            raise UseError(f"{self.path} has no run {identity!r}: see the identities in rows()")
         with _explained(self.path):
-            query = f"SELECT {schema.LATEST} FROM attempts WHERE run = ?"
-            (attempt,) = self._connection.execute(query, (identity,)).fetchone()
-            if attempt is None:
-                raise UseError(f"{self.path} has no run {identity!r}: see the identities in rows()")
-            return attempts.read_metrics(self._connection, attempt)
+            return attempts.metrics(self._connection, _counting(self._by_run[identity]))
 
     def frame(self) -> pandas.DataFrame:
         """`rows` as a table of pandas."""
@@ -208,13 +203,11 @@ class Ledger:
 
     def frame_of_metrics(self) -> pandas.DataFrame:
         """Every value of every run as a table of pandas: identity, name, step, value."""
-        query = """
-            SELECT results.identity, metrics.name, metrics.step, metrics.value
-            FROM results JOIN metrics ON metrics.attempt = results.attempt
-            ORDER BY results.attempt, metrics.name, metrics.step
-        """
+        found: list[tuple[str, str, int, float]] = []
         with _explained(self.path):
-            found = self._connection.execute(query).fetchall()
+            for entry in self._counted():
+                for name, series in attempts.metrics(self._connection, entry).items():
+                    found += [(entry.attempt.run, name, *value) for value in series]
         frame = needed("pandas").DataFrame(found, columns=["identity", "name", "step", "value"])
         return frame.astype({"step": "int64", "value": "float64"})
 
@@ -222,12 +215,14 @@ class Ledger:
         """Write all of it as Parquet or CSV, by the name's ending: the two files that were written."""
         from theodolite.fleet.exporting import export
 
-        with _explained(self.path):
-            return export(Path(path).expanduser(), self.name, self.spec, self.attempts())
+        return export(Path(path).expanduser(), self.name, self.spec, self.attempts())
 
     def attempts(self) -> Iterator[Attempt]:
         """Every attempt at every run, in the order in which they ended."""
-        yield from attempts.read(self._connection)
+        for entry in self._read():
+            with _explained(self.path):
+                attempt = attempts.with_metrics(self._connection, entry)
+            yield attempt
 
     def close(self) -> None:
         """Let another driver have it."""
@@ -243,6 +238,20 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _read(self) -> list[Entry]:
+        """Every attempt without its metrics. A ledger only grows: what was read once is not read again."""
+        with _explained(self.path), _snapshot(self._connection):
+            new = attempts.entries(self._connection, after=len(self._entries))
+        self._entries += new
+        for entry in new:
+            self._by_run.setdefault(entry.attempt.run, []).append(entry)
+        return self._entries
+
+    def _counted(self) -> list[Entry]:
+        """Of each run the attempt that settled it, else the last; in the order in which they ended."""
+        self._read()
+        return sorted(map(_counting, self._by_run.values()), key=lambda entry: entry.number)
 
     def _clear_log(self) -> None:
         """Move what was committed from SQLite's log to the file, so that the log never holds much.
@@ -276,6 +285,17 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """What is read in here was there at one moment, whatever a driver writes meanwhile."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:  # some errors of SQLite's end it
+            connection.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
@@ -285,20 +305,25 @@ def _explained(path: Path) -> Iterator[None]:
         raise opening.explained(path, error) from error
 
 
-def _flat_row(result: dict[str, Any], readings: dict[str, Any]) -> dict[str, Any]:
+def _counting(tries: list[Entry]) -> Entry:
+    """Among the attempts at a run the one that counts."""
+    return max(tries, key=lambda entry: (entry.settles, entry.number))
+
+
+def _flat_row(attempt: Attempt, tries: int) -> dict[str, Any]:
     """First what one looks for, then the rest of the run's value, then what was read."""
-    spec = attempts.flat(json.loads(result.pop("spec")))
+    spec, values = attempts.flat(attempt.spec), attempt.values
     first = ("workload", "width", "depth", "optimizer", "parameterization", "lr", "seed")
-    row = {"identity": result["identity"]}
+    row: dict[str, Any] = {"identity": attempt.run}
     row |= {name: spec.pop(name) for name in first if name in spec}
-    row |= {name: result[name] for name in ("status", "step", "held_out", "seconds")}
+    row |= {name: values[name] for name in ("status", "step", "held_out", "seconds")}
     # The number of held-out batches is a field of the run, their loss is the result.
     row |= {"held_out_batches" if name == "held_out" else name: value for name, value in spec.items()}
-    for name, value in readings.items():
+    for name, value in attempt.readings.items():
         for cell, leaf in attempts.leaves(name, value).items():
             row[f"reading.{cell}" if cell in row else cell] = leaf
-    row |= {name: result[name] for name in ("device", "engine", "error", "ended", "attempts")}
-    return row
+    row |= {name: values[name] for name in ("device", "engine", "error", "ended")}
+    return row | {"attempts": tries}
 
 
 def _refuse_another(ledger: Ledger, name: str, spec: Mapping[str, Any]) -> None:

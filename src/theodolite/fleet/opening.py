@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from theodolite.errors import UseError
-from theodolite.fleet import schema, spare
+from theodolite.fleet import attempts, schema, spare
 from theodolite.fleet.locking import Lock
 
 PATIENCE = 10_000
 """Milliseconds to wait for another program that is writing, such as a shell of SQLite's."""
+MOST_MENDED = 16
+"""How many times as long a file that was cut short may become again."""
 SUFFIXES = (".sqlite", ".sqlite3", ".db")
 
 
@@ -46,10 +48,11 @@ def lock(path: Path) -> Lock:
         ) from error
 
 
-def open_to_write(path: Path, *, after_an_accident: bool) -> sqlite3.Connection:
+def open_to_write(path: Path) -> sqlite3.Connection:
     """The driver's connection; it holds the lock. The file may be new and empty.
 
-    Every commit waits for the disk. After an accident all pages are looked at.
+    All of it is looked at first, as to write into a damaged file damages more. Every commit waits for the
+    disk.
     """
 
     def connect() -> sqlite3.Connection:
@@ -57,8 +60,7 @@ def open_to_write(path: Path, *, after_an_accident: bool) -> sqlite3.Connection:
         try:
             if not schema.is_empty(connection):
                 schema.check(connection, path)
-                if after_an_accident:
-                    _examine(connection)
+                _examine(connection)
             # Only now: this changes the file, and it may have been another program's.
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
@@ -116,14 +118,15 @@ def mend(path: Path) -> None:
     """Give a file that was cut short its length again; the lock is held.
 
     SQLite refuses a file with fewer pages than its header says. The last pages of a ledger are free ones, so
-    zeros in their place are as good. If more was cut off, `_examine` finds it.
+    zeros in their place are as good. If more was cut off, `_examine` finds it. A header that wants a file
+    many times as long is damaged itself.
     """
     with path.open("rb") as file:
         header = file.read(100)
     bytes_each = int.from_bytes(header[16:18], "big")
     length = int.from_bytes(header[28:32], "big") * (65536 if bytes_each == 1 else bytes_each)
     is_ledger = int.from_bytes(header[68:72], "big") == schema.APPLICATION
-    if is_ledger and path.stat().st_size < length:
+    if is_ledger and path.stat().st_size < length <= MOST_MENDED * path.stat().st_size:
         os.truncate(path, length)
 
 
@@ -141,7 +144,7 @@ def explained(path: Path, error: sqlite3.Error) -> UseError:
         )
     if _is(error, "SQLITE_NOTADB"):
         return UseError(f"{path} is not a ledger: it is not even a SQLite file. Give another path")
-    if _is(error, "SQLITE_CORRUPT"):
+    if _is_damage(error):
         return LedgerError(
             f"{path} is damaged ({error}). `theodolite ledger salvage {path} NEW` puts all runs that are "
             "whole into a new ledger; the others can be run again there"
@@ -163,7 +166,7 @@ def _mended(
         try:
             return connect()
         except sqlite3.DatabaseError as error:
-            if not _is(error, "SQLITE_CORRUPT"):
+            if not _is_damage(error):
                 raise
             mend_it()
             connection = connect()
@@ -178,11 +181,10 @@ def _mended(
 
 
 def _examine(connection: sqlite3.Connection) -> None:
-    """Look at every page, and at every attempt."""
-    if found := schema.faults(connection):
-        error = sqlite3.DatabaseError(" ".join("; ".join(found).split()))
-        error.sqlite_errorname = "SQLITE_CORRUPT"
-        raise error
+    """Look at every attempt, and at every page."""
+    for entry in attempts.entries(connection):
+        attempts.metrics(connection, entry)
+    schema.check_pages(connection)
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -198,3 +200,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 def _is(error: sqlite3.Error, *names: str) -> bool:
     return getattr(error, "sqlite_errorname", "").startswith(names)
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    return _is(error, "SQLITE_CORRUPT") or "decode to UTF-8" in str(error)

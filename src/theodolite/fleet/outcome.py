@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from theodolite.fleet.run import Run
+from theodolite.writing import plain_text
 
 Status = Literal["finished", "diverged", "failed"]
 
@@ -34,6 +35,12 @@ class Outcome:
     engine: str = "serial"
     error: str | None = None
     """The traceback of a failed run."""
+
+    @property
+    def reason(self) -> str:
+        """Of a failed run, the last line of its error, as a terminal can show it."""
+        lines = plain_text(self.error or "").strip().splitlines()
+        return lines[-1].strip() if lines else "no reason was given"
 
     @property
     def settled(self) -> bool:

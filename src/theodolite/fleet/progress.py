@@ -15,6 +15,7 @@ from rich.text import Text
 from theodolite.fleet.engine import cost
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
+from theodolite.writing import plain_text
 
 EVERY = 30.0
 """Seconds between two lines in a log."""
@@ -79,12 +80,12 @@ class Shown(Progress):
         """One more is over. A failure is told at once."""
         self._tally.ended(outcome)
         if outcome.error:
-            self.said(f"failed: {outcome.run}: {outcome.error.strip().splitlines()[-1]}")
+            self.said(f"failed: {outcome.run}: {outcome.reason}")
         self._line_if_time()
 
     def said(self, line: str) -> None:
         """A line of its own, above the bar."""
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(plain_text(line)), soft_wrap=True)
 
     def closed(self) -> None:
         """The last state stays."""

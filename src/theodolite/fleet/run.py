@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import hashlib
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from theodolite.errors import UseError
+from theodolite.fleet.digest import digest_of
 from theodolite.optim.schedule import KINDS
 from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization
 from theodolite.rules import MATRIX_RULES, POLICIES, RULES
@@ -93,8 +92,7 @@ class Run:
     @functools.cached_property
     def identity(self) -> str:
         """The hash of the value, in 16 hexadecimal digits: the same in every process and on every machine."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_of(self.to_dict())[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """The value as JSON knows it."""
@@ -114,6 +112,7 @@ class Run:
     def from_dict(values: Mapping[str, Any]) -> Run:
         """The inverse of `to_dict`.
 
+        >>> import json
         >>> run = Run("gpt-sotu", Size(64, 2), lr=0.1, base=Size(32, 2), options={"betas": (0.9, 0.95)})
         >>> Run.from_dict(json.loads(json.dumps(run.to_dict()))).identity == run.identity
         True

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from theodolite.errors import UseError
-from theodolite.fleet import attempts, opening, spare
+from theodolite.fleet import attempts, opening, schema, spare
 from theodolite.fleet.attempts import Attempt
 
 
-def salvaged(path: Path) -> tuple[str, dict[str, Any], Iterator[Attempt]]:
-    """Name and spec of the study, and all attempts that are whole.
+def salvaged(path: Path, said: Callable[[str], None]) -> tuple[str, dict[str, Any], Iterator[Attempt]]:
+    """Name and spec of the study, and all attempts that are as they were written.
 
     It works on a copy. Attempts are looked up one by one, as what they are made of may be gone for some and
-    not for others. One of which any value is missing is left out: its run can be made again.
+    not for others. One that does not match its digest is left out, and named: its run can be made again.
     """
     if not path.is_file():
         raise UseError(f"there is no ledger at {path}: give the folder or the file of one")
@@ -33,21 +32,24 @@ def salvaged(path: Path) -> tuple[str, dict[str, Any], Iterator[Attempt]]:
         opening.mend(copy)
         with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as connection:
             try:
-                name, spec = connection.execute("SELECT name, spec FROM study").fetchone()
-            except (sqlite3.DatabaseError, TypeError) as error:
+                connection.execute("PRAGMA writable_schema = ON")  # go on if a definition cannot be read
+                name, spec = schema.study_of(connection)
+            except sqlite3.DatabaseError as error:
                 raise opening.LedgerError(
                     f"{path} cannot be salvaged: not even what it is about can be read ({error})"
                 ) from error
-            found = list(_whole_ones(connection))
-    return name, json.loads(spec), iter(found)
+            found = list(_whole_ones(connection, said))
+    return name, spec, iter(found)
 
 
-def _whole_ones(connection: sqlite3.Connection) -> Iterator[Attempt]:
+def _whole_ones(connection: sqlite3.Connection, said: Callable[[str], None]) -> Iterator[Attempt]:
     settled: set[str] = set()
-    for number in sorted({*_numbers(connection, "ASC"), *_numbers(connection, "DESC")}):
+    for number in sorted(_numbers(connection)):
         try:
-            attempt = attempts.read_one(connection, number)
-        except (sqlite3.DatabaseError, LookupError, ValueError):
+            attempt = attempts.with_metrics(connection, attempts.entry(connection, number))
+        except sqlite3.DatabaseError as error:
+            reason = " ".join(str(error).split())
+            said(f"left out: {'' if reason.startswith('attempt') else f'attempt {number}: '}{reason}")
             continue
         if attempt.run not in settled:
             yield attempt
@@ -55,8 +57,12 @@ def _whole_ones(connection: sqlite3.Connection) -> Iterator[Attempt]:
             settled.add(attempt.run)
 
 
-def _numbers(connection: sqlite3.Connection, order: str) -> Iterator[int]:
-    """The numbers of the attempts from one end of the table, as far as it can be read."""
-    with contextlib.suppress(sqlite3.DatabaseError):
-        for (number,) in connection.execute(f"SELECT id FROM attempts ORDER BY id {order}"):
-            yield number
+def _numbers(connection: sqlite3.Connection) -> set[int]:
+    """The numbers of the attempts, from both ends of both tables that have them. They have no gaps."""
+    found: set[int] = set()
+    for query in ("SELECT id FROM attempts", "SELECT attempt FROM digests"):
+        for order in ("ASC", "DESC"):
+            with contextlib.suppress(sqlite3.DatabaseError):
+                for (number,) in connection.execute(f"{query} ORDER BY 1 {order}"):
+                    found.add(number)
+    return found | set(range(1, len(found) + 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -9,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from theodolite.errors import UseError
+from theodolite.fleet.digest import digest_of
+from theodolite.writing import plain_text
 
 APPLICATION = 0x54484C47
 """`THLG` in the file's header: this is a ledger, not just any SQLite file."""
-VERSION = 1
-"""Of the tables. A ledger of a newer one is refused."""
+VERSION = 2
+"""Of the tables. A ledger of any other is refused."""
 FREE_PAGES = 8
 """How many pages of the file are unused, at least, when it was made longer."""
-
-LATEST = "COALESCE(MAX(CASE WHEN status <> 'failed' THEN id END), MAX(id))"
-"""Among the attempts at a run the one that counts."""
 
 TABLES = """
 -- What the study is. One row.
 CREATE TABLE study (
     name TEXT NOT NULL,
-    spec TEXT NOT NULL  -- JSON
+    spec TEXT NOT NULL,  -- JSON
+    digest TEXT NOT NULL  -- SHA-256 of name and spec
 );
 
 -- Every run that was tried: its value, whose hash is its identity, and the common fields of it.
@@ -56,11 +58,8 @@ CREATE TABLE attempts (
     device TEXT NOT NULL,
     engine TEXT NOT NULL,
     error TEXT,
-    ended TEXT NOT NULL,  -- UTC
-    num_metrics INTEGER NOT NULL,
-    num_readings INTEGER NOT NULL
+    ended TEXT NOT NULL  -- UTC
 );
-CREATE INDEX attempts_of_run ON attempts (run);
 CREATE UNIQUE INDEX settles_once ON attempts (run) WHERE status <> 'failed';
 
 -- What was recorded by step. NULL is not a number (NaN); infinity is infinity.
@@ -80,6 +79,14 @@ CREATE TABLE readings (
     PRIMARY KEY (attempt, name)
 ) WITHOUT ROWID;
 
+-- SHA-256 digests of every attempt. A table of its own, so that an attempt that is gone is missed.
+CREATE TABLE digests (
+    attempt INTEGER NOT NULL PRIMARY KEY REFERENCES attempts (id),
+    run TEXT NOT NULL,
+    content TEXT NOT NULL,  -- of run, environment, values, readings and the digest of the metrics
+    metrics TEXT NOT NULL
+);
+
 -- Always empty. Its pages lie free at the end of the file, where a file that is cut short is cut.
 CREATE TABLE slack (filler BLOB);
 
@@ -90,23 +97,18 @@ SELECT runs.*, attempts.id AS attempt, attempts.status, attempts.step, attempts.
 FROM runs
 JOIN (
     SELECT run, COUNT(*) AS attempts,
-        {latest} AS id
+        COALESCE(MAX(CASE WHEN status <> 'failed' THEN id END), MAX(id)) AS id
     FROM attempts GROUP BY run
 ) AS latest ON latest.run = runs.identity
 JOIN attempts ON attempts.id = latest.id
 """
 
-INCOMPLETE = """
-SELECT 'attempt ' || id || ' is not whole' FROM attempts
-WHERE num_metrics <> (SELECT COUNT(*) FROM metrics WHERE attempt = id)
-    OR num_readings <> (SELECT COUNT(*) FROM readings WHERE attempt = id)
-"""
-KEPT = ("study", "runs", "environments", "attempts", "metrics", "readings")
+KEPT = ("study", "runs", "environments", "attempts", "metrics", "readings", "digests")
 
 
 def create(connection: sqlite3.Connection, name: str, spec: Mapping[str, Any]) -> None:
     """Make the tables in an empty file, inside the caller's transaction."""
-    for statement in TABLES.format(latest=LATEST).split(";\n"):
+    for statement in TABLES.split(";\n"):
         connection.execute(statement)
     for table in KEPT:
         for change in ("UPDATE", "DELETE"):
@@ -114,34 +116,54 @@ def create(connection: sqlite3.Connection, name: str, spec: Mapping[str, Any]) -
                 f"CREATE TRIGGER {table}_{change.lower()} BEFORE {change} ON {table} "
                 "BEGIN SELECT RAISE(ABORT, 'a ledger is only ever added to'); END"
             )
-    connection.execute("INSERT INTO study VALUES (?, ?)", (name, json.dumps(spec)))
+    study = plain_text(name), json.dumps(spec)
+    connection.execute("INSERT INTO study VALUES (?, ?, ?)", (*study, digest_of(study)))
     connection.execute(f"PRAGMA application_id = {APPLICATION}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
+def study_of(connection: sqlite3.Connection) -> tuple[str, dict[str, Any]]:
+    """Name and spec of the study."""
+    try:
+        name, spec, digest = connection.execute("SELECT name, spec, digest FROM study").fetchone()
+        if digest_of((name, spec)) == digest:
+            return name, json.loads(spec)
+    except (TypeError, ValueError):  # no line, or no text in it
+        pass
+    raise damage("the name and the spec of its study are not as they were written")
+
+
 def is_empty(connection: sqlite3.Connection) -> bool:
     """Is it a file that nothing was written to yet, such as one whose driver was killed at once?"""
-    return number(connection, "SELECT COUNT(*) FROM sqlite_master") == 0
+    tables = number(connection, "SELECT COUNT(*) FROM sqlite_master")
+    return tables == 0 and number(connection, "PRAGMA application_id") == 0
 
 
 def check(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse what is not a ledger, or one that this version cannot know."""
     if number(connection, "PRAGMA application_id") != APPLICATION:
         raise UseError(f"{path} is a SQLite file of another program, not a ledger. Give another path")
-    if (version := number(connection, "PRAGMA user_version")) > VERSION:
+    if (version := number(connection, "PRAGMA user_version")) != VERSION:
         raise UseError(
-            f"{path} has tables of version {version}, and this Theodolite knows them up to {VERSION}. "
-            "Install the newer Theodolite that wrote it"
+            f"{path} has tables of version {version}, and this Theodolite knows version {VERSION}. "
+            "Read it with the Theodolite that wrote it, or give another path and make its runs again"
         )
+    if missing := _objects_as_created() - _objects(connection):
+        raise damage(f"{min(missing)[1]} is not defined as it was")
 
 
-def faults(connection: sqlite3.Connection) -> list[str]:
-    """What is wrong with the file: pages that do not fit together, or an attempt that is not whole."""
-    for query in ("PRAGMA integrity_check(1)", "PRAGMA foreign_key_check", INCOMPLETE):
-        found = [" ".join(map(str, row)) for row in connection.execute(query).fetchmany(3)]
-        if found and found != ["ok"]:
-            return found
-    return []
+def check_pages(connection: sqlite3.Connection) -> None:
+    """Look for pages that do not fit together, and for an index that does not fit its table."""
+    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise damage(" ".join(found.split()))
+
+
+def damage(found: str) -> sqlite3.DatabaseError:
+    """An error such as SQLite raises for a damaged file."""
+    error = sqlite3.DatabaseError(found)
+    error.sqlite_errorname = "SQLITE_CORRUPT"
+    return error
 
 
 def keep_the_end_free(connection: sqlite3.Connection, before: tuple[int, int]) -> None:
@@ -169,3 +191,18 @@ def number(connection: sqlite3.Connection, query: str) -> int:
     """What a query for one whole number gives."""
     (value,) = connection.execute(query).fetchone()
     return int(value)
+
+
+Objects = frozenset[tuple[str, str, str]]
+
+
+@functools.cache
+def _objects_as_created() -> Objects:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        create(connection, "", {})
+        return _objects(connection)
+
+
+def _objects(connection: sqlite3.Connection) -> Objects:
+    """The definitions of tables, indexes, triggers and the view. One letter of a view makes other numbers."""
+    return frozenset(connection.execute("SELECT type, name, COALESCE(sql, '') FROM sqlite_master"))
