@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
-import subprocess
-import sys
+import runpy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -81,39 +82,57 @@ def in_two_processes(tmp_path: Path) -> Callable[[str], None]:
     """Run a program as ranks 0 and 1, its arguments a folder and the rank; both have to print `done` last."""
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("torch.distributed without gloo")
+    # Forked from one process that has imported torch, which takes a program longer than most of its work.
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload(["theodolite.fleet.processes", "torch.distributed.fsdp"])
 
     def run(text: str) -> None:
-        program = tmp_path / "program.py"
-        # Once it is done it leaves at once: torch's own teardown after DDP now and then aborts.
-        program.write_text(f"{text}\nimport os\nsys.stdout.flush()\nos._exit(0)\n")
         printed = [tmp_path / f"printed by {rank}" for rank in range(2)]
         processes = []
         for rank in range(2):
-            with printed[rank].open("w") as file:
-                command = [sys.executable, "-W", "ignore", program, tmp_path, str(rank)]
-                env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # shards would go where gloo cannot use them
-                processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env))
+            program = tmp_path / f"program {rank}.py"
+            program.write_text(PROGRAM.format(printed=str(printed[rank]), folder=str(tmp_path), rank=rank, text=text))
+            processes.append(
+                forking.Process(target=runpy.run_path, args=(str(program),), kwargs={"run_name": "__main__"})
+            )
+        for process in processes:
+            process.start()
         try:
             stalled = _stalled(processes)
         finally:
             for process in processes:
                 process.kill()
-        outputs = [file.read_text() for file in printed]
-        for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+                process.join()
+        for rank, process in enumerate(processes):
+            output = printed[rank].read_text()
             assert not stalled, f"both wait for ever; rank {rank} printed: {output}"
-            assert process.wait() == 0, output
+            assert process.exitcode == 0, output
             assert output.endswith("done\n"), output
 
     return run
 
 
-def _stalled(processes: Sequence[subprocess.Popen[Any]], patience: float = 120) -> bool:
+PROGRAM = """
+import os, sys, warnings
+
+for stream in (1, 2):
+    os.dup2(os.open({printed!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+sys.argv = ["program", {folder!r}, "{rank}"]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # shards would go where gloo cannot use them
+warnings.simplefilter("ignore")
+{text}
+sys.stdout.flush()
+os._exit(0)  # at once: torch's own teardown after DDP now and then aborts
+"""
+
+
+def _stalled(processes: Sequence[BaseProcess], patience: float = 120) -> bool:
     """Wait until all have ended. Do they wait for each other instead, and compute nothing all the while?
 
     A machine that is busy with other work makes them slow, however slow, and is no reason to give up.
     """
     used, since = dict.fromkeys(processes, 0), time.monotonic()
-    while any(process.poll() is None for process in processes):
+    while any(process.is_alive() for process in processes):
         now = {process: _ticks(process) for process in processes}
         if any(now[process] > used[process] + 10 for process in processes):
             used, since = now, time.monotonic()
@@ -123,7 +142,7 @@ def _stalled(processes: Sequence[subprocess.Popen[Any]], patience: float = 120) 
     return False
 
 
-def _ticks(process: subprocess.Popen[Any]) -> int:
+def _ticks(process: BaseProcess) -> int:
     """Hundredths of a second that a process has computed; where the system has no /proc, always more."""
     if not Path("/proc/self/stat").exists():
         return time.monotonic_ns()
