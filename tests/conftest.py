@@ -91,7 +91,9 @@ def in_two_processes(tmp_path: Path) -> Callable[[str], None]:
         processes = []
         for rank in range(2):
             program = tmp_path / f"program {rank}.py"
-            program.write_text(PROGRAM.format(printed=str(printed[rank]), folder=str(tmp_path), rank=rank, text=text))
+            program.write_text(
+                PROGRAM.format(printed=str(printed[rank]), folder=str(tmp_path), rank=rank, text=text)
+            )
             processes.append(
                 forking.Process(target=runpy.run_path, args=(str(program),), kwargs={"run_name": "__main__"})
             )
