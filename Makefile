@@ -4,13 +4,14 @@ BIN    := .venv/bin
 # One more than CI has cores: some tests wait for processes that they have started.
 NPROC  ?= 3
 
-.PHONY: demo test attack lint types bench peers docs serve-docs clean
+.PHONY: demo test test-elsewhere attack lint types bench peers docs serve-docs clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo 'make demo   survey the built-in GPT and say where the page is'
 	@echo 'make test   what CI runs: ruff, mypy, pytest with doctests'
+	@echo 'make test-elsewhere  the tests with the kernels of other CPUs, shuffled, busy, without a network'
 	@echo 'make attack hundreds of faults against files, runs, commands and probes, counted in a table'
 	@echo 'make lint   ruff alone        make types   mypy alone'
 	@echo 'make bench  the benchmarks    make docs    the documentation, built strictly'
@@ -48,6 +49,10 @@ types: .venv/stamp
 
 test: lint
 	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -n $(NPROC); tests=$$?; wait $$types && exit $$tests
+
+# Twice the suite, as other machines would run it: other kernels, another order, no network, busy, ...
+test-elsewhere: .venv/stamp
+	$(BIN)/python tests/elsewhere.py
 
 # Faults by the hundred: kills, flipped bits, hostile files, odd command lines. Half an hour or so.
 attack: .venv/stamp

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import random
 import runpy
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Importing makes a million objects and no garbage: to look through them again and again is a quarter of it.
 # A test that builds and traces networks makes little more: by default a seventh of its time goes there.
 gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With SHUFFLED=seed, another order of files, and of tests in a file: none may need another before it."""
+    if seed := os.environ.get("SHUFFLED"):
+        chance = random.Random(seed)
+        places: dict[Path, float] = {}
+        items.sort(key=lambda item: (places.setdefault(item.path, chance.random()), chance.random()))
 
 
 def pytest_collection_finish() -> None:
