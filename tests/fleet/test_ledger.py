@@ -200,7 +200,7 @@ def test_attempts_made_with_the_same_versions_share_one_environment(ledger: Ledg
     assert made_with[0] == made_with[1]
     import torch
 
-    assert made_with[0]["torch"] == torch.__version__
+    assert made_with[0]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert made_with[0]["python"] == sys.version.split()[0]
     assert made_with[0]["workload_source"] is None
     # sha256 of the file's bytes, from the tool that comes with every system

@@ -171,8 +171,11 @@ def test_halves_wrapped_and_compiled_models() -> None:
     model = th.models.GPT(64, 2, vocab=64)
     plain = stream(model, next_token_loss, BATCH)
     wrapped = stream(nn.DataParallel(torch.compile(model, backend="eager")), next_token_loss, list(BATCH))
-    assert wrapped.reaches == plain.reaches
-    assert wrapped.blocks == plain.blocks
+    assert wrapped.blocks == pytest.approx(plain.blocks, rel=1e-4)
+    for one, other in zip(wrapped.reaches, plain.reaches, strict=True):
+        assert one.peak_at == other.peak_at
+        numbers, others = ({**vars(reach), "peak_at": None} for reach in (one, other))
+        assert numbers == pytest.approx(others, rel=1e-4)
     half = stream(model.bfloat16(), next_token_loss, BATCH)
     for one, other in zip(half.reaches, plain.reaches, strict=True):
         assert one.stream == pytest.approx(other.stream, rel=0.02)
