@@ -174,8 +174,8 @@ def test_halves_wrapped_and_compiled_models() -> None:
     assert wrapped.blocks == pytest.approx(plain.blocks, rel=1e-4)
     for one, other in zip(wrapped.reaches, plain.reaches, strict=True):
         assert one.peak_at == other.peak_at
-        numbers, others = ({**vars(reach), "peak_at": None} for reach in (one, other))
-        assert numbers == pytest.approx(others, rel=1e-4)
+        numbers = [{k: v for k, v in vars(reach).items() if isinstance(v, float)} for reach in (one, other)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
     half = stream(model.bfloat16(), next_token_loss, BATCH)
     for one, other in zip(half.reaches, plain.reaches, strict=True):
         assert one.stream == pytest.approx(other.stream, rel=0.02)
