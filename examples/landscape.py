@@ -19,7 +19,7 @@ torch.set_num_threads(1)  # a network this small only waits for threads
 torch.set_default_dtype(torch.float64)
 
 # Two spirals, a class each.
-angle = 3 * math.pi * torch.rand(256).sqrt()
+angle = 1.5 * math.pi * torch.rand(256).sqrt()
 label = torch.arange(256) % 2
 turned = angle + math.pi * label
 points = torch.stack([angle * turned.cos(), angle * turned.sin()], 1) / 9 + 0.02 * torch.randn(256, 2)
@@ -39,7 +39,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 checkpoints = []
 with th.probes.track(model, loss, batch, optimizer, measure=["loss", "sharpness"], every=50) as tracking:
-    for step in range(300):
+    for step in range(200):
         if step % 20 == 0:
             checkpoints.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         optimizer.zero_grad()

@@ -15,7 +15,7 @@ from theodolite import fleet
 from theodolite.fleet.progress import Shown
 
 GRID = fleet.Grid(
-    axes={"init_scale": [0.01, 0.1, 0.5, 1.0, 2.0], "lr": [0.003, 0.03, 0.3], "seed": range(2)},
+    axes={"init_scale": [0.01, 0.1, 0.5, 1.0, 4.0], "lr": [0.003, 0.03, 0.3], "seed": range(2)},
     fixed={
         "workload": "mlp-mixture",  # or yours: "path/to/file.py:name"
         "size": th.Size(width=32, depth=4),
