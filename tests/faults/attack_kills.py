@@ -97,6 +97,28 @@ def much_cut(states: list[State], chance: random.Random) -> State:
     return replace(state.cut(file=chance.randrange(len(state.file))), spare=None)
 
 
+def half_moved(states: list[State], chance: random.Random) -> State:
+    """Killed while SQLite moved its log into the file."""
+    number = chance.randrange(len(states) // 3)
+    before, after = states[3 * number + 1 : 3 * number + 3]
+    moved = PAGE * chance.randrange(1, len(after.file) // PAGE)
+    return replace(before, file=after.file[:moved] + before.file[moved:])
+
+
+def half_moved_and_log_cut(states: list[State], chance: random.Random) -> State:
+    state = half_moved(states, chance)
+    return state.cut(log=chance.randrange(len(state.log)))
+
+
+def half_moved_and_logs_gone(states: list[State], chance: random.Random) -> State:
+    return replace(half_moved(states, chance), log=b"", spare=None)
+
+
+def nothing_is_lost(state: State, path: Path) -> None:
+    there = reopened(path)
+    assert there == state.safe + 1, f"{state.safe + 1} runs were in the log and {there} are there"
+
+
 def at_most_the_last_is_lost(state: State, path: Path) -> None:
     there = reopened(path)
     assert state.safe <= there <= state.safe + 1, f"{state.safe} runs were safe and {there} are there"
@@ -114,6 +136,7 @@ def refused_or_whole(state: State, path: Path) -> None:
 
 
 ONE = "at most the record that was not yet said to be safe is missing"
+REFUSED = "nothing is missing, or it is refused and what is salvaged is whole"
 ATTACKS = [
     Attack(
         "the driver of a ledger is killed (SIGKILL) at any moment",
@@ -126,10 +149,18 @@ ATTACKS = [
     Attack("a bit is flipped in SQLite's log", ONE, _tries(log_flipped, at_most_the_last_is_lost), 10, 300),
     Attack("the last page of a ledger is cut", ONE, _tries(last_page_cut, at_most_the_last_is_lost), 10, 300),
     Attack(
-        "a ledger is cut anywhere",
-        "it is refused, and what is salvaged is whole",
-        _tries(much_cut, refused_or_whole),
+        "pages are half moved from log to ledger, the log is cut short",
+        "nothing is missing",
+        _tries(half_moved_and_log_cut, nothing_is_lost),
         10,
         300,
     ),
+    Attack(
+        "pages are half moved, the log and its copy are gone",
+        REFUSED,
+        _tries(half_moved_and_logs_gone, refused_or_whole),
+        10,
+        300,
+    ),
+    Attack("a ledger is cut anywhere", REFUSED, _tries(much_cut, refused_or_whole), 10, 300),
 ]

@@ -1,4 +1,4 @@
-"""The file or SQLite's log beside it is cut short: at most the last record is lost."""
+"""The file or SQLite's log beside it is cut short: at most the last record is lost. See attack_kills.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,14 +37,14 @@ def halted(tmp_path_factory: pytest.TempPathFactory) -> list[State]:
 
 @pytest.fixture(scope="module")
 def at_random(tmp_path_factory: pytest.TempPathFactory) -> list[State]:
-    """Random moments of a driver that appends all the time."""
+    """Random moments of a driver that appends all the time, until it had something in the log at five."""
     path = tmp_path_factory.mktemp("random") / "ledger.sqlite"
     chance = random.Random(9)
     states: list[State] = []
     with Driver(path, "loop") as driver:
         select.select([driver.out.fileno()], [], [])  # until the first is safe
         safe = 0
-        while len(states) < 10:
+        while sum(bool(state.log) for state in states) < 5:
             time.sleep(chance.uniform(0.001, 0.012))
             driver.process.send_signal(signal.SIGSTOP)
             wait_until_stopped(driver)
@@ -60,59 +59,13 @@ def cuts_of(size: int, *, number: int) -> Iterator[int]:
     yield from sorted({0, 1, 31, 32, 33, size - 1, *(chance.randrange(size) for _ in range(number))})
 
 
-def test_a_log_that_is_cut_anywhere_loses_at_most_the_last_record(
-    tmp_path: Path, halted: list[State]
-) -> None:
-    lost = 0
-    for state in halted[::3][5:11]:
-        for length in cuts_of(len(state.log), number=8):
-            there = reopened(state.cut(log=length).put(tmp_path / "cut"))
-            # It was not said to be safe yet.
-            assert state.safe <= there <= state.safe + 1
-            lost += there == state.safe
-    assert lost > 10
-
-
 def test_a_log_that_is_cut_at_a_random_moment_loses_at_most_the_last_record(
     tmp_path: Path, at_random: list[State]
 ) -> None:
     logs = [state for state in at_random if state.log]
-    assert logs
     for state in logs:
         for length in cuts_of(len(state.log), number=2):
             assert state.safe <= reopened(state.cut(log=length).put(tmp_path / "cut")) <= state.safe + 1
-
-
-def test_a_log_that_is_cut_while_its_pages_are_moved_loses_nothing(
-    tmp_path: Path, halted: list[State]
-) -> None:
-    for number in (7, 17, 20):
-        before, after = halted[3 * number + 1 : 3 * number + 3]
-        for moved in range(1, len(after.file) // PAGE, 5):
-            pages = after.file[: moved * PAGE] + before.file[moved * PAGE :]
-            for length in (0, len(before.log) // 2):
-                state = replace(before, file=pages, log=before.log[:length])
-                assert reopened(state.put(tmp_path / "mixed")) == before.safe + 1
-
-
-def test_half_moved_pages_whose_log_and_copy_are_gone_are_never_taken_for_whole(
-    tmp_path: Path, halted: list[State]
-) -> None:
-    refused = 0
-    for number in (7, 15, 17):
-        before, after = halted[3 * number + 1 : 3 * number + 3]
-        for moved in range(1, len(after.file) // PAGE, 2):
-            pages = after.file[: moved * PAGE] + before.file[moved * PAGE :]
-            path = replace(before, file=pages, log=b"", spare=None).put(tmp_path / "mixed")
-            try:
-                there = reopened(path)
-            except LedgerError:
-                refused += 1
-                with Ledger.salvage(path, tmp_path / "mixed" / "new.db") as ledger:
-                    assert_whole(ledger)
-            else:
-                assert before.safe <= there <= before.safe + 1
-    assert refused > 10
 
 
 def test_the_log_is_empty_when_a_record_is_safe(halted: list[State]) -> None:
@@ -122,7 +75,7 @@ def test_the_log_is_empty_when_a_record_is_safe(halted: list[State]) -> None:
 def test_the_last_page_can_be_cut_anywhere_at_any_time(
     tmp_path: Path, halted: list[State], at_random: list[State]
 ) -> None:
-    for number, state in enumerate([*halted[::3], *halted[2::3], *at_random]):
+    for number, state in enumerate([*halted[::6], *halted[2::6], *at_random]):
         cuts = [1, PAGE] if number % 8 else [1, 2, 100, 511, 512, 513, 2048, 4000, 4095, PAGE]
         for cut in cuts:
             path = state.cut(file=-cut).put(tmp_path / "cut")
