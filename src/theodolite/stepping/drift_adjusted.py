@@ -26,6 +26,7 @@ from theodolite.anatomy.names import canonical_parameters
 from theodolite.errors import UseError
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import hessian
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.score import Loss
 
 CAP = 5.0
@@ -87,6 +88,7 @@ class DriftAdjusted:
         """Of the group with the largest."""
         self.calls = 0
 
+    @on_all_ranks
     def step(self, batch: Batches) -> None:
         """Set the learning rates for the optimizer's next step, which is to be made on this batch.
 

@@ -15,6 +15,7 @@ from theodolite.errors import UseError
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import Hessian, Linearised, Operator
 from theodolite.probes.second_order.products import require_at_least
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.rescaling import require_positive
 from theodolite.probes.second_order.score import Loss, score
 from theodolite.stepping.conjugate import End, solve
@@ -144,6 +145,7 @@ class NormalizedSmoothness:
         self.curvature, self.tolerance, self.most_products = curvature, float(tolerance), most_products
         self._model, self._loss = model, loss
 
+    @on_all_ranks
     def step(self, batch: Batches) -> Step:
         """One step on a batch `(inputs, targets)`, or on several as one: a list of pairs, a DataLoader.
 
@@ -245,6 +247,12 @@ def _operator(here: Hessian, curvature: Curvature) -> Operator:
 
 def _evaluated(objective: Objective, weights: Mapping[str, Tensor]) -> tuple[float, Tensor]:
     """Loss and gradient (P,) with other weights; the model does not see them."""
+    value, slope = objective.together(lambda: _own_evaluated(objective, weights))
+    return float(objective.averaged(lambda: value)), objective.averaged(lambda: slope)
+
+
+def _own_evaluated(objective: Objective, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of this process's batches."""
     device = objective.device
     value = torch.zeros((), dtype=torch.float64, device=device)
     slope = torch.zeros(objective.size, dtype=objective.dtype, device=device)
@@ -256,7 +264,7 @@ def _evaluated(objective: Objective, weights: Mapping[str, Tensor]) -> tuple[flo
             seed = score(objective.loss, logits, batch[1], objective.cross_entropy(logits, batch)).detach()
             found = torch.autograd.grad(logits, list(leaves.values()), seed)
         slope += share * torch.cat([each.reshape(-1) for each in found])
-    return float(objective.averaged(value)), objective.averaged(slope)
+    return value, slope
 
 
 def _decrease(loss: float, after: float, gradient: Tensor, slope: Tensor, step: Tensor) -> float:

@@ -23,6 +23,7 @@ from theodolite.probes.second_order.exact import gauss_newton_trace
 from theodolite.probes.second_order.fan import Unsupported
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import Hessian, Linearised
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.score import CrossEntropy, Loss, agrees, score
 from theodolite.probes.second_order.sweep import Coupled, Outlook, scout, sweeps
 from theodolite.workloads import Batch
@@ -104,6 +105,7 @@ class Curvature:
         )
 
 
+@on_all_ranks
 def curvature(
     model: nn.Module,
     loss: Loss,
@@ -143,14 +145,9 @@ def measure(
     objective: Objective, directions: Directions, temperatures: Sequence[float]
 ) -> tuple[Curvature, ...]:
     """The curvature at each temperature, all of them from one sweep. The objective's own has to be 1."""
-    found, route = None, "sweep"
-    try:
-        with objective.conditions():
-            found = _by_sweep(objective, directions, temperatures)
-    except (Unsupported, torch.OutOfMemoryError) as reason:
-        route = f"products: {reason}"
+    found, route = objective.together(lambda: _swept(objective, directions, temperatures))
     # All ranks go the same way: each asks the others for what they have on theirs.
-    swept = objective.averaged(torch.tensor(float(found is not None), device=objective.device))
+    swept = objective.averaged(lambda: torch.tensor(float(found is not None), device=objective.device))
     if found is not None and float(swept) == 1:
         found = [one.averaged(objective) for one in found]
     else:
@@ -189,9 +186,21 @@ class _Parts:
         """The mean over the ranks."""
         trace = math.nan if self.trace is None else self.trace
         numbers = torch.tensor([self.loss, trace], dtype=torch.float64).to(objective.device)
-        loss, trace = objective.averaged(numbers).tolist()
-        gauss_newton, residual = (objective.averaged(one) for one in (self.gauss_newton, self.residual))
+        loss, trace = objective.averaged(lambda: numbers).tolist()
+        gauss_newton = objective.averaged(lambda: self.gauss_newton)
+        residual = objective.averaged(lambda: self.residual)
         return _Parts(gauss_newton, residual, loss, None if math.isnan(trace) else trace)
+
+
+def _swept(
+    objective: Objective, directions: Directions, temperatures: Sequence[float]
+) -> tuple[list[_Parts] | None, str]:
+    """What one sweep finds, and the route; nothing where there is no way, and why."""
+    try:
+        with objective.conditions():
+            return _by_sweep(objective, directions, temperatures), "sweep"
+    except (Unsupported, torch.OutOfMemoryError) as reason:
+        return None, f"products: {reason}"
 
 
 def _by_sweep(objective: Objective, directions: Directions, temperatures: Sequence[float]) -> list[_Parts]:

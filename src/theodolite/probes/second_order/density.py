@@ -16,6 +16,7 @@ from theodolite.probes.second_order.lanczos import quadrature
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Operator, operator_of
 from theodolite.probes.second_order.products import Products, Progress, require_at_least
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.sampling import mean_of, root_of
 from theodolite.probes.second_order.score import Loss
 
@@ -121,6 +122,7 @@ class Density:
         return (curves * self.weights[:, None, :]).sum(2)
 
 
+@on_all_ranks
 def density(
     measured: Operator | nn.Module,
     loss: Loss | None = None,

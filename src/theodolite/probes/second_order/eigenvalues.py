@@ -14,6 +14,7 @@ from theodolite.probes.second_order.krylov import Krylov
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Operator, operator_of
 from theodolite.probes.second_order.products import Products, Progress, require_at_least
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.score import Loss
 
 Which = Literal["largest", "smallest", "magnitude", "ends"]
@@ -53,6 +54,7 @@ class Eigenvalues:
         return "\n".join([*rows, self.status])
 
 
+@on_all_ranks
 def eigenvalues(
     measured: Operator | nn.Module,
     loss: Loss | None = None,

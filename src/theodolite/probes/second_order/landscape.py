@@ -32,6 +32,7 @@ from theodolite.errors import UseError
 from theodolite.probes.second_order.axes import Axes, Named, State, checkpoint_axes, random_axes, require_kind
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import hessian
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.rescaling import exchanged
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.slicing import Range, Slice, second_difference, with_centre
@@ -120,6 +121,7 @@ class Landscape:
         return rows
 
 
+@on_all_ranks
 def landscape(
     model: nn.Module,
     loss: Loss,

@@ -77,7 +77,8 @@ class Objective:
         _refuse_shards(model)
         _refuse_renormed(model)
         self.group = group_of(model)
-        self._given = model
+        self.given = model
+        """The model, wrapped as it was given."""
         batch = _one_pair(batch)
         self.model, self.loss, self.batches, self.temperature = (
             unwrap(model),
@@ -106,12 +107,12 @@ class Objective:
 
     def at(self, temperature: float) -> Objective:
         """The same at another temperature."""
-        return Objective(self._given, self.loss, self.batches, parameters=self.names, temperature=temperature)
+        return Objective(self.given, self.loss, self.batches, parameters=self.names, temperature=temperature)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The chosen parameters, as the model has them now."""
-        every = dict(canonical_parameters(self._given))
+        every = dict(canonical_parameters(self.given))
         return {name: every[name] for name in self.names}
 
     @property
@@ -192,10 +193,11 @@ class Objective:
 
     def together(self, act: Callable[[], T]) -> T:
         """What `act` returns; if the model is one of several replicas, all of them fail or none does."""
-        return together(self._given, act)
+        return together(self.given, act)
 
-    def averaged(self, tensor: Tensor) -> Tensor:
-        """The mean over the ranks, if the model is one of several replicas."""
+    def averaged(self, find: Callable[[], Tensor]) -> Tensor:
+        """The mean of what each rank finds, if the model is one of several replicas; none if one fails."""
+        tensor = self.together(find)
         if self.group is not None:
             torch.distributed.all_reduce(tensor, group=self.group)
             tensor /= torch.distributed.get_world_size(self.group)

@@ -25,6 +25,7 @@ from theodolite.calling import described
 from theodolite.errors import UseError
 from theodolite.probes.second_order.graph import own_functions
 from theodolite.probes.second_order.objective import Batches, Objective
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.score import Loss, score
 from theodolite.workloads import Batch
 
@@ -46,6 +47,7 @@ class Operator:
     def __init__(self, source: Linearised, kind: Kind) -> None:
         self._source, self._kind = source, kind
         objective = source.objective
+        self._model = objective.given
         self.names = objective.names
         """Canonical names of the parameters, in the order of a vector."""
         self.shapes = objective.shapes
@@ -121,6 +123,7 @@ class Hessian(Operator):
         return self._source.value()
 
 
+@on_all_ranks
 def hessian(
     model: nn.Module,
     loss: Loss,
@@ -202,7 +205,7 @@ class Linearised:
         return float(self._mean(lambda point: torch.tensor(point.loss, dtype=torch.float64, device=device)))
 
     def _mean(self, measure: Callable[[Point], Tensor]) -> Tensor:
-        return self.objective.averaged(self.objective.together(lambda: self._own_mean(measure)))
+        return self.objective.averaged(lambda: self._own_mean(measure))
 
     def _own_mean(self, measure: Callable[[Point], Tensor]) -> Tensor:
         total: Tensor | None = None

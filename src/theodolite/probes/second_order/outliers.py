@@ -15,6 +15,7 @@ from theodolite.probes.second_order.estimate import Estimate
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Operator, operator_of
 from theodolite.probes.second_order.products import Progress, require_at_least
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.sampling import mean_of
 from theodolite.probes.second_order.score import Loss
 
@@ -63,6 +64,7 @@ class Outliers:
         )
 
 
+@on_all_ranks
 def outliers(
     measured: Operator | nn.Module,
     loss: Loss | None = None,

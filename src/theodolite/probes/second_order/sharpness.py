@@ -12,6 +12,7 @@ from theodolite.probes.second_order.eigenvalues import MOST_PRODUCTS, eigenvalue
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Operator
 from theodolite.probes.second_order.products import Progress
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.score import Loss
 
 TOLERANCE = 1e-3
@@ -43,6 +44,7 @@ class Sharpness:
         return f"λ_max {self.value:.4g} ± {self.error:.1g}, 2/λ_max {self.edge:.4g}; {self.status}"
 
 
+@on_all_ranks
 def sharpness(
     measured: Operator | nn.Module,
     loss: Loss | None = None,

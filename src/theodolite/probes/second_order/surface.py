@@ -33,6 +33,13 @@ def losses(
     A place that gives nan or infinity has that value. Each batch is drawn once and seen from all places, so a
     loader that shuffles does not tell one place from another.
     """
+    return objective.averaged(lambda: _own_losses(objective, axes, places, progress)).cpu()
+
+
+def _own_losses(
+    objective: Objective, axes: Axes, places: Tensor, progress: Callable[[float], None] | None
+) -> Tensor:
+    """Of this process's batches, on the device of the model."""
     total = torch.zeros(len(places), dtype=torch.float64)
     share_done = 0.0
     surface = _Surface(objective, axes)
@@ -48,7 +55,7 @@ def losses(
             if progress is not None:
                 progress(share_done + share * done / len(places))
         share_done += share
-    return objective.averaged(total.to(objective.device)).cpu()
+    return total.to(objective.device)
 
 
 @contextmanager

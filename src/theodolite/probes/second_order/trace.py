@@ -15,6 +15,7 @@ from theodolite.probes.second_order.estimate import Estimate
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Operator, operator_of
 from theodolite.probes.second_order.products import Products, Progress, require_at_least
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.sampling import mean_of, root_of
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.xtrace import XTrace
@@ -48,6 +49,7 @@ class Trace(Estimate):
         return f"{super().__str__()}, {self.method}; {self.status}"
 
 
+@on_all_ranks
 def trace(
     measured: Operator | nn.Module,
     loss: Loss | None = None,

@@ -33,6 +33,7 @@ from theodolite.building import in_one_line
 from theodolite.errors import UseError
 from theodolite.probes.second_order.measures import Measure, Moment, find_measures, number
 from theodolite.probes.second_order.objective import Batches, Objective
+from theodolite.probes.second_order.replicas import together
 from theodolite.probes.second_order.score import Loss
 from theodolite.writing import html_path, plain, replacing, write_whole
 
@@ -185,12 +186,11 @@ def track(
     >>> [row.step for row in tracking.rows], [round(value, 4) for value in tracking.values("sharpness")]
     ([0, 2, 4], [2.0, 2.0, 2.0])
     """
-    _check(optimizer, every, most_share)
-    measures = find_measures(measure)
-    objective = Objective(model, loss, batch)
+    measures = together(model, lambda: _checked(optimizer, measure, every, most_share))
+    objective = together(model, lambda: Objective(model, loss, batch))
     tracking = Tracking(tuple(measures), every, most_share)
     clock = _Clock(objective)
-    tracking.gradient_seconds = _time_gradient(objective)
+    tracking.gradient_seconds = together(model, lambda: _time_gradient(objective))
     tracking.measuring = clock()
     _measure(tracking, measures, model, optimizer, objective, clock, strict=True)
 
@@ -241,7 +241,7 @@ def _measure(
     notes: dict[str, str] = {}
     for name, one in measures.items():
         try:
-            values[name], errors[name] = number(name, one(moment))
+            values[name], errors[name] = together(model, lambda: number(name, one(moment)))  # noqa: B023
         except Exception as error:  # training is worth more than a measurement
             if strict:
                 raise
@@ -261,7 +261,8 @@ def _affordable(tracking: Tracking, objective: Objective, clock: _Clock) -> bool
         return True
     expected = tracking.rows[-1].seconds
     fits = tracking.measuring + expected <= tracking.most_share * (clock() + expected)
-    return bool(objective.averaged(torch.tensor(float(fits), device=objective.device)) > 0.999)
+    told = objective.averaged(lambda: torch.tensor(float(fits), device=objective.device))
+    return bool(told > 0.999)
 
 
 def _time_gradient(objective: Objective) -> float:
@@ -289,7 +290,13 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     return disabled
 
 
-def _check(optimizer: Optimizer, every: int, most_share: float | None) -> None:
+def _checked(
+    optimizer: Optimizer,
+    measure: str | Sequence[str] | Mapping[str, str | Measure],
+    every: int,
+    most_share: float | None,
+) -> dict[str, Callable[[Moment], Any]]:
+    """By name, what is measured, with all other arguments found good."""
     if not hasattr(optimizer, "register_step_post_hook"):
         raise UseError(
             f"optimizer is a {type(optimizer).__name__}, which does not tell when a step was made: give a "
@@ -299,3 +306,4 @@ def _check(optimizer: Optimizer, every: int, most_share: float | None) -> None:
         raise UseError(f"every is {every!r}: it has to be a whole number of at least 1")
     if most_share is not None and not 0 < most_share < 1:
         raise UseError(f"most_share is {most_share!r}: it is a part of all time, as 0.1")
+    return find_measures(measure)

@@ -10,10 +10,12 @@ from theodolite.errors import UseError
 from theodolite.probes.second_order.curvature import Curvature, measure
 from theodolite.probes.second_order.directions import draw
 from theodolite.probes.second_order.objective import Batches, Objective
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.rescaling import scaled
 from theodolite.probes.second_order.score import Loss
 
 
+@on_all_ranks
 def along_temperature(
     model: nn.Module,
     loss: Loss,
@@ -42,6 +44,7 @@ def along_temperature(
     return measure(objective, rays, temperatures)
 
 
+@on_all_ranks
 def along_scale(
     model: nn.Module,
     loss: Loss,

@@ -18,6 +18,7 @@ from torch import nn
 from theodolite.errors import UseError
 from theodolite.probes.second_order.axes import Axes
 from theodolite.probes.second_order.objective import Batches
+from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.surface import losses
 from theodolite.probes.steps.direction import Direction
@@ -63,6 +64,7 @@ class Profile:
         )
 
 
+@on_all_ranks
 def profile(
     model: nn.Module,
     loss: Loss,

@@ -102,6 +102,6 @@ def least_of_all(objective: Objective, value: float) -> float:
     """The least over the ranks, if the model is one of several replicas; all of them have to have one."""
     if objective.group is None:
         return value
-    least = torch.tensor(value, dtype=torch.float64, device=objective.device)
+    least = objective.together(lambda: torch.tensor(value, dtype=torch.float64, device=objective.device))
     torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN, group=objective.group)
     return float(least)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from theodolite.errors import UseError
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import Hessian, Operator, hessian
-from theodolite.probes.second_order.replicas import together
+from theodolite.probes.second_order.replicas import on_all_ranks, together
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.sharpness import Sharpness
 from theodolite.probes.second_order.sharpness import sharpness as measure_sharpness
@@ -123,6 +123,7 @@ class Radius:
         return float(finite.median()) if len(finite) else math.inf
 
 
+@on_all_ranks
 def radius(
     model: nn.Module,
     loss: Loss,
@@ -244,4 +245,5 @@ def _curvature(operator: Operator, unit: Mapping[str, Tensor]) -> tuple[float, s
 
 def _mean_of_all(objective: Objective, value: float) -> float:
     """Over the ranks of a replicated model."""
-    return float(objective.averaged(torch.tensor(value, dtype=torch.float64, device=objective.device)))
+    own = torch.tensor(value, dtype=torch.float64, device=objective.device)
+    return float(objective.averaged(lambda: own))

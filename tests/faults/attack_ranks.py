@@ -1,0 +1,58 @@
+"""One of two processes fails in a probe that both take part in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import ranks
+from .attack import Attack
+
+
+def _failing_ranks(count: int, folder: Path) -> Iterator[str | None]:
+    """Two processes are started once; a try that hangs ends them, and all that follow fail."""
+    source = Path(__file__).parents[2] / "src"
+    env = {**os.environ, "PYTHONPATH": str(source), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    printed = folder / "printed"
+    with printed.open("w", encoding="utf-8") as stream:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", ranks.__file__, folder, str(rank), str(count)],
+                stdout=stream,
+                stderr=stream,
+                env=env,
+            )
+            for rank in range(2)
+        ]
+        # An exchange that nobody answers is given up by the process group, so both end.
+        for process in processes:
+            process.wait()
+    both = [
+        [json.loads(line) for line in (folder / f"rank {rank}").read_text(encoding="utf-8").splitlines()]
+        for rank in range(2)
+    ]
+    tries = itertools.islice(itertools.cycle(ranks.TRIES), count)
+    said = printed.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+    for (probe, failure, bad), here in itertools.zip_longest(tries, zip(*both, strict=False)):
+        if here is None:
+            yield f"{probe}, {failure} on rank {bad}: a rank has waited in vain or ended: {said}"
+        elif not all(one.pop("in step") for one in here):
+            yield f"{probe}, {failure} on rank {bad}: the ranks are no longer in step"
+        else:
+            yield ranks.judged(probe, failure, bad, list(here))
+
+
+ATTACKS = [
+    Attack(
+        "one rank of a DistributedDataParallel fails within a probe",
+        "all ranks leave with that error, or with the same result; the next probe works",
+        _failing_ranks,
+        few=32,
+        many=256,
+    )
+]
