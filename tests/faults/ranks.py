@@ -1,4 +1,6 @@
-"""One of two processes that hold replicas of a model and measure together: `python ranks.py FOLDER RANK TRIES`.
+"""One of two processes that hold replicas of a model and measure together.
+
+    python ranks.py FOLDER RANK TRIES
 
 In each try one of them fails in its own way. Both write what came of it, one line of JSON for each try.
 """
