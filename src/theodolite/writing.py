@@ -82,7 +82,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file so that a reader sees the old one or the new one, never a half."""
     try:
         with replacing(path) as part:
-            part.write_text(text, encoding="utf-8")
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UseError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -43,6 +43,11 @@ def test_a_function_that_returns_one_will_do(file: Path) -> None:
     assert workload(f"{file}:make").name == "made"
 
 
+def test_the_path_may_have_no_utf8(file: Path) -> None:
+    odd = file.rename(file.with_name("odd\udc80.py"))
+    assert workload(f"{odd}:mine").name == "mine"
+
+
 def test_the_path_may_be_relative(file: Path, monkeypatch) -> None:
     monkeypatch.chdir(file.parent)
     assert workload("mymodel.py:mine").name == "mine"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -84,7 +85,7 @@ def _from_file(file: Path, name: str) -> Workload:
 def _import(file: Path) -> ModuleType:
     if not file.is_file():
         raise UseError(f"{file} is not there (looked for {file.absolute()})")
-    unique = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
+    unique = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(f"theodolite_user_{file.stem}_{unique}", file.absolute())
     assert spec is not None
     assert spec.loader is not None
