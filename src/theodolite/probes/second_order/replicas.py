@@ -33,6 +33,8 @@ class OtherRankError(Exception):
     handles the one in its process handles the other here, so that both go on or neither does.
     """
 
+    _known_to_all = True
+
 
 class _OtherUseError(OtherRankError, UseError):
     pass
@@ -109,15 +111,13 @@ def _agree(group: Any, device: torch.device, error: Exception | None) -> None:
     if float(worst) < 0:
         return
     culprit, kind = divmod(int(worst), len(_KINDS))
-    said = (in_one_line(error) if error is not None else "").encode()[:MOST_BYTES]
+    said = (in_one_line(error) if error is not None else "").encode(errors="replace")[:MOST_BYTES]
     text = torch.zeros(MOST_BYTES, dtype=torch.uint8, device=device)
     text[: len(said)] = torch.tensor(list(said), dtype=torch.uint8, device=device)
     dist.broadcast(text, dist.get_global_rank(group, culprit), group=group)
     if error is None:
         why = bytes(text.tolist()).rstrip(b"\0").decode(errors="ignore")
-        found = _KINDS[kind][1](f"rank {culprit} could not do its part, so none did: {why}")
-        found._known_to_all = True  # type: ignore[attr-defined]
-        raise found
+        raise _KINDS[kind][1](f"rank {culprit} could not do its part, so none did: {why}")
 
 
 def _is_known(error: BaseException | None) -> bool:
