@@ -78,7 +78,7 @@ def damage(change: Change, count: int, folder: Path) -> Iterator[str | None]:
 
 PROMISE = "it is told and left aside, and the run is equal to one that was never stopped, bit for bit"
 ATTACKS = [
-    Attack("a bit is flipped in a checkpoint", PROMISE, partial(damage, flip_a_bit), 8, 400),
-    Attack("512 bytes of a checkpoint are overwritten", PROMISE, partial(damage, overwrite_a_sector), 4, 200),
-    Attack("a checkpoint is cut short", PROMISE, partial(damage, cut), 4, 200),
+    Attack("a bit is flipped in a checkpoint", PROMISE, partial(damage, flip_a_bit), 6, 400),
+    Attack("512 bytes of a checkpoint are overwritten", PROMISE, partial(damage, overwrite_a_sector), 3, 200),
+    Attack("a checkpoint is cut short", PROMISE, partial(damage, cut), 3, 200),
 ]

@@ -197,7 +197,7 @@ def imported_wrong(file: Path, folder: Path) -> str | None:
 AS_WRITTEN = "what is read is what was written, or it is refused; salvage leaves out and names the rest"
 REFUSED = "what is imported is what was exported, or it is refused"
 ATTACKS = [
-    Attack("a bit is flipped in a ledger", AS_WRITTEN, partial(damage_ledgers, flip_a_bit), 25, 500),
+    Attack("a bit is flipped in a ledger", AS_WRITTEN, partial(damage_ledgers, flip_a_bit), 15, 500),
     Attack(
         "a bit is flipped in a ledger's first page",
         AS_WRITTEN,
@@ -209,7 +209,7 @@ ATTACKS = [
         "512 bytes of a ledger are overwritten",
         AS_WRITTEN,
         partial(damage_ledgers, overwrite_a_sector),
-        15,
+        10,
         300,
     ),
     Attack(

@@ -18,6 +18,7 @@ import pytest
 
 import theodolite
 from theodolite.errors import UseError
+from theodolite.fleet import schema
 from theodolite.fleet.ledger import Ledger, LedgerError
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
@@ -275,6 +276,13 @@ def test_tables_of_another_version_are_refused(tmp_path: Path, version: int) -> 
     for use in (opened, Ledger.read):
         with pytest.raises(UseError, match=rf"has tables of version {version}, .* knows version 2. Read it"):
             use(tmp_path)
+
+
+def test_a_comment_in_a_definition_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(schema, "TABLES", schema.TABLES.replace("-- UTC", "-- the time in UTC"))
+        opened(tmp_path).close()
+    Ledger.read(tmp_path).close()
 
 
 def changed(path: Path, statement: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,8 @@ from theodolite.writing import plain_text
 APPLICATION = 0x54484C47
 """`THLG` in the file's header: this is a ledger, not just any SQLite file."""
 VERSION = 2
-"""Of the tables. A ledger of any other is refused."""
+"""Of the definitions below. A change of one, other than of a comment, takes a new number: a ledger whose
+definitions are not those of its version is damaged."""
 FREE_PAGES = 8
 """How many pages of the file are unused, at least, when it was made longer."""
 
@@ -205,4 +207,9 @@ def _objects_as_created() -> Objects:
 
 def _objects(connection: sqlite3.Connection) -> Objects:
     """The definitions of tables, indexes, triggers and the view. One letter of a view makes other numbers."""
-    return frozenset(connection.execute("SELECT type, name, COALESCE(sql, '') FROM sqlite_master"))
+    found = connection.execute("SELECT type, name, COALESCE(sql, '') FROM sqlite_master").fetchall()
+    return frozenset((kind, name, _uncommented(str(sql))) for kind, name, sql in found)
+
+
+def _uncommented(sql: str) -> str:
+    return " ".join(re.sub("--.*", "", sql).split())
