@@ -253,3 +253,43 @@ def test_a_checkpoint_that_a_killed_driver_left_of_a_settled_run_goes(tmp_path: 
     left.write_text("its driver was killed before it could go")
     assert conduct(RUNS[:1], shelf, engine="serial", means=means).before == 1
     assert not left.parent.exists()
+
+
+HELPED = """
+import helper
+import theodolite as th
+from torch import nn
+
+def batch(seed, step):
+    from package.inner import shifted
+    return shifted(seed, step)
+
+workload = th.Workload("helped", helper.build, batch, nn.functional.cross_entropy)
+"""
+
+
+@pytest.mark.parametrize(
+    "edited", ["mine.py", "helper.py", "package/inner.py", "package/deep.py", "package/__init__.py"]
+)
+def test_modules_beside_a_workload_count_as_its_source(tmp_path: Path, edited: str) -> None:
+    from theodolite.fleet import environment
+
+    (tmp_path / "package").mkdir()
+    (tmp_path / "mine.py").write_text(HELPED)
+    (tmp_path / "helper.py").write_text(tiny.FILE.read_text())
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "inner.py").write_text("from .deep import *\nfrom . import deep\n")
+    (tmp_path / "package" / "deep.py").write_text("from helper import batch as shifted\n")
+    (tmp_path / "unused.py").write_text("a = 1\n")
+    run = dataclasses.replace(RUNS[0], workload=f"{tmp_path}/mine.py:workload", steps=1)
+    runs = [run, dataclasses.replace(run, seed=5)]
+    with Ledger.open(tmp_path / "out", name="helped", spec={}) as ledger:
+        assert conduct(runs[:1], ledger, engine="serial").ok
+        (tmp_path / "unused.py").write_text("a = 2\n")
+        environment._environment.cache_clear()
+        assert environment.environment(run.workload)["workload_source"] in ledger.sources()[run.workload]
+        with (tmp_path / edited).open("a") as file:
+            file.write("# another version\n")
+        environment._environment.cache_clear()
+        with pytest.raises(UseError, match=r"its file or a module beside it is another"):
+            conduct(runs, ledger, engine="serial")

@@ -13,7 +13,7 @@ from theodolite.errors import UseError
 from theodolite.fleet.engine import Engine, Means, serial
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
-from theodolite.fleet.training import targets_in, workload_of
+from theodolite.fleet.training import conditions, targets_in, workload_of
 
 ENGINES = ("auto", "serial", "processes", "vectorised", "ray")
 
@@ -79,7 +79,8 @@ def _on_card(runs: Sequence[Run], means: Means) -> tuple[str, Engine]:
     others: list[Run] = []
     for run in runs:
         try:
-            families.setdefault(kin(run, workload_of(run, means.workloads)), []).append(run)
+            with conditions(run, means.workloads):
+                families.setdefault(kin(run, workload_of(run, means.workloads)), []).append(run)
         except Exception:  # whatever it is, the run itself will say it
             others.append(run)
     together: list[Run] = []
@@ -121,7 +122,8 @@ def _seconds(run: Run, means: Means) -> float:
     2·10¹⁰ of them in a second, and to call them takes half a millisecond a block.
     """
     try:
-        targets = targets_in(workload_of(run, means.workloads).draw(run.seed, 0))
+        with conditions(run, means.workloads):
+            targets = targets_in(workload_of(run, means.workloads).draw(run.seed, 0))
     except Exception:  # whatever it is, the run itself will say it
         return 0.0
     return run.steps * run.size.depth * (6 * 12 * run.size.width**2 * targets / 2e10 + 5e-4)

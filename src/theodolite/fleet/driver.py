@@ -126,8 +126,8 @@ def _refuse_changed(runs: Sequence[Run], sources: Mapping[str, set[str]]) -> Non
         now = environment(workload)["workload_source"]
         if now is not None and sources.get(workload, set()) - {now}:
             raise UseError(
-                f"{workload} has changed since runs in this ledger were made with it: its file is another. "
-                "Undo the change to go on, or give another folder for the new version"
+                f"{workload} has changed since runs in this ledger were made with it: its file or a module "
+                "beside it is another. Undo the change to go on, or give another folder for the new version"
             )
 
 

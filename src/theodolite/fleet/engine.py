@@ -10,6 +10,7 @@ from pathlib import Path
 
 from theodolite.fleet.checkpoint import Checkpoint
 from theodolite.fleet.environment import environment
+from theodolite.fleet.isolation import Own
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import Workloads, attempt
@@ -53,7 +54,7 @@ class Means:
             return None
         # A run that was begun with another version of its workload's file is not gone on with.
         source = environment(run.workload)["workload_source"]
-        path = self.checkpoints / f"{run.identity}{f'-{source}' if source else ''}.safetensors"
+        path = self.checkpoints.absolute() / f"{run.identity}{f'-{source}' if source else ''}.safetensors"
         return Checkpoint(path, self.checkpoint_seconds, self.said)
 
     def for_worker(self) -> Means:
@@ -88,10 +89,12 @@ def serial(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
 
 
 def attempt_in_worker(
-    run: Run, workloads: Workloads, means: Means, engine: str
+    run: Run, workloads: Workloads, means: Means, engine: str, settings: Own | None = None
 ) -> tuple[Outcome, tuple[str, ...]]:
     """The outcome, and what there is to tell of it where the driver is."""
     lines: list[str] = []
     checkpoint = dataclasses.replace(means, said=lines.append).checkpoint(run)
-    outcome = attempt(run, workloads, device=means.device, engine=engine, checkpoint=checkpoint)
+    outcome = attempt(
+        run, workloads, device=means.device, engine=engine, checkpoint=checkpoint, settings=settings
+    )
     return outcome, tuple(lines)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 import theodolite
@@ -38,19 +40,88 @@ def environment(workload: str) -> Environment:
 @functools.cache
 def _source_of_package() -> str:
     folder = Path(theodolite.__file__).parent
-    digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    return _digest(folder, sorted(folder.rglob("*.py")))
 
 
 def _source_of_workload(workload: str) -> str | None:
-    """The hash of the file that a workload was looked up in; None of one that is part of the package."""
+    """The hash of the file that a workload was looked up in, and of the modules beside it that it imports.
+
+    None of a workload that is part of the package.
+    """
     path = Path(workload.removeprefix("hf:") if workload.startswith("hf:") else workload.rpartition(":")[0])
     path = path.expanduser()
     if path.is_dir() and workload.startswith("hf:"):
         path /= "config.json"
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
+    if not path.is_file():
+        return None
+    path = path.resolve()
+    modules = modules_of(path)
+    if len(modules) == 1:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return _digest(path.parent, modules)
+
+
+def modules_of(file: Path) -> list[Path]:
+    """A Python file, and all that it imports from its own folder and from packages below, in order.
+
+    They are found by reading: what is imported under a condition or within a function counts, wherever it is
+    asked. A module whose name is put together while the program runs is not found.
+    """
+    found: set[Path] = set()
+    waiting = {file}
+    while waiting:
+        one = waiting.pop()
+        found.add(one)
+        waiting |= set(_imported(one, file.parent)) - found
+    return sorted(found)
+
+
+def _imported(file: Path, folder: Path) -> Iterator[Path]:
+    """The files below the folder that one of them imports."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # it cannot be imported either
+        return
+    package = file.parent.relative_to(folder).parts
+    for node in ast.walk(tree):
+        for name in _names(node, package):
+            if all(part.isidentifier() or part == "*" for part in name):
+                yield from _files(folder, name)
+
+
+def _names(node: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The modules that a statement may import, as seen from the folder of the first file."""
+    if isinstance(node, ast.Import):
+        yield from (tuple(alias.name.split(".")) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package[: len(package) - node.level + 1] if node.level else ()
+        module = (*above, *(node.module.split(".") if node.module else ()))
+        yield module
+        yield from ((*module, alias.name) for alias in node.names)
+    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = node.args[0].value
+        if called in ("import_module", "__import__") and isinstance(name, str):
+            yield tuple(name.strip(".").split("."))
+
+
+def _files(folder: Path, name: tuple[str, ...]) -> Iterator[Path]:
+    """What Python runs to import a module: the packages that it is in, and its own file."""
+    if name[:1] == ("theodolite",):  # it has a hash of its own
+        return
+    for end in range(1, len(name) + 1):
+        here = folder.joinpath(*name[:end])
+        if name[end - 1] == "*":
+            yield from here.parent.glob("*.py")
+        else:
+            yield from (file for file in (here / "__init__.py", here.with_suffix(".py")) if file.is_file())
+
+
+def _digest(folder: Path, files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _version(package: str) -> str | None:

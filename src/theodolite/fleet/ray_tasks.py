@@ -21,10 +21,11 @@ import torch
 from theodolite.building import in_one_line
 from theodolite.errors import UseError
 from theodolite.fleet.engine import Means, attempt_in_worker, cost
+from theodolite.fleet.isolation import ON_THIS_MACHINE, Own
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.pool import RETRIES
 from theodolite.fleet.run import Run
-from theodolite.fleet.training import failed, workload_of
+from theodolite.fleet.training import failed, settings_of, workload_of
 from theodolite.workloads import Workload
 
 _TOKEN = secrets.token_hex(32)
@@ -86,13 +87,14 @@ def _outcome(ray: Any, reference: Any, run: Run, start: float, means: Means) -> 
 def _attempt(run: Run, shipped: bytes | None, means: Means) -> tuple[Outcome, tuple[str, ...]]:
     """The task."""
     try:
-        workloads = {} if shipped is None else {run.workload: _loaded(shipped)}
+        workload, settings = (None, None) if shipped is None else _loaded(shipped)
     except Exception as error:
         raise UseError(
             f"workload {run.workload!r} did not arrive at a Ray worker: {in_one_line(error)}. Install what "
             "it imports there, or give path/to/file.py:name, which is sent with the files beside it"
         ) from error
-    outcome, lines = attempt_in_worker(run, workloads, means, "ray")
+    workloads = {} if workload is None else {run.workload: workload}
+    outcome, lines = attempt_in_worker(run, workloads, means, "ray", settings)
     checkpoint = means.checkpoint(run)
     if checkpoint is not None and outcome.settled:
         checkpoint.forget()  # the folder of a node need not be the driver's, who forgets it otherwise
@@ -100,14 +102,14 @@ def _attempt(run: Run, shipped: bytes | None, means: Means) -> tuple[Outcome, tu
 
 
 @functools.lru_cache(maxsize=16)
-def _loaded(shipped: bytes) -> Workload:
+def _loaded(shipped: bytes) -> tuple[Workload, Own]:
     """The same object for the same bytes, so that its anatomy is found once in a process."""
-    workload: Workload = pickle.loads(shipped)
-    return workload
+    loaded: tuple[Workload, Own] = pickle.loads(shipped)
+    return loaded
 
 
 def _shipped(run: Run, means: Means) -> bytes | None:
-    """The workload of a run with the code of its own file; None if every node knows it by its name."""
+    """The workload of a run with the code and settings of its file; None if every node knows its name."""
     if run.workload not in means.workloads and ":" not in run.workload:
         return None
     from ray import cloudpickle
@@ -116,11 +118,13 @@ def _shipped(run: Run, means: Means) -> bytes | None:
         workload = workload_of(run, means.workloads)
     except UseError:  # the task finds the same, and says so in its outcome
         return None
+    settings = {} if run.workload in means.workloads else settings_of(run.workload)
+    there = {name: value for name, value in settings.items() if name not in ON_THIS_MACHINE}
     beside = _modules_beside(run.workload)
     for module in beside:
         cloudpickle.register_pickle_by_value(module)
     try:
-        data: bytes = cloudpickle.dumps(workload)
+        data: bytes = cloudpickle.dumps((workload, there))
     except Exception as error:
         raise UseError(
             f"workload {run.workload!r} cannot be sent to Ray: {in_one_line(error)}. Make what its functions "

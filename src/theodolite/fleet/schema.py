@@ -44,7 +44,7 @@ CREATE TABLE environments (
     identity TEXT NOT NULL PRIMARY KEY,
     theodolite TEXT,
     source TEXT,  -- hash of the package's files
-    workload_source TEXT,  -- hash of the file that the workload is in
+    workload_source TEXT,  -- hash of the workload's file and modules beside it
     python TEXT, torch TEXT, numpy TEXT, platform TEXT
 );
 

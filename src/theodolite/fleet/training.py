@@ -21,6 +21,7 @@ from theodolite.anatomy import Anatomy, dissect
 from theodolite.building import untouched_randomness
 from theodolite.fleet.accuracy import accuracies
 from theodolite.fleet.checkpoint import Checkpoint
+from theodolite.fleet.isolation import Own, isolated
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
 from theodolite.optim.planned import Planned
@@ -34,6 +35,7 @@ from theodolite.rules import MATRIX_RULES
 from theodolite.size import Size
 from theodolite.workloads import Batch, Workload
 from theodolite.workloads import workload as look_up
+from theodolite.workloads.lookup import put_neighbours_first
 
 LOOK_EVERY = 25
 """Steps between looks at the losses where looking means waiting for the device."""
@@ -96,11 +98,17 @@ def attempt(
     device: str = "cpu",
     engine: str = "serial",
     checkpoint: Checkpoint | None = None,
+    settings: Own | None = None,
 ) -> Outcome:
-    """`train`, with any exception as a failed outcome. The engine's name is put on it."""
+    """`train`, with any exception as a failed outcome. The engine's name is put on it.
+
+    It begins with standard settings and leaves none behind, see `isolated`. If they are given, `settings` are
+    those of the workload's file, else that is asked for them.
+    """
     start = time.perf_counter()
     try:
-        outcome = train(run, workload_of(run, workloads), device=device, checkpoint=checkpoint)
+        with conditions(run, workloads) if settings is None else isolated(settings):
+            outcome = train(run, workload_of(run, workloads), device=device, checkpoint=checkpoint)
     except (Exception, SystemExit):  # a workload that exits ends its run, not the others
         return failed(run, traceback.format_exc(), time.perf_counter() - start, device, engine)
     return dataclasses.replace(outcome, engine=engine)
@@ -113,7 +121,24 @@ def failed(run: Run, error: str, seconds: float, device: str, engine: str) -> Ou
 
 def workload_of(run: Run, workloads: Workloads) -> Workload:
     """What the run trains: handed over, or looked up by its name, once in a process."""
-    return workloads[run.workload] if run.workload in workloads else _looked_up(run.workload)
+    return workloads[run.workload] if run.workload in workloads else _looked_up(run.workload)[0]
+
+
+@contextlib.contextmanager
+def conditions(run: Run, workloads: Workloads) -> Iterator[None]:
+    """Under which the code of a workload is called: standard settings, and those that its file has made."""
+    if run.workload in workloads:
+        with isolated():
+            yield
+    else:
+        with isolated(settings_of(run.workload)):
+            put_neighbours_first(run.workload)
+            yield
+
+
+def settings_of(workload: str) -> Own:
+    """Those that the file of a workload makes when it is imported, such as another default dtype."""
+    return _looked_up(workload)[1]
 
 
 def planned(run: Run, workload: Workload) -> Plan:
@@ -158,8 +183,10 @@ def anatomy_of(workload: Workload, size: Size) -> Anatomy:
 
 
 @functools.lru_cache(maxsize=64)
-def _looked_up(name: str) -> Workload:
-    return look_up(name)
+def _looked_up(name: str) -> tuple[Workload, Own]:
+    with isolated() as settings:
+        workload = look_up(name)
+    return workload, settings
 
 
 @functools.lru_cache(maxsize=16)

@@ -24,6 +24,7 @@ from theodolite.fleet.training import (
     LOOK_EVERY,
     TARGETS,
     arithmetic,
+    conditions,
     failed,
     outcome_of,
     planned,
@@ -52,7 +53,8 @@ def vectorised(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
     families: dict[str, list[Run]] = {}
     for run in runs:
         try:
-            families.setdefault(kin(run, workload_of(run, means.workloads)), []).append(run)
+            with conditions(run, means.workloads):
+                families.setdefault(kin(run, workload_of(run, means.workloads)), []).append(run)
         except Exception:
             yield failed(run, traceback.format_exc(), 0.0, means.device, ENGINE)
     for family in families.values():
@@ -69,11 +71,12 @@ def why_not(run: Run, means: Means) -> str | None:
     Two of them are made for a few steps, together and alone, and have to come out alike.
     """
     try:
-        workload = workload_of(run, means.workloads)
-        key = workload, kin(run, workload), means.device
-        if key not in _reasons:
-            _reasons[key] = _why_not(run, workload, means)
-        return _reasons[key]
+        with conditions(run, means.workloads):
+            workload = workload_of(run, means.workloads)
+            key = workload, kin(run, workload), means.device
+            if key not in _reasons:
+                _reasons[key] = _why_not(run, workload, means)
+            return _reasons[key]
     except Exception as error:
         return in_one_line(error)
 
@@ -184,7 +187,12 @@ def _together(runs: Sequence[Run], means: Means, *, compiled: bool) -> list[Outc
     workload, device = workload_of(runs[0], means.workloads), means.device
     if compiled:
         torch.compiler.reset()  # it gives up after eight networks; what it has on the disk is found again
-    with untouched_randomness(runs[0].seed), arithmetic(runs[0], device), warnings.catch_warnings():
+    with (
+        conditions(runs[0], means.workloads),
+        untouched_randomness(runs[0].seed),
+        arithmetic(runs[0], device),
+        warnings.catch_warnings(),
+    ):
         # Of operations that vmap takes model by model: slower, but right.
         warnings.filterwarnings("ignore", message=".*batching rule.*")
         models = stack(runs, workload, device)
@@ -242,7 +250,11 @@ def _room(run: Run, means: Means) -> int:
         _free(means.device)
         torch.cuda.reset_peak_memory_stats(means.device)
         before = torch.cuda.memory_allocated(means.device)
-        with untouched_randomness(run.seed), arithmetic(run, means.device):
+        with (
+            conditions(run, means.workloads),
+            untouched_randomness(run.seed),
+            arithmetic(run, means.device),
+        ):
             program = Program(stack([run], workload, means.device), workload, means.device)
             program.step()
         torch.cuda.synchronize(means.device)

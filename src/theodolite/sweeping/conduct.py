@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from theodolite.errors import UseError
 from theodolite.fleet.engine import Means
+from theodolite.fleet.isolation import isolated
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Grid, Run
@@ -124,7 +125,8 @@ def sweep(
     spec = _spec(first, base, [*grid.axes], space)
     folder = check_folder(out)
     check_engine(engine, device=device, address=address, resources=resources)
-    check_runs(grid.runs, found, folder)
+    with isolated():  # as the runs themselves
+        check_runs(grid.runs, found, folder)
     means = Means(
         workloads={} if isinstance(workload, str) else {name: found},
         device=device,

@@ -31,7 +31,8 @@ def workload(spec: str) -> Workload:
             - `path/to/file.py:name`, a `Workload` in a file of yours, or a function without arguments that
               returns one. As with `python file.py`, modules beside the file come before installed ones, also
               when `build` imports them later. Of two files with a `helper.py` each, each imports its own; a
-              function that imports one only when it is called gets that of the file looked up last;
+              function that imports one only when it is called gets that of the file looked up last, and in
+              a run that of its own file;
             - `hf:path/to/config.json`, a causal language model of transformers, or the folder of its config.
 
     >>> workload("mlp-mixture").name
@@ -58,6 +59,14 @@ def workload(spec: str) -> Workload:
         f"there is no workload {spec!r}.{guess} Built in are {', '.join(known)}; yours is "
         "path/to/file.py:name, a Hugging Face config is hf:path/to/config.json"
     )
+
+
+def put_neighbours_first(spec: str) -> None:
+    """Let functions of a workload's file import the modules beside it, not those of a file looked up later."""
+    file, colon, _ = spec.rpartition(":")
+    folder = Path(file).expanduser().resolve().parent
+    if colon and file.endswith(".py") and folder.is_dir():
+        _put_first(folder)
 
 
 def _from_file(file: Path, name: str) -> Workload:

@@ -1,0 +1,252 @@
+"""What a run finds set in its process, and that it leaves nothing set behind.
+
+A run's numbers depend on its value alone: not on what ran before it in the same process, nor on what the
+caller has set. So every run begins with torch's own settings, as a fresh process has them, and at its end
+everything is as it was before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from theodolite.building import untouched_randomness
+
+Own = Mapping[str, Any]
+"""By name, the settings that a workload's file has made while it was imported. They hold for its runs."""
+
+ON_THIS_MACHINE = ("folder", "sys.path", "warnings")
+"""Those that mean nothing elsewhere."""
+
+
+@contextlib.contextmanager
+def isolated(own: Own | None = None) -> Iterator[dict[str, Any]]:
+    """A block that begins with standard settings and leaves none behind.
+
+    Standard are torch's: float32 and the CPU by default, gradients, no anomaly mode, no deterministic
+    algorithms, no autocast, full float32 precision, all backends. Folder, environment variables, `sys.path`
+    and filters of warnings are the caller's. Random numbers are those of seed 0.
+
+    Args:
+        own: settings of a file, as an earlier block gave them.
+
+    Yields:
+        a dictionary, which after the block holds what was set in it.
+
+    >>> torch.set_default_dtype(torch.float64)
+    >>> with isolated() as changed:
+    ...     print(torch.get_default_dtype())
+    ...     torch.set_default_dtype(torch.bfloat16)
+    torch.float32
+    >>> torch.get_default_dtype(), changed
+    (torch.float64, {'default dtype': torch.bfloat16})
+    >>> torch.set_default_dtype(torch.float32)
+    """
+    before = {name: each.read() for name, each in _SETTINGS.items()}
+    standard = {name: each.standard for name, each in _SETTINGS.items() if each.standard is not _CALLERS}
+    start = _with(before | standard, own or {})
+    changed: dict[str, Any] = {}
+    # Modes of a block, such as no_grad, are left with it: inference mode that is off turns gradients on.
+    with torch.inference_mode(False), untouched_randomness(0):
+        try:
+            _put(start)
+            yield changed
+            now = {name: each.read() for name, each in _SETTINGS.items()}
+            changed |= {name: _change(start[name], now[name]) for name in now if now[name] != start[name]}
+        finally:
+            _put(before)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    standard: Any
+
+
+_CALLERS = object()
+"""Standard is what the caller has."""
+
+
+_NUMPYS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+
+
+def _put(state: Mapping[str, Any]) -> None:
+    for name, setting in _SETTINGS.items():
+        if setting.read() != state[name]:
+            setting.write(state[name])
+
+
+def _with(state: dict[str, Any], own: Own) -> dict[str, Any]:
+    """The settings, with those of a file over them. Of variables and paths it may be a few of many."""
+    changed = dict(own)
+    if "environment" in changed:
+        merged = state["environment"] | changed["environment"]
+        changed["environment"] = {name: value for name, value in merged.items() if value is not None}
+    if "sys.path" in changed:
+        first = changed["sys.path"]
+        changed["sys.path"] = [*first, *(entry for entry in state["sys.path"] if entry not in first)]
+    return state | changed
+
+
+def _change(before: Any, now: Any) -> Any:
+    if isinstance(now, dict):
+        return {name: now.get(name) for name in before | now if now.get(name) != before.get(name)}
+    return now
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return None
+
+
+def _change_folder(folder: str | None) -> None:
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    for name, value in variables.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _set_path(entries: list[str]) -> None:
+    sys.path[:] = entries
+
+
+def _set_filters(filters: list[Any]) -> None:
+    warnings.filters[:] = filters  # type: ignore[index]
+    with warnings.catch_warnings():  # which makes known that they have changed
+        pass
+
+
+def _default_device() -> Any:
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _deterministic() -> tuple[bool, bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
+
+
+def _set_deterministic(flags: tuple[bool, bool, bool]) -> None:
+    torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
+    torch.utils.deterministic.fill_uninitialized_memory = flags[2]  # type: ignore[attr-defined]
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+def _flushes_denormal() -> bool:
+    return (torch.full((1,), 1e-40, dtype=torch.float32, device="cpu") * 1).item() == 0
+
+
+def _matmul_precision() -> str | None:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set in the new way, which is read and written below
+        return None
+
+
+def _set_matmul_precision(precision: str | None) -> None:
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _autocast(device: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def _set_autocast(device: str, state: tuple[bool, torch.dtype]) -> None:
+    torch.set_autocast_enabled(device, state[0])
+    torch.set_autocast_dtype(device, state[1])
+
+
+def _flag(path: str, standard: Any) -> dict[str, _Setting]:
+    """An attribute below torch.backends; not every version has all."""
+    owner, _, name = path.rpartition(".")
+
+    def read() -> Any:
+        return getattr(operator.attrgetter(owner)(torch.backends) if owner else torch.backends, name)
+
+    def write(value: Any) -> None:
+        setattr(operator.attrgetter(owner)(torch.backends) if owner else torch.backends, name, value)
+
+    try:
+        read()
+    except (AttributeError, RuntimeError):
+        return {}
+    return {f"torch.backends.{path}": _Setting(read, write, standard)}
+
+
+def _attention(kind: str) -> dict[str, _Setting]:
+    backends = torch.backends.cuda
+    read, write = getattr(backends, f"{kind}_sdp_enabled", None), getattr(backends, f"enable_{kind}_sdp", None)
+    return {f"{kind} attention": _Setting(read, write, True)} if read and write else {}
+
+
+_SETTINGS: dict[str, _Setting] = {
+    "folder": _Setting(_folder, _change_folder, _CALLERS),
+    "environment": _Setting(lambda: dict(os.environ), _set_environment, _CALLERS),
+    "sys.path": _Setting(lambda: list(sys.path), _set_path, _CALLERS),
+    "warnings": _Setting(lambda: list(warnings.filters), _set_filters, _CALLERS),
+    "numpy errors": _Setting(np.geterr, lambda kinds: np.seterr(**kinds), _NUMPYS),
+    "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    "default device": _Setting(_default_device, torch.set_default_device, None),
+    "gradients": _Setting(torch.is_grad_enabled, torch.set_grad_enabled, True),
+    "threads": _Setting(torch.get_num_threads, torch.set_num_threads, _CALLERS),
+    "deterministic algorithms": _Setting(_deterministic, _set_deterministic, (False, False, True)),
+    "anomaly mode": _Setting(_anomaly, lambda state: torch.autograd.set_detect_anomaly(*state), (False, True)),
+    "flush denormal": _Setting(_flushes_denormal, torch.set_flush_denormal, False),
+    "autocast on cpu": _Setting(
+        lambda: _autocast("cpu"), lambda state: _set_autocast("cpu", state), (False, torch.bfloat16)
+    ),
+    "autocast on cuda": _Setting(
+        lambda: _autocast("cuda"), lambda state: _set_autocast("cuda", state), (False, torch.float16)
+    ),
+    "autocast cache": _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, True),
+    "matmul precision": _Setting(_matmul_precision, _set_matmul_precision, "highest"),
+    # From the general to the special: one that says nothing follows the one before.
+    **_flag("fp32_precision", "none"),
+    **_flag("cuda.matmul.fp32_precision", "none"),
+    **_flag("cudnn.fp32_precision", "none"),
+    **_flag("cudnn.conv.fp32_precision", "tf32"),
+    **_flag("cudnn.rnn.fp32_precision", "tf32"),
+    **_flag("mkldnn.fp32_precision", "none"),
+    **_flag("mkldnn.matmul.fp32_precision", "none"),
+    **_flag("mkldnn.conv.fp32_precision", "none"),
+    **_flag("mkldnn.rnn.fp32_precision", "none"),
+    **_flag("cuda.matmul.allow_fp16_reduced_precision_reduction", True),
+    **_flag("cuda.matmul.allow_bf16_reduced_precision_reduction", True),
+    **_flag("cuda.matmul.allow_fp16_accumulation", False),
+    **_flag("cudnn.enabled", True),
+    **_flag("cudnn.benchmark", False),
+    **_flag("cudnn.deterministic", False),
+    **_flag("mkldnn.enabled", True),
+    **_flag("mkldnn.deterministic", False),
+    **_attention("flash"),
+    **_attention("mem_efficient"),
+    **_attention("math"),
+    **_attention("cudnn"),
+}
+"""In the order in which they are put back."""
