@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from theodolite import UseError
-from theodolite.fleet.pool import Failure, pooled
+from theodolite.fleet.pool import Failure, _Worker, pooled
+
+from ..faults.waiting import is_alive, wait_until
 
 UNGUARDED = """
 from theodolite.fleet.pool import pooled
@@ -53,17 +56,65 @@ def test_a_worker_that_is_spent_is_not_used_again(errands: ModuleType) -> None:
     assert found["process 1"] != found["process 2"]
 
 
-def test_closing_kills_the_workers_within_a_second(tmp_path: Path, errands: ModuleType) -> None:
+def test_closing_kills_the_workers(tmp_path: Path, errands: ModuleType) -> None:
     sleep, watch = (errands.sleep_long, tmp_path), (errands.sleepers, tmp_path)
     results = pooled(errands.call, [sleep, sleep, watch], 3)
     _, workers = next(results)
-    start = time.monotonic()
     results.close()
-    assert time.monotonic() - start < 1
     assert len(workers) == 2
     for worker in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
+
+
+def test_a_worker_whose_time_is_over_is_killed_and_another_goes_on(
+    tmp_path: Path, errands: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "note"
+    # Not by the clock, which may be slow: once it hangs, its time is over.
+    monkeypatch.setattr(_Worker, "is_late", lambda worker, timeout: worker.task and note.exists() and hangs(worker))
+
+    def hangs(worker: _Worker[str]) -> bool:
+        return worker.task.item == f"hang {note}"
+
+    found = dict(pooled(errands.answer, [f"hang {note}", "process 1"], 1, timeout=0.01))
+    assert found[f"hang {note}"] == Failure("it was ended after 0.01 s, the time limit", "")
+    hung = int(note.read_text())
+    assert found["process 1"] != hung
+    assert not is_alive(hung)
+
+
+def test_the_time_limit_is_that_of_the_clock() -> None:
+    worker: _Worker[str] = _Worker(None, None)  # type: ignore[arg-type]
+    assert not worker.is_late(0.0)  # it has nothing to do
+    worker.since = -math.inf
+    assert not worker.is_late(None)
+    assert worker.is_late(1e9)
+    worker.since = math.inf
+    assert not worker.is_late(1e9)
+
+
+SLOW_TO_IMPORT = """
+import os, sys, time
+if __name__ == "__main__":
+    from theodolite.fleet.pool import pooled
+    list(pooled(int, ["3"], 1))
+else:  # as a worker imports it
+    with open("worker.part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("worker.part", "worker")
+    time.sleep(600)
+"""
+
+
+def test_a_worker_that_is_still_importing_ends_with_its_driver(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SLOW_TO_IMPORT)
+    with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path) as driver:
+        wait_until((tmp_path / "worker").exists)
+        worker = int((tmp_path / "worker").read_text())
+        assert is_alive(worker)
+        driver.send_signal(signal.SIGKILL)
+    wait_until(lambda: not is_alive(worker))
 
 
 def test_what_does_not_pickle_is_refused_before_any_process_is_started() -> None:

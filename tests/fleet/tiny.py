@@ -33,7 +33,7 @@ def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def faulty_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Seed 1 is killed at step 3, once; 2 whenever it comes there; 3 is NaN at 5; 4 raises; 5 exits."""
+    """Seed 1 is killed at step 3, once; 2 whenever it comes there; 3 is NaN at 5; 4 raises; 5 and 6 exit."""
     inputs, targets = batch(seed, step)
     if step == 3 and seed in (1, 2):
         note = Path(os.environ["TINY_FOLDER"], f"killed {seed}")
@@ -47,6 +47,10 @@ def faulty_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
         raise ArithmeticError("the fourth seed is bad")
     if step == 3 and seed == 5:
         raise SystemExit("enough")
+    if step == 3 and seed == 6:
+        with Path(os.environ["TINY_FOLDER"], "exited").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        os._exit(7)
     return inputs, targets
 
 
@@ -56,6 +60,20 @@ def slow_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
         with Path(os.environ["TINY_FOLDER"], f"worker {os.getpid()}").open("a") as file:
             file.write(f"{seed} {step}\n")
         time.sleep(0.02)
+    return batch(seed, step)
+
+
+GATE = 20
+
+
+def gated_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """Each worker notes what it draws. At the gate it waits, unless the file `open` lists its seed."""
+    if "TINY_FOLDER" in os.environ:
+        folder = Path(os.environ["TINY_FOLDER"])
+        with (folder / f"worker {os.getpid()}").open("a") as file:
+            file.write(f"{seed} {step}\n")
+        while step == GATE and str(seed) not in (folder / "open").read_text().split():
+            time.sleep(0.01)
     return batch(seed, step)
 
 
@@ -72,6 +90,7 @@ def held_out(seed: int, step: int) -> tuple[Tensor, Tensor]:
 plain = _workload("plain", batch)
 faulty = _workload("faulty", faulty_batch)
 slow = _workload("slow", slow_batch)
+gated = _workload("gated", gated_batch)
 
 
 def run(name: str = "plain", seed: int = 0, *, steps: int = 8, width: int = 16, **fields: object) -> Run:

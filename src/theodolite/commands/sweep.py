@@ -80,6 +80,10 @@ def sweep(
         list[str] | None,
         typer.Option(metavar="NAME=AMOUNT", help="What a run takes of it, as in GPU=0.25; may be repeated."),
     ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="A run that takes longer has failed; no limit if not given."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Which base learning rate is best at each size, and does it transfer?
@@ -145,6 +149,7 @@ def sweep(
         chunk=chunk,
         address=address,
         resources=_resources(resource),
+        timeout=timeout,
         progress=Shown(),
         **fields,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ def choose(engine: str, runs: Sequence[Run], means: Means) -> tuple[str, Engine]
 
     `auto` is Ray where a cluster was named or this process is connected to one. Otherwise on a GPU it is
     `vectorised`, with processes for the runs that it cannot do; on a CPU it is processes, or `serial` where
-    starting them would take longer than they save.
+    starting them would take longer than they save. With a time limit it is processes.
 
     >>> choose("serial", [], Means())[0]
     'serial'
@@ -38,6 +39,8 @@ def choose(engine: str, runs: Sequence[Run], means: Means) -> tuple[str, Engine]
         near = difflib.get_close_matches(str(engine), ENGINES, n=1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
         raise UseError(f"there is no engine {engine!r}.{guess} It is one of {', '.join(ENGINES)}")
+    if means.timeout is not None:
+        return _with_limit(engine, runs, means)
     if engine != "auto":
         return engine, _named(engine)
     if means.address or os.environ.get("RAY_ADDRESS") or _is_connected_to_ray():
@@ -46,6 +49,24 @@ def choose(engine: str, runs: Sequence[Run], means: Means) -> tuple[str, Engine]
         return _on_card(runs, means)
     name = _apart(runs, means)
     return name, _named(name)
+
+
+def _with_limit(engine: str, runs: Sequence[Run], means: Means) -> tuple[str, Engine]:
+    """Only a process can be ended that hangs."""
+    limit = means.timeout
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
+        raise UseError(f"timeout is {limit!r}: give the seconds that a run may take, such as 600")
+    if engine not in ("auto", "processes") or means.address:
+        other = "ray" if engine == "auto" else engine
+        raise UseError(
+            f"timeout is {limit:g} s, and the engine {other!r} cannot end a run that takes longer: take "
+            "engine 'processes', or leave the timeout out"
+        )
+    from theodolite.fleet.processes import why_not
+
+    if (reason := why_not(runs, means)) is not None:
+        raise UseError(f"timeout is {limit:g} s, which needs runs in processes of their own: {reason}")
+    return "processes", _named("processes")
 
 
 def _named(engine: str) -> Engine:

@@ -33,6 +33,7 @@ class Means:
         checkpoint_seconds: between two of them.
         address: of a Ray cluster; None for one on this machine, or the one Ray finds.
         resources: of one run on a Ray cluster, such as {"CPU": 1, "GPU": 0.1}.
+        timeout: seconds that a run may take; one that takes longer has failed. Only processes can be ended.
         begun: called when work on a run begins.
         said: called with a line that is worth telling, such as a worker that was lost.
     """
@@ -45,6 +46,7 @@ class Means:
     checkpoint_seconds: float = 60.0
     address: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
+    timeout: float | None = None
     begun: Callable[[Run], None] = _unheard
     said: Callable[[str], None] = _unheard
 

@@ -7,12 +7,13 @@ import os
 import pickle
 import signal
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection, resource_tracker, spawn
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Literal, TypeVar
@@ -21,7 +22,7 @@ from theodolite.building import in_one_line
 from theodolite.errors import UseError
 
 RETRIES = 2
-"""How often an item is tried again whose worker was lost."""
+"""How often an item is tried again whose worker was killed."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,12 +46,14 @@ def pooled(
     begun: Callable[[Item], None] = lambda item: None,
     said: Callable[[str], None] = lambda line: None,
     spent: Callable[[Result | Failure], bool] = lambda result: False,
+    timeout: float | None = None,
 ) -> Generator[tuple[Item, Result | Failure], None, None]:
     """Every item with its result, in the order in which they end.
 
-    An exception is the `Failure` of its item. A worker that dies takes only its item with it, which goes to
-    another worker, `RETRIES` times at most. Closing the iterator kills all workers; they also end when the
-    driver is killed. A Ctrl-C is the driver's to answer.
+    An exception is the `Failure` of its item. So is the end of a worker that ends itself, which it would do
+    again. A worker that is killed, by which most often the system frees memory, takes only its item with it:
+    that is tried again when the others are done, alone, `RETRIES` times at most. Closing the iterator kills
+    all workers; they also end when the driver is killed. A Ctrl-C is the driver's to answer.
 
     Args:
         function: of a module, a partial of one, or any object that pickles.
@@ -59,6 +62,7 @@ def pooled(
         begun: called when an item is handed to a worker.
         said: called with a line when a worker was lost.
         spent: is a worker not to be used again that gave this result?
+        timeout: seconds after which a worker is killed that has no result yet: a `Failure`.
     """
     try:
         shipped = pickle.dumps(function)
@@ -67,22 +71,27 @@ def pooled(
     except Exception as error:
         raise UseError(f"{function} cannot be sent to another process: {in_one_line(error)}") from error
     waiting = deque(_Task(item) for item in items)
+    lost: deque[_Task[Item]] = deque()
     workers: list[_Worker[Item]] = []
     try:
-        while waiting or any(worker.task for worker in workers):
+        while waiting or lost or any(worker.task for worker in workers):
+            if not waiting and lost and not any(worker.task for worker in workers):
+                waiting.append(lost.popleft())
             _hand_out(waiting, workers, jobs, begun)
-            for worker in _ready(workers):
+            for worker in _ready(workers, timeout):
                 task, (kind, content) = worker.task, worker.received(shipped)
                 if kind == "refusal":
                     raise UseError(content)
                 if kind == "loss":
                     workers.remove(worker)
-                    lost = worker.ended()
-                    if task is not None and task.tries < RETRIES:
-                        said(f"{task.item}: {lost}. It is tried again")
-                        waiting.appendleft(_Task(task.item, task.tries + 1))
+                    end, was_killed = worker.ended()
+                    if task is not None and not was_killed:
+                        yield task.item, Failure(end, "")
+                    elif task is not None and task.tries < RETRIES:
+                        said(f"{task.item}: {end}. It is tried again alone, after the others")
+                        lost.append(_Task(task.item, task.tries + 1))
                     elif task is not None:
-                        yield task.item, Failure(f"{lost}, {RETRIES + 1} times", "")
+                        yield task.item, Failure(f"{end}, {RETRIES + 1} times", "")
                 elif kind == "result":
                     assert task is not None
                     worker.task = None
@@ -90,6 +99,11 @@ def pooled(
                         workers.remove(worker)
                         worker.kill()
                     yield task.item, content
+            for worker in [worker for worker in workers if worker.is_late(timeout)]:
+                assert worker.task is not None
+                workers.remove(worker)
+                worker.kill()
+                yield worker.task.item, Failure(f"it was ended after {timeout:g} s, the time limit", "")
     finally:
         for worker in workers:
             worker.process.kill()
@@ -121,9 +135,13 @@ def _hand_out(
         begun(task.item)
 
 
-def _ready(workers: Sequence[_Worker[Item]]) -> list[_Worker[Item]]:
-    """Wait until some of them have sent something, or have died."""
-    signs = connection.wait([sign for worker in workers for sign in (worker.pipe, worker.process.sentinel)])
+def _ready(workers: Sequence[_Worker[Item]], timeout: float | None) -> list[_Worker[Item]]:
+    """Wait until some of them have sent something, or have died, or the time of one is over."""
+    since = [worker.since for worker in workers if worker.since is not None]
+    left = None if timeout is None or not since else max(min(since) + timeout - time.monotonic(), 0.0)
+    signs = connection.wait(
+        [sign for worker in workers for sign in (worker.pipe, worker.process.sentinel)], left
+    )
     return [worker for worker in workers if worker.pipe in signs or worker.process.sentinel in signs]
 
 
@@ -135,6 +153,8 @@ class _Worker(Generic[Item]):
     pipe: Connection
     is_ready: bool = False
     task: _Task[Item] | None = None
+    since: float | None = None
+    """When it was sent the item that it works on."""
 
     @staticmethod
     def started() -> _Worker[Item]:
@@ -142,14 +162,15 @@ class _Worker(Generic[Item]):
         context = multiprocessing.get_context("spawn")
         pipe, its_pipe = context.Pipe()
         process = context.Process(target=_work, args=(its_pipe,), daemon=True)
-        process.start()
+        with _watching():
+            process.start()
         its_pipe.close()  # with its own copy gone too, the pipe ends, which is how its death is seen
         return _Worker(process, pipe)
 
     def take(self, task: _Task[Item]) -> None:
         self.task = task
         if self.is_ready:
-            self._send(pickle.dumps(task.item))
+            self._begin(task)
 
     def received(self, shipped: bytes) -> _Message:
         """What it has sent. It says first that it is ready; then it is sent the function, then items."""
@@ -163,16 +184,21 @@ class _Worker(Generic[Item]):
             self.is_ready = True
             self._send(shipped)
             if self.task is not None:
-                self._send(pickle.dumps(self.task.item))
+                self._begin(self.task)
+        elif message[0] == "result":
+            self.since = None
         return message
+
+    def is_late(self, timeout: float | None) -> bool:
+        return timeout is not None and self.since is not None and time.monotonic() >= self.since + timeout
 
     def kill(self) -> None:
         self.process.kill()
         self.process.join()
         self.pipe.close()
 
-    def ended(self) -> str:
-        """How a process that was lost has ended."""
+    def ended(self) -> tuple[str, bool]:
+        """How a process that was lost has ended, and whether it was killed."""
         self.process.join()
         self.pipe.close()
         code = self.process.exitcode or 0
@@ -182,9 +208,13 @@ class _Worker(Generic[Item]):
                 "script, start runs under `if __name__ == '__main__':`, or every worker starts them again"
             )
         if code >= 0:
-            return f"its worker ended itself with exit code {code}"
+            return f"its worker ended itself with exit code {code}", False
         name = signal.Signals(-code).name
-        return f"its worker was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        return f"its worker was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else ""), True
+
+    def _begin(self, task: _Task[Item]) -> None:
+        self._send(pickle.dumps(task.item))
+        self.since = time.monotonic()
 
     def _send(self, data: bytes) -> None:
         with suppress(OSError):  # it has died, which is seen where it is waited for
@@ -202,14 +232,54 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_WATCH = """
+import os, sys, threading, time
+def watch():
+    while os.getppid() == {driver}:
+        time.sleep(0.1)
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+if {by_system} and sys.platform == "linux":
+    try:
+        import ctypes
+        ctypes.CDLL(None).prctl(1, 9)
+    except (ImportError, OSError, AttributeError):
+        pass
+"""
+"""What a worker does first, before it imports anything that takes long: it watches whether the driver lives.
+
+On Linux the system also kills it (PR_SET_PDEATHSIG, SIGKILL), even while a library is loaded that stops all
+threads of Python. It does so when the thread ends that has started it, so that has to be the main thread.
+"""
+_starting = threading.Lock()
+
+
+@contextmanager
+def _watching() -> Iterator[None]:
+    """Put `_WATCH` at the head of the program of processes that are started."""
+    by_system = threading.current_thread() is threading.main_thread()
+    head = _WATCH.format(driver=os.getpid(), by_system=by_system)
+
+    def watched(**keywords: Any) -> list[str]:
+        command = usual(**keywords)
+        program = command.index("-c") + 1
+        command[program] = f"{head}\n{command[program]}"
+        return command
+
+    with _starting:
+        usual = spawn.get_command_line
+        spawn.get_command_line = watched
+        try:
+            yield
+        finally:
+            spawn.get_command_line = usual
+
+
 def _work(pipe: Connection) -> None:
     """The life of a worker."""
     import torch
 
     torch.set_num_threads(1)
-    driver = multiprocessing.parent_process()
-    assert driver is not None
-    threading.Thread(target=_end_with, args=(driver,), daemon=True).start()
     pipe.send(("ready", None))
     try:
         function = pickle.loads(pipe.recv_bytes())
@@ -225,8 +295,3 @@ def _answer(function: Callable[[Item], Result], item: Item) -> bytes:
         return pickle.dumps(("result", function(item)))
     except (Exception, SystemExit) as error:
         return pickle.dumps(("result", Failure(in_one_line(error), traceback.format_exc())))
-
-
-def _end_with(driver: BaseProcess) -> None:
-    driver.join()
-    os._exit(1)

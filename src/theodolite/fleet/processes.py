@@ -25,7 +25,7 @@ from theodolite.workloads import Workload
 def processes(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
     """`means.jobs` runs at a time, the longest first, each in a process with one thread.
 
-    A worker that is killed loses only its run, which is tried again elsewhere. Workloads that were handed
+    A worker that is killed loses only its run, which is tried again after the others. Workloads that were handed
     over as objects have to pickle; those with a name are looked up in the worker.
     """
     begun: dict[str, float] = {}
@@ -40,6 +40,7 @@ def processes(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
         max(means.jobs, 1),
         begun=note_begun,
         said=means.said,
+        timeout=means.timeout,
         spent=_broken if torch.device(means.device).type == "cuda" else lambda result: False,
     )
     with closing(results):

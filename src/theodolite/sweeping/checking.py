@@ -34,15 +34,20 @@ def check_folder(out: str | Path) -> Path:
 
 
 def check_engine(
-    engine: str, *, device: str, address: str | None, resources: Mapping[str, float] | None
+    engine: str,
+    *,
+    device: str,
+    address: str | None,
+    resources: Mapping[str, float] | None,
+    timeout: float | None = None,
 ) -> None:
-    """Is there such an engine, has it the device, and has Ray what is for Ray?
+    """Is there such an engine, has it the device, can it end a run, and has Ray what is for Ray?
 
     >>> check_engine("serial", device="gpu", address=None, resources=None)
     Traceback (most recent call last):
     theodolite.errors.UseError: device is 'gpu': it is cpu, cuda or cuda:1
     """
-    name, _ = choose(engine, (), Means(address=address))
+    name, _ = choose(engine, (), Means(address=address, timeout=timeout))
     for what, value in (("address", address), ("resources", resources)):
         if value and engine not in ("ray", "auto"):
             raise UseError(

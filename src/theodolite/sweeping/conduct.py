@@ -54,6 +54,7 @@ def sweep(
     chunk: int | None = None,
     address: str | None = None,
     resources: Mapping[str, float] | None = None,
+    timeout: float | None = None,
     progress: Progress | None = None,
     **fields: Any,
 ) -> Sweep:
@@ -90,6 +91,8 @@ def sweep(
         chunk: most models in one program of the vectorised engine.
         address: of a Ray cluster.
         resources: of one run on it, such as `{"GPU": 0.25}`.
+        timeout: seconds that a run may take; one that takes longer has failed. The runs are then made in
+            processes, which can be ended.
         progress: told what happens, such as `theodolite.fleet.progress.Shown()`.
         fields: further fields of all runs, see `theodolite.fleet.run.Run`: `weight_decay`, `schedule`,
             `final`, `precision`, `held_out`, `every`, `probes`, `options`, …
@@ -124,7 +127,7 @@ def sweep(
     scale_of(over, _values(swept[over]))
     spec = _spec(first, base, [*grid.axes], space)
     folder = check_folder(out)
-    check_engine(engine, device=device, address=address, resources=resources)
+    check_engine(engine, device=device, address=address, resources=resources, timeout=timeout)
     with isolated():  # as the runs themselves
         check_runs(grid.runs, found, folder)
     means = Means(
@@ -135,6 +138,7 @@ def sweep(
         checkpoints=folder / "checkpoints",
         address=address,
         resources=resources or {},
+        timeout=timeout,
     )
     with Ledger.open(folder, name=f"sweep of {name}", spec=spec) as ledger:
         maker = Maker(ledger, engine, means, progress or Progress())
