@@ -22,7 +22,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,9 +127,12 @@ class Driver:
 
     def __init__(self, path: Path, mode: str) -> None:
         command = [sys.executable, __file__, str(path), mode]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
-        self.out = self.process.stdout
+        assert self.process.stdin is not None
+        self.out, self.held = self.process.stdout, self.process.stdin
 
     def next(self) -> str:
         """What it prints next: the identity of a record that is safe."""
@@ -152,6 +154,7 @@ class Driver:
         self.process.kill()
         self.process.wait()
         self.out.close()
+        self.held.close()
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,8 @@ def main(path: Path, mode: str) -> None:
             number += 1
             if mode == "fork":
                 if os.fork() == 0:
-                    time.sleep(3)
+                    print("forked", flush=True)
+                    sys.stdin.read()  # until nobody holds the other end any more
                     os._exit(0)
                 signal.pause()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors
@@ -14,6 +17,9 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.fleet.checkpoint import Checkpoint
+from theodolite.fleet.driver import conduct
+from theodolite.fleet.engine import Means
+from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
 from theodolite.rules import RULES
@@ -160,11 +166,56 @@ def test_a_checkpoint_that_cannot_be_written_is_told_once_and_the_run_goes_on(tm
 
 def test_nothing_is_left_when_it_is_forgotten(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
-    (tmp_path / ".state.safetensors.123.part").write_text("a worker was killed while it wrote this")
+    _leave_part(tmp_path / "state.safetensors.123.part")
     train(tiny.run(), tiny.plain, checkpoint=Checkpoint(file, 0))
     assert file.exists()
     Checkpoint(file).forget()
     assert list(tmp_path.iterdir()) == []
+
+
+def _leave_part(folder: Path) -> None:
+    """What a worker leaves that is killed while it writes."""
+    folder.mkdir(parents=True)
+    (folder / ".tmpQx3f1z").write_text("safetensors writes here first")
+
+
+def test_a_checkpoint_is_written_whoever_removes_its_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another driver that shares the folder finds it empty, again and again, and removes it."""
+    file, removed, make = tmp_path / "folder" / "state.safetensors", 0, os.mkdir
+
+    def mkdir(path: str, mode: int = 0o777, **keywords: Any) -> None:
+        nonlocal removed
+        if removed < 5 and Path(path).parent == file.parent:
+            with contextlib.suppress(OSError):
+                file.parent.rmdir()
+                removed += 1
+        make(path, mode, **keywords)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    said: list[str] = []
+    file.parent.mkdir()
+    train(tiny.run(steps=1), tiny.plain, checkpoint=Checkpoint(file, 0, said.append))
+    assert said == []
+    assert removed == 5
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+def test_the_driver_removes_the_folder_only_when_no_worker_is_left(tmp_path: Path) -> None:
+    """While a run is at work its folder stays, also when the last checkpoint of the others has gone."""
+    folder = tmp_path / "checkpoints"
+    there: list[bool] = []
+
+    class Watching(Progress):
+        def ended(self, outcome: object) -> None:
+            there.append(folder.exists())
+
+    _leave_part(folder / "gone.safetensors.1.part")  # of a run that nobody asks for any more
+    means = Means(checkpoints=folder, checkpoint_seconds=0)
+    conduct([tiny.run(seed=seed, steps=2) for seed in (0, 1)], tiny.Shelf(), engine="serial", means=means, progress=Watching())
+    assert there == [True, True]
+    assert not folder.exists()
 
 
 def tiny_steps(file: Path) -> int:

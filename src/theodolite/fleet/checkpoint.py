@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.building import in_one_line
+
+
+PART = ".part"
+
+
+def clear(folder: Path) -> None:
+    """Remove what workers left that were killed while they wrote, and the folder if that was all.
+
+    No worker may be at work there: it could be about to write its first checkpoint.
+    """
+    for part in folder.glob(f"*{PART}"):
+        shutil.rmtree(part, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 @dataclass
@@ -44,7 +59,6 @@ class Checkpoint:
         try:
             parts = {"values": values, "model": _own(model), "optimizer": optimizer.state_dict()}
             about = json.dumps(_packed({**parts, "random": _random(model)}, tensors))
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._beside() as beside:
                 save_file(tensors, beside, {"state": about, "digest": _digest(about, tensors)})
                 beside.replace(self.path)
@@ -84,9 +98,10 @@ class Checkpoint:
 
     def forget(self) -> None:
         """The run is over: remove the file, and what a worker left that was killed while it wrote."""
-        for file in (self.path, *self.path.parent.glob(f".{self.path.name}.*.part")):
-            with contextlib.suppress(OSError):
-                file.unlink()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        for part in self.path.parent.glob(f"{self.path.name}.*{PART}"):
+            shutil.rmtree(part, ignore_errors=True)
 
     def _read(self) -> dict[str, Any]:
         from safetensors import safe_open
@@ -99,13 +114,17 @@ class Checkpoint:
         return _unpacked(json.loads(about["state"]), tensors)
 
     @contextlib.contextmanager
-    def _beside(self) -> Any:
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+    def _beside(self) -> Iterator[Path]:
+        """A name to write to: in a folder of its own, since safetensors writes yet another file beside it."""
+        folder = self.path.with_name(f"{self.path.name}.{os.getpid()}{PART}")
+        for _ in range(100):
+            with contextlib.suppress(FileNotFoundError):  # another driver may remove an empty folder just now
+                folder.mkdir(parents=True, exist_ok=True)
+                break
         try:
-            yield beside
+            yield folder / "state"
         finally:
-            with contextlib.suppress(OSError):
-                beside.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:

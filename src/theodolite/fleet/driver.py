@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from theodolite.errors import UseError
+from theodolite.fleet.checkpoint import clear
 from theodolite.fleet.choosing import choose
 from theodolite.fleet.engine import Engine, Means
 from theodolite.fleet.environment import environment
@@ -106,6 +107,8 @@ def conduct(
     except KeyboardInterrupt:
         stopped = True
     finally:
+        if means.checkpoints is not None:  # now that no worker is left
+            clear(means.checkpoints)
         progress.closed()
     statuses = [outcome.status for outcome in outcomes]
     return Report(
@@ -143,12 +146,10 @@ def _closing(engine: Engine, runs: Sequence[Run], means: Means) -> Iterator[Iter
 
 
 def _forget(run: Run, means: Means) -> None:
-    """Once the outcome is safe, what was kept on the way can go; the folder with the last of it."""
+    """Once the outcome is safe, what was kept on the way can go."""
     checkpoint = means.checkpoint(run)
     if checkpoint is not None:
         checkpoint.forget()
-        with suppress(OSError):
-            checkpoint.path.parent.rmdir()
 
 
 def _runs(count: int) -> str:

@@ -83,6 +83,7 @@ class Ledger:
                 with _explained(file), _transaction(connection):
                     if schema.is_empty(connection):
                         schema.create(connection, name, spec)
+                lock.hold_file()
                 ledger = cls(file, connection, lock)
                 ledger._clear_log()
                 _refuse_another(ledger, plain_text(name), json.loads(json.dumps(spec)))

@@ -30,11 +30,14 @@ def file_of(path: str | Path) -> Path:
     studies/transfer/ledger.sqlite old.db
     """
     path = Path(path).expanduser()
-    if path.suffix.lower() in SUFFIXES and not path.is_dir():
-        return path
-    if path.is_file():
-        raise UseError(f"{path} is a file, and its name does not end in .sqlite or .db: it is not a ledger")
-    return path / "ledger.sqlite"
+    if path.suffix.lower() not in SUFFIXES or path.is_dir():
+        if path.is_file():
+            raise UseError(
+                f"{path} is a file, and its name does not end in .sqlite or .db: it is not a ledger"
+            )
+        path /= "ledger.sqlite"
+    # What lies beside a ledger, the lock and SQLite's log, lies beside the file that a link leads to.
+    return path.resolve() if path.is_symlink() else path
 
 
 def lock(path: Path) -> Lock:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
+import sqlite3
+import tempfile
 from pathlib import Path
 
 _DIGEST = hashlib.sha256().digest_size
@@ -39,19 +42,44 @@ def drop_if_moved(path: Path) -> None:
 
 
 def restore(path: Path) -> None:
-    """Give a log that was cut short its end again; the lock is held.
+    """Give a log that was cut short its end again, or one that is gone to a file that needs it.
 
-    A log that is gone was moved. One that does not begin like the copy belongs to something later.
+    The lock is held. A log that does not begin like the copy belongs to something later. One that is gone or
+    empty may have been moved, and more records after it: then the file has more than the copy gives it.
     """
     with contextlib.suppress(FileNotFoundError):
         copy = _spare_of(path).read_bytes()
         kept, digest = copy[:-_DIGEST], copy[-_DIGEST:]
-        log = _log_of(path).read_bytes()
-        if len(log) < len(kept) and kept.startswith(log) and hashlib.sha256(kept).digest() == digest:
-            with _log_of(path).open("r+b") as file:
+        log = _log_of(path).read_bytes() if _log_of(path).exists() else b""
+        is_longer = len(log) < len(kept) and kept.startswith(log)
+        if is_longer and hashlib.sha256(kept).digest() == digest and (log or _is_needed(path, kept)):
+            with _log_of(path).open("wb") as file:
                 file.write(kept)
                 file.flush()
                 os.fsync(file.fileno())
+
+
+def _is_needed(path: Path, kept: bytes) -> bool:
+    """Is a file sound with this log, and has it no fewer records than without? It works on copies."""
+    with tempfile.TemporaryDirectory() as folder:
+        without, copy = Path(folder, "without"), Path(folder, "with")
+        for each in (without, copy):
+            shutil.copyfile(path, each)
+        _log_of(copy).write_bytes(kept)
+        records = _records(copy)
+        return records is not None and records >= (_records(without, sound=False) or 0)
+
+
+def _records(path: Path, *, sound: bool = True) -> int | None:
+    """How many attempts a ledger has; None if that cannot be read, or if it is damaged and has to be sound."""
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            if sound and connection.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
+                return None
+            (count,) = connection.execute("SELECT COUNT(*) FROM attempts").fetchone()
+            return int(count)
+    except sqlite3.Error:
+        return None
 
 
 def is_left(path: Path) -> bool:
