@@ -68,6 +68,31 @@ def test_a_log_that_is_cut_at_a_random_moment_loses_at_most_the_last_record(
             assert state.safe <= reopened(state.cut(log=length).put(tmp_path / "cut")) <= state.safe + 1
 
 
+def test_half_moved_pages_whose_log_is_gone_are_mended_from_its_copy(
+    tmp_path: Path, halted: list[State]
+) -> None:
+    for number in (7, 17, 20):
+        before, after = halted[3 * number + 1 : 3 * number + 3]
+        for moved in range(0, len(after.file) // PAGE + 1, 5):
+            pages = after.file[: moved * PAGE] + before.file[moved * PAGE :]
+            path = replace(before, file=pages).put(tmp_path / "gone")
+            Path(f"{path}-wal").unlink()
+            assert reopened(path) == before.safe + 1
+            assert not Path(f"{path}-spare").exists()
+
+
+def test_an_older_copy_of_the_log_undoes_nothing(tmp_path: Path, halted: list[State]) -> None:
+    """As when its driver was killed before it could drop it, and another program has moved what came later."""
+    for number in (7, 17, 20):
+        old, later = halted[3 * number + 1], halted[3 * number + 8]
+        for log in (b"", None):
+            path = replace(later, spare=old.spare).put(tmp_path / "old")
+            assert later.log == b""
+            if log is None:
+                Path(f"{path}-wal").unlink()
+            assert reopened(path) == later.safe + 1  # it stopped before it could say so
+
+
 def test_the_log_is_empty_when_a_record_is_safe(halted: list[State]) -> None:
     assert [(len(state.log), state.spare) for state in halted[2::3]] == [(0, None)] * 24
 

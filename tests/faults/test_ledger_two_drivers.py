@@ -67,6 +67,7 @@ def test_a_second_one_that_goes_another_way_is_refused(
             assert checked(first) == 2
     if "hard link" in way:
         other.unlink()
+        assert list(other.parent.iterdir()) == []
     with open_ledger(path) as ledger:
         assert checked(ledger) >= 1
 

@@ -227,6 +227,22 @@ def test_on_a_card_what_cannot_be_made_together_is_made_apart(monkeypatch: pytes
     assert choose("auto", runs[2:], means)[0] == "serial"
 
 
+def test_a_time_limit_is_for_runs_in_processes() -> None:
+    assert choose("auto", RUNS[:1], Means(timeout=60, jobs=1))[0] == "processes"
+    assert choose("processes", RUNS[:1], Means(timeout=0.5))[0] == "processes"
+    for engine in ("serial", "vectorised", "ray"):
+        with pytest.raises(UseError, match=f"timeout is 60 s, and the engine '{engine}' cannot end a run"):
+            choose(engine, RUNS, Means(timeout=60))
+    with pytest.raises(UseError, match="the engine 'ray' cannot end a run"):
+        choose("auto", RUNS, Means(timeout=60, address="head:6379"))
+    given = {"mine": dataclasses.replace(tiny.plain, loss=lambda logits, targets: logits.sum())}
+    with pytest.raises(UseError, match=r"timeout is 60 s, which needs .* workload 'mine' cannot be sent"):
+        choose("auto", [dataclasses.replace(RUNS[0], workload="mine")], Means(given, timeout=60))
+    for wrong in (0, -1, float("nan"), float("inf"), True):
+        with pytest.raises(UseError, match="give the seconds that a run may take, such as 600"):
+            choose("auto", RUNS, Means(timeout=wrong))
+
+
 def test_a_workload_whose_file_has_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     """Two versions of a file are two workloads, whatever they are called."""
     from theodolite.fleet import environment

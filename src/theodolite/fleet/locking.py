@@ -32,6 +32,8 @@ class Lock:
         try:
             self.hold_file()
         except BaseException:
+            if not os.fstat(self._handle).st_size:  # nobody has left it behind
+                self._lock_file.unlink(missing_ok=True)
             os.close(self._handle)
             raise
         self.was_left_behind = os.fstat(self._handle).st_size > 0
