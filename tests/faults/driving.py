@@ -127,9 +127,7 @@ class Driver:
 
     def __init__(self, path: Path, mode: str) -> None:
         command = [sys.executable, __file__, str(path), mode]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdin is not None
         self.out, self.held = self.process.stdout, self.process.stdin

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,9 @@ def test_a_log_that_is_cut_at_a_random_moment_loses_at_most_the_last_record(
 def test_half_moved_pages_whose_log_is_gone_are_mended_from_its_copy(
     tmp_path: Path, halted: list[State]
 ) -> None:
-    for number in (7, 17, 20):
+    for number in (7, 17):
         before, after = halted[3 * number + 1 : 3 * number + 3]
-        for moved in range(0, len(after.file) // PAGE + 1, 5):
+        for moved in range(0, len(after.file) // PAGE + 1, 8):
             pages = after.file[: moved * PAGE] + before.file[moved * PAGE :]
             path = replace(before, file=pages).put(tmp_path / "gone")
             Path(f"{path}-wal").unlink()
@@ -82,7 +83,7 @@ def test_half_moved_pages_whose_log_is_gone_are_mended_from_its_copy(
 
 
 def test_an_older_copy_of_the_log_undoes_nothing(tmp_path: Path, halted: list[State]) -> None:
-    """As when its driver was killed before it could drop it, and another program has moved what came later."""
+    """As when its driver was killed before it dropped it, and another program has moved what came later."""
     for number in (7, 17, 20):
         old, later = halted[3 * number + 1], halted[3 * number + 8]
         for log in (b"", None):

@@ -160,7 +160,9 @@ def session(folder: Path, end: signal.Signals | None, open_to: Iterable[int]) ->
     wait_until(lambda: not any(is_alive(worker) for worker in workers))
     drawn = Counter((seed, step) for seed, step in _drawn(notes) if seed < 8)
     lines = output_file.read_text()
-    return Session({int(line) for line in lines.splitlines() if line.isdigit()}, drawn, lines, driver.returncode)
+    return Session(
+        {int(line) for line in lines.splitlines() if line.isdigit()}, drawn, lines, driver.returncode
+    )
 
 
 def _drawn(notes: Path) -> list[tuple[int, int]]:

@@ -213,7 +213,13 @@ def test_the_driver_removes_the_folder_only_when_no_worker_is_left(tmp_path: Pat
 
     _leave_part(folder / "gone.safetensors.1.part")  # of a run that nobody asks for any more
     means = Means(checkpoints=folder, checkpoint_seconds=0)
-    conduct([tiny.run(seed=seed, steps=2) for seed in (0, 1)], tiny.Shelf(), engine="serial", means=means, progress=Watching())
+    conduct(
+        [tiny.run(seed=seed, steps=2) for seed in (0, 1)],
+        tiny.Shelf(),
+        engine="serial",
+        means=means,
+        progress=Watching(),
+    )
     assert there == [True, True]
     assert not folder.exists()
 

@@ -1,4 +1,4 @@
-"""A run gives the same numbers whatever ran before it and whatever its caller has set, and leaves no trace."""
+"""A run gives the same numbers whatever ran before it or its caller has set, and leaves no trace."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from theodolite.building import in_one_line
 
-
 PART = ".part"
 
 

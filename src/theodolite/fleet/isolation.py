@@ -201,7 +201,10 @@ def _flag(path: str, standard: Any) -> dict[str, _Setting]:
 
 def _attention(kind: str) -> dict[str, _Setting]:
     backends = torch.backends.cuda
-    read, write = getattr(backends, f"{kind}_sdp_enabled", None), getattr(backends, f"enable_{kind}_sdp", None)
+    read, write = (
+        getattr(backends, f"{kind}_sdp_enabled", None),
+        getattr(backends, f"enable_{kind}_sdp", None),
+    )
     return {f"{kind} attention": _Setting(read, write, True)} if read and write else {}
 
 
@@ -216,7 +219,9 @@ _SETTINGS: dict[str, _Setting] = {
     "gradients": _Setting(torch.is_grad_enabled, torch.set_grad_enabled, True),
     "threads": _Setting(torch.get_num_threads, torch.set_num_threads, _CALLERS),
     "deterministic algorithms": _Setting(_deterministic, _set_deterministic, (False, False, True)),
-    "anomaly mode": _Setting(_anomaly, lambda state: torch.autograd.set_detect_anomaly(*state), (False, True)),
+    "anomaly mode": _Setting(
+        _anomaly, lambda state: torch.autograd.set_detect_anomaly(*state), (False, True)
+    ),
     "flush denormal": _Setting(_flushes_denormal, torch.set_flush_denormal, False),
     "autocast on cpu": _Setting(
         lambda: _autocast("cpu"), lambda state: _set_autocast("cpu", state), (False, torch.bfloat16)

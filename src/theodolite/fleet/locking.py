@@ -52,8 +52,8 @@ class Lock:
         status = os.stat(self._path)
         if status.st_nlink > 1:
             raise UseError(
-                f"{self._path} has {status.st_nlink} names (hard links), and who writes under one does not see "
-                "who writes under another: remove the others, or copy it and give the copy"
+                f"{self._path} has {status.st_nlink} names (hard links), and a driver does not see one that "
+                "writes under another name: remove the others, or copy it and give the copy"
             )
         if (status.st_dev, status.st_ino) in _files.values():  # another handle would have to be closed again
             raise self._refusal(f"process {os.getpid()}")
@@ -108,7 +108,7 @@ class Lock:
 
 
 FAR = 1 << 40
-"""The byte that is locked. SQLite locks some just behind the first gigabyte; one that is not there will do."""
+"""The byte that is locked. It need not be there. SQLite locks some just behind the first gigabyte."""
 
 
 def _lock_far_byte(handle: int) -> None:

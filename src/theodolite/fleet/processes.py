@@ -25,8 +25,8 @@ from theodolite.workloads import Workload
 def processes(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
     """`means.jobs` runs at a time, the longest first, each in a process with one thread.
 
-    A worker that is killed loses only its run, which is tried again after the others. Workloads that were handed
-    over as objects have to pickle; those with a name are looked up in the worker.
+    A worker that is killed loses only its run, which is tried again after the others. Workloads that were
+    handed over as objects have to pickle; those with a name are looked up in the worker.
     """
     begun: dict[str, float] = {}
 

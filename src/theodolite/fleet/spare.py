@@ -71,7 +71,7 @@ def _is_needed(path: Path, kept: bytes) -> bool:
 
 
 def _records(path: Path, *, sound: bool = True) -> int | None:
-    """How many attempts a ledger has; None if that cannot be read, or if it is damaged and has to be sound."""
+    """How many attempts a ledger has; None if it cannot be read, or is not sound and has to be."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
             if sound and connection.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:

@@ -62,7 +62,7 @@ def workload(spec: str) -> Workload:
 
 
 def put_neighbours_first(spec: str) -> None:
-    """Let functions of a workload's file import the modules beside it, not those of a file looked up later."""
+    """Let functions of a workload's file import the modules beside it, not those beside another file."""
     file, colon, _ = spec.rpartition(":")
     folder = Path(file).expanduser().resolve().parent
     if colon and file.endswith(".py") and folder.is_dir():
