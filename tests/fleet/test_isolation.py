@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -74,6 +75,12 @@ def state() -> dict[str, Any]:
 
 @pytest.fixture
 def restored() -> Iterator[None]:
+    with restored_settings():
+        yield
+
+
+@contextlib.contextmanager
+def restored_settings() -> Iterator[None]:
     """Whatever a test sets is put back by hand: the code under test is not trusted with it."""
     with warnings.catch_warnings(), np.errstate():
         folder, path, variables = os.getcwd(), list(sys.path), dict(os.environ)

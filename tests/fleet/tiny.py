@@ -54,27 +54,32 @@ def faulty_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def slow_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Each worker notes what it draws, and takes its time."""
+def noted_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """Each worker notes what it draws."""
     if "TINY_FOLDER" in os.environ:
         with Path(os.environ["TINY_FOLDER"], f"worker {os.getpid()}").open("a") as file:
             file.write(f"{seed} {step}\n")
-        time.sleep(0.02)
     return batch(seed, step)
+
+
+def slow_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """As above, and takes its time."""
+    if "TINY_FOLDER" in os.environ:
+        time.sleep(0.02)
+    return noted_batch(seed, step)
 
 
 GATE = 20
 
 
 def gated_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Each worker notes what it draws. At the gate it waits, unless the file `open` lists its seed."""
+    """As `noted_batch`. At the gate it waits, unless the file `open` lists its seed."""
+    drawn = noted_batch(seed, step)
     if "TINY_FOLDER" in os.environ:
         folder = Path(os.environ["TINY_FOLDER"])
-        with (folder / f"worker {os.getpid()}").open("a") as file:
-            file.write(f"{seed} {step}\n")
         while step == GATE and str(seed) not in (folder / "open").read_text().split():
             time.sleep(0.01)
-    return batch(seed, step)
+    return drawn
 
 
 def _workload(name: str, batch: object) -> th.Workload:
@@ -90,6 +95,7 @@ def held_out(seed: int, step: int) -> tuple[Tensor, Tensor]:
 plain = _workload("plain", batch)
 faulty = _workload("faulty", faulty_batch)
 slow = _workload("slow", slow_batch)
+noted = _workload("noted", noted_batch)
 gated = _workload("gated", gated_batch)
 
 

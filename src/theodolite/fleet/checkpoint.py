@@ -27,9 +27,9 @@ def clear(folder: Path) -> None:
 
     No worker may be at work there: it could be about to write its first checkpoint.
     """
-    for part in folder.glob(f"*{PART}"):
-        shutil.rmtree(part, ignore_errors=True)
     with contextlib.suppress(OSError):
+        for part in folder.glob(f"*{PART}"):
+            shutil.rmtree(part, ignore_errors=True)
         folder.rmdir()
 
 
@@ -99,8 +99,9 @@ class Checkpoint:
         """The run is over: remove the file, and what a worker left that was killed while it wrote."""
         with contextlib.suppress(OSError):
             self.path.unlink()
-        for part in self.path.parent.glob(f"{self.path.name}.*{PART}"):
-            shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for part in self.path.parent.glob(f"{self.path.name}.*{PART}"):
+                shutil.rmtree(part, ignore_errors=True)
 
     def _read(self) -> dict[str, Any]:
         from safetensors import safe_open
