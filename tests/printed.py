@@ -5,7 +5,8 @@ Another CPU sums in another order, so that the last digits of a trained loss, a 
 - words, signs, lines and blank lines have to be equal. Columns may be wider or narrower, and text that is
   wrapped at the edge of the terminal may be wrapped elsewhere;
 - a count has to be equal: a number without a point or an exponent, unless the words around it say that it is
-  a ratio or a limit (`×404`, `48 times lower`, `from 35 on`);
+  a ratio, a limit, an estimate or how long an iteration took (`×404`, `48 times lower`, `from 35 on`,
+  `about 5385`, `after 435 products`);
 - any other number may differ by 2 %, or by one in its last digit;
 - in `1.2 (1.1 to 1.4)` and `1.2 ± 0.1` the ends may differ by a fifth of the interval's width, but not by
   more than a fifth of themselves unless zero is between them; the number before them by a tenth of the width;
@@ -26,7 +27,8 @@ COLUMNS = 100
 _NUMBER = r"(?<![\w.])[+\-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|\.\d)"
 _TOKEN = re.compile(rf"\.\.\.|(?P<number>{_NUMBER})|.", re.S)
 _WHOLE = re.compile(
-    rf"(?<!\S)×(?P<factor>{_NUMBER})|from (?P<limit>{_NUMBER}) on\b"
+    rf"(?<!\S)×(?P<factor>{_NUMBER})|from (?P<limit>{_NUMBER}) on\b|about (?P<estimate>{_NUMBER})"
+    rf"|after (?P<work>{_NUMBER}) products"
     rf"|(?P<ratio>{_NUMBER}) times (?:as|too|that|its|lower|higher|larger|smaller)\b"
 )
 _ROUNDING = re.compile(rf"(?:(?:differ|gradients) by|exact to) (?P<left>{_NUMBER})")
@@ -101,14 +103,14 @@ def _shown(piece: Sequence[Token], length: int, found: Sequence[Token], at: int)
 
 def _tokens(text: str, tolerance: float) -> Iterator[Token]:
     text = _laid_out(text)
-    rounded = {match.start(match.lastgroup or 0) for match in _WHOLE.finditer(text)}
-    rounding = {match.start("left") for match in _ROUNDING.finditer(text)}
     around = _tolerances_of_intervals(text)
+    whole = {match.start(match.lastgroup or 0) for match in _WHOLE.finditer(text)} | around.keys()
+    rounding = {match.start("left") for match in _ROUNDING.finditer(text)}
     for match in _TOKEN.finditer(text):
         if match["number"] is None:
             yield Token(match[0])
             continue
-        value, unit = _value(match[0]), _unit(match[0]) or float(match.start() in rounded)
+        value, unit = _value(match[0]), _unit(match[0]) or float(match.start() in whole)
         measured = max(tolerance * abs(value), 1.0001 * unit) if unit else 0.0
         allowed = max(measured, around.get(match.start(), 0.0))
         yield Token(match[0], value, allowed, match.start() in rounding)
@@ -132,15 +134,14 @@ def _tolerances_of_intervals(text: str) -> dict[int, float]:
     for match in _INTERVAL.finditer(text):
         low, high = _value(match["low"]), _value(match["high"])
         width = abs(high - low)
-        if not any(map(_unit, (match["low"], match["high"]))):
+        if match["middle"] is None and not any(map(_unit, (match["low"], match["high"]))):
             continue
         for name, end in (("low", low), ("high", high)):
             allowed[match.start(name)] = width / 5 if low * high < 0 else min(width, abs(end)) / 5
         allowed[match.start("middle")] = width / 10
     for match in _SPREAD.finditer(text):
-        if _unit(match["spread"]):
-            spread = _value(match["spread"])
-            allowed[match.start("spread")] = allowed[match.start("middle")] = spread / 5
+        spread = _value(match["spread"])
+        allowed[match.start("spread")] = allowed[match.start("middle")] = spread / 5
     return allowed
 
 
