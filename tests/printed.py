@@ -49,7 +49,7 @@ class Token:
         if self.value is None or other.value is None:
             return self.text == other.text
         low, high = sorted((abs(self.value), abs(other.value)))
-        if self.rounding and high < 1e-5 and (low == 0 or high <= 10 * low):
+        if self.rounding and high < 1e-4 and (low == 0 or high <= 10 * low):
             return True
         return abs(self.value - other.value) <= self.tolerance
 
