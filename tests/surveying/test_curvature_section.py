@@ -1,7 +1,6 @@
 import dataclasses
 import math
 import re
-import time
 from functools import partial
 from itertools import pairwise
 
@@ -15,7 +14,7 @@ from torch.optim import lr_scheduler
 import theodolite as th
 from theodolite.probes import along_temperature, hessian
 from theodolite.size import Size
-from theodolite.surveying import Site, edges, spot
+from theodolite.surveying import Site, budget, edges, spot
 from theodolite.surveying.edges import Edges, Ends, Rates, find_spectrum, planned_rates
 from theodolite.surveying.sections import curvature
 from theodolite.surveying.sections.curvature import examine, step_size
@@ -397,23 +396,34 @@ def test_what_is_too_large_at_any_size_is_a_note(monkeypatch):
     assert "--deep" in finding.remedy
 
 
-def test_it_stops_when_patience_is_at_an_end(monkeypatch):
-    monkeypatch.setattr(spot, "QUICK", dataclasses.replace(spot.QUICK, patience=0.0))
+def test_it_stops_when_its_work_is_spent(monkeypatch):
+    monkeypatch.setattr(spot, "QUICK", dataclasses.replace(spot.QUICK, most=0.0))
     (finding,) = examine(site_of(MLP))
     assert (finding.code, finding.level) == ("TH301", "note")
-    assert "given up after 0 s" in finding.sentence
+    assert "it would take more than 0 multiplications, at 64 × 2" in finding.sentence
 
 
-def test_patience_can_end_between_findings(monkeypatch):
-    late, now = [0.0], time.perf_counter
-    monkeypatch.setattr(spot.time, "perf_counter", lambda: now() + late[-1])
+def test_work_can_be_spent_between_findings(monkeypatch):
+    """Enough for the zone, not for the spectrum."""
+    here = find_spot(site_of(MLP))
+    products = here.directions * (1 + len(spot.QUICK.decades) + len(spot.QUICK.near))
+    most = spot.PRODUCT * products * here.work
+    monkeypatch.setattr(spot, "QUICK", dataclasses.replace(spot.QUICK, most=most))
+    first, second = examine(site_of(MLP))
+    assert (first.code, second.code) == ("TH301", "TH302")
+    assert "multiplications" in second.sentence
+    assert "TH303 is missing too" in second.sentence
+
+
+def test_the_clock_is_a_last_resort_and_says_so(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(budget, "clock", lambda: now[0])
     found = []
     for finding in examine(site_of(MLP)):
         found.append(finding)
-        late.append(1000.0)
+        now[0] = budget.LAST_RESORT + 5
     assert [finding.code for finding in found] == ["TH301", "TH302"]
-    assert "given up after 100" in found[1].sentence
-    assert "TH303 is missing too" in found[1].sentence
+    assert "it was stopped by the clock after 1805 s" in found[1].sentence
 
 
 class Gated(MLP):

@@ -158,10 +158,10 @@ def test_where_the_loss_rises_is_where_one_step_raises_it():
 
 
 def test_impatience_is_a_note(monkeypatch):
-    monkeypatch.setattr(steps, "QUICK_PATIENCE", -1.0)
+    monkeypatch.setattr(steps, "QUICK_WORK", 1e6)
     (finding,) = steps._tried(site_of(), Rates(LR, LR))
     assert finding.level == "note"
-    assert "short trainings took" in finding.sentence
+    assert "it would take more than 1e+06 multiplications" in finding.sentence
 
 
 def test_the_figures_show_the_planned_rate_and_the_interval(usual):

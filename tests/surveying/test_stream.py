@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,13 @@ from theodolite.models import GPT, ResidualMLP, ResNet
 from theodolite.probes.headroom import Largest
 from theodolite.probes.stream import stream
 from theodolite.size import Size
-from theodolite.surveying import stream_look
+from theodolite.surveying import budget, stream_look
 from theodolite.surveying.finding import Finding
 from theodolite.surveying.sections.stream import examine, gradient, room
 from theodolite.surveying.site import Site
-from theodolite.surveying.stream_look import Look
+from theodolite.surveying.stream_look import Look, _cut
 from theodolite.workloads import Workload
+from theodolite.workloads.builtin import built_in
 
 
 def findings(workload: Workload, size: Size | None = None) -> dict[str, Finding]:
@@ -33,7 +35,7 @@ def levels(workload: Workload, size: Size | None = None) -> dict[str, str]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are not skipped."""
-    monkeypatch.setattr(stream_look, "PATIENCE", 0.0)
+    monkeypatch.setattr(stream_look, "WORK", 0.0)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -140,7 +142,7 @@ def seen(**changes: Any) -> Look:
     found = stream(Blocks(16, 4, 1.0), nn.functional.cross_entropy, batch, skip=False)
     every = [dict(changes.pop(str(block), {})) for block in range(4)]
     reaches = tuple(replace(one, **new) for one, new in zip(found.reaches, every, strict=True))
-    return Look(replace(found, reaches=reaches, **changes), Size(16, 4), "Here", 4)
+    return Look(replace(found, reaches=reaches, **changes), Size(16, 4), "Here", 4, found.growth)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,28 @@ def test_no_stream_and_no_time(rows: Any) -> None:
     plain = rows(lambda width, depth: nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2)))
     assert list(levels(plain).items()) == [("TH521", "ok")]
     assert "too long" in findings(rows(lambda width, depth: Blocks(width, depth, 1.0)))["TH523"].sentence
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_draw_of_the_weights_does_not_make_an_alarm(seed: int) -> None:
+    """By these draws alone, four pre-norm blocks would multiply the stream."""
+    workload = built_in()["gpt-sotu"]
+    site = Site(workload, workload.size, seed)
+    alone = stream(site.build(), workload.loss, _cut(site.batch), skip=False).growth
+    assert alone.kind == "exponential"
+    found = next(iter(examine(site)))
+    assert (found.code, found.level) == ("TH521", "ok")
+
+
+def test_whether_blocks_are_skipped_does_not_depend_on_the_clock(
+    gpt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The built-in GPT is far from the limit, and a deep network beyond it."""
+    monkeypatch.setattr(budget, "clock", lambda: next(hours))
+    hours = itertools.count(0.0, 3600.0)
+    found = findings(gpt(), Size(32, 2))["TH523"].sentence
+    assert "Without one of 2 blocks the loss changes by" in found
 
 
 def test_a_large_network_is_looked_at_in_small(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,9 +265,14 @@ def test_of_sizes_that_take_too_long_the_next_smaller_one_is_tried(site, told, m
     assert [curve.size for curve in seek(trials).plan.curves][-1] == Size(128, 2)
 
 
-def test_patience_ends(monkeypatch):
-    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, patience=-1.0))
-    assert "0 small runs took" in only(site_of(learnable())).sentence
+def test_work_is_counted(monkeypatch):
+    workload = learnable()
+    trials = site_of(workload).trials
+    step = rates.step_work(trials, rates._lighter(trials.workload), trials.base)
+    most = 2.5 * rates.QUICK.steps * step
+    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, most=most))
+    said = only(site_of(workload)).sentence
+    assert f"2 small runs were not enough: it would take more than {most:.2g} multiplications" in said
 
 
 def test_with_time_there_are_seeds_half_octaves_and_all_sizes(site, told):

@@ -26,9 +26,10 @@ from theodolite.probes.signal import Signal, signal
 from theodolite.probes.units import fingerprints, take, units_in
 from theodolite.size import Size
 from theodolite.surgery import Points, find_points
+from theodolite.surveying.budget import TooLong
 from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
-from theodolite.surveying.spot import MOST_PARAMETERS, TooLong
+from theodolite.surveying.spot import MOST_PARAMETERS
 from theodolite.surveying.trials import LR
 from theodolite.surveying.wording import counted
 from theodolite.workloads import Batch

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from theodolite.errors import UseError
 from theodolite.probes.second_order.density import Density, density
 from theodolite.probes.second_order.eigenvalues import eigenvalues
 from theodolite.probes.second_order.operator import Operator, hessian
@@ -94,22 +95,22 @@ class Preconditioned(Operator):
 
 def find_spectrum(spot: Spot) -> tuple[Ends, Density]:
     """The ends and the density. Either may have reached farther out; the farther one is right."""
-    spot.hurry()
     seed = spot.site.seed
+    spot.spend(MOST_PRODUCTS + spot.effort.probes * spot.effort.steps)
     ends = eigenvalues(
         spot.hessian,
         which="ends",
         tolerance=TOLERANCE,
         most_products=MOST_PRODUCTS,
         seed=seed,
-        progress=lambda _: spot.hurry(),
+        progress=lambda _: spot.spend(0),
     )
     spectrum = density(
         spot.hessian,
         probes=spot.effort.probes,
         steps=spot.effort.steps,
         seed=seed,
-        progress=lambda _: spot.hurry(),
+        progress=lambda _: spot.spend(0),
     )
     largest, smallest = float(ends.values[0]), float(ends.values[-1])
     errors = float(ends.errors[0]), float(ends.errors[-1])
@@ -121,7 +122,7 @@ def find_spectrum(spot: Spot) -> tuple[Ends, Density]:
 
 def find_edges(spot: Spot, ends: Ends) -> Edges:
     """The edges of gradient descent and of AdamW."""
-    spot.hurry()
+    spot.spend(1 + BATCHES + MOST_PRODUCTS)
     slope = spot.hessian.gradient
     step = slope / (slope.abs() + EPS)
     bend = float(step @ (spot.hessian @ step))
@@ -132,7 +133,7 @@ def find_edges(spot: Spot, ends: Ends) -> Edges:
         tolerance=TOLERANCE,
         most_products=MOST_PRODUCTS,
         seed=spot.site.seed,
-        progress=lambda _: spot.hurry(),
+        progress=lambda _: spot.spend(0),
     )
     return Edges(
         ends,
@@ -146,10 +147,12 @@ def second_moment(spot: Spot) -> Tensor:
     """The mean square of the gradient at the start over a few batches, (P,): Adam's after as many steps."""
     total = torch.zeros_like(spot.hessian.gradient)
     for step in range(BATCHES):
-        spot.hurry()
         batch = spot.batch if step == 0 else spot.draw(step)
         found = hessian(spot.model, spot.workload.loss, batch, parameters=spot.parameters)
-        total += found.gradient.square()
+        try:
+            total += found.gradient.square()
+        except UseError as error:
+            raise UseError(f"batch({spot.site.seed}, {step}): {error}") from error
     return total / BATCHES
 
 
@@ -179,4 +182,6 @@ def _followed(attach: Callable[[Optimizer], LRScheduler]) -> Iterator[float]:
 
 
 def _over(bound: float, sharpness: float) -> float:
+    if not (math.isfinite(bound) and math.isfinite(sharpness)):
+        raise UseError(f"the curvature along a step is not finite ({sharpness:g}), so that no edge is known")
     return bound / sharpness if sharpness > 0 else math.inf

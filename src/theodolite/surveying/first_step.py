@@ -87,7 +87,7 @@ class FirstStep:
 
 def take_first_step(spot: Spot, rate: float, first: float) -> FirstStep:
     """Measure along AdamW's first step, at the start of training, on the spot's batch."""
-    spot.hurry()
+    spot.spend(2)
     if not 0 < rate < math.inf or not 0 <= first < math.inf:
         raise UseError(f"the planned learning rates are {first:g} at first and {rate:g} at most")
     step = _step(spot, rate)
@@ -97,6 +97,9 @@ def take_first_step(spot: Spot, rate: float, first: float) -> FirstStep:
     line = Axes("checkpoints", ({name: tensor / rate for name, tensor in step.items()},), ("step",))
     values = losses(objective, line, torch.tensor([0.0, *rates], dtype=torch.float64)[:, None])
     unit = torch.cat([step[name].flatten() for name in spot.hessian.names]) / rate
+    slope, bend = float(spot.hessian.gradient @ unit), float(unit @ (spot.hessian @ unit))
+    if not (math.isfinite(slope) and math.isfinite(bend)):
+        raise UseError(f"slope and curvature along the first step are {slope:g} and {bend:g}: not finite")
     found = None
     if spot.is_cross_entropy:
         found = radius(spot.model, spot.workload.loss, spot.batch, step, parameters=spot.parameters)
@@ -107,8 +110,8 @@ def take_first_step(spot: Spot, rate: float, first: float) -> FirstStep:
         rates=tuple(rates),
         losses=tuple(values[1:].tolist()),
         start=float(values[0]),
-        slope=float(spot.hessian.gradient @ unit),
-        bend=float(unit @ (spot.hessian @ unit)),
+        slope=slope,
+        bend=bend,
         radius=found,
         sharpness=sharpness(spot.hessian).value if spot.site.deep else None,
     )

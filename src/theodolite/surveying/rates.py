@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import FlopCounterMode
 
 from theodolite.building import untouched_randomness
 from theodolite.errors import UseError
@@ -19,6 +17,7 @@ from theodolite.fleet.run import Run
 from theodolite.fleet.training import targets_in, train
 from theodolite.probes.coordinates import Parameterization
 from theodolite.size import Size
+from theodolite.surveying.budget import OPERATION, Budget, TooLong, pass_work
 from theodolite.surveying.trials import LR, OPTIMIZER, Trials
 from theodolite.surveying.wording import counted
 from theodolite.sweeping.curves import Row
@@ -57,12 +56,12 @@ class Effort:
     """Are the half octaves beside the best one tried too?"""
     work: float
     """Most multiplications that one size may take."""
-    patience: float
-    """Seconds after which it is given up."""
+    most: float
+    """Most multiplications that all sizes together may take."""
 
 
-QUICK = Effort(steps=16, seeds=1, halves=False, work=2.5e11, patience=120.0)
-DEEP = Effort(steps=32, seeds=3, halves=True, work=2e12, patience=1200.0)
+QUICK = Effort(steps=16, seeds=1, halves=False, work=2.5e11, most=2.4e12)
+DEEP = Effort(steps=32, seeds=3, halves=True, work=2e12, most=2.4e13)
 SURE_SEEDS = 3
 """Where the optimum seems to move under a plan, so many seeds decide."""
 
@@ -108,7 +107,7 @@ def seek(trials: Trials) -> Rates:
     effort = DEEP if trials.site.deep else QUICK
     workload = _lighter(trials.workload)
     larger = _affordable(trials, workload, effort)
-    runs = _Runs(trials, workload, effort)
+    runs = _Runs(trials, workload, effort, Budget(effort.most, deep=trials.site.deep))
     seeds = range(trials.seed, trials.seed + effort.seeds)
     center, progress = _center(runs, seeds)
     for how in ("standard", "plan"):
@@ -149,11 +148,13 @@ class _Runs:
     trials: Trials
     workload: Workload
     effort: Effort
+    budget: Budget
     losses: dict[tuple[Parameterization, Size, float, int], float] = field(default_factory=dict)
     """Held-out, infinite where the run diverged."""
     first: list[float] = field(default_factory=list)
     """Training losses before the first step, of every run."""
-    begun: float = field(default_factory=time.perf_counter)
+    steps: dict[Size, float] = field(default_factory=dict)
+    """What a step takes at each size."""
 
     def descend(self, how: Parameterization, size: Size, start: float, seeds: Sequence[int]) -> float:
         """The best exponent, one above it and two below having been tried.
@@ -184,9 +185,13 @@ class _Runs:
         return self.losses[key]
 
     def _train(self, how: Parameterization, size: Size, exponent: float, seed: int) -> float:
-        spent = time.perf_counter() - self.begun
-        if spent > self.effort.patience:
-            raise Untold(f"{counted(len(self.losses), 'small run')} took {spent:.0f} s and were not enough")
+        if size not in self.steps:
+            self.steps[size] = step_work(self.trials, self.workload, size)
+        try:
+            self.budget.spend(self.effort.steps * self.steps[size])
+        except TooLong as error:
+            made = counted(len(self.losses), "small run")
+            raise Untold(f"{made} {'was' if len(self.losses) == 1 else 'were'} not enough: {error}") from None
         lr = 2.0**exponent
         planned = how == "plan"
         run = Run(
@@ -263,12 +268,16 @@ def _affordable(trials: Trials, workload: Workload, effort: Effort) -> list[Size
 
 def _work(trials: Trials, workload: Workload, effort: Effort, size: Size) -> float:
     """About what all runs of a size take, in multiplications."""
+    return RUNS * effort.seeds * effort.steps * step_work(trials, workload, size)
+
+
+def step_work(trials: Trials, workload: Workload, size: Size) -> float:
+    """About what one step of training takes, in multiplications."""
     model = trials.site.build(size)
-    with untouched_randomness(trials.seed), FlopCounterMode(display=False) as counter, torch.no_grad():
-        workload.evaluate(model, workload.draw(trials.seed, 0))
+    with untouched_randomness(trials.seed), torch.no_grad():
+        work, operations = pass_work(lambda: workload.evaluate(model, workload.draw(trials.seed, 0)))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    step = 3 * counter.get_total_flops() / 2 + OPTIMIZER_WORK * num_parameters
-    return RUNS * effort.seeds * effort.steps * step
+    return 3 * (work + OPERATION * operations) + OPTIMIZER_WORK * num_parameters
 
 
 def _lighter(workload: Workload) -> Workload:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +10,6 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import FlopCounterMode
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.specimen import shapes_of
@@ -24,6 +22,7 @@ from theodolite.probes.second_order.objective import Objective
 from theodolite.probes.second_order.operator import Hessian, hessian
 from theodolite.probes.second_order.rescaling import scalable
 from theodolite.size import Size
+from theodolite.surveying.budget import OPERATION, Budget, TooLong, pass_work
 from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
 from theodolite.workloads import Batch, Workload
@@ -48,8 +47,8 @@ class Effort:
     """Multiplications of a forward pass, to which the batch is cut down as far as it can be, …"""
     logits: float
     """… and most entries of the logits."""
-    patience: float
-    """Seconds after which nothing new is begun."""
+    most: float
+    """Multiplications that all of it may take."""
 
 
 QUICK = Effort(
@@ -61,7 +60,7 @@ QUICK = Effort(
     steps=32,
     work=5e7,
     logits=1e6,
-    patience=180.0,
+    most=3e12,
 )
 ROUGH = replace(
     QUICK,
@@ -82,7 +81,7 @@ DEEP = replace(
     steps=64,
     work=5e9,
     logits=1e7,
-    patience=1800.0,
+    most=3e13,
 )
 HALVES = torch.float16, torch.bfloat16
 FEWEST = 16
@@ -91,10 +90,8 @@ EXTRA = 5
 """Times the work that is put up with if the batch cannot be cut down further."""
 MOST_PARAMETERS = 30_000_000
 """Above this a network is not even built to see how much work it is."""
-
-
-class TooLong(UseError):
-    """It would take, or has taken, too long."""
+PRODUCT = 6
+"""Forward passes that a product with the Hessian takes about."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,9 @@ class Spot:
     effort: Effort
     parameters: tuple[str, ...] = field(repr=False)
     """Those that the loss depends on."""
-    begun: float = field(default_factory=time.perf_counter)
+    work: float
+    """Of a forward pass, in multiplications."""
+    budget: Budget = field(repr=False)
 
     @property
     def workload(self) -> Workload:
@@ -177,11 +176,12 @@ class Spot:
         except Exception as error:
             raise UseError(f"batch({seed}, {step}) failed: {in_one_line(error)}") from error
 
-    def hurry(self) -> None:
-        """Raise TooLong if patience has run out."""
-        spent = time.perf_counter() - self.begun
-        if spent > self.effort.patience:
-            raise TooLong(f"it was given up after {spent:.0f} s, at {self.size}")
+    def spend(self, products: int) -> None:
+        """Count so many products with the Hessian, which are to be made next; raise TooLong if too many."""
+        try:
+            self.budget.spend(PRODUCT * products * self.work)
+        except TooLong as error:
+            raise TooLong(f"{error}, at {self.size}") from None
 
 
 def find_spot(site: Site) -> Spot:
@@ -222,13 +222,15 @@ def _spot(site: Site, size: Size, effort: Effort, *, limit: float = 1.01) -> Spo
     if any(parameter.dtype in HALVES for parameter in model.parameters()):
         model.float()  # second derivatives are beyond what halves can hold
     batch = few(_whole(site.batch), effort.targets)
-    work, entries = _measured(site, model, batch)
+    work, operations, entries = _measured(site, model, batch)
     if work > effort.work:
         batch = few(batch, max(FEWEST, int(targets_in(batch) * effort.work / work)))
-        work, entries = _measured(site, model, batch)
+        work, operations, entries = _measured(site, model, batch)
     if work > limit * effort.work or entries > effort.logits:
         return None
-    return Spot(site, model, batch, size, effort, _used(site, model, batch))
+    budget = Budget(effort.most, deep=site.deep)
+    used = _used(site, model, batch)
+    return Spot(site, model, batch, size, effort, used, work + OPERATION * operations, budget)
 
 
 def _whole(batch: Batch) -> Batch:
@@ -239,11 +241,17 @@ def _whole(batch: Batch) -> Batch:
     return found
 
 
-def _measured(site: Site, model: nn.Module, batch: Batch) -> tuple[float, int]:
-    """Multiplications of a forward pass, and entries of the logits."""
-    with untouched_randomness(site.seed), FlopCounterMode(display=False) as counter, torch.no_grad():
-        found = logits(call(model, batch[0]))
-    return counter.get_total_flops() / 2, found.numel()
+def _measured(site: Site, model: nn.Module, batch: Batch) -> tuple[float, int, int]:
+    """Multiplications and operations of a forward pass, and entries of the logits."""
+    entries = 0
+
+    def run() -> None:
+        nonlocal entries
+        entries = logits(call(model, batch[0])).numel()
+
+    with untouched_randomness(site.seed), torch.no_grad():
+        work, operations = pass_work(run)
+    return work, operations, entries
 
 
 def _used(site: Site, model: nn.Module, batch: Batch) -> tuple[str, ...]:

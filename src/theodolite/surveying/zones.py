@@ -91,13 +91,13 @@ def explore(spot: Spot) -> Zones:
     """Measure along both axes. The start, where they cross, is measured once."""
     around = round(2 * math.log10(spread_of(spot.logits) or 1.0)) / 2
     temperatures = sorted({1.0, *(float(f"{10 ** (around + one):.3g}") for one in spot.effort.decades)})
+    spot.spend(len(temperatures) * spot.directions)
     temperature = Axis("T", tuple(temperatures), _along_temperature(spot, temperatures))
-    spot.hurry()
     at_peak = 0.0 if temperature.zone is None else temperature.zone.peak
     places = [1.0]
     found = [temperature.start]
     for scale in _scales(spot, [near - at_peak for near in spot.effort.near]):
-        spot.hurry()
+        spot.spend(spot.directions)
         try:
             found += along_scale(
                 spot.model,

@@ -12,13 +12,14 @@ from theodolite.errors import UseError
 from theodolite.probes.second_order.curvature import Curvature, curvature
 from theodolite.probes.second_order.density import Density
 from theodolite.probes.second_order.sampling import mean_of
+from theodolite.surveying.budget import TooLong
 from theodolite.surveying.curves import density_figure
 from theodolite.surveying.edges import Edges, Ends, Rates, find_edges, find_spectrum, planned_rates
 from theodolite.surveying.finding import Evidence, Finding, Level
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import untried
 from theodolite.surveying.site import Site
-from theodolite.surveying.spot import Spot, TooLong, find_spot
+from theodolite.surveying.spot import Spot, find_spot
 from theodolite.surveying.trials import Untried
 from theodolite.surveying.wording import plain, with_minus
 from theodolite.surveying.zone_finding import INSIDE, WHY_ZONE, in_zone, without_softmax
@@ -180,7 +181,7 @@ def unmeasured(code: str, error: Exception) -> Finding:
     missing = [other for other in TITLES if other > code]
     also = f" So {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing too." * bool(missing)
     mend = (
-        "Survey the network at a smaller size, or with --deep, which has more patience."
+        "Survey the network at a smaller size, or with --deep, which may take longer."
         if isinstance(error, TooLong)
         else "Mend what the message names, or leave the section out: skip=['curvature']."
     )
@@ -203,4 +204,4 @@ def _from(edge: float) -> str:
     return f"from {edge:.2g} on" if math.isfinite(edge) else "at no learning rate"
 
 
-section = Section("Curvature", 72, examine)
+section = Section("Curvature", 72, examine, measures=True)

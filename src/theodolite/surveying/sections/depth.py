@@ -10,6 +10,7 @@ from theodolite.building import in_one_line, one_thread
 from theodolite.errors import UseError
 from theodolite.figures import Figure
 from theodolite.probes.signal import PointSignal, Signal
+from theodolite.surveying.budget import TooLong
 from theodolite.surveying.depth_look import (
     FEWEST_JUDGES,
     Look,
@@ -24,7 +25,6 @@ from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import untried
 from theodolite.surveying.site import Site
-from theodolite.surveying.spot import TooLong
 from theodolite.surveying.trials import Untried
 from theodolite.surveying.wording import counted, listed, plain, times, with_minus
 
@@ -153,7 +153,7 @@ def unasked(error: Exception) -> Finding:
         TITLES["TH603"],
         f"This could not be measured: {said}",
         why=WHY_PLACE,
-        remedy="Survey the network at a smaller size, or with --deep, which has more patience."
+        remedy="Survey the network at a smaller size, or with --deep, which may take longer."
         if isinstance(error, TooLong)
         else "Mend what the message names, or leave the section out: skip=['depth'].",
     )
@@ -208,4 +208,4 @@ def _figure(found: Signal) -> Figure:
     )
 
 
-section = Section("Depth", 78, examine)
+section = Section("Depth", 78, examine, measures=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import time
 from collections.abc import Iterator
 
 from theodolite.anatomy import UnclassifiedError
@@ -14,13 +13,15 @@ from theodolite.errors import UseError
 from theodolite.stepping.finder import find_lr
 from theodolite.stepping.finder_page import figure as range_figure
 from theodolite.stepping.lr_range import LrRange
+from theodolite.surveying.budget import Budget, TooLong
 from theodolite.surveying.edges import Rates, planned_rates
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.first_step import FirstStep, step_figure, take_first_step
+from theodolite.surveying.rates import step_work
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import untried
 from theodolite.surveying.site import Site
-from theodolite.surveying.spot import Spot, TooLong, few, find_spot
+from theodolite.surveying.spot import Spot, few, find_spot
 from theodolite.surveying.trials import LR, OPTIMIZER, Untried
 from theodolite.surveying.wording import times
 from theodolite.workloads import Workload
@@ -42,8 +43,8 @@ WHY = {
     "may not come back. Whoever plans a learning rate should know on which side of the best one it lies: at "
     "twice the best rate little is lost, at eight times everything may be.",
 }
-QUICK_STEPS, QUICK_SEEDS, QUICK_PATIENCE = 12, 1, 60.0
-DEEP_STEPS, DEEP_SEEDS, DEEP_PATIENCE = 20, 3, 600.0
+QUICK_STEPS, QUICK_SEEDS, QUICK_WORK = 12, 1, 1.2e12
+DEEP_STEPS, DEEP_SEEDS, DEEP_WORK = 20, 3, 1.2e13
 TARGETS = 256
 """In a batch, about, unless there is time."""
 REACH = 4.0**4
@@ -177,23 +178,20 @@ def _first_step(site: Site, rates: Rates) -> Iterator[Finding]:
 
 def _tried(site: Site, rates: Rates) -> Iterator[Finding]:
     """TH703, at the base of the trials, where its own plan is the plain optimizer."""
-    patience = DEEP_PATIENCE if site.deep else QUICK_PATIENCE
-    begun = time.perf_counter()
-
-    def hurry(title: str, done: float) -> None:
-        if time.perf_counter() - begun > patience:
-            raise TooLong(f"{100 * done:.0f} % of the short trainings took {patience:.0f} s")
-
+    budget = Budget(DEEP_WORK if site.deep else QUICK_WORK, deep=site.deep)
+    steps = DEEP_STEPS if site.deep else QUICK_STEPS
     try:
         trials = site.trials
+        workload = trials.workload if site.deep else _lighter(trials.workload)
+        each = step_work(trials, workload, trials.base)
         found = find_lr(
-            trials.workload if site.deep else _lighter(trials.workload),
+            workload,
             trials.planned(trials.base),
             seeds=[site.seed + k for k in range(DEEP_SEEDS if site.deep else QUICK_SEEDS)],
             low=LR / REACH,
             high=LR * REACH,
-            steps=DEEP_STEPS if site.deep else QUICK_STEPS,
-            progress=hurry,
+            steps=steps,
+            progress=lambda title, done: budget.spend(steps * each),
         )
     except UnclassifiedError:
         raise
@@ -224,7 +222,7 @@ def unmeasured(code: str, error: Exception) -> Finding:
         TITLES[code],
         f"This could not be measured: {text.rstrip('.')}.",
         why=WHY[code],
-        remedy="Survey the network at a smaller size, or with --deep, which has more patience."
+        remedy="Survey the network at a smaller size, or with --deep, which may take longer."
         if isinstance(error, TooLong)
         else "Mend what the message names, or leave the section out: skip=['steps'].",
     )
@@ -298,4 +296,4 @@ def _numbers(spot: Spot, taken: FirstStep) -> dict[str, Value]:
     }
 
 
-section = Section("Steps", 77, examine)
+section = Section("Steps", 77, examine, measures=True)

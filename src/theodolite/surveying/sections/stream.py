@@ -12,7 +12,7 @@ from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import unmeasured, untried
 from theodolite.surveying.site import Site
-from theodolite.surveying.stream_look import Look, find_look
+from theodolite.surveying.stream_look import DRAWS, Look, find_look
 from theodolite.surveying.trials import Untried
 from theodolite.surveying.wording import counted, listed, plain, times
 
@@ -72,6 +72,10 @@ def examine(site: Site) -> Iterator[Finding]:
     except (UseError, RuntimeError) as error:  # of autograd, and of memory
         yield unmeasured("TH521", TITLES["TH521"], WHY["TH521"], UseError(str(error)))
     else:
+        if not look.stream.finite:
+            error = UseError(f"{look.where} something is {'; '.join(look.stream.notes)}")
+            yield unmeasured("TH521", TITLES["TH521"], WHY["TH521"], error)
+            return
         yield growth(look)
         yield gradient(look)
         yield worth(look)
@@ -80,7 +84,7 @@ def examine(site: Site) -> Iterator[Finding]:
 
 def growth(look: Look) -> Finding:
     """TH521: by an addition in each block, or by a factor?"""
-    found = look.stream.growth
+    found = look.growth
     blocks = counted(found.blocks, "block")
     level: Level = "ok"
     title, remedy = TITLES["TH521"], ""
@@ -104,6 +108,7 @@ def growth(look: Look) -> Finding:
     else:
         said = f"{look.where} the stream is {_times(found.ratio)} times its start after the last block."
     numbers = look.ground | {
+        "initialisations": DRAWS,
         "law": found.kind,
         "factor in each block": found.factor,
         "ΔAIC for the exponential law": found.evidence,
@@ -279,4 +284,4 @@ def _rows(seen: Stream) -> Iterator[dict[str, Value]]:
         }
 
 
-section = Section("Residual stream", 45, examine)
+section = Section("Residual stream", 45, examine, measures=True)

@@ -1,0 +1,78 @@
+"""How much a section may spend. Work is counted, so that a survey says the same on every machine.
+
+The unit is one multiplication of a matrix product. The clock ends a section only as a last resort, for work
+that the count does not see, and the finding says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from theodolite.errors import UseError
+
+OPERATION = 3e5
+"""What it takes to start one operation, whatever it computes: about 15 µs, in multiplications."""
+LAST_RESORT, DEEP_LAST_RESORT = 1800.0, 4 * 3600.0
+"""Seconds after which a section is ended by the clock: ten times what its work takes on one core."""
+
+clock = time.monotonic
+"""Tests put another one in its place."""
+
+
+class TooLong(UseError):
+    """It would take, or has taken, too long."""
+
+
+class Budget:
+    """Counts work up to a limit.
+
+    >>> budget = Budget(100.0)
+    >>> budget.spend(60.0)
+    >>> budget.spend(60.0)
+    Traceback (most recent call last):
+    theodolite.surveying.budget.TooLong: it would take more than 1e+02 multiplications
+    """
+
+    def __init__(self, work: float, *, deep: bool = False) -> None:
+        self._left = self._work = work
+        self._seconds = DEEP_LAST_RESORT if deep else LAST_RESORT
+        self._begun = clock()
+
+    def spend(self, work: float = 0.0) -> None:
+        """Count what is to be done next; raise TooLong if it is too much."""
+        self._left -= work
+        if self._left < 0:
+            raise TooLong(f"it would take more than {self._work:.2g} multiplications")
+        spent = clock() - self._begun
+        if spent > self._seconds:
+            raise TooLong(
+                f"it was stopped by the clock after {spent:.0f} s, so that a faster machine would say more"
+            )
+
+
+def pass_work(run: Callable[[], object]) -> tuple[float, int]:
+    """Multiplications in matrix products, and operations of any kind, of what is run.
+
+    >>> import torch
+    >>> pass_work(lambda: torch.ones(2, 3) @ torch.ones(3, 4))
+    (24.0, 3)
+    """
+    operations = _Operations()
+    with FlopCounterMode(display=False) as counter, operations:
+        run()
+    return counter.get_total_flops() / 2, operations.count
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
