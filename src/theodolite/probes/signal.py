@@ -35,7 +35,15 @@ from theodolite.probes.second_order.products import Progress
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.signal_candidates import Candidate, Candidates
 from theodolite.probes.signal_doubts import misleads, notes
-from theodolite.probes.signal_passes import Estimated, Estimating, Judged, Judging, Runner, Uneven
+from theodolite.probes.signal_passes import (
+    Estimated,
+    Estimating,
+    Judged,
+    Judging,
+    Runner,
+    Uneven,
+    refuse_not_finite,
+)
 from theodolite.probes.signal_preparing import Steps, checked, freeze, points_of, refuse_few, samples
 from theodolite.probes.signal_sums import wide
 from theodolite.probes.signal_trial import Trial
@@ -276,6 +284,7 @@ def _passes(
 
 def _point(candidate: Candidate, passed: _Passed, matrices: bool) -> PointSignal:
     estimated, judged = passed.estimated[candidate], passed.judged[candidate]
+    refuse_not_finite(candidate.point.name, judged.values, judged.alignments, *estimated.directions.values())
     plain, preconditioned = judged.values.sum(1).unbind(1)
     both = estimated.gradients.joined(judged.gradients)
     covariance = describe(both.covariance, both.units, keep=matrices)

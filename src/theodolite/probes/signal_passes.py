@@ -210,6 +210,16 @@ class Judging:
         }
 
 
+def refuse_not_finite(name: str, *found: Tensor) -> None:
+    """Raise if a gradient at a point, or what was made of it, is not finite."""
+    if not all(bool(one.isfinite().all()) for one in found):
+        raise UseError(
+            f"at {name} the gradient of the loss by the stream is not finite, so that the signal is not "
+            "known. Look for an operation between there and the loss without a derivative, such as a square "
+            "root of zeros, or for a value that overflows"
+        )
+
+
 def left_by_autograd(candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
     """The gradients that autograd has left at closers, taken away."""
     for name, tensor in candidate.whole.items():

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sized
+from typing import Any
 
 import torch
 from torch import nn
 
-from theodolite.anatomy.names import unwrap
+from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.building import evaluated, untouched_randomness
+from theodolite.calling import call, logits
 from theodolite.errors import UseError
 from theodolite.probes.course import on_device
+from theodolite.probes.finite import among, not_finite
 from theodolite.probes.second_order.products import Progress
 from theodolite.probes.units import Batches, batches_of, count, each, take, units_in
 from theodolite.surgery import Point, Points, find_points
@@ -41,7 +45,10 @@ def points_of(
     if isinstance(points, Points):
         known = points
     else:
-        known = find_points(model, on_device(take(batch, slice(0, 2)), str(device))[0])
+        inputs = on_device(take(batch, slice(0, 2)), str(device))[0]
+        known = find_points(model, inputs)
+        if not known.found:
+            _refuse_not_finite(model, inputs)
         if points is not None:
             known = Points(tuple(known.at(one) for one in points), known.left)
     if not known.found:
@@ -94,6 +101,19 @@ def freeze(model: nn.Module) -> None:
             if tensor is not None:
                 plain = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
                 module._parameters[name] = plain  # type: ignore[assignment]
+
+
+def _refuse_not_finite(model: nn.Module, inputs: Any) -> None:
+    """Raise if there are no points because numbers are not finite: what is nan is never what it was."""
+    weights = dict(canonical_parameters(model))
+    if bad := not_finite(weights):
+        raise UseError(
+            f"weights are not finite, in {among(bad, len(weights))}: there is no signal to measure"
+        )
+    with torch.no_grad(), evaluated(model), untouched_randomness(0):
+        found = logits(call(model, inputs))
+    if not bool(found.isfinite().all()):
+        raise UseError("the logits are not finite: there is no signal to measure. Look for what overflows")
 
 
 def _between(batches: Batches, start: int, stop: int) -> Iterator[Batch]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from theodolite.errors import UseError
 from theodolite.probes.signal_candidates import Candidate
-from theodolite.probes.signal_passes import Runner, left_by_autograd
+from theodolite.probes.signal_passes import Runner, left_by_autograd, refuse_not_finite
 from theodolite.probes.signal_sites import Site
 from theodolite.probes.units import take, units_in
 from theodolite.workloads import Batch
@@ -59,6 +59,7 @@ class Trial:
         self._look(candidate, None, gradient)
 
     def _look(self, candidate: Candidate, site: Site | None, gradient: Tensor) -> None:
+        refuse_not_finite(candidate.point.name, gradient)
         found = set()
         for dim in range(min(2, gradient.ndim)):
             half, odd = divmod(gradient.shape[dim], 2)

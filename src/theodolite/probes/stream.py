@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -38,6 +39,8 @@ from theodolite.probes.stream_growth import Growth, fit_growth
 from theodolite.probes.stream_reach import Reach, reaches, size_of
 from theodolite.workloads import Batch
 
+NOT_FINITE = "not finite"
+"""How the note begins that says where the loss, the stream or a gradient is not finite."""
 MASSIVE, MASSIVE_RATIO = 100.0, 1000.0
 """An entry is massive from this size on if it is so many times the median of the stream.
 
@@ -60,6 +63,11 @@ class Stream:
     notes: tuple[str, ...]
     """What could not be measured, and why."""
     layout: Layout = field(repr=False, compare=False)
+
+    @property
+    def finite(self) -> bool:
+        """Are the loss, the stream and its gradients finite, as far as they were found?"""
+        return not any(note.startswith(NOT_FINITE) for note in self.notes)
 
     @cached_property
     def profile(self) -> tuple[float, ...]:
@@ -155,6 +163,7 @@ def _stream(model: nn.Module, batch: Batch, loss: Loss, skip: bool, layout: Layo
         notes.append(f"{len(passed.lost)} of {len(values)} values were not found again in a second pass")
     if not gradients:
         notes.append("autograd finds no way from the loss to the stream, so there are no gradients")
+    notes += _not_finite(found, float(total.detach()), passed.values, gradients)
     number = found.places[-1][0] + 1
     without: tuple[list[float | None], list[float | None]] = [None] * len(found.stream), [None] * number
     if skip and found.is_routed:
@@ -171,6 +180,29 @@ def _stream(model: nn.Module, batch: Batch, loss: Loss, skip: bool, layout: Layo
         notes=tuple(dict.fromkeys(notes)),
         layout=found,
     )
+
+
+def _not_finite(
+    layout: Layout, loss: float, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
+) -> list[str]:
+    """A note on what is not finite, if anything is: the first value, and the last gradient."""
+    streams = {
+        f"block {block}, branch {branch}": after
+        for (block, branch), after in zip(layout.places, layout.stream, strict=True)
+    }
+    said = [] if math.isfinite(loss) else [f"the loss is {loss}"]
+    for what, found, place in (
+        ("the stream from", values, 0),
+        ("the gradient of the stream up to", gradients, -1),
+    ):
+        bad = [
+            name
+            for name, after in streams.items()
+            if after in found and not bool(found[after].isfinite().all())
+        ]
+        if bad:
+            said.append(f"{what} {bad[place]}")
+    return [f"{NOT_FINITE}: {', '.join(said)}"] if said else []
 
 
 def _skipped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -20,10 +21,12 @@ from theodolite.anatomy.part import Role
 from theodolite.building import untouched_randomness
 from theodolite.errors import UseError
 from theodolite.size import Size
+from theodolite.surveying import not_finite
 from theodolite.surveying.finding import LEVELS, Finding, Level
 from theodolite.surveying.section import Section, find_sections
 from theodolite.surveying.site import Site
 from theodolite.surveying.stopped import crashed, unruled
+from theodolite.surveying.trials import Untried
 from theodolite.surveying.usable import check_usable
 from theodolite.surveying.wording import counted
 from theodolite.workloads import Workload
@@ -140,12 +143,12 @@ def survey(
     seconds: dict[str, float] = {}
     with untouched_randomness(seed):
         tell("Workload", 0.0)
-        check_usable(site)
+        sound = check_usable(site)
         for done, (name, section) in enumerate(chosen.items(), start=1):
             tell(section.title, done / (len(chosen) + 1))
             started = time.perf_counter()
             with untouched_randomness(seed):
-                for finding in _examine(section, site):
+                for finding in _examine(section, site, sound):
                     # What stops several sections is said once, by the first of them.
                     if all(finding != dataclasses.replace(said, section="") for said in findings):
                         findings.append(dataclasses.replace(finding, section=name))
@@ -169,9 +172,15 @@ def survey(
     )
 
 
-def _examine(section: Section, site: Site) -> Iterator[Finding]:
+def _examine(section: Section, site: Site, sound: bool) -> Iterator[Finding]:
     """The section's findings; what stops it becomes the last of them."""
     try:
+        if section.measures or not sound:
+            with contextlib.suppress(Untried):  # too large to be tried: nothing is known then
+                if not site.start.finite:
+                    yield not_finite.finding(site, site.start)
+                    if section.measures:
+                        return
         yield from section.examine(site)
     except UnclassifiedError as error:
         yield unruled(error)

@@ -19,6 +19,8 @@ class Section:
     order: int
     """Sections are examined and reported from the lowest number to the highest."""
     examine: Callable[[Site], Iterable[Finding]]
+    measures: bool = False
+    """Does it measure on data or on weights? Then numbers that are not finite stop it (TH108)."""
 
 
 def find_sections() -> dict[str, Section]:

@@ -19,6 +19,7 @@ from theodolite.size import Size
 from theodolite.workloads import Batch, Workload
 
 if TYPE_CHECKING:
+    from theodolite.surveying.not_finite import Start
     from theodolite.surveying.trials import Trials
 
 
@@ -66,6 +67,14 @@ class Site:
             return found
         except UnclassifiedError as error:
             return error
+
+    @cached_property
+    def start(self) -> Start:
+        """Are the loss, the weights and the gradients of a new network finite?"""
+        from theodolite.surveying.not_finite import look_at_start
+
+        with self._blaming(f"the model and its loss on batch({self.seed}, 0)"):
+            return look_at_start(self)
 
     @cached_property
     def trials(self) -> Trials:

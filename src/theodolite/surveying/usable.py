@@ -16,8 +16,10 @@ TRIAL_PARAMETERS = 50_000_000
 """Up to this size the model is built for real and called once before anything else is done."""
 
 
-def check_usable(site: Site) -> None:
-    """Raise UseError if the workload gives no batch, cannot be built, fails when called or ignores width."""
+def check_usable(site: Site) -> bool:
+    """Is the loss of a new network finite, as far as it was looked at?
+
+    Raises UseError if the workload gives no batch, cannot be built, fails when called or ignores width."""
     _ = site.inputs
     name, size = site.workload.name, site.size
     here = shapes_of(site.build_hollow(size))
@@ -31,17 +33,14 @@ def check_usable(site: Site) -> None:
             "Let the first argument of build set the size of the hidden layers"
         )
     if sum(math.prod(shape) for shape in here.values()) <= TRIAL_PARAMETERS:
-        _check_loss(site)
+        return math.isfinite(_loss(site))
+    return True
 
 
-def _check_loss(site: Site) -> None:
+def _loss(site: Site) -> float:
     loss = site.evaluate(site.build())
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise UseError(
             f"workload {site.workload.name!r}: loss returned {described(loss)}, not a tensor with one number"
         )
-    if not loss.isfinite():
-        raise UseError(
-            f"workload {site.workload.name!r}: the loss of a new model on batch({site.seed}, 0) is "
-            f"{loss.item()}. Check the initialisation, the batch and the loss for what is not finite"
-        )
+    return float(loss)

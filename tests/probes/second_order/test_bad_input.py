@@ -43,6 +43,30 @@ def test_weights_that_are_not_finite(name):
         EVERY[name](model, F.cross_entropy, batch())
 
 
+class Rooted(nn.Module):
+    """Its loss is finite. |0·x|^½ has the derivative 0·inf at 0, |0·x|^1.5 such a second one."""
+
+    def __init__(self, power):
+        super().__init__()
+        self.first, self.last, self.power = nn.Linear(4, 5), nn.Linear(5, 3), power
+
+    def forward(self, inputs):
+        hidden = self.first(inputs).tanh()
+        return self.last(hidden + (0 * hidden).abs().pow(self.power))
+
+
+PRODUCTS = ("hessian", "gauss_newton", "residual", "gradient")
+"""Tensors, in which nan can be seen."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*PRODUCTS, "landscape")])
+@pytest.mark.parametrize("power", [0.5, 1.5])
+def test_derivatives_that_are_not_finite(name, power):
+    """2 of 4 tensors are before the power; of the Hessian those behind it are spoilt as well."""
+    with pytest.raises(UseError, match=r"not finite,? in \d of 4 tensors \(first\.weight"):
+        EVERY[name](Rooted(power).double(), F.cross_entropy, batch())
+
+
 @every
 def test_a_loss_that_is_not_a_scalar(name):
     with pytest.raises(UseError, match=r"tensor of shape \(6,\).*mean"):

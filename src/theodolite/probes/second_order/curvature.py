@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.errors import UseError
+from theodolite.probes.finite import among, not_finite
 from theodolite.probes.second_order.directions import Directions, draw
 from theodolite.probes.second_order.estimate import Estimate
 from theodolite.probes.second_order.exact import gauss_newton_trace
@@ -153,6 +155,9 @@ def measure(
     else:
         route = route if found is None else "products: another rank has to"
         found = _by_products(objective, directions, temperatures)
+    for parts, temperature in zip(found, temperatures, strict=True):
+        if not parts.finite:
+            raise UseError(_not_finite(objective, temperature))
     return tuple(
         _judged(parts, directions, temperature, objective.size, route)
         for parts, temperature in zip(found, temperatures, strict=True)
@@ -168,6 +173,11 @@ class _Parts:
     loss: float
     trace: float | None
     """`Tr(G)` where it is known and `Tr(S) = 0`."""
+
+    @property
+    def finite(self) -> bool:
+        known = math.isfinite(self.loss) and (self.trace is None or math.isfinite(self.trace))
+        return known and all(bool(one.isfinite().all()) for one in (self.gauss_newton, self.residual))
 
     def times(self, share: float) -> _Parts:
         trace = None if self.trace is None else self.trace * share
@@ -308,6 +318,24 @@ def _judged(parts: _Parts, directions: Directions, temperature: float, size: int
     )
 
 
+def _not_finite(objective: Objective, temperature: float) -> str:
+    """Why there is no curvature, with the names of the tensors."""
+    operator = Hessian(Linearised(objective.at(temperature)))
+    what, found = "the gradient of the loss", operator.gradient
+    if bool(found.isfinite().all()):
+        what = "the gradient of the loss is finite, but the product of the Hessian with a vector of ones"
+        found = operator @ torch.ones_like(found)
+    names = not_finite(objective.split(found))
+    where = f" in {among(names, len(objective.names))}" if names else " in one of the directions"
+    if not names:
+        what = "the Hessian"
+    return (
+        f"{what} is not finite{where}, so that the curvature is not known. Look at the weights and the batch "
+        "for nan and for very large numbers, and at the network for operations without a derivative, such "
+        "as a square root or a norm of zeros"
+    )
+
+
 def _symmetric(matrix: Tensor) -> Tensor:
     return ((matrix + matrix.mT) / 2).cpu()
 
@@ -328,7 +356,7 @@ def _projection(matrix: Tensor, directions: Directions, size: int, exact: float 
         trace = (kept @ diagonal) * d / num if exact is None else torch.full_like(num, exact)
         # Of the diagonal only its sum is seen; Tr²/P is the least that its squares can add up to.
         norm = ((kept @ blocks * kept).sum(-1) * d**2 / (num * (num - 1)) + trace.square() / size).sqrt()
-        return torch.stack([trace, norm, torch.where(norm > 0, trace / norm, torch.zeros_like(norm))])
+        return torch.stack([trace, norm, torch.where(norm == 0, torch.zeros_like(norm), trace / norm)])
 
     values = estimates(everything[None])[:, 0]
     left_out = estimates(everything - torch.eye(d, dtype=torch.float64))

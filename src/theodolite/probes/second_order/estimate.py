@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 NORMAL_95 = 1.959964
@@ -18,6 +19,8 @@ class Estimate:
     10 (9.02 to 11)
     >>> print(Estimate(10.0, 0.0))
     10 (exact)
+    >>> print(Estimate(math.nan, 0.0))
+    nan (not finite)
     """
 
     value: float
@@ -36,10 +39,12 @@ class Estimate:
 
     @property
     def exact(self) -> bool:
-        """Was it computed, not estimated?"""
-        return self.error == 0
+        """Was it computed, not estimated? What is not finite is not known."""
+        return self.error == 0 and math.isfinite(self.value)
 
     def __str__(self) -> str:
+        if not math.isfinite(self.value):
+            return f"{self.value} (not finite)"
         return (
             f"{self.value:.3g} (exact)"
             if self.exact

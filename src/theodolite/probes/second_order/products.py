@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from theodolite.errors import UseError
+from theodolite.probes.finite import among, not_finite
 from theodolite.probes.second_order.operator import Operator
 
 Progress = Callable[[float], None]
@@ -23,25 +24,37 @@ class Products:
         self.dtype = torch.promote_types(operator.dtype, torch.float32)
         self.num = 0
         """How many were made so far."""
+        self._last: Tensor | None = None
 
     def of_vector(self, vector: Tensor) -> Tensor:
         """`H v`, (P,)."""
         self.num += 1
-        return (self.operator @ vector).detach().to(self.dtype)
+        self._last = (self.operator @ vector).detach().to(self.dtype)
+        return self._last
 
     def of_rows(self, rows: Tensor) -> Tensor:
         """`H v` of each row, (k, P)."""
         self.num += len(rows)
-        return (self.operator @ rows.mT).detach().to(self.dtype).mT
+        self._last = (self.operator @ rows.mT).detach().to(self.dtype).mT
+        return self._last
 
     def refuse_nonsense(self, *numbers: float) -> None:
         """Numbers made from products have to be finite."""
         if not all(abs(number) < float("inf") for number in numbers):
             raise UseError(
-                f"among the first {self.num} products with the operator is one that is not finite. Look at "
-                f"the weights and the batch for nan and for very large numbers; {self.operator.dtype} may "
-                "be too narrow for the second derivatives"
+                f"among the first {self.num} products with the operator is one that is not "
+                f"finite{self._culprits()}. Look at the weights and the batch for nan and for very large "
+                f"numbers; {self.operator.dtype} may be too narrow for the second derivatives"
             )
+
+    def _culprits(self) -> str:
+        """In which tensors the last product is not finite, if the operator knows their names."""
+        shapes = getattr(self.operator, "shapes", None)
+        if shapes is None or self._last is None:
+            return ""
+        pieces = self._last.split([shape.numel() for shape in shapes.values()], dim=-1)
+        names = not_finite(dict(zip(shapes, pieces, strict=True)))
+        return f", in {among(names, len(shapes))}" if names else ""
 
     def normal(self, generator: torch.Generator) -> Tensor:
         """A vector of normal numbers, the same on every device and in every precision."""

@@ -211,4 +211,4 @@ def _points(found: Coordinates, quantity: str, axis: str) -> tuple[list[float], 
     return list(along), [sum(values) / len(values) for values in along.values()]
 
 
-section = Section("Coordinate check", 60, examine)
+section = Section("Coordinate check", 60, examine, measures=True)

@@ -168,4 +168,4 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-section = Section("Scale vectors", 34, examine)
+section = Section("Scale vectors", 34, examine, measures=True)

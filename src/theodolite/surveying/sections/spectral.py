@@ -196,4 +196,4 @@ def _rows(growths: Sequence[Growth], condition: Condition) -> Iterator[Mapping[s
         yield {column: row.get(column) for column in ("tensor", "role", *columns)}
 
 
-section = Section("Spectral condition", 70, examine)
+section = Section("Spectral condition", 70, examine, measures=True)

@@ -179,4 +179,4 @@ def _percent(share: float) -> str:
     return "diverges" if math.isinf(share) else f"{100 * share:.1f} %"
 
 
-section = Section("Learning-rate transfer", 75, examine)
+section = Section("Learning-rate transfer", 75, examine, measures=True)
