@@ -277,3 +277,18 @@ def test_on_a_gpu() -> None:
         assert one.stream == pytest.approx(other.stream, rel=1e-3)
         assert one.stream_gradient == pytest.approx(other.stream_gradient, rel=1e-2)
         assert one.skipped == pytest.approx(other.skipped, abs=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_is_noted() -> None:
+    """√(0·x) is 0, and its derivative 0·inf."""
+    model = gpt(3)
+    model.blocks[1].register_forward_hook(lambda module, given, made: made + (0 * made).sqrt())
+    found = stream(model, next_token_loss, BATCH)
+    assert not found.finite
+    assert [
+        note
+        for note in found.notes
+        if note.startswith("not finite: the gradient of the stream up to block 1")
+    ]
+    assert "not finite" in str(found)
+    assert found.backward.kind == "unclear"

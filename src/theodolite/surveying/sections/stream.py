@@ -73,8 +73,8 @@ def examine(site: Site) -> Iterator[Finding]:
         yield unmeasured("TH521", TITLES["TH521"], WHY["TH521"], UseError(str(error)))
     else:
         if not look.stream.finite:
-            error = UseError(f"{look.where} something is {'; '.join(look.stream.notes)}")
-            yield unmeasured("TH521", TITLES["TH521"], WHY["TH521"], error)
+            reason = UseError(f"{look.where} something is {'; '.join(look.stream.notes)}")
+            yield unmeasured("TH521", TITLES["TH521"], WHY["TH521"], reason)
             return
         yield growth(look)
         yield gradient(look)
