@@ -15,7 +15,7 @@ from .attack import Attack
 
 
 def _failing_ranks(count: int, folder: Path) -> Iterator[str | None]:
-    """Two processes are started once; a try that hangs ends them, and all that follow fail."""
+    """Two processes are started once; a try that hangs ends them, and all that follow it fail."""
     source = Path(__file__).parents[2] / "src"
     env = {**os.environ, "PYTHONPATH": str(source), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     printed = folder / "printed"
@@ -49,10 +49,10 @@ def _failing_ranks(count: int, folder: Path) -> Iterator[str | None]:
 
 ATTACKS = [
     Attack(
-        "one rank of a DistributedDataParallel fails within a probe",
-        "all ranks leave with that error, or with the same result; the next probe works",
+        "one of two ranks fails within a probe, or in a step of a matrix optimizer",
+        "all ranks leave with its error, or with the same result; the next call works",
         _failing_ranks,
-        few=32,
-        many=256,
+        few=38,
+        many=268,
     )
 ]

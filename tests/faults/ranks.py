@@ -7,6 +7,8 @@ In each try one of them fails in its own way. Both write what came of it, one li
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import json
 import sys
@@ -18,11 +20,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from theodolite import probes
-from theodolite.optim import DriftAdjusted, NormalizedSmoothness, SafeStep
+from theodolite.optim import DriftAdjusted, Muon, NormalizedSmoothness, SafeStep, SpectralSphere
+from theodolite.optim.sharding import local
 
 PATIENCE = timedelta(seconds=60)
 """After which an exchange counts as one that nobody answers. Nothing waits so long unless it hangs."""
@@ -94,6 +98,30 @@ def follow(model: nn.Module, loss: Any, batch: Any) -> object:
     return len(tracking.rows)
 
 
+def step_matrices(model: nn.Module, loss: Loss, batch: Any, *, kind: type, sharded: bool) -> object:
+    """One step of a matrix optimizer; what fails is this rank's gradient (nan), or its learning rate."""
+    layers: Any = copy.deepcopy(model.module.layers)  # type: ignore[union-attr]
+    if sharded:
+        fully_shard(layers)
+    weights = [layers[0].weight, layers[2].weight]
+    options = {} if sharded else {"shared_over": dist.group.WORLD}
+    optimizer = kind([{"params": weights, "param_names": ["first", "second"]}], lr=0.1, **options)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    before = [local(weight).detach().clone() for weight in weights]
+    if loss.at is not None and loss.nan:
+        local(weights[0].grad).fill_(torch.nan)
+    elif loss.at is not None:
+        optimizer.param_groups[0]["lr"] = torch.nan
+    try:
+        optimizer.step()
+        return "moved"
+    except Exception as error:
+        if not all(map(torch.equal, before, [local(weight).detach() for weight in weights])):
+            raise AssertionError("weights have moved, and then the step was refused") from error
+        raise
+
+
 PROBES: dict[str, Callable[[nn.Module, Any, Any], object]] = {
     "curvature": lambda *given: probes.curvature(*given, directions=4).loss,
     "landscape": lambda *given: probes.landscape(*given, num=3).loss,
@@ -113,9 +141,20 @@ PROBES: dict[str, Callable[[nn.Module, Any, Any], object]] = {
     "DriftAdjusted": adjust,
 }
 
+OPTIMIZERS: dict[str, Callable[[nn.Module, Any, Any], object]] = {
+    "Muon of replicas": functools.partial(step_matrices, kind=Muon, sharded=False),
+    "Muon of shards": functools.partial(step_matrices, kind=Muon, sharded=True),
+    "SpectralSphere of shards": functools.partial(step_matrices, kind=SpectralSphere, sharded=True),
+}
+
 FAILURES = ("loss", "batch", "later loss", "memory", "nan", "fewer batches", "last loss", "later nan")
 
-TRIES = [(probe, failure, bad) for bad in (1, 0) for failure, probe in itertools.product(FAILURES, PROBES)]
+TRIES = [
+    (probe, failure, bad)
+    for bad in (1, 0)
+    for some, failures in ((OPTIMIZERS, ("loss", "nan")), (PROBES, FAILURES))
+    for failure, probe in itertools.product(failures, some)
+]
 """What is measured, what fails, and the rank that it fails on."""
 
 MAY_END_WELL = ("nan", "later nan", "fewer batches", "later loss", "last loss")
@@ -134,7 +173,7 @@ def attempt(model: nn.Module, probe: str, failure: str, bad: bool) -> dict[str, 
         batch = {"batch": TEXT, "fewer batches": batch[:1]}.get(failure, batch)
         model.module.fails = failure == "memory"  # type: ignore[union-attr]
     try:
-        return {"value": repr(PROBES[probe](model, loss, batch))}
+        return {"value": repr({**PROBES, **OPTIMIZERS}[probe](model, loss, batch))}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
@@ -155,6 +194,9 @@ def judged(probe: str, failure: str, bad: int, ranks: list[dict[str, Any]]) -> s
     here, there = str(errors[bad]), str(errors[1 - bad])
     if here == there:  # an average that both refuse
         return None
+    if probe in OPTIMIZERS:
+        good = "no step was made" in here and "another process" not in here and "another process" in there
+        return None if good else f"{said}: rank {bad} says {here!r} and the other {there!r}"
     if here.startswith("_Other") or f"Error: rank {bad} could not do" not in there or here[:60] not in there:
         return f"{said}: rank {bad} says {here[:200]!r} and the other {there[:200]!r}"
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,44 @@ class NonFiniteError(UseError, FloatingPointError):
     """A gradient holds nan or inf. The weights and the optimizer's state are as they were."""
 
 
+def check_step(
+    groups: Sequence[dict[str, Any]],
+    dense: Mapping[str, Sequence[dict[str, Any]]],
+    *,
+    squared: Sequence[dict[str, Any]] = (),
+    look: bool = True,
+    over: Sequence[Any] = (),
+) -> None:
+    """Raise if no step can be made, before anything has moved; of processes that step together all, or none.
+
+    Args:
+        groups: all that the step is made of.
+        dense: by name of the optimizer, groups whose gradients must not be sparse.
+        squared: groups whose optimizer keeps squares of gradients.
+        look: are gradients looked at? If not, processes do not agree either.
+        over: process groups of replicas that share the work out.
+    """
+    error = None
+    try:
+        refuse_odd_numbers(groups)
+        for optimizer, some in dense.items():
+            refuse_sparse(optimizer, some)
+    except UseError as found:
+        error = found
+    if look:
+        refuse_nonfinite(groups, squared, error=error, over=over)
+    if error is not None:
+        raise error
+
+
 @torch.no_grad()
-def refuse_nonfinite(groups: Sequence[dict[str, Any]], squared: Sequence[dict[str, Any]] = ()) -> None:
+def refuse_nonfinite(
+    groups: Sequence[dict[str, Any]],
+    squared: Sequence[dict[str, Any]] = (),
+    *,
+    error: UseError | None = None,
+    over: Sequence[Any] = (),
+) -> None:
     """Raise, with the name of the tensor, if a gradient in these groups is not finite.
 
     One number goes from the device to the CPU, so a step waits for its gradients. Processes that hold shards
@@ -37,13 +73,21 @@ def refuse_nonfinite(groups: Sequence[dict[str, Any]], squared: Sequence[dict[st
         groups: all that a step is made of.
         squared: those whose optimizer keeps squares of gradients, which have to be finite as well: a square
             that is not stays in a moving average for good, and its entry never moves again.
+        error: what this process has refused already, of which the others hear.
+        over: process groups that agree besides those of shards.
     """
     params = [param for group in groups for param in group["params"] if param.grad is not None]
     if not params or _captured(params[0]):
         return
     grads = [_values(param.grad) for param in params]
+    over = (*mesh_groups(params), *over)
     # 0: an entry is not finite; 1: the sum of squares is not, which is rare; 2: all is well.
-    level = _agreed(2 if _norms_are_finite(grads) else int(_all_finite(grads)), params)
+    level = -1 if error is not None else 2 if _norms_are_finite(grads) else int(_all_finite(grads))
+    level = _agreed(level, params, over)
+    if error is not None:
+        raise error
+    if level < 0:
+        raise UseError("another process has refused this step: no step was made. It says why")
     if level == 0:
         for name, _, grad in _named(groups):
             bad = int((~torch.isfinite(grad)).sum())
@@ -56,7 +100,7 @@ def refuse_nonfinite(groups: Sequence[dict[str, Any]], squared: Sequence[dict[st
         raise NonFiniteError("a gradient in another process is not finite: no step was made. It says which")
     if level == 1:
         large = [one for one in _named(squared) if not bool(one[2].abs().amax().square().isfinite())]
-        if not _agreed(not large, params):
+        if not _agreed(int(not large), params, over):
             for name, group, grad in large:
                 raise NonFiniteError(
                     f"the gradient of {name} has an entry of {float(grad.abs().amax()):.3g}, whose square is "
@@ -129,9 +173,9 @@ def _all_finite(grads: Sequence[Tensor]) -> bool:
     return all(bool(torch.isfinite(grad).all()) for grad in grads)
 
 
-def _agreed(level: int, params: Sequence[Tensor]) -> int:
-    """The least over all processes that hold shards of these parameters."""
-    for process_group in mesh_groups(params):
+def _agreed(level: int, params: Sequence[Tensor], over: Sequence[Any]) -> int:
+    """The least over all processes of some groups."""
+    for process_group in over:
         least = torch.tensor(float(level), device=local(params[0]).device)
         torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=process_group)
         level = int(least)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.finite import refuse_nonfinite, refuse_odd_numbers, refuse_sparse
+from theodolite.optim.finite import check_step
 from theodolite.optim.matrices import Axes, Rows, check_matrices
 from theodolite.optim.moving import ROUNDED, Arranged, Moving, arranged, move
 from theodolite.optim.restoring import refuse_other_shapes
@@ -126,14 +126,12 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step for every matrix that has a gradient."""
-        refuse_odd_numbers(self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        refuse_sparse("Muon", self.param_groups)
-        if self.check_gradients:
-            refuse_nonfinite(self.param_groups)
+        over = [] if self._replicas is None else [self._replicas.group]
+        check_step(self.param_groups, {"Muon": self.param_groups}, look=self.check_gradients, over=over)
         moving = []
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None and param.numel()]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.finite import refuse_nonfinite, refuse_odd_numbers, refuse_sparse
+from theodolite.optim.finite import check_step
 from theodolite.optim.restoring import restored, shapes_of
 
 Make = Callable[[list[dict[str, Any]]], Optimizer]
@@ -79,9 +79,6 @@ class Planned(Optimizer):
 
         Raises, with nothing moved, where a gradient (NonFiniteError) or a number of a group is not finite.
         """
-        refuse_odd_numbers(self.param_groups)
-        if not self._warned:
-            self._check_ratios()
         inner = list(self._inner.items())
         loss = None
         if closure is not None and len(inner) > 1:
@@ -90,6 +87,8 @@ class Planned(Optimizer):
             closure = None
         if closure is None:
             self._check_gradients()
+        if not self._warned:
+            self._check_ratios()
         for rule, one in inner:
             self._share(rule, one)
             own_loss = one.step() if closure is None else one.step(self._checked(closure))
@@ -182,12 +181,14 @@ class Planned(Optimizer):
         return checked
 
     def _check_gradients(self) -> None:
-        for group in self.param_groups:
-            if group["rule"] != "sgd":
-                refuse_sparse(group["rule"], [group])
-        if self._refuses:
-            squared = [group for group in self.param_groups if group["rule"] in SQUARED]
-            refuse_nonfinite(self.param_groups, squared)
+        shared = [getattr(one, "_replicas", None) for one in self._inner.values()]
+        check_step(
+            self.param_groups,
+            {rule: _of(rule, self.param_groups) for rule in self._inner if rule != "sgd"},
+            squared=[group for group in self.param_groups if group["rule"] in SQUARED],
+            look=self._refuses,
+            over=[replicas.group for replicas in shared if replicas is not None],
+        )
 
     def _switch(self, mode: str) -> None:
         for rule, one in self._inner.items():

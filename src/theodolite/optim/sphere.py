@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
-from theodolite.optim.finite import names_of, refuse_nonfinite, refuse_odd_numbers, refuse_sparse
+from theodolite.optim.finite import check_step, names_of
 from theodolite.optim.matrices import Axes, Layout, as_matrices, check_matrices, from_matrices
 from theodolite.optim.moving import ahead
 from theodolite.optim.muon import averaged
@@ -92,14 +92,11 @@ class SpectralSphere(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step for every matrix that has a gradient; with a learning rate of 0 nothing moves."""
-        refuse_odd_numbers(self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        refuse_sparse("SpectralSphere", self.param_groups)
-        if self.check_gradients:
-            refuse_nonfinite(self.param_groups)
+        check_step(self.param_groups, {"SpectralSphere": self.param_groups}, look=self.check_gradients)
         moving = [
             (group, [param for param in group["params"] if param.grad is not None and param.numel()])
             for group in self.param_groups
