@@ -202,7 +202,7 @@ PLAN = ["plan", "mine.py:good", "--width", "64", "--lr", "0.1"]
         ([*PLAN, "--init", "last.*=wide"], "--init last.*=wide: write PATTERN=STD"),
         ([*PLAN, "--init", "lost.*=1"], "'lost.*'"),
         ([*PLAN, "--explain", "lost"], "'lost' is not a tensor of this plan"),
-        ([*PLAN, "--diff", "mine.py"], "mine.py is not a plan"),
+        ([*PLAN, "--diff", "mine.py"], "mine.py is not JSON"),
         ([*PLAN, "--out", "mine.py"], "mine.py: there is a file that is no plan"),
         (["plan", "mine.py:idle", "--width", "64", "--lr", "0.1"], "idle has shape (3, 5)"),
         (["lr", "mine.py:good", "--optimizer", "adam"], "Did you mean 'adamw'?"),
@@ -350,3 +350,55 @@ def test_first_use_draws_no_random_number():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lr", "mine.py:good", "--device", "gpu"], "device is 'gpu': it is cpu, cuda or cuda:1"),
+        (["lr", "mine.py:good", "--device", "cpu:7"], "device is 'cpu:7'"),
+        (["lr", "mine.py:good", "--low", "1e-320"], "low 9.99989e-321"),
+        (["study", "coordinates", "--device", "gpu"], "device is 'gpu'"),
+        (["study", "norm-placement", "--device", "gpu"], "device is 'gpu'"),
+        (["study", "transfer", "--device", "gpu", "--small"], "device is 'gpu'"),
+        (["survey", "~nouser/w.py:net"], "there is no user 'nouser'"),
+        (["survey", "mine.py:good", "--out=~nouser/x.html"], "there is no user 'nouser'"),
+        (["survey", "mine.py:good", "--out", "x" * 300 + ".html"], "File name too long"),
+        (["survey", "mine.py:good", "--depth", "999999999999"], "depth is 999999999999: the largest"),
+        (["survey", "y" * 9000], "there is no workload 'yyy"),
+        (["survey", "a\nb"], "there is no workload"),
+        (
+            ["plan", "mine.py:good", "--width", "64", "--lr", "1", "--diff", "deep.json"],
+            "deep.json is not JSON",
+        ),
+        (["plan", "mine.py:good", "--width", "64", "--lr", "1", "--diff", "pipe"], "pipe cannot be read"),
+        (["survey", "hf:deep.json"], "deep.json is not JSON"),
+        (["study", "ghosts", "--out", "x" * 300], "File name too long"),
+        (["study", "ghosts", "--draw", "binary"], "binary cannot be read: it is not a text in UTF-8"),
+        (["study", "ghosts", "--draw", "odd.jsonl"], "its records are not those that this study writes"),
+        (["study", "scale-vectors", "--small", "--out", "mine.py"], "mine.py: File exists"),
+        (["sweep", "mine.py:good", "--lr", "1", "--seeds", "999999999999"], "seeds is 999999999999"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line_and_leaves_nothing(mine, arguments, message, capsys):
+    (mine / "deep.json").write_text("[" * 100_000)
+    (mine / "binary").write_bytes(b"\xff\xfe\x00")
+    (mine / "odd.jsonl").write_text('{"study": "ghosts"}\n{"seed": 0}\n')
+    os.mkfifo(mine / "pipe")
+    before = sorted(path.name for path in mine.iterdir() if path.name != "__pycache__")
+    code, _, err = run(*arguments, capsys=capsys)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert len(err) < 1500
+    assert sorted(path.name for path in mine.iterdir() if path.name != "__pycache__") == before
+
+
+def test_a_fault_of_its_own_is_shown_whole(monkeypatch, capsys):
+    def fault():
+        raise KeyError("what we did not think of")
+
+    monkeypatch.setattr("theodolite.data.catalogue", fault)
+    with pytest.raises(KeyError) as caught:
+        main(["data", "list"])
+    assert "report this" in caught.value.__notes__[0]

@@ -34,6 +34,28 @@ def build_model(build: Build, size: Size, *, seed: int | None = None, device: st
     return model
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that is not there.
+
+    >>> check_device("gpu")
+    Traceback (most recent call last):
+    theodolite.errors.UseError: device is 'gpu': it is cpu, cuda or cuda:1
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda") or (found.type == "cpu" and found.index):
+        raise UseError(f"device is {device!r}: it is cpu, cuda or cuda:1")
+    if found.type == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise UseError(f"device is {device!r}, and torch {torch.__version__} sees no GPU here: take cpu")
+    count = torch.cuda.device_count()
+    if (found.index or 0) >= count:
+        raise UseError(f"device is {device!r}, and there are {count} GPUs: they are counted from cuda:0")
+
+
 def build_hollow(build: Build, size: Size) -> nn.Module:
     """The network without memory for its weights, or a real one where it cannot be built so."""
     try:

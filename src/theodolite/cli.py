@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -25,6 +26,8 @@ from theodolite.commands.survey import dissect, survey
 from theodolite.commands.sweep import sweep
 from theodolite.errors import UseError
 
+LONGEST = 1200
+"""Characters of an error; of a longer one the middle is left out."""
 app = typer.Typer(
     name="theodolite",
     no_args_is_help=True,
@@ -44,15 +47,45 @@ app.add_typer(study_app, name="study")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error of use is one message and exit status 2."""
+    """Run the command line; an error of use is one line and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no × or √ shows ? in their place
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="theodolite")
+        _require_homes(words)
+        app(args=words, prog_name="theodolite")
     except UseError as error:
-        print(f"theodolite: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        _refuse(f"{error.filename}: {error.strerror}. Give another path")
+    except MemoryError as error:
+        _refuse(f"memory is at an end ({error}): ask for less at once")
+    except Exception as error:
+        error.add_note("Please report this as a fault of Theodolite, with these lines and the command.")
+        raise
+
+
+def _refuse(reason: str) -> NoReturn:
+    """Say in one line what is wrong. A value may be as long as it likes, and have lines of its own."""
+    line = " ".join(reason.split("\n"))
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
+    print(f"theodolite: {line}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _require_homes(words: Sequence[str]) -> None:
+    """Is there a home folder for every ~ at the start of a path?"""
+    for word in words:
+        value = word.partition("=")[2] if word.startswith("--") else word
+        value = value.removeprefix("hf:")
+        if value.startswith("~") and os.path.expanduser(value) == value:
+            raise UseError(
+                f"{value}: there is no user {value[1:].partition('/')[0]!r}. Write ./{value} for a file"
+            )
 
 
 def _print_version(wanted: bool) -> None:

@@ -52,8 +52,8 @@ def fit(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE,…", help="Predict there, or split that budget; may be repeated."),
     ] = None,
-    draws: Annotated[int, typer.Option(help="Of the bootstrap.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    draws: Annotated[int, typer.Option(max=10**6, help="Of the bootstrap.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write a page with figures (fit.html).")] = None,
 ) -> None:

@@ -42,7 +42,7 @@ def grow(
     certify: Annotated[
         Path | None, typer.Option(help="Units to certify on, from a file of their own.")
     ] = None,
-    blocks: Annotated[int, typer.Option(min=1, help="How many, one after the other.")] = 1,
+    blocks: Annotated[int, typer.Option(min=1, max=1000, help="How many, one after the other.")] = 1,
     at: Annotated[
         list[str] | None, typer.Option(help="Try this point alone, as blocks.4; may be repeated.")
     ] = None,
@@ -58,9 +58,9 @@ def grow(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="New blocks start untrained, not as copies of their neighbours.")
     ] = False,
-    units: Annotated[int, typer.Option(min=3, help="How many to use at most.")] = 2048,
-    batch: Annotated[int, typer.Option(min=1, help="Units that are run together.")] = 16,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens in a unit of text.")] = None,
+    units: Annotated[int, typer.Option(min=3, max=2**24, help="How many to use at most.")] = 2048,
+    batch: Annotated[int, typer.Option(min=1, max=2**24, help="Units that are run together.")] = 16,
+    length: Annotated[int | None, typer.Option(min=1, max=2**24, help="Tokens in a unit of text.")] = None,
     workload: Annotated[
         str | None, typer.Option(help="Which network the weights are of: a built-in name or file.py:name.")
     ] = None,
@@ -92,6 +92,7 @@ def grow(
 
       theodolite grow gpt.safetensors --workload gpt-sotu --write grown.safetensors
     """
+    from theodolite.building import check_device
     from theodolite.growing import conduct, split
     from theodolite.growing.checkpoints import build_again, check_target, example, save
     from theodolite.growing.material import units as gather
@@ -99,6 +100,7 @@ def grow(
     from theodolite.growing.splits import Splits
     from theodolite.writing import html_path
 
+    check_device(device)
     html_path(out, kind="growth")
     if write is not None:
         check_target(checkpoint.expanduser(), write := write.expanduser())

@@ -16,10 +16,10 @@ def lr(
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …: see docs/rules.md.")] = "adamw",
     width: Width = None,
     depth: Depth = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: initial weights and batches.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many: initial weights and batches.")] = 3,
     low: Annotated[float, typer.Option(help="The lowest rate that is tried.")] = 1e-5,
     high: Annotated[float, typer.Option(help="The highest.")] = 10.0,
-    steps: Annotated[int, typer.Option(min=1, help="At each rate.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, max=10**6, help="At each rate.")] = 20,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     out: Annotated[

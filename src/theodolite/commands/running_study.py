@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from theodolite.errors import UseError
+
 if TYPE_CHECKING:
     from theodolite.studies.study import Study
 
@@ -30,11 +32,14 @@ def carry_out(
     import dataclasses
     import functools
 
+    from theodolite.building import check_device
     from theodolite.studies.study import conduct, report
 
     if draw is not None:
-        print(report(study, draw))
+        print(drawn(functools.partial(report, study), draw))
         return
+    if device is not None:
+        check_device(device)
     run: Callable[..., Any] = study.run
     failed = conduct(
         study if device is None else dataclasses.replace(study, run=functools.partial(run, device=device)),
@@ -48,3 +53,18 @@ def carry_out(
         print("\n--small has too few seeds and steps for a verdict: it shows how the study goes.")
     if failed:
         raise typer.Exit(1)
+
+
+def drawn(report: Callable[[Path], str], path: Path) -> str:
+    """What a file that was given says. If its records are not those of the study, the file is at fault."""
+    from theodolite.building import in_one_line
+
+    try:
+        return report(path)
+    except UseError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UseError(
+            f"--draw {path}: its records are not those that this study writes ({in_one_line(error)}). Give a "
+            "file or a folder that this version of the study has made"
+        ) from error

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from theodolite.commands.running_study import RECORDS, Draw, carry_out
+from theodolite.commands.running_study import RECORDS, Draw, carry_out, drawn
 
 study_app = typer.Typer(no_args_is_help=True, help="Claims of the papers, run again.")
 
@@ -43,11 +43,13 @@ def study_coordinates(
 
       theodolite study coordinates --out docs/studies/coordinates.jsonl --draw
     """
+    from theodolite.building import check_device
     from theodolite.studies import reporting
     from theodolite.studies.coordinates import FULL, OPTIMIZERS, SMALL, conduct
     from theodolite.studies.networks import NETWORKS
 
     if not draw:
+        check_device(device)
         conduct(
             out,
             grid=SMALL if small else FULL,
@@ -57,7 +59,7 @@ def study_coordinates(
             device=device,
             tell=lambda line: print(line, file=sys.stderr, flush=True),
         )
-    print(reporting.report(out))
+    print(drawn(reporting.report, out) if draw else reporting.report(out))
 
 
 @study_app.command("transfer")
@@ -105,14 +107,16 @@ def study_transfer(
     from theodolite.studies.transferring import report
 
     if draw is not None:
-        print(report(draw))
+        print(drawn(report, draw))
         return
     import dataclasses
 
     from theodolite.fleet.engine import Means
     from theodolite.fleet.progress import Shown
     from theodolite.studies.transfer import FULL, SMALL, make, write_summary
+    from theodolite.sweeping.checking import check_engine
 
+    check_engine(engine, device=device, address=None, resources=None)
     means = Means(device=device)
     if jobs is not None:
         means = dataclasses.replace(means, jobs=jobs)
@@ -184,7 +188,7 @@ def study_goldilocks(
     from theodolite.studies.goldilocks.report import report
 
     if draw is not None:
-        print(report(draw))
+        print(drawn(report, draw))
         return
     import dataclasses
 
@@ -192,6 +196,7 @@ def study_goldilocks(
     from theodolite.fleet.progress import Shown
     from theodolite.studies.goldilocks.conduct import make, write_summary
     from theodolite.studies.goldilocks.setting import FULL, SMALL
+    from theodolite.sweeping.checking import check_engine
 
     given = {
         "epochs": epochs,
@@ -200,6 +205,7 @@ def study_goldilocks(
         "seeds": None if seeds is None else tuple(range(seeds)),
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    check_engine(engine, device=device, address=None, resources=None)
     means = Means(device=device)
     if jobs is not None:
         means = dataclasses.replace(means, jobs=jobs)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from theodolite.commands.running_study import drawn
+
 
 def study_scale_vectors(
     out: Annotated[Path, typer.Option(help="The folder of records and ledger; figures go there too.")] = Path(
@@ -58,13 +60,15 @@ def study_scale_vectors(
     from theodolite.fleet.progress import Shown
     from theodolite.studies.scale_vectors import FULL, SMALL, make, write_summary
     from theodolite.studies.scale_vectors_report import report
+    from theodolite.sweeping.checking import check_engine
 
     if draw is not None:
-        print(report(draw))
+        print(drawn(report, draw))
         if summary is not None:
             write_summary(draw, summary)
         return
 
+    check_engine(engine, device=device, address=None, resources=None)
     means = Means(device=device)
     if jobs is not None:
         means = dataclasses.replace(means, jobs=jobs)

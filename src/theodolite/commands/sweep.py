@@ -41,7 +41,7 @@ def sweep(
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …; several with commas.")] = "adamw",
     parameterization: Annotated[str, typer.Option(help="plan, standard or both.")] = "plan,standard",
     seeds: Annotated[int, typer.Option(help="How many.")] = 3,
-    steps: Annotated[int | None, typer.Option(help="Of every run; 500 if not given.")] = None,
+    steps: Annotated[int | None, typer.Option(max=10**9, help="Of every run; 500 if not given.")] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps; a tenth of all if not given.")] = None,
     schedule: Annotated[
         str | None, typer.Option(help="constant, cosine, linear or wsd; linear if not given.")
@@ -51,7 +51,7 @@ def sweep(
         str | None, typer.Option(help="float32, tf32, or bfloat16 for autocast; float32 if not given.")
     ] = None,
     held_out: Annotated[
-        int | None, typer.Option(help="Batches that a run is judged by; 16 if not given.")
+        int | None, typer.Option(max=10**6, help="Batches that a run is judged by; 16 if not given.")
     ] = None,
     axis: Annotated[
         list[str] | None,
@@ -65,7 +65,7 @@ def sweep(
         str | None,
         typer.Option(help="tpe: search the base with Optuna, then try around the best at every size."),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Of the search.")] = 20,
+    trials: Annotated[int, typer.Option(max=10**6, help="Of the search.")] = 20,
     out: Annotated[Path, typer.Option(help="Folder of the ledger and the page.")] = Path("sweep"),
     engine: Annotated[str, typer.Option(help="auto, serial, processes, vectorised or ray.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",

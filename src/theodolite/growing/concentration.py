@@ -83,8 +83,8 @@ def needed_units(values: Tensor, bound: float, delta: float, method: Method = "b
 
 def checked_level(delta: float, candidates: int, method: Method) -> float:
     """The level of one candidate: δ over their number (Bonferroni)."""
-    if not 0 < delta < 1:
-        raise UseError(f"delta is {delta}: it is the chance of being wrong, between 0 and 1, as 0.05")
+    if not 1e-300 < delta < 1:
+        raise UseError(f"delta is {delta}: it is the chance of being wrong, between 1e-300 and 1, as 0.05")
     if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
         raise UseError(
             f"candidates is {candidates!r}: it is how many pairs are certified on these units, 1 or more"

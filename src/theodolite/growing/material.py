@@ -74,6 +74,9 @@ def _tensors(file: Path) -> tuple[Tensor, Tensor]:
     missing = [name for name in ("inputs", "targets") if name not in held]
     if missing:
         raise UseError(f"{file} has no tensor {missing[0]!r}, only {', '.join(sorted(held)) or 'nothing'}")
+    flat = [name for name in ("inputs", "targets") if held[name].ndim == 0]
+    if flat:
+        raise UseError(f"{file}: {flat[0]} is one number: dimension 0 has to be the units")
     if len(held["inputs"]) != len(held["targets"]):
         raise UseError(
             f"{file} has {len(held['inputs'])} inputs and {len(held['targets'])} targets: dimension 0 of "

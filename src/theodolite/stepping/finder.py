@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.building import one_thread, untouched_randomness
+from theodolite.building import check_device, one_thread, untouched_randomness
 from theodolite.errors import UseError
 from theodolite.planning import Plan
 from theodolite.probes.steps.update import _no_hooks as no_hooks
@@ -93,6 +93,7 @@ def find_lr(
     tell = progress or (lambda title, done: None)
     # Hooks of an optimizer that make(model) made are part of it; those of the caller's own would be traces.
     quiet = no_hooks(optimizer) if isinstance(optimizer, Optimizer) else contextlib.nullcontext()
+    check_device(device)
     with untouched_randomness(), torch.enable_grad(), quiet:
         made = subjects(what, optimizer, data, loss, size=size, steps=steps, device=device)
         found = _search(what, made, rates, steps, chosen, device, tell)
@@ -138,6 +139,8 @@ def _grid(low: float, high: float) -> list[float]:
             raise UseError(f"{name} is {value!r}: a learning rate is a positive number")
     if not low < high:
         raise UseError(f"low is {low:g} and high {high:g}: give low below high")
+    if not math.isfinite(high / low):
+        raise UseError(f"from low {low:g} to high {high:g} are too many rates to try: give a higher low")
     num = math.ceil(math.log(high / low, STRIDE) - 1e-9)
     return [low * (high / low) ** (place / num) for place in range(num)] + [float(high)]
 

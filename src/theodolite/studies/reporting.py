@@ -22,20 +22,21 @@ def report(path: str | Path) -> str:
     if not records:
         raise UseError(f"{path} holds no runs yet: run the study first")
     centre = Size(**about["centre"])
-    drawn = []
-    for optimizer in dict.fromkeys(record["optimizer"] for record in records):
-        for axis in AXES:
-            figure = path.with_name(f"{path.stem}-{optimizer}-{axis}.svg")
-            svg = draw(records, optimizer=optimizer, axis=axis, centre=centre, step=about["steps"])
-            write_whole(figure, svg)
-            drawn.append(figure.name)
+    drawn = {
+        path.with_name(f"{path.stem}-{optimizer}-{axis}.svg"): draw(
+            records, optimizer=optimizer, axis=axis, centre=centre, step=about["steps"]
+        )
+        for optimizer in dict.fromkeys(record["optimizer"] for record in records)
+        for axis in AXES
+    }
     found = claims(records)
     held = sum(claim.holds for claim in found)
-    return "\n".join(
-        [
-            table(found),
-            "",
-            f"{held} of {len(found)} claims hold: slopes within ±0.1 of what they should be, after "
-            f"{about['steps']} steps. Figures: {', '.join(drawn)}",
-        ]
-    )
+    said = [
+        table(found),
+        "",
+        f"{held} of {len(found)} claims hold: slopes within ±0.1 of what they should be, after "
+        f"{about['steps']} steps. Figures: {', '.join(file.name for file in drawn)}",
+    ]
+    for file, svg in drawn.items():
+        write_whole(file, svg)
+    return "\n".join(said)

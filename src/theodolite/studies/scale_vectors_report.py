@@ -19,12 +19,10 @@ def report(path: str | Path) -> str:
     if not records:
         raise UseError(f"{path} holds no records yet: run the study first")
     folder, stem = (path, STUDY) if path.is_dir() else (path.parent, path.stem)
-    names = []
-    for name, svg in figures(records, setting):
-        file = folder / f"{stem}-{name}.svg"
-        write_whole(file, svg)
-        names.append(file.name)
+    drawn = {folder / f"{stem}-{name}.svg": svg for name, svg in figures(records, setting)}
     found = claims(records, setting)
     said = [table(found), tally(found), exceptions(found)] if found else []
-    said += [notes(records, setting), f"Figures: {', '.join(names)}"]
+    said += [notes(records, setting), f"Figures: {', '.join(file.name for file in drawn)}"]
+    for file, svg in drawn.items():
+        write_whole(file, svg)
     return "\n\n".join(each for each in said if each)

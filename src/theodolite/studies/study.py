@@ -71,14 +71,12 @@ def report(study: Study, path: str | Path) -> str:
         raise UseError(f"{path} is about {about.get('study')!r}: it is no file of the study {study.name!r}")
     if not records:
         raise UseError(f"{path} holds no records yet: run the study first")
-    names = []
-    for name, svg in study.figures(records):
-        file = path.with_name(f"{path.stem}-{name}.svg")
-        write_whole(file, svg)
-        names.append(file.name)
+    drawn = {path.with_name(f"{path.stem}-{name}.svg"): svg for name, svg in study.figures(records)}
     found = study.claims(records)
     said = [table(found), tally(found), exceptions(found)] if found else []
-    said += [study.notes(records), f"Figures: {', '.join(names)}" if names else ""]
+    said += [study.notes(records), f"Figures: {', '.join(file.name for file in drawn)}" if drawn else ""]
+    for file, svg in drawn.items():
+        write_whole(file, svg)
     return "\n\n".join(each for each in said if each)
 
 

@@ -50,13 +50,12 @@ def report(path: str | Path) -> str:
     if not rows:
         raise UseError(f"{path} holds no runs yet: run the study first")
     setting = setting_of(rows)
-    names = drawn(rows, setting, path)
     found = list(claims(rows, setting))
     lines = [table(found), "", f"{sum(claim.holds for claim in found)} of {len(found)} claims hold."]
     for workload, families in by_network(rows, setting).items():
         for family in families:
             lines += ["", f"{workload}: {family_table(family)}"]
-    return "\n".join([*lines, "", f"Figures: {', '.join(names)}"])
+    return "\n".join([*lines, "", f"Figures: {', '.join(drawn(rows, setting, path))}"])
 
 
 def setting_of(rows: Sequence[Row]) -> Setting:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from theodolite.building import check_device
 from theodolite.errors import UseError
 from theodolite.fleet.choosing import choose
 from theodolite.fleet.engine import Means
@@ -54,19 +53,8 @@ def check_engine(
                 f"{what} is {value!r}, which is for a Ray cluster, and the engine is {engine}: "
                 "take engine ray, or leave it out"
             )
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        found = None
-    if found is None or found.type not in ("cpu", "cuda"):
-        raise UseError(f"device is {device!r}: it is cpu, cuda or cuda:1")
-    if found.type == "cpu" or name == "ray":  # what a cluster has cannot be seen from here
-        return
-    if not torch.cuda.is_available():
-        raise UseError(f"device is {device!r}, and torch {torch.__version__} sees no GPU here: take cpu")
-    count = torch.cuda.device_count()
-    if (found.index or 0) >= count:
-        raise UseError(f"device is {device!r}, and there are {count} GPUs: they are counted from cuda:0")
+    # What a cluster has cannot be seen from here.
+    check_device("cpu" if name == "ray" and device.partition(":")[0] == "cuda" else device)
 
 
 def check_runs(runs: Sequence[Run], workload: Workload, folder: Path) -> None:

@@ -26,6 +26,9 @@ from theodolite.sweeping.sizes import sizes_of
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 
+MOST_SEEDS = 10_000
+"""More are a slip of the pen."""
+
 Axis = Sequence[Any] | Range
 
 
@@ -217,8 +220,8 @@ def _listed(value: str | Sequence[str]) -> Sequence[str]:
 
 def _seeds(seeds: int | Sequence[int]) -> Sequence[int]:
     if isinstance(seeds, int):
-        if seeds < 1 or isinstance(seeds, bool):
-            raise UseError(f"seeds is {seeds!r}: give how many, at least 1, or a list of them")
+        if not 1 <= seeds <= MOST_SEEDS or isinstance(seeds, bool):
+            raise UseError(f"seeds is {seeds!r}: give how many, 1 to {MOST_SEEDS}, or a list of them")
         return range(seeds)
     return seeds
 

@@ -26,14 +26,13 @@ def report(path: str | Path) -> str:
     if not records:
         raise UseError(f"{path} holds no records yet: run the study first")
     folder, stem = (path, "goldilocks") if path.is_dir() else (path.parent, path.stem)
-    names = []
-    for name, svg in (*figures(records, setting), *maps(records)):
-        file = folder / f"{stem}-{name}.svg"
-        write_whole(file, svg)
-        names.append(file.name)
+    drawn = {folder / f"{stem}-{name}.svg": svg for name, svg in (*figures(records, setting), *maps(records))}
     found = claims(records, setting)
     said = [table(found), tally(found), exceptions(found)] if found else []
-    said += [zones(records), trained(records), courses(records), f"Figures: {', '.join(names)}"]
+    names = ", ".join(file.name for file in drawn)
+    said += [zones(records), trained(records), courses(records), f"Figures: {names}"]
+    for file, svg in drawn.items():
+        write_whole(file, svg)
     return "\n\n".join(each for each in said if each)
 
 
