@@ -100,7 +100,12 @@ class Ledger:
     def read(cls, path: str | Path) -> Ledger:
         """Read it, also while a driver is writing."""
         file = opening.file_of(path)
-        return cls(file, opening.open_to_read(file), None)
+        connection = opening.open_to_read(file)
+        try:
+            return cls(file, connection, None)
+        except BaseException:
+            connection.close()
+            raise
 
     @classmethod
     def import_(cls, source: str | Path, path: str | Path) -> Ledger:
