@@ -48,7 +48,7 @@ with th.probes.track(model, loss, batch, optimizer, measure=["loss", "sharpness"
 checkpoints.append(model.state_dict())
 
 for row in tracking.rows:
-    print(f"step {row.step:>3}: loss {row.values['loss']:.3f}, sharpness {row.values['sharpness']:.1f}")
+    print(f"step {row.step:>3}: loss {row.values['loss']:.3g}, sharpness {row.values['sharpness']:.1f}")
 print()
 
 model.eval()

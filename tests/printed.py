@@ -7,7 +7,8 @@ Another CPU sums in another order, so that the last digits of a trained loss, a 
 - a count has to be equal: a number without a point or an exponent, unless the words around it say that it is
   a ratio, a limit, an estimate or how long an iteration took (`×404`, `48 times lower`, `from 35 on`,
   `about 5385`, `after 435 products`);
-- any other number may differ by 2 %, or by one in its last digit;
+- any other number may differ by 2 %, or by one in its last digit if it has two digits or more (of 0.1, which
+  may have been chosen, one in the last digit is all there is);
 - in `1.2 (1.1 to 1.4)` and `1.2 ± 0.1` the ends may differ by a fifth of the interval's width, but not by
   more than a fifth of themselves unless zero is between them; the number before them by a tenth of the width;
 - what rounding leaves of zero, as in `outputs differ by 6.7e-07`, may be ten times larger or smaller, or 0.
@@ -111,7 +112,8 @@ def _tokens(text: str, tolerance: float) -> Iterator[Token]:
             yield Token(match[0])
             continue
         value, unit = _value(match[0]), _unit(match[0]) or float(match.start() in whole)
-        measured = max(tolerance * abs(value), 1.0001 * unit) if unit else 0.0
+        last_digit = 1.0001 * unit if abs(value) > 9.5 * unit else 0.0
+        measured = max(tolerance * abs(value), last_digit) if unit else 0.0
         allowed = max(measured, around.get(match.start(), 0.0))
         yield Token(match[0], value, allowed, match.start() in rounding)
 

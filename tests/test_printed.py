@@ -18,7 +18,7 @@ width  loss after 20 steps
 best 0.0041 (0.0037 to 0.0046 over 2 seeds), gained +0.0135 ± 0.0017
 142 (139 to 144), about 5385, converged after 435 products of 9 to 12 layers
 25 times lower, reaches from 35 on, ×404 at 10× the width, called 2 times in one pass
-slope −0.25, E 2.214 (−0.19 to 0.63), outputs differ by 6.7e-07 (at most 1e-03), eps 1.25e-09
+slope −0.25, E 2.214 (−0.19 to 0.63), outputs differ by 6.7e-07 (at most 1e-03), eps 1.25e-09, decay 0.1
 """
 
 
@@ -80,6 +80,7 @@ def test_what_another_cpu_changes_passes(old: str, new: str) -> None:
         pytest.param("+0.0135", "+0.0128", id="a mean by half its spread"),
         pytest.param("6.7e-07", "6.7e-04", id="more than rounding"),
         pytest.param("1e-03", "1e-02", id="a bound"),
+        pytest.param("decay 0.1", "decay 0.2", id="a number of one digit"),
         pytest.param("1.25e-09", "1.35e-09", id="a small number that is not rounding"),
         pytest.param(" in 38 tensors", " of 38 tensors", id="a word"),
         pytest.param("  64   0.8402", "  64   0.3899", id="two rows with one another's numbers"),
