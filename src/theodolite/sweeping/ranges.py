@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from theodolite.errors import UseError
+from theodolite.writing import parse_json
 
 MOST_VALUES = 200
 """Of a range: more are a slip of the pen."""
@@ -51,10 +51,7 @@ def parse_axis(text: str) -> list[Any] | Range:
     ([0, 0.1], ['paper', 'none'], Range(low=0.01, high=1.0, log=True))
     """
     if "[" in text:
-        try:
-            values: list[Any] = json.loads(f"[{text}]")
-        except ValueError as error:
-            raise UseError(f"{text!r} is no list as JSON writes it: {error}") from error
+        values: list[Any] = parse_json(f"[{text}]", f"{text!r} is no list as JSON writes it: it")
         return values
     start, _, kind = text.rpartition(":")
     if kind in ("log", "linear"):
