@@ -310,7 +310,7 @@ ATTACKS = [
         "no process is left, and resumed runs are equal bit for bit",
         killed_at_random,
         few=0,  # test_workers.py has a small form
-        many=12,
+        many=8,
     ),
     Attack(
         "a second driver comes by a link, or the lock file is removed",

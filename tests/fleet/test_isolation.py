@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import theodolite as th
 from theodolite.fleet.engine import Means, serial
 from theodolite.fleet.isolation import _CALLERS, _SETTINGS
 from theodolite.fleet.run import Run
@@ -218,6 +219,27 @@ def test_a_function_that_imports_when_it_is_called_gets_the_module_beside_its_fi
     # Two layers: 8 inputs, a hidden layer, 2 outputs, with biases.
     sizes = [8 * hidden + hidden + 2 * hidden + 2 for hidden in (16, 32)] * 2
     assert [outcome.readings["parameters"] for outcome in outcomes] == sizes
+
+
+def test_a_sweep_leaves_nothing_of_what_its_file_has_set(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FILE)
+    before = state()
+    made = th.sweep(
+        f"{tmp_path}/own.py:workload",
+        widths=[8],
+        lr=[0.01],
+        seeds=1,
+        parameterization="standard",
+        steps=1,
+        held_out=1,
+        engine="serial",
+        out=tmp_path / "out",
+    )
+    after = state()
+    assert made.report is not None
+    assert made.report.ok
+    # Packages that the analysis imports add filters of warnings.
+    assert {key for key in before if before[key] != after[key]} <= {"warnings"}
 
 
 LAZY = """

@@ -125,7 +125,7 @@ def test_what_does_not_pickle_is_refused_before_any_process_is_started() -> None
 def test_a_script_that_would_start_itself_again_is_told_how_not_to(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     ended = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert ended.returncode == 1
     assert "start runs under `if __name__ == '__main__':`" in ended.stderr.splitlines()[-1]

@@ -60,7 +60,7 @@ print(why_not([dataclasses.replace(tiny.run(), workload="mine")], Means({{"mine"
 
 
 def test_a_workload_made_at_a_prompt_is_named_too() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROMPT], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", PROMPT], capture_output=True, text=True, timeout=600)
     assert "workload 'mine' cannot be sent to another process: it was made in a notebook" in ended.stdout
 
 

@@ -107,7 +107,8 @@ def sweep(
     >>> [str(optimum.size) for optimum in made.families[0].optima]
     ['16 × 1', '32 × 1']
     """
-    found = look_up(workload) if isinstance(workload, str) else workload
+    with isolated() as settings:
+        found = look_up(workload) if isinstance(workload, str) else workload
     if not isinstance(found, Workload):
         raise UseError(f"the workload is {found!r}: give a Workload, or the name of one such as 'gpt-sotu'")
     all_sizes, base = sizes_of(
@@ -131,7 +132,7 @@ def sweep(
     spec = _spec(first, base, [*grid.axes], space)
     folder = check_folder(out)
     check_engine(engine, device=device, address=address, resources=resources, timeout=timeout)
-    with isolated():  # as the runs themselves
+    with isolated(settings):  # as the runs themselves
         check_runs(grid.runs, found, folder)
     means = Means(
         workloads={} if isinstance(workload, str) else {name: found},
