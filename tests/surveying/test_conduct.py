@@ -1,12 +1,14 @@
 import dataclasses
 import json
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from theodolite import Size, UseError, survey
+from theodolite.models import ResidualMLP
 from theodolite.surveying import find_sections, sections
 from theodolite.surveying.conduct import Survey
 
@@ -103,11 +105,11 @@ def _seed_all(seed):
     np.random.seed(seed)
 
 
-def test_no_generator_is_moved_and_the_seed_decides_not_the_sections_that_ran(gpt):
+def test_no_generator_is_moved_and_the_seed_decides_not_the_sections_that_ran(rows):
     _seed_all(5)
     expected = torch.rand(3), random.random(), np.random.rand()
     _seed_all(5)
-    plain = gpt(scaled_init=True)
+    plain = rows(partial(ResidualMLP, inputs=8, outputs=2))
 
     def build(width, depth):
         random.random(), np.random.rand()
