@@ -54,6 +54,9 @@ def run(settings: str, arguments: list[str]) -> bool:
 
 
 def main(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     results = []
     for settings in arguments[:cut] or USUAL:
