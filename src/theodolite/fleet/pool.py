@@ -6,15 +6,17 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, resource_tracker, spawn
+from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Literal, TypeVar
 
@@ -158,12 +160,10 @@ class _Worker(Generic[Item]):
 
     @staticmethod
     def started() -> _Worker[Item]:
-        # Fresh processes, not forked ones: CUDA does not survive a fork.
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         pipe, its_pipe = context.Pipe()
-        process = context.Process(target=_work, args=(its_pipe,), daemon=True)
-        with _watching():
-            process.start()
+        process = context.Process(target=_work, args=(its_pipe, dict(os.environ)), daemon=True)
+        process.start()
         its_pipe.close()  # with its own copy gone too, the pipe ends, which is how its death is seen
         return _Worker(process, pipe)
 
@@ -232,51 +232,30 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_WATCH = """
-import os, sys, threading, time
-def watch():
-    while os.getppid() == {driver}:
-        time.sleep(0.1)
-    os._exit(1)
-threading.Thread(target=watch, daemon=True).start()
-if {by_system} and sys.platform == "linux":
-    try:
-        import ctypes
-        ctypes.CDLL(None).prctl(1, 9)
-    except (ImportError, OSError, AttributeError):
-        pass
-"""
-"""What a worker does first, before it imports anything that takes long: it watches whether the driver lives.
+def _context() -> BaseContext:
+    """Where workers come from.
 
-On Linux the system also kills it (PR_SET_PDEATHSIG, SIGKILL), even while a library is loaded that stops all
-threads of Python. It does so when the thread ends that has started it, so that has to be the main thread.
-"""
-_starting = threading.Lock()
+    On Linux one process imports torch and Theodolite, and forks every worker, so that a worker is there at
+    once. It never touches a GPU, as CUDA does not survive a fork. Elsewhere each worker is a fresh process.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    # The system ends that process with the thread that started it, so that has to be the main one.
+    is_main = threading.current_thread() is threading.main_thread()
+    context = multiprocessing.get_context("forkserver")
+    first = ["theodolite.fleet.lifeline"] if is_main else []
+    context.set_forkserver_preload([*first, "theodolite.fleet.processes"])
+    return context
 
 
-@contextmanager
-def _watching() -> Iterator[None]:
-    """Put `_WATCH` at the head of the program of processes that are started."""
-    by_system = threading.current_thread() is threading.main_thread()
-    head = _WATCH.format(driver=os.getpid(), by_system=by_system)
-
-    def watched(**keywords: Any) -> list[str]:
-        command = usual(**keywords)
-        program = command.index("-c") + 1
-        command[program] = f"{head}\n{command[program]}"
-        return command
-
-    with _starting:
-        usual = spawn.get_command_line
-        spawn.get_command_line = watched
-        try:
-            yield
-        finally:
-            spawn.get_command_line = usual
-
-
-def _work(pipe: Connection) -> None:
-    """The life of a worker."""
+def _work(pipe: Connection, environment: Mapping[str, str]) -> None:
+    """The life of a worker, in the environment that the driver had when it started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(environment)
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    threading.Thread(target=_end_with, args=(driver,), daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
@@ -295,3 +274,8 @@ def _answer(function: Callable[[Item], Result], item: Item) -> bytes:
         return pickle.dumps(("result", function(item)))
     except (Exception, SystemExit) as error:
         return pickle.dumps(("result", Failure(in_one_line(error), traceback.format_exc())))
+
+
+def _end_with(driver: BaseProcess) -> None:
+    driver.join()
+    os._exit(1)
