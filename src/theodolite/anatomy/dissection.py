@@ -45,11 +45,13 @@ from theodolite.anatomy.siblings import lend
 from theodolite.anatomy.specimen import Specimen, examine, examine_built
 from theodolite.anatomy.uses import Use
 from theodolite.calling import Build
+from theodolite.exclusive import exclusive
 from theodolite.size import Size
 
 Axes = tuple[int, ...]
 
 
+@exclusive()
 def dissect(
     build: Build | nn.Module,
     inputs: Any,

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.building import untouched_randomness
+from theodolite.exclusive import exclusive
 from theodolite.fleet.accuracy import accuracies
 from theodolite.fleet.checkpoint import Checkpoint
 from theodolite.fleet.isolation import Own, isolated
@@ -47,6 +48,7 @@ Workloads = Mapping[str, Workload]
 """By name, those that cannot be looked up because they were handed over as objects."""
 
 
+@exclusive()
 def train(
     run: Run,
     workload: Workload,

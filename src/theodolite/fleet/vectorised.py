@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from theodolite.building import build_hollow, in_one_line, untouched_randomness
+from theodolite.exclusive import exclusive
 from theodolite.fleet.engine import Means
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.program import Program
@@ -181,6 +182,7 @@ def _chunks(runs: Sequence[Run], most: int) -> deque[Sequence[Run]]:
     return deque(runs[start : start + most] for start in range(0, len(runs), most))
 
 
+@exclusive()
 def _together(runs: Sequence[Run], means: Means, *, compiled: bool) -> list[Outcome]:
     """All steps of some models in one program."""
     start = time.perf_counter()
@@ -241,6 +243,7 @@ def _check_compiled(program: Program, workload: Workload, device: str) -> None:
         raise RuntimeError(f"compiled its first loss is {compiled:.6g}, and otherwise {alone:.6g}")
 
 
+@exclusive()
 def _room(run: Run, means: Means) -> int:
     """How many models of this shape fit into memory, from what one step of one takes."""
     if torch.device(means.device).type != "cuda":

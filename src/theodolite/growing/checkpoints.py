@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from theodolite.anatomy.names import unwrap
 from theodolite.building import build_model, in_one_line, untouched_randomness
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.score import Loss
 from theodolite.size import Size
 from theodolite.surgery.block_copies import make_block
@@ -76,6 +77,7 @@ def load_folder(path: Path, device: str = "cpu") -> Checkpoint:
     return Checkpoint(made.to(device), next_token_loss, path)
 
 
+@exclusive()
 def load_file(
     path: Path,
     workload: Workload | str | None,

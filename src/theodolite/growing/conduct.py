@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from theodolite.anatomy.names import all_parameter_names, unwrap
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.growing.certificate import Certificate, certificate, clip_from
 from theodolite.growing.concentration import Method, least_units
 from theodolite.growing.grown import Contender, Grown, Means, Stage
@@ -36,6 +37,7 @@ Along = Literal["gradient", "preconditioned"]
 Tell = Callable[[str, float], None]
 
 
+@exclusive()
 def grow(
     model: nn.Module,
     loss: Loss,

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.units import Batches, losses_of
 
@@ -33,6 +34,7 @@ class Kept:
         )
 
 
+@exclusive()
 def fallback(loss: Loss, batches: Batches, jumped: nn.Module, trained: nn.Module) -> Kept:
     """Keep the trained model if its training loss is lower than the jumped model's, else the jumped one.
 

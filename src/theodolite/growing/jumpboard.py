@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from theodolite.anatomy.names import all_parameter_names, unwrap
 from theodolite.building import evaluated
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.steps.radius import radius
 from theodolite.probes.units import Batches, each, losses_of, take
@@ -65,6 +66,7 @@ class Jump:
         )
 
 
+@exclusive()
 def jump(
     model: nn.Module,
     loss: Loss,
@@ -118,6 +120,7 @@ def jump(
     return Jump(step, step * length, cap, before, value, step * slope, tuple(tried))
 
 
+@exclusive()
 def longest_step(
     model: nn.Module,
     loss: Loss,

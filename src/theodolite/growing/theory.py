@@ -20,6 +20,7 @@ from theodolite.anatomy.names import unwrap
 from theodolite.building import evaluated, untouched_randomness
 from theodolite.calling import call, logits
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.growing.lemma.complexity import Complexity, Theorem, refuse_rise
 from theodolite.growing.lemma.constants import Factor, Layer, Side, amplified, measure
 from theodolite.growing.lemma.layers import cut_in_layers
@@ -115,6 +116,7 @@ class Theory:
         return table(self)
 
 
+@exclusive()
 def theory(
     model: nn.Module,
     loss: Loss,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
+from theodolite.exclusive import outside_autocast
 from theodolite.optim.finite import names_of
 
 Group = dict[str, Any]
@@ -43,7 +44,7 @@ class ByAge(Optimizer):
         moving = [param for cohort, _ in cohorts for param in cohort["params"]]
         try:
             self.param_groups = [cohort for cohort, _ in cohorts]
-            with _spared(moving if self.changes_gradients else []):
+            with outside_autocast(), _spared(moving if self.changes_gradients else []):
                 _plain(super().step)()
         finally:
             self.param_groups = whole

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from theodolite.exclusive import outside_autocast
 from theodolite.optim.matrices import LINEAR, Layout
 from theodolite.optim.sharding import Cut, Replicas, gathered, is_sharded, local, scattered, sharded_results
 from theodolite.optim.stacking import Batch, Matter, batches
@@ -105,6 +106,7 @@ def _span(layout: Layout, param: Tensor, block: int) -> tuple[int, int] | None:
     return ranges[0] if len(ranges) == 1 else None
 
 
+@outside_autocast()
 def move(moving: Sequence[Moving], how: Arranged, replicas: Replicas | None) -> None:
     """The step of parameters that were arranged together. Momenta are averaged, exact weights decayed."""
     if how.is_alone:

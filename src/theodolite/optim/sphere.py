@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.errors import UseError
+from theodolite.exclusive import outside_autocast
 from theodolite.optim.finite import check_step, names_of
 from theodolite.optim.matrices import Axes, Layout, as_matrices, check_matrices, from_matrices
 from theodolite.optim.moving import ahead
@@ -125,6 +126,7 @@ class SpectralSphere(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "check_gradients": self.check_gradients}
 
+    @outside_autocast()
     def _move(self, group: dict[str, Any], param: Tensor, update: Tensor) -> None:
         axes, lr = Layout.of(group, param).axes, float(group["lr"])
         if lr == 0:
@@ -141,6 +143,7 @@ class SpectralSphere(Optimizer):
         local(param).copy_(scattered(from_matrices(weight, param, axes).to(param.dtype), param))
 
 
+@outside_autocast()
 def _radius(group: dict[str, Any], param: Tensor) -> Tensor:
     """The spectral norm that is kept: given, or the one that the weight has."""
     weight = _matrices(param, Layout.of(group, param).axes)

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from theodolite.building import build_model
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.planning.fitting import matched
 from theodolite.planning.plan import Plan, Row
 
 
+@exclusive()
 def build(plan: Plan, seed: int, *, device: str = "cpu") -> nn.Module:
     """The network at the plan's size, initialised by the plan, with its multipliers attached.
 
@@ -34,6 +36,7 @@ def build(plan: Plan, seed: int, *, device: str = "cpu") -> nn.Module:
     return model.to(device)
 
 
+@exclusive()
 def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
     """Draw the network's weights by the plan, in place, and attach its multipliers.
 

@@ -13,6 +13,7 @@ from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.part import Part, Role
 from theodolite.calling import Build
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.planning.caveats import caveats, refuse_endless
 from theodolite.planning.counterparts import counterparts
 from theodolite.planning.law import Law
@@ -27,6 +28,7 @@ from theodolite.size import Size
 Covers = Literal["hidden", "all"]
 
 
+@exclusive()
 def plan(
     build: Build,
     inputs: Any,

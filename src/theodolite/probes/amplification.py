@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import unwrap
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.scaled_maps import Map, Vector, find_maps, find_vectors, obstacles
 
 
@@ -50,6 +51,7 @@ class Amplification:
     rows: list[Look] = field(default_factory=list)
     _first: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
+    @exclusive()
     def look(self, step: int) -> tuple[Look, ...]:
         """Read all vectors now, and keep what was read."""
         if self.rows and step <= self.rows[-1].step:
@@ -98,6 +100,7 @@ class Amplification:
         return Look(step, one.name, *means)
 
 
+@exclusive()
 def amplification(model: nn.Module, inputs: Any) -> Amplification:
     """Follow the scale vectors of a network's Input-Norms during training.
 

@@ -30,6 +30,7 @@ from theodolite.anatomy.part import Role
 from theodolite.building import evaluated, untouched_randomness
 from theodolite.calling import call
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.planning.plan import Plan
 from theodolite.probes.course import on_device
 from theodolite.probes.rms_norm import rms_norms
@@ -58,6 +59,7 @@ class Assumptions:
     """F.3, by tensor; tensors that no example has a gradient for are left out."""
 
 
+@exclusive()
 def assumptions(
     workload: Workload,
     plan: Plan,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.planning import Plan, plan
 from theodolite.planning.law import Law
 from theodolite.probes.following import Track, follow
@@ -68,6 +69,7 @@ class Coordinates:
         return "\n".join([start, "", *rows])
 
 
+@exclusive()
 def coordinates(
     workload: Workload,
     sizes: Sequence[Size],

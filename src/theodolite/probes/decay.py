@@ -27,6 +27,7 @@ from theodolite.anatomy import dissect
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.part import Part, Role
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.handling import Handling, handlings, is_scheduled
 from theodolite.probes.regrouping import regrouped
 from theodolite.rules.decay import decays, kind_of
@@ -150,6 +151,7 @@ class Decay:
         return table(self)
 
 
+@exclusive()
 def decay(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],

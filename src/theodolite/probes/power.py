@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from theodolite.exclusive import exclusive
+
 TOLERANCE = 1e-2
 """On the residual of σ². The error of σ itself is about its square over the gap below σ, far smaller."""
 MOST_STEPS = 100
@@ -32,6 +34,7 @@ class SpectralNorm:
     steps: int
 
 
+@exclusive()
 @torch.no_grad()
 def spectral_norm(
     matrices: Tensor, *, tolerance: float = TOLERANCE, most_steps: int = MOST_STEPS

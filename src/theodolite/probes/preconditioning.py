@@ -31,6 +31,7 @@ from theodolite.anatomy.undisturbed import undisturbed
 from theodolite.building import untouched_randomness
 from theodolite.calling import call, described, logits
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.course import on_device
 from theodolite.probes.scaled_maps import (
     Map,
@@ -93,6 +94,7 @@ class Preconditioning:
         return "\n".join(lines)
 
 
+@exclusive()
 def preconditioning(
     model: nn.Module, loss: Loss, batch: Batch, *, optimizer: Optimizer | None = None
 ) -> Preconditioning:

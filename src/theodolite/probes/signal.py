@@ -26,6 +26,7 @@ from scipy.special import stdtrit
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.figures import Figure
 from theodolite.probes.alignment import alignment_bound, mean_interval
 from theodolite.probes.gradient_covariance import Covariance, describe
@@ -169,6 +170,7 @@ class Signal:
         return table(self)
 
 
+@exclusive(keep_autocast=True)
 def signal(
     model: nn.Module,
     loss: Loss,

@@ -24,6 +24,7 @@ from typing import Literal
 from theodolite.anatomy import dissect
 from theodolite.anatomy.folding import fold
 from theodolite.anatomy.part import Part, Role
+from theodolite.exclusive import exclusive
 from theodolite.planning.counterparts import counterparts
 from theodolite.planning.plan import Plan
 from theodolite.probes.course import Training, observe
@@ -151,6 +152,7 @@ class Spectral:
         )
 
 
+@exclusive()
 def spectral(
     workload: Workload,
     plan: Plan,

@@ -30,6 +30,7 @@ from theodolite.anatomy.rerun import rerun
 from theodolite.building import in_one_line
 from theodolite.calling import described
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.figures import Figure
 from theodolite.probes.course import on_device
 from theodolite.probes.headroom import Largest, Watch
@@ -113,6 +114,7 @@ class Stream:
         return list({reach.block: reach for reach in self.reaches}.values())
 
 
+@exclusive()
 def stream(
     model: nn.Module, loss: Loss, batch: Batch, *, skip: bool = True, layout: Layout | None = None
 ) -> Stream:

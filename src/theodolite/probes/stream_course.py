@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from theodolite.building import build_model, untouched_randomness
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.figures import Figure
 from theodolite.planning.plan import Plan
 from theodolite.probes.course import on_device
@@ -115,6 +116,7 @@ class StreamCourse:
         return "\n".join(lines)
 
 
+@exclusive()
 def stream_course(
     workload: Workload,
     how: Plan | Callable[[nn.Module], Optimizer],

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import hessian
 from theodolite.probes.second_order.replicas import on_all_ranks
@@ -88,6 +89,7 @@ class DriftAdjusted:
         """Of the group with the largest."""
         self.calls = 0
 
+    @exclusive()
     @on_all_ranks
     def step(self, batch: Batches) -> None:
         """Set the learning rates for the optimizer's next step, which is to be made on this batch.

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from theodolite.building import check_device, one_thread, untouched_randomness
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.planning import Plan
 from theodolite.probes.steps.update import _no_hooks as no_hooks
 from theodolite.size import Size
@@ -28,6 +29,7 @@ Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction that is done."""
 
 
+@exclusive()
 def find_lr(
     what: Workload | nn.Module | str,
     optimizer: str | Plan | Make | Optimizer = "adamw",

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from theodolite.calling import described
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.optim.finite import NonFiniteError
 from theodolite.optim.planned import Planned
 from theodolite.probes.second_order.objective import Batches, Objective
@@ -78,8 +79,8 @@ class SafeStep(Optimizer):
 
     A measured step costs one pass in forward mode besides. A step takes memory for up
     to four more copies of the weights while it lasts, one of the gradients and one of the optimizer's state:
-    after any error all of them are as they were. The pass runs in the weights' own precision, unless you call
-    it under autocast. Dropout has one fixed mask in it. Under DDP the least radius of all ranks counts, and
+    after any error all of them are as they were. The pass runs in the weights' own precision, also inside
+    autocast. Dropout has one fixed mask in it. Under DDP the least radius of all ranks counts, and
     what one rank refuses all do.
 
     A scheduler may hold this object or the optimizer inside. With a GradScaler: `scaler.step(safe, batch)`.
@@ -131,6 +132,7 @@ class SafeStep(Optimizer):
         """Those of the optimizer inside."""
         return self.optimizer.defaults
 
+    @exclusive()
     def step(self, batch: Batches, closure: Closure | None = None) -> Any:  # type: ignore[override]
         """One step of the optimizer, not longer than the limit allows on this batch.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import Hessian, Linearised, Operator
 from theodolite.probes.second_order.products import require_at_least
@@ -145,6 +146,7 @@ class NormalizedSmoothness:
         self.curvature, self.tolerance, self.most_products = curvature, float(tolerance), most_products
         self._model, self._loss = model, loss
 
+    @exclusive()
     @on_all_ranks
     def step(self, batch: Batches) -> Step:
         """One step on a batch `(inputs, targets)`, or on several as one: a list of pairs, a DataLoader.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
 from theodolite.anatomy.undisturbed import named_tensors
+from theodolite.exclusive import exclusive
 from theodolite.surgery.passing import watched
 from theodolite.surgery.places import SurgeryError
 
@@ -49,6 +50,7 @@ class Point:
         return f"{self.name} {'after' if self.follows else 'before'} {self.like}"
 
 
+@exclusive()
 def make_block(model: nn.Module, point: Point, fresh: nn.Module | None = None) -> nn.Module:
     """A closed copy of a point's block: it returns the stream it is given.
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.surgery.conduct import Done, conduct, reasons
 from theodolite.surgery.editing import Edits, order_of, scaled_weights
 from theodolite.surgery.folded import Folded, along
@@ -23,6 +24,7 @@ Placement = Literal["input", "output", "both"]
 Reparameterization = Literal["direction", "product", "exp"]
 
 
+@exclusive()
 def scale_vectors(
     model: nn.Module,
     inputs: Any,
@@ -79,6 +81,7 @@ def scale_vectors(
     return model, proof
 
 
+@exclusive()
 def convert(
     model: nn.Module,
     inputs: Any,

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.exclusive import exclusive
 from theodolite.surgery.conduct import Done, conduct, reasons
 from theodolite.surgery.editing import Edits, scaled_gains, scaled_weights
 from theodolite.surgery.folded import Folded, unplaced
@@ -19,6 +20,7 @@ from theodolite.surgery.proof import Proof
 from theodolite.surgery.vectors import ScaledGain, ScaledWeight
 
 
+@exclusive()
 def fold(
     model: nn.Module,
     inputs: Any,

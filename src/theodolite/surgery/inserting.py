@@ -14,6 +14,7 @@ from theodolite.anatomy.dissection import dissect
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
 from theodolite.anatomy.undisturbed import named_tensors
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.surgery.block_copies import Point, close, make_block
 from theodolite.surgery.conduct import Done, conduct
 from theodolite.surgery.editing import Edits
@@ -24,6 +25,7 @@ from theodolite.surgery.points import Points, closing, find_points
 from theodolite.surgery.proof import Evidence, Proof
 
 
+@exclusive()
 def insert_block(
     model: nn.Module,
     inputs: Any,

@@ -21,6 +21,7 @@ from theodolite.anatomy.specimen import examine
 from theodolite.anatomy.trace import Node
 from theodolite.anatomy.uses import Use, factors
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.surgery.vectors import Shape
 
 
@@ -82,6 +83,7 @@ class Places:
         return tuple(place for place in self.found if place.gain in wanted)
 
 
+@exclusive()
 def find_places(model: nn.Module, inputs: Any) -> Places:
     """Find every norm's gain, and whether it could be part of the linear maps that read it.
 

@@ -26,6 +26,7 @@ from theodolite.anatomy.trace import tensors_in
 from theodolite.anatomy.undisturbed import undisturbed
 from theodolite.building import in_one_line, untouched_randomness
 from theodolite.calling import call as call_network
+from theodolite.exclusive import exclusive
 from theodolite.surgery.block_copies import Closer, Point, close, copied, shared
 from theodolite.surgery.passing import Call, uncached, watched
 from theodolite.surgery.places import SurgeryError
@@ -62,6 +63,7 @@ class Points:
         )
 
 
+@exclusive()
 def find_points(model: nn.Module, inputs: Any) -> Points:
     """Find every place where a copy of a block could be inserted without changing what is computed.
 

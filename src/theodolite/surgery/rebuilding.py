@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from theodolite.anatomy.dissection import dissect
 from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.exclusive import exclusive
 from theodolite.surgery.conduct import refuse_shards
 from theodolite.surgery.places import SurgeryError
 from theodolite.surgery.proof import TOLERANCE, Proof, apart, farthest, gathered, said
@@ -25,6 +26,7 @@ EXACT = 1e-6
 """Where nothing is rescaled, outputs may not differ by more than the order of sums explains."""
 
 
+@exclusive()
 def rebuild(
     model: nn.Module,
     target: nn.Module,

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.exclusive import exclusive
 from theodolite.surgery.conduct import Done, conduct
 from theodolite.surgery.editing import Edits, scaled_gains, scaled_weights
 from theodolite.surgery.folding import folding
@@ -15,6 +16,7 @@ from theodolite.surgery.places import SurgeryError, find_places
 from theodolite.surgery.proof import Proof
 
 
+@exclusive()
 def remove_gains(model: nn.Module, inputs: Any) -> tuple[nn.Module, Proof]:
     """Fold the gains of all norms into the weights and keep them at one for good, in place.
 

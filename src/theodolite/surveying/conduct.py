@@ -20,6 +20,7 @@ from theodolite.anatomy import Anatomy, UnclassifiedError
 from theodolite.anatomy.part import Role
 from theodolite.building import untouched_randomness
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.size import Size
 from theodolite.surveying import not_finite
 from theodolite.surveying.finding import LEVELS, Finding, Level
@@ -109,6 +110,7 @@ class Survey:
         return text(self)
 
 
+@exclusive()
 def survey(
     workload: Workload | str,
     *,

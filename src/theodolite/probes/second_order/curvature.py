@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.finite import among, not_finite
 from theodolite.probes.second_order.directions import Directions, draw
 from theodolite.probes.second_order.estimate import Estimate
@@ -107,6 +108,7 @@ class Curvature:
         )
 
 
+@exclusive()
 @on_all_ranks
 def curvature(
     model: nn.Module,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.criteria import eigenvalue_ratio, negative_to_positive
 from theodolite.probes.second_order.estimate import Estimate
 from theodolite.probes.second_order.lanczos import quadrature
@@ -122,6 +123,7 @@ class Density:
         return (curves * self.weights[:, None, :]).sum(2)
 
 
+@exclusive()
 @on_all_ranks
 def density(
     measured: Operator | nn.Module,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.krylov import Krylov
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Operator, operator_of
@@ -54,6 +55,7 @@ class Eigenvalues:
         return "\n".join([*rows, self.status])
 
 
+@exclusive()
 @on_all_ranks
 def eigenvalues(
     measured: Operator | nn.Module,

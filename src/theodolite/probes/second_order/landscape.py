@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from theodolite.building import in_one_line
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.axes import Axes, Named, State, checkpoint_axes, random_axes, require_kind
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import hessian
@@ -121,6 +122,7 @@ class Landscape:
         return rows
 
 
+@exclusive()
 @on_all_ranks
 def landscape(
     model: nn.Module,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from theodolite.calling import described
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.graph import own_functions
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.replicas import on_all_ranks
@@ -123,6 +124,7 @@ class Hessian(Operator):
         return self._source.value()
 
 
+@exclusive()
 @on_all_ranks
 def hessian(
     model: nn.Module,
@@ -182,6 +184,7 @@ class Linearised:
         self._at_once = MOST_AT_ONCE
         self._batched: dict[Kind, bool] = {}
 
+    @exclusive()
     def product(self, kind: Kind, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """By name, without a copy to and from a long vector where there is one batch."""
         objective = self.objective
@@ -191,14 +194,17 @@ class Linearised:
         seeds = [vector[name].to(objective.device, objective.dtype) for name in objective.names]
         return dict(zip(objective.names, self._point().product(kind, seeds), strict=True))
 
+    @exclusive()
     def products(self, kind: Kind, rows: Tensor) -> Tensor:
         """(k, P) → (k, P)."""
         return self._mean(lambda point: self._block(point, kind, rows))
 
+    @exclusive()
     def gradient(self) -> Tensor:
         """(P,)."""
         return self._mean(lambda point: _joined(point.slope).detach())
 
+    @exclusive()
     def value(self) -> float:
         """The loss."""
         device = self.objective.device

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.density import Density, density
 from theodolite.probes.second_order.eigenvalues import MOST_PRODUCTS, eigenvalues
 from theodolite.probes.second_order.estimate import Estimate
@@ -64,6 +65,7 @@ class Outliers:
         )
 
 
+@exclusive()
 @on_all_ranks
 def outliers(
     measured: Operator | nn.Module,

@@ -15,6 +15,8 @@ import copy
 import dataclasses
 import itertools
 import math
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 from theodolite.anatomy.names import canonical_modules, canonical_parameters, unwrap
 from theodolite.calling import logits
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 
 TORCH_NORMS = (
     nn.LayerNorm,
@@ -38,6 +41,9 @@ TORCH_NORMS = (
 # What autograd takes for the version of a tensor while it is scaled. No two blocks share one, so a graph
 # made in one block is not mistaken for valid in the next, or outside.
 _VERSIONS = itertools.count(2**30)
+
+_SCALING: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
+"""The threads inside `scaled`, by model."""
 
 
 @contextmanager
@@ -66,7 +72,7 @@ def scaled(
     [3.0, 1.0, 0.0]
     """
     require_positive("alpha", alpha)
-    with exchanged(scalable(model, parameters), lambda name, before: before * alpha):
+    with _claimed(unwrap(model)), exchanged(scalable(model, parameters), lambda name, before: before * alpha):
         yield model
 
 
@@ -110,20 +116,21 @@ def exchanged(tensors: Mapping[str, Tensor], exchange: Callable[[str, Tensor], T
     >>> tensor.tolist()
     [1.0, 1.0]
     """
-    kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     changed = tuple(tensors.values())
-    versions = tuple(tensor._version for tensor in changed)
+    with exclusive():
+        kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        versions = tuple(tensor._version for tensor in changed)
     try:
-        with torch.no_grad():
+        with exclusive(), torch.no_grad():  # an autocast around this forgets the weights it has cast
             for name, tensor in tensors.items():
                 tensor.copy_(exchange(name, kept[name]))  # of the copy: two may share their memory
-        _set_versions(changed, (next(_VERSIONS),) * len(changed))
+            _set_versions(changed, (next(_VERSIONS),) * len(changed))
         yield
     finally:
-        with torch.no_grad():
+        with exclusive(), torch.no_grad():
             for name, tensor in tensors.items():
                 tensor.copy_(kept[name])
-        _set_versions(changed, versions)
+            _set_versions(changed, versions)
 
 
 def scalable(model: nn.Module, parameters: str | Sequence[str] | None = None) -> dict[str, Tensor]:
@@ -198,6 +205,24 @@ def require_positive(name: str, value: float) -> None:
     """Refuse a factor that is not a positive, finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise UseError(f"{name} is {value!r}: it has to be a positive, finite number")
+
+
+@contextmanager
+def _claimed(model: nn.Module) -> Iterator[None]:
+    """Refuse a second thread, which would keep the weights of the first as those to come back to."""
+    own = threading.get_ident()
+    with exclusive():
+        threads = _SCALING.setdefault(model, [])
+        if any(one != own for one in threads):
+            raise UseError(
+                f"this {type(model).__name__} is inside scaled(...) in another thread already: its weights "
+                "would not come back. Scale a copy, or wait until the other block has ended"
+            )
+        threads.append(own)
+    try:
+        yield
+    finally:
+        threads.remove(own)
 
 
 def _ignores_scale(module: nn.Module, shape: tuple[int, ...]) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.eigenvalues import MOST_PRODUCTS, eigenvalues
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Operator
@@ -44,6 +45,7 @@ class Sharpness:
         return f"λ_max {self.value:.4g} ± {self.error:.1g}, 2/λ_max {self.edge:.4g}; {self.status}"
 
 
+@exclusive()
 @on_all_ranks
 def sharpness(
     measured: Operator | nn.Module,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.estimate import Estimate
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Operator, operator_of
@@ -49,6 +50,7 @@ class Trace(Estimate):
         return f"{super().__str__()}, {self.method}; {self.status}"
 
 
+@exclusive()
 @on_all_ranks
 def trace(
     measured: Operator | nn.Module,

@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 
 from theodolite.building import in_one_line
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.measures import Measure, Moment, find_measures, number
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.replicas import together
@@ -224,6 +225,7 @@ class _Clock:
         return time.perf_counter() - self._start
 
 
+@exclusive()
 def _measure(
     tracking: Tracking,
     measures: Mapping[str, Callable[[Moment], Any]],
@@ -265,6 +267,7 @@ def _affordable(tracking: Tracking, objective: Objective, clock: _Clock) -> bool
     return bool(told > 0.999)
 
 
+@exclusive()
 def _time_gradient(objective: Objective) -> float:
     """Seconds that one gradient takes: the least of a few, as what else a machine does only adds to it."""
     clock = _Clock(objective)

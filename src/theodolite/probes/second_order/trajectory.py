@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.axes import Axes, State, dot, read_state
 from theodolite.probes.second_order.objective import Objective
 
@@ -56,6 +57,7 @@ class Trajectory:
         )
 
 
+@exclusive()
 def trajectory(
     model: nn.Module,
     checkpoints: Sequence[State],

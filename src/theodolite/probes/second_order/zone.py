@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.curvature import Curvature, measure
 from theodolite.probes.second_order.directions import draw
 from theodolite.probes.second_order.objective import Batches, Objective
@@ -15,6 +16,7 @@ from theodolite.probes.second_order.rescaling import scaled
 from theodolite.probes.second_order.score import Loss
 
 
+@exclusive()
 @on_all_ranks
 def along_temperature(
     model: nn.Module,
@@ -44,6 +46,7 @@ def along_temperature(
     return measure(objective, rays, temperatures)
 
 
+@exclusive()
 @on_all_ranks
 def along_scale(
     model: nn.Module,

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.eigenvalues import Eigenvalues, eigenvalues
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.products import require_at_least
@@ -89,6 +90,7 @@ class Drift:
         )
 
 
+@exclusive()
 def drift(
     model: nn.Module,
     loss: Loss,

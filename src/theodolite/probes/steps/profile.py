@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.axes import Axes
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.replicas import on_all_ranks
@@ -64,6 +65,7 @@ class Profile:
         )
 
 
+@exclusive()
 @on_all_ranks
 def profile(
     model: nn.Module,

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import Hessian, Operator, hessian
 from theodolite.probes.second_order.replicas import on_all_ranks, together
@@ -123,6 +124,7 @@ class Radius:
         return float(finite.median()) if len(finite) else math.inf
 
 
+@exclusive()
 @on_all_ranks
 def radius(
     model: nn.Module,

@@ -19,10 +19,12 @@ from theodolite.anatomy.names import canonical_parameters
 from theodolite.building import untouched_randomness
 from theodolite.calling import described
 from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
 
 Closure = Callable[[], Any]
 
 
+@exclusive()
 def optimizer_step(
     optimizer: Optimizer, model: nn.Module | None = None, *, closure: Closure | None = None
 ) -> dict[str, Tensor]:
