@@ -90,7 +90,7 @@ ATTACKS = [
         "each as alone; the same parameters, their values and the random numbers as before",
         _one_network,
         few=4,
-        many=122,
+        many=107,
     ),
     Attack(
         f"{THREADS} threads make {THREADS} calls, each on its own network with dropout",

@@ -298,7 +298,6 @@ LONG: dict[str, Call] = {"runs together": _together, "survey": _survey(), "sweep
 UNCHANGED = (
     "along_temperature",
     "curvature",
-    "decay",
     "density",
     "dissect",
     "drift",
@@ -313,7 +312,7 @@ UNCHANGED = (
     "stream",
     "trace",
 )
-"""Calls on the network itself that leave it as it was, and in its mode."""
+"""Calls on the network itself that leave it as it was; nothing but the call looks at it."""
 
 
 @cache
