@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from theodolite.building import untouched_randomness
+from theodolite.exclusive import exclusive
 
 Own = Mapping[str, Any]
 """By name, the settings that a workload's file has made while it was imported. They hold for its runs."""
@@ -34,7 +35,7 @@ def isolated(own: Own | None = None) -> Iterator[dict[str, Any]]:
 
     Standard are torch's: float32 and the CPU by default, gradients, no anomaly mode, no deterministic
     algorithms, no autocast, full float32 precision, all backends. Folder, environment variables, `sys.path`
-    and filters of warnings are the caller's. Random numbers are those of seed 0.
+    and filters of warnings are the caller's. Random numbers are those of seed 0. Other threads wait.
 
     Args:
         own: settings of a file, as an earlier block gave them.
@@ -51,19 +52,20 @@ def isolated(own: Own | None = None) -> Iterator[dict[str, Any]]:
     (torch.float64, {'default dtype': torch.bfloat16})
     >>> torch.set_default_dtype(torch.float32)
     """
-    before = {name: each.read() for name, each in _SETTINGS.items()}
-    standard = {name: each.standard for name, each in _SETTINGS.items() if each.standard is not _CALLERS}
-    start = _with(before | standard, own or {})
     changed: dict[str, Any] = {}
-    # Modes of a block, such as no_grad, are left with it: inference mode that is off turns gradients on.
-    with torch.inference_mode(False), untouched_randomness(0):
-        try:
-            _put(start)
-            yield changed
-            now = {name: each.read() for name, each in _SETTINGS.items()}
-            changed |= {name: _change(start[name], now[name]) for name in now if now[name] != start[name]}
-        finally:
-            _put(before)
+    with exclusive():
+        before = {name: each.read() for name, each in _SETTINGS.items()}
+        standard = {name: each.standard for name, each in _SETTINGS.items() if each.standard is not _CALLERS}
+        start = _with(before | standard, own or {})
+        # Modes of a block, such as no_grad, are left with it: inference mode that is off turns gradients on.
+        with torch.inference_mode(False), untouched_randomness(0):
+            try:
+                _put(start)
+                yield changed
+                now = {name: each.read() for name, each in _SETTINGS.items()}
+                changed |= {name: _change(start[name], now[name]) for name in now if now[name] != start[name]}
+            finally:
+                _put(before)
 
 
 @dataclass(frozen=True)
