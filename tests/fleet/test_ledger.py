@@ -364,6 +364,16 @@ def test_salvage_names_what_it_leaves_out(tmp_path: Path) -> None:
     )
 
 
+def test_salvage_does_not_take_a_ledger_without_tables_for_an_empty_one(tmp_path: Path) -> None:
+    with opened(tmp_path) as ledger:
+        ledger.append(FINISHED)
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as shell:
+        shell.execute("PRAGMA writable_schema = ON")
+        shell.execute("DELETE FROM sqlite_master WHERE tbl_name IN ('attempts', 'digests')")
+    with pytest.raises(LedgerError, match=r"cannot be salvaged: .* cannot be read \(no such table"):
+        Ledger.salvage(tmp_path, tmp_path / "new")
+
+
 ODD = "no file 'b\udc80d\0' \ud83d\U0001f4d0\r\n"
 ODD_STORED = "no file 'b\\udc80d\\x00' \\ud83d\U0001f4d0\r\n"
 

@@ -34,17 +34,20 @@ def salvaged(path: Path, said: Callable[[str], None]) -> tuple[str, dict[str, An
             try:
                 connection.execute("PRAGMA writable_schema = ON")  # go on if a definition cannot be read
                 name, spec = schema.study_of(connection)
+                numbers = _numbers(connection)
             except sqlite3.DatabaseError as error:
                 raise opening.LedgerError(
-                    f"{path} cannot be salvaged: not even what it is about can be read ({error})"
+                    f"{path} cannot be salvaged: its study, or all of its attempts, cannot be read ({error})"
                 ) from error
-            found = list(_whole_ones(connection, said))
+            found = list(_whole_ones(connection, numbers, said))
     return name, spec, iter(found)
 
 
-def _whole_ones(connection: sqlite3.Connection, said: Callable[[str], None]) -> Iterator[Attempt]:
+def _whole_ones(
+    connection: sqlite3.Connection, numbers: set[int], said: Callable[[str], None]
+) -> Iterator[Attempt]:
     settled: set[str] = set()
-    for number in sorted(_numbers(connection)):
+    for number in sorted(numbers):
         try:
             attempt = attempts.with_metrics(connection, attempts.entry(connection, number))
         except sqlite3.DatabaseError as error:
@@ -60,9 +63,14 @@ def _whole_ones(connection: sqlite3.Connection, said: Callable[[str], None]) -> 
 def _numbers(connection: sqlite3.Connection) -> set[int]:
     """The numbers of the attempts, from both ends of both tables that have them. They have no gaps."""
     found: set[int] = set()
+    unread: sqlite3.DatabaseError | None = None
     for query in ("SELECT id FROM attempts", "SELECT attempt FROM digests"):
         for order in ("ASC", "DESC"):
-            with contextlib.suppress(sqlite3.DatabaseError):
+            try:
                 for (number,) in connection.execute(f"{query} ORDER BY 1 {order}"):
                     found.add(number)
+            except sqlite3.DatabaseError as error:
+                unread = error
+    if unread is not None and not found:
+        raise unread
     return found | set(range(1, len(found) + 1))
