@@ -282,14 +282,14 @@ ATTACKS = [
         "all are as before, the next run has the same numbers",
         spoilt_by_a_run,
         few=20,
-        many=1000,
+        many=500,
     ),
     Attack(
         "the caller has changed settings of the process",
         "a run has the same numbers, the settings are as the caller set them",
         spoilt_by_the_caller,
         few=20,
-        many=1000,
+        many=500,
     ),
     Attack(
         "the empty folder of checkpoints is removed while a first one is written",

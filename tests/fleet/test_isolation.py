@@ -7,6 +7,7 @@ import dataclasses
 import os
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,6 +165,34 @@ def test_two_runs_draw_the_same_random_numbers_as_one() -> None:
     first, second = (tiny.numbers(outcome) for outcome in serial(runs, means))
     again = [tiny.numbers(outcome) for outcome in serial(runs[::-1], means)]
     assert again == [second, first]
+
+
+@pytest.mark.usefixtures("restored")
+def test_runs_of_two_threads_do_not_disturb_each_other(alone: Any) -> None:
+    """The second begins while the first is in the middle, with other settings."""
+    begun, found = threading.Event(), []
+
+    def batch(seed: int, step: int) -> Any:
+        if step == 1:
+            torch.set_default_dtype(torch.float64)
+            begun.set()
+            second.join(0.2)  # it would end in this time, if it did not wait
+        return tiny.batch(seed, step)
+
+    def run_another() -> None:
+        begun.wait()
+        found.extend(serial([tiny.run(steps=4)], Means()))
+
+    before = state()
+    second = threading.Thread(target=run_another)
+    second.start()
+    spoiling = dataclasses.replace(tiny.plain, name="spoiling", batch=batch)
+    run = dataclasses.replace(tiny.run(steps=4), workload="spoiling")
+    list(serial([run], Means({"spoiling": spoiling})))
+    second.join()
+    assert [tiny.numbers(outcome) for outcome in found] == [alone]
+    after = state()
+    assert {key for key in before if before[key] != after[key]} == set()
 
 
 FILE = """
