@@ -31,7 +31,7 @@ class Attack:
         promise: what has to hold, such as "refused, and the run begins again".
         tries: `tries(count, folder)` makes `count` tries in an empty folder and yields for each of them None,
             or in one line what went wrong. The n-th try is the same on every machine.
-        few: tries in `make test`, a second or two.
+        few: tries in `make test`, a second or two; 0 for none.
         many: tries in `make attack`, a minute or two.
     """
 
