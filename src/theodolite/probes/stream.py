@@ -188,14 +188,13 @@ def _not_finite(
     layout: Layout, loss: float, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
 ) -> list[str]:
     """A note on what is not finite, if anything is: the first value, and the last gradient."""
-    streams = {
-        f"block {block}, branch {branch}": after
-        for (block, branch), after in zip(layout.places, layout.stream, strict=True)
-    }
+    streams = {"before the first block": layout.starts[0]}
+    for (block, branch), after in zip(layout.places, layout.stream, strict=True):
+        streams[f"after block {block}, branch {branch}"] = after
     said = [] if math.isfinite(loss) else [f"the loss is {loss}"]
     for what, found, place in (
-        ("the stream from", values, 0),
-        ("the gradient of the stream up to", gradients, -1),
+        ("the stream, first", values, 0),
+        ("the gradient of the stream, last", gradients, -1),
     ):
         bad = [
             name
