@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from theodolite.calling import Build
 from theodolite.errors import UseError
+from theodolite.exclusive import LOCK
 from theodolite.size import Size
 
 
@@ -68,6 +69,8 @@ def build_hollow(build: Build, size: Size) -> nn.Module:
 def untouched_randomness(seed: int | None = None) -> Iterator[None]:
     """Leave the generators of torch (on all devices in use), numpy and Python as they were found.
 
+    Other threads wait: a generator must not yield inside, which would keep them waiting.
+
     >>> before = torch.get_rng_state()
     >>> with untouched_randomness(seed=0):
     ...     first = torch.rand(1)
@@ -77,8 +80,8 @@ def untouched_randomness(seed: int | None = None) -> Iterator[None]:
     True
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
+    with LOCK, torch.random.fork_rng(devices=devices):
+        python, numpy = random.getstate(), np.random.get_state()
         try:
             if seed is not None:
                 torch.manual_seed(seed)

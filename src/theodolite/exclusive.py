@@ -17,7 +17,8 @@ from contextlib import contextmanager
 
 import torch
 
-_LOCK = threading.RLock()
+LOCK = threading.RLock()
+"""Of the process. `untouched_randomness` holds it too."""
 
 _KINDS = ("cpu", "cuda", "xpu", "mps")
 """Devices that autocast is switched on for one by one."""
@@ -37,7 +38,7 @@ def exclusive(*, keep_autocast: bool = False) -> Iterator[None]:
     ...     inside, layer(torch.ones(1, 1)).dtype
     (torch.float32, torch.bfloat16)
     """
-    with _LOCK, outside_autocast(keep=keep_autocast):
+    with LOCK, outside_autocast(keep=keep_autocast):
         yield
 
 
