@@ -7,10 +7,11 @@ Another CPU sums in another order, so that the last digits of a trained loss, a 
 - a count has to be equal: a number without a point or an exponent, unless the words around it say that it is
   a ratio, a limit, an estimate or how long an iteration took (`×404`, `48 times lower`, `from 35 on`,
   `about 5385`, `after 435 products`);
-- any other number may differ by 2 %, or by one in its last digit if it has two digits or more (of 0.1, which
-  may have been chosen, one in the last digit is all there is);
+- any other number may differ by 2 %; by one in its last digit if it has two digits or more. One of a single
+  digit, as 0.1, is more often chosen than measured;
 - in `1.2 (1.1 to 1.4)` and `1.2 ± 0.1` the ends may differ by a fifth of the interval's width, but not by
   more than a fifth of themselves unless zero is between them; the number before them by a tenth of the width;
+  all of them by one in the last digit;
 - what rounding leaves of zero, as in `outputs differ by 6.7e-07`, may be ten times larger or smaller, or 0.
 
 In what is said `...` stands for anything.
@@ -27,7 +28,7 @@ COLUMNS = 100
 
 _NUMBER = r"(?<![\w.])[+\-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?(?!\w|\.\d)"
 _TOKEN = re.compile(rf"\.\.\.|(?P<number>{_NUMBER})|.", re.S)
-_WHOLE = re.compile(
+_MEASURED = re.compile(
     rf"(?<!\S)×(?P<factor>{_NUMBER})|from (?P<limit>{_NUMBER}) on\b|about (?P<estimate>{_NUMBER})"
     rf"|after (?P<work>{_NUMBER}) products"
     rf"|(?P<ratio>{_NUMBER}) times (?:as|too|that|its|lower|higher|larger|smaller)\b"
@@ -105,16 +106,17 @@ def _shown(piece: Sequence[Token], length: int, found: Sequence[Token], at: int)
 def _tokens(text: str, tolerance: float) -> Iterator[Token]:
     text = _laid_out(text)
     around = _tolerances_of_intervals(text)
-    whole = {match.start(match.lastgroup or 0) for match in _WHOLE.finditer(text)} | around.keys()
+    surely = {match.start(match.lastgroup or 0) for match in _MEASURED.finditer(text)} | around.keys()
     rounding = {match.start("left") for match in _ROUNDING.finditer(text)}
     for match in _TOKEN.finditer(text):
         if match["number"] is None:
             yield Token(match[0])
             continue
-        value, unit = _value(match[0]), _unit(match[0]) or float(match.start() in whole)
-        last_digit = 1.0001 * unit if abs(value) > 9.5 * unit else 0.0
-        measured = max(tolerance * abs(value), last_digit) if unit else 0.0
-        allowed = max(measured, around.get(match.start(), 0.0))
+        measured = match.start() in surely
+        value, unit = _value(match[0]), _unit(match[0]) or float(measured)
+        last_digit = 1.0001 * unit if measured or abs(value) > 9.5 * unit else 0.0
+        usual = max(tolerance * abs(value), last_digit) if unit else 0.0
+        allowed = max(usual, around.get(match.start(), 0.0))
         yield Token(match[0], value, allowed, match.start() in rounding)
 
 

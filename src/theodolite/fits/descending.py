@@ -20,6 +20,8 @@ MOST_TRIALS = 30
 """Lengths tried along one direction."""
 DECREASE, CURVATURE = 1e-4, 0.9
 """Weak Wolfe conditions: fall by this share of what the slope promises, and end with this share of it."""
+ROUNDING = 1e-15
+"""A fall below this share of the objective cannot be told from rounding."""
 PATIENCE = 3
 """Steps of no progress after which a row has arrived."""
 
@@ -102,7 +104,8 @@ def _search(
         new[better], new_value[better], new_gradient[better] = tried[falls], found[falls], slope[falls]
         longest[going] = np.where(falls, longest[going], step[going])
         shortest[going] = np.where(falls & ~bends, step[going], shortest[going])
-        going = going[~(falls & bends)]
+        told = np.abs(promised) > ROUNDING * np.abs(value[going])
+        going = going[~(falls & bends) & told]
         if not len(going):
             break
         between = (shortest[going] + longest[going]) / 2
