@@ -202,22 +202,40 @@ def _compared(here: Path, expected: dict[str, Any]) -> str | None:
 
 def killed_while_writing(count: int, folder: Path) -> Iterator[str | None]:
     """A process is killed while it writes checkpoints; the next driver clears what it left."""
-    command = [sys.executable, "-c", WRITER, str(folder / "checkpoints" / "state.safetensors")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        assert writer.stdin is not None
+    path = folder / "checkpoints" / "state.safetensors"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    try:
         for _ in range(count):
             child = int(writer.stdout.readline())
-            wait_until(lambda: any((folder / "checkpoints").glob("*.part/.tmp*")))
+            wait_until(lambda: _is_writing(path.parent))
             os.kill(child, signal.SIGKILL)
             writer.stdin.write("\n")
             writer.stdin.flush()
             assert writer.stdout.readline() == "ended\n"
-            Checkpoint(folder / "checkpoints" / "state.safetensors").forget()
-            clear(folder / "checkpoints")
+            Checkpoint(path).forget()
+            clear(path.parent)
             left = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
             yield f"left behind: {', '.join(left)}" if left else None
-        writer.kill()
+    finally:
+        os.killpg(writer.pid, signal.SIGKILL)  # with its child
+        writer.wait()
+        writer.stdin.close()
+        writer.stdout.close()
+
+
+def _is_writing(folder: Path) -> bool:
+    try:
+        return any(folder.glob("*.part/.tmp*"))
+    except FileNotFoundError:  # what was found first has gone
+        return False
 
 
 WRITER = """
