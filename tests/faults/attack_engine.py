@@ -215,7 +215,7 @@ def killed_while_writing(count: int, folder: Path) -> Iterator[str | None]:
     try:
         for _ in range(count):
             child = int(writer.stdout.readline())
-            wait_until(lambda: _is_writing(path.parent))
+            wait_until(lambda: any(path.parent.glob("*.part")))
             os.kill(child, signal.SIGKILL)
             writer.stdin.write("\n")
             writer.stdin.flush()
@@ -229,13 +229,6 @@ def killed_while_writing(count: int, folder: Path) -> Iterator[str | None]:
         writer.wait()
         writer.stdin.close()
         writer.stdout.close()
-
-
-def _is_writing(folder: Path) -> bool:
-    try:
-        return any(folder.glob("*.part/.tmp*"))
-    except FileNotFoundError:  # what was found first has gone
-        return False
 
 
 WRITER = """
