@@ -159,7 +159,7 @@ def _ticks(process: BaseProcess) -> int:
         return time.monotonic_ns()
     try:
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:  # it has ended and was waited for
+    except (FileNotFoundError, ProcessLookupError):  # it has ended and was waited for
         return 0
     return int(fields[11]) + int(fields[12])
 

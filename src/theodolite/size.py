@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from theodolite.errors import UseError
 
-LARGEST = {"width": 2**20, "depth": 2**14}
+LARGEST = {"width": 2**24, "depth": 2**14}
 """More is a slip of the pen: such a network would be built until memory is at an end."""
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ def removed_folder(count: int, folder: Path) -> Iterator[str | None]:
         while not ended.is_set():
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
+            time.sleep(5e-5)  # else this thread has its turn after every call of the other's
 
     remover = threading.Thread(target=remove)
     remover.start()

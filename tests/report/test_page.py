@@ -9,7 +9,7 @@ from theodolite.figures import Figure, Panel
 from theodolite.report.page import page
 from theodolite.report.terminal import text
 from theodolite.surveying import Evidence, Finding
-from theodolite.writing import html_path, write_whole
+from theodolite.writing import html_path, replacing, write_whole
 
 
 class Reader(HTMLParser):
@@ -133,8 +133,14 @@ def test_a_page_that_cannot_be_written_is_refused_before_work(tmp_path, name, wo
 def test_a_file_is_whole_or_not_there(tmp_path):
     target = tmp_path / "a.html"
     target.write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(target, "half" + "\ud800")
+
+    def break_off():
+        with replacing(target) as part:
+            part.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        break_off()
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
     write_whole(target, "new √")

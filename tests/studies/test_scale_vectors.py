@@ -134,16 +134,26 @@ TINY = dataclasses.replace(
 )
 
 
+def make_it_small(patch):
+    patch.setattr(scale_vectors, "BASE", Size(32, 1))
+    patch.setitem(scale_vectors.SETTINGS, "small", TINY)
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def made(tmp_path_factory):
     """Two arms of two steps at a base size of 32 × 1."""
     out, said = tmp_path_factory.mktemp("study"), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scale_vectors, "BASE", Size(32, 1))
-        patch.setitem(scale_vectors.SETTINGS, "small", TINY)
+        make_it_small(patch)
         make(out, setting=TINY, parts=["plain", "heterogeneous"], engine="vectorised", tell=said.append)
-        assert said == ["plain: 2 runs, 2 of them to make", "heterogeneous: 2 runs, 2 of them to make"]
-        yield out
+    assert said == ["plain: 2 runs, 2 of them to make", "heterogeneous: 2 runs, 2 of them to make"]
+    return out
+
+
+@pytest.fixture
+def folder(made, monkeypatch):
+    make_it_small(monkeypatch)
+    return made
 
 
 def test_what_was_made_is_not_made_again_and_starts_alike(folder):

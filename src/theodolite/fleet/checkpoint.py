@@ -117,7 +117,7 @@ class Checkpoint:
     def _beside(self) -> Iterator[Path]:
         """A name to write to: in a folder of its own, since safetensors writes yet another file beside it."""
         folder = self.path.with_name(f"{self.path.name}.{os.getpid()}{PART}")
-        for _ in range(100):
+        for _ in range(1000):
             with contextlib.suppress(FileNotFoundError):  # another driver may remove an empty folder just now
                 folder.mkdir(parents=True, exist_ok=True)
                 break
