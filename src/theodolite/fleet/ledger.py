@@ -90,9 +90,8 @@ class Ledger:
             except BaseException:
                 connection.close()
                 raise
-        except BaseException as error:
-            damaged = lock.was_left_behind or isinstance(error, LedgerError)
-            lock.release(all_is_well=not damaged)
+        except BaseException:
+            lock.release()
             raise
         return ledger
 
@@ -150,7 +149,7 @@ class Ledger:
                 raise
             connection.close()
         finally:
-            lock.release(all_is_well=True)
+            lock.release()
         return cls.read(file)
 
     def settled(self) -> set[str]:
@@ -235,7 +234,7 @@ class Ledger:
         self._connection.close()
         if self._lock is not None:
             spare.drop_if_moved(self.path)
-            self._lock.release(all_is_well=True)
+            self._lock.release()
 
     def __enter__(self) -> Ledger:
         return self

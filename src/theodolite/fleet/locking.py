@@ -32,12 +32,9 @@ class Lock:
         try:
             self.hold_file()
         except BaseException:
-            if not os.fstat(self._handle).st_size:  # nobody has left it behind
-                self._lock_file.unlink(missing_ok=True)
+            self._lock_file.unlink(missing_ok=True)
             os.close(self._handle)
             raise
-        self.was_left_behind = os.fstat(self._handle).st_size > 0
-        """Did the driver before end without releasing it?"""
         since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}"
         with contextlib.suppress(OSError):  # the disk may be full
@@ -68,18 +65,14 @@ class Lock:
         self._own = handle
         _files[handle] = status.st_dev, status.st_ino
 
-    def release(self, *, all_is_well: bool) -> None:
-        """Let others have it; unless all is well, the next one finds it left behind.
-
-        In a process that was forked off this does nothing.
-        """
+    def release(self) -> None:
+        """Let others have it. In a process that was forked off this does nothing."""
         if self._own in _files:
             del _files[self._own]
             os.close(self._own)
         if self._handle in _held:
             _held.remove(self._handle)
-            if all_is_well:
-                self._lock_file.unlink(missing_ok=True)
+            self._lock_file.unlink(missing_ok=True)
             os.close(self._handle)
 
     def _taken(self) -> int:

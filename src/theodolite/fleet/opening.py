@@ -109,7 +109,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             spare.restore(path)
             mend(path)
         finally:
-            held.release(all_is_well=False)  # the next driver shall look at all of it
+            held.release()
 
     if spare.is_left(path):
         with contextlib.suppress(UseError):  # then a driver is at work, or the folder is read-only
