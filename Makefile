@@ -48,7 +48,7 @@ types: .venv/stamp
 	$(BIN)/mypy
 
 test: lint
-	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -n $(NPROC); tests=$$?; wait $$types && exit $$tests
+	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -n $(NPROC) --dist worksteal; tests=$$?; wait $$types && exit $$tests
 
 # Twice the suite, as other machines would run it: other kernels, another order, no network, busy, ...
 test-elsewhere: .venv/stamp

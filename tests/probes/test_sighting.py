@@ -35,7 +35,7 @@ def hooked(model: nn.Module, modules: list[nn.Module], inputs: Any) -> list[Tens
 def assert_same(seen: tuple[Tensor, ...], said: list[Tensor]) -> None:
     assert len(seen) == len(said)
     for one, other in zip(seen, said, strict=True):
-        torch.testing.assert_close(one.reshape(other.shape), other, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(one.reshape(other.shape), other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "peri", "out", "none"])
@@ -72,7 +72,7 @@ def test_hugging_face(name: str, branches: Callable[[nn.Module], list[nn.Module]
     assert_same(sight.branches, hooked(model, branches(model), TOKENS))
     blocks = model.model.layers if name == "llama" else model.transformer.h
     assert_same(sight.stream[1::2], hooked(model, list(blocks), TOKENS))
-    torch.testing.assert_close(sight.logits, model(TOKENS).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sight.logits, model(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
 class InPlace(nn.Module):

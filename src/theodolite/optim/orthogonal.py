@@ -70,7 +70,9 @@ def normalised(matrices: Tensor, eps: float | Tensor) -> Tensor:
     low, high = torch.aminmax(matrices.flatten(-2), dim=-1, keepdim=True)
     largest = torch.maximum(-low, high)[..., None].to(wide)
     # Not beyond 2^±126: neither the factor nor its inverse may leave the normal numbers of float32.
-    factor = torch.exp2(-torch.frexp(largest).exponent.clamp(-126, 126).to(wide))
+    exponent = torch.frexp(largest).exponent.clamp(-126, 126)
+    # By its bits: on a GPU torch compiles exp2 when it is first used, and warns where it cannot keep it.
+    factor = (127 - exponent).bitwise_left_shift(23).view(torch.float32).to(wide)
     scaled = matrices * factor.to(matrices.dtype)
     norm = torch.linalg.vector_norm(scaled, dim=(-2, -1), keepdim=True) + eps * factor
     return scaled.div_(norm.clamp_min(torch.finfo(wide).tiny).to(matrices.dtype))
