@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,8 +89,26 @@ assert not ray.is_initialized()
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two nodes gave, one of which was killed, and then a cluster of our own."""
-    folder = tmp_path_factory.mktemp("ray")
+    """What two nodes gave, one of which was killed, and then a cluster of our own.
+
+    Made once, by whichever process of the tests comes first: it takes long, and Ray would find the other's cluster.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder = folder / "ray"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "found.json").exists():
+            _run_on_clusters(folder)
+    found = json.loads((folder / "found.json").read_text())
+    files = (folder / "notes").glob("worker *")
+    pairs = [tuple(map(int, line.split())) for file in files for line in file.read_text().splitlines()]
+    return {**found, "drawn": Counter(pairs), "folder": folder}
+
+
+def _run_on_clusters(folder: Path) -> None:
     (folder / "notes").mkdir()
     (folder / "mine.py").write_text(MINE)
     (folder / "neighbour.py").write_text(tiny.FILE.read_text())
@@ -102,10 +123,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         command = [sys.executable, "-W", "ignore", "script.py", str(folder), str(folder / "notes")]
         ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr
-    found = json.loads((folder / "found.json").read_text())
-    files = (folder / "notes").glob("worker *")
-    pairs = [tuple(map(int, line.split())) for file in files for line in file.read_text().splitlines()]
-    return {**found, "drawn": Counter(pairs), "folder": folder}
 
 
 def of(found: dict[str, Any], workload: str, seed: int = 0) -> dict[str, Any]:
