@@ -91,7 +91,7 @@ assert not ray.is_initialized()
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two nodes gave, one of which was killed, and then a cluster of our own.
 
-    Made once, by whichever process of the tests comes first: it takes long, and Ray would find the other's cluster.
+    Made once, by whichever process of the tests comes first: it takes long, and Ray finds other clusters.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
