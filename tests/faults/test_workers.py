@@ -100,7 +100,7 @@ def test_the_rest_is_finished_and_the_report_says_what_is_not(faults: Faults) ->
 
 
 DRIVER = f"""
-import sys
+import signal, sys
 sys.path.insert(0, {str(tiny.FILE.parent)!r})
 import tiny
 from theodolite.fleet.driver import conduct
@@ -113,6 +113,7 @@ class Told(Progress):
         print(outcome.run.seed, flush=True)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without jobs starts what it starts deaf
     folder = sys.argv[1]
     runs = [tiny.run("gated", seed, steps=40, optimizer="adamw") for seed in range(8)]
     means = Means(jobs=2, checkpoints=tiny.Path(folder, "checkpoints"), checkpoint_seconds=0)
