@@ -113,7 +113,7 @@ class Told(Progress):
         print(outcome.run.seed, flush=True)
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without jobs starts what it starts deaf
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells start programs deaf to it
     folder = sys.argv[1]
     runs = [tiny.run("gated", seed, steps=40, optimizer="adamw") for seed in range(8)]
     means = Means(jobs=2, checkpoints=tiny.Path(folder, "checkpoints"), checkpoint_seconds=0)
