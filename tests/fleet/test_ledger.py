@@ -447,7 +447,10 @@ import os, sys
 sys.path.insert(0, {str(Path(theodolite.__file__).parents[1])!r})
 from theodolite.fleet.ledger import Ledger
 if os.geteuid() == 0:
-    os.seteuid(65534)  # nobody
+    try:
+        os.seteuid(65534)  # nobody
+    except OSError:
+        sys.exit("there is nobody else")
 with Ledger.read({str(folder)!r}) as ledger:
     print(ledger.rows()[0]["held_out"])
 try:
@@ -459,6 +462,8 @@ except ValueError as error:
         folder.chmod(0o555)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         folder.chmod(0o755)
+    if "there is nobody else" in done.stderr:  # a namespace with one user
+        pytest.skip("this root cannot be another user")
     assert done.returncode == 0, done.stderr
     loss, refused = done.stdout.splitlines()
     assert float(loss) == 0.1 + 0.2
