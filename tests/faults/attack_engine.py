@@ -216,12 +216,10 @@ def killed_while_writing(count: int, folder: Path) -> Iterator[str | None]:
     assert writer.stdout is not None
     try:
         for _ in range(count):
-            child = int(writer.stdout.readline())
+            child = int(asked(writer))
             wait_until(lambda: any(path.parent.glob("*.part")))
             os.kill(child, signal.SIGKILL)
-            writer.stdin.write("\n")
-            writer.stdin.flush()
-            assert writer.stdout.readline() == "ended\n"
+            assert asked(writer) == "ended\n"
             Checkpoint(path).forget()
             clear(path.parent)
             left = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
@@ -231,6 +229,15 @@ def killed_while_writing(count: int, folder: Path) -> Iterator[str | None]:
         writer.wait()
         writer.stdin.close()
         writer.stdout.close()
+
+
+def asked(writer: subprocess.Popen[str]) -> str:
+    """The next line of a program that goes on when it gets one."""
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    writer.stdin.write("\n")
+    writer.stdin.flush()
+    return writer.stdout.readline()
 
 
 WRITER = """
@@ -243,6 +250,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.set_num_threads(1)
 writer = os.getpid()
 while True:
+    sys.stdin.readline()
     child = os.fork()
     if child == 0:
         while os.getppid() == writer:
