@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import theodolite as th
 from theodolite import UseError, data
+from theodolite.building import seed_generators
 
 # Threads that wait for each other cost more than all the rest: in fixtures of a module, which come before
 # those of a test, and in the processes that tests start.
@@ -68,7 +69,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    torch.manual_seed(0)
+    seed_generators(0)
 
 
 @pytest.fixture(scope="module")

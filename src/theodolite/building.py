@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 from theodolite.calling import Build
@@ -60,9 +62,35 @@ def check_device(device: str) -> None:
 def build_hollow(build: Build, size: Size) -> nn.Module:
     """The network without memory for its weights, or a real one where it cannot be built so."""
     try:
-        return build_model(build, size, device="meta")
+        with _Undrawn():
+            return build_model(build, size, device="meta")
     except UseError:  # some builds read a tensor's value; if it fails for real as well, that is what to show
         return build_model(build, size)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Numbers drawn into a tensor without memory: torch takes most of the time of such a build for them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWING:
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
+_DRAWING = {
+    Tensor.normal_,
+    Tensor.uniform_,
+    nn.init.normal_,
+    nn.init.trunc_normal_,
+    nn.init.uniform_,
+    nn.init.kaiming_normal_,
+    nn.init.kaiming_uniform_,
+    nn.init.xavier_normal_,
+    nn.init.xavier_uniform_,
+}
 
 
 @contextmanager
@@ -84,13 +112,24 @@ def untouched_randomness(seed: int | None = None) -> Iterator[None]:
         python, numpy = random.getstate(), np.random.get_state()
         try:
             if seed is not None:
-                torch.manual_seed(seed)
-                np.random.seed(seed % 2**32)
-                random.seed(seed)
+                seed_generators(seed)
             yield
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed torch, numpy and Python.
+
+    Without a GPU, `torch.manual_seed` notes the stack of its caller for one that may come: up to milliseconds.
+    """
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def in_one_line(error: BaseException) -> str:

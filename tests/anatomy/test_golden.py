@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from fnmatch import fnmatchcase
+from functools import cache
 
 import pytest
 import torch
@@ -144,6 +145,7 @@ def test_dissect_finds_the_branches_of_the_source(golden: Golden) -> None:
             )
 
 
+@cache
 def _dissect(golden: Golden) -> Anatomy:
     from theodolite.anatomy import dissect
 

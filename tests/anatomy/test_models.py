@@ -133,11 +133,19 @@ GPT_OPTIONS = [
 ]
 
 
-# With RMSNorm only where that can matter: alone, and beside biases of which it has none itself.
-@pytest.mark.parametrize("placement", PLACEMENTS)
+# Every placement with both norms alone, and with biases, of which RMSNorm has none; other options with two.
 @pytest.mark.parametrize(
-    "norm, options",
-    [*(("layer", options) for options in GPT_OPTIONS), *(("rms", options) for options in GPT_OPTIONS[:2])],
+    "placement, norm, options",
+    [
+        *((placement, "layer", options) for placement in PLACEMENTS for options in GPT_OPTIONS[:2]),
+        *((placement, "rms", GPT_OPTIONS[0]) for placement in PLACEMENTS),
+        ("pre", "rms", GPT_OPTIONS[1]),
+        *(
+            (PLACEMENTS[(number + turn) % len(PLACEMENTS)], "layer", options)
+            for number, options in enumerate(GPT_OPTIONS[2:])
+            for turn in (0, 2)
+        ),
+    ],
     ids=lambda given: given if isinstance(given, str) else "-".join(given) or "plain",
 )
 def test_gpt(placement: str, norm: str, options: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,14 @@ WRAPPERS: dict[str, Callable[[GPT], nn.Module]] = {
 each_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 
 
+@cache
+def _bare(size: Size | None = None) -> dict[str, Any]:
+    return _facts(dissect(_gpt, TOKENS, size=size) if size else dissect(_gpt(), TOKENS))
+
+
 @each_wrapper
 def test_a_wrapped_module_has_the_anatomy_of_the_bare_one(wrap: Callable[[GPT], nn.Module]) -> None:
-    assert _facts(dissect(wrap(_gpt()), TOKENS)) == _facts(dissect(_gpt(), TOKENS))
+    assert _facts(dissect(wrap(_gpt()), TOKENS)) == _bare()
 
 
 @each_wrapper
@@ -107,13 +113,13 @@ def test_a_build_that_wraps_has_the_anatomy_of_the_bare_one(wrap: Callable[[GPT]
         return wrap(_gpt(width, depth))
 
     wrapped = dissect(build, TOKENS, size=Size(32, 2))
-    assert _facts(wrapped) == _facts(dissect(_gpt, TOKENS, size=Size(32, 2)))
+    assert _facts(wrapped) == _bare(Size(32, 2))
 
 
 def test_ddp_has_the_anatomy_of_the_bare_module(tmp_path: Path) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
-    bare = _facts(dissect(_gpt(), TOKENS))
+    bare = _bare()
     with _process_group(tmp_path):
         wrapped = DistributedDataParallel(_gpt())
         assert _facts(dissect(wrapped, TOKENS)) == bare

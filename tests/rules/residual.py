@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -179,6 +179,7 @@ def first_step(
     raise AssertionError(optimizer)
 
 
+@lru_cache(maxsize=1)  # one gradient is read by seven optimizers
 def compact_svd(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U, Σ and Vᵀ of the part that is not zero: a gradient has at most the rank of its batch."""
     rank = min(SAMPLES, *matrices.shape[-2:])

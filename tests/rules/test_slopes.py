@@ -26,8 +26,8 @@ from .residual import DEPTH, Network, batch, curvatures, first_step, gradients, 
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
 
-WIDTHS = {64: 12, 128: 8, 256: 4, 512: 4}
-DEPTHS = {4: 4, 8: 4, 16: 4, 64: 4}
+WIDTHS = {64: 12, 160: 4, 384: 4}
+DEPTHS = {4: 4, 16: 4, 64: 4}
 """Sizes, and how many networks to draw at each: a narrow one is noisy and cheap. Always four batches."""
 
 AXES = {"width": WIDTHS, "depth": DEPTHS}

@@ -62,15 +62,14 @@ def assert_same(mine: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -
         assert torch.allclose(mine[name], value, rtol=1e-9, atol=1e-12), name
 
 
-@pytest.mark.parametrize("kind", MAKES)
 @pytest.mark.parametrize(
-    "options",
+    "kind, options",
     [
-        {},
-        {"placement": "output", "reparameterization": "exp"},
-        {"heterogeneous": False},
-        {"placement": "input", "reparameterization": None},
-        {"reparameterization": "product"},
+        *((kind, {}) for kind in MAKES),
+        *((kind, {"placement": "output", "reparameterization": "exp"}) for kind in ("layer", "experts")),
+        *((kind, {"heterogeneous": False}) for kind in ("pre", "layer")),
+        ("experts", {"placement": "input", "reparameterization": None}),
+        ("layer", {"reparameterization": "product"}),
     ],
     ids=str,
 )

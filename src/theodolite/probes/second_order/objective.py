@@ -12,13 +12,11 @@ import copy
 import difflib
 import fnmatch
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -28,7 +26,7 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
-from theodolite.building import kept_generators, untouched_randomness
+from theodolite.building import kept_generators, seed_generators, untouched_randomness
 from theodolite.calling import described, logits
 from theodolite.errors import UseError
 from theodolite.probes.course import on_device
@@ -143,7 +141,7 @@ class Objective:
 
     def forward(self, chosen: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """The logits over the temperature, with the chosen parameters replaced; under `conditions` only."""
-        _seed()
+        seed_generators(SEED)
         inputs = batch[0]
         state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in self.model.named_parameters()}
         state |= {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
@@ -291,15 +289,6 @@ def _untouched(batches: Iterable[Batch]) -> Iterator[Batch]:
                 except StopIteration:
                     return
             yield pair
-
-
-def _seed() -> None:
-    """As `torch.manual_seed` does, which spends milliseconds on what to tell of a CUDA that is not there."""
-    torch.default_generator.manual_seed(SEED)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(SEED)
-    np.random.seed(SEED)
-    random.seed(SEED)
 
 
 def _reached(value: Tensor, model: nn.Module) -> str | None:
