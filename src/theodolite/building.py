@@ -122,7 +122,7 @@ def untouched_randomness(seed: int | None = None) -> Iterator[None]:
 def seed_generators(seed: int) -> None:
     """Seed torch, numpy and Python.
 
-    Without a GPU, `torch.manual_seed` notes the stack of its caller for one that may come: up to milliseconds.
+    Without a GPU, `torch.manual_seed` writes down its caller's stack for one that may come: milliseconds.
     """
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
