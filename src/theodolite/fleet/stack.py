@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ def kin(run: Run, workload: Workload) -> str:
         numbers = METHODS[rule].numbers if rule in METHODS else {}
         alike[name] = {option: None if option in numbers else value for option, value in alike[name].items()}
     # A real multiplier is a hook on the network, which all of them share.
-    alike["multipliers"] = sorted(_planned(run, workload).multipliers.items())
+    alike["multipliers"] = sorted(planned(run, workload).multipliers.items())
     return json.dumps(alike, sort_keys=True)
 
 
@@ -88,7 +87,7 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
 
     Models that start alike are drawn once: seeds times initialisations, not learning rates.
     """
-    plans = [_planned(run, workload) for run in runs]
+    plans = [planned(run, workload) for run in runs]
     model = plans[0].build(runs[0].seed).train()
     drawn: dict[tuple[int, str], nn.Module] = {}
     starts = []
@@ -139,7 +138,7 @@ def why_not_stacked(run: Run, workload: Workload) -> str | None:
     """Why the optimizer of a run cannot train many models at once; None if it can."""
     if run.optimizer not in METHODS:
         return f"{run.optimizer} has no step for many models at once ({', '.join(METHODS)} have)"
-    plan = _planned(run, workload)
+    plan = planned(run, workload)
     for group in plan.param_groups(plan.build(run.seed)):
         method = METHODS[group["rule"]]
         for option, value in group.items():
@@ -150,18 +149,6 @@ def why_not_stacked(run: Run, workload: Workload) -> str | None:
 
 
 PLANNED = ("params", "param_names", "lr", "weight_decay", "rule", "planned_lr")
-
-_plans: dict[tuple[Workload, str], Plan] = {}
-
-
-def _planned(run: Run, workload: Workload) -> Plan:
-    """The plan of a run, which does not depend on its seed and schedule."""
-    key = workload, dataclasses.replace(run, seed=0, steps=1, warmup=0, every=1).identity
-    if len(_plans) > 4096:
-        _plans.clear()
-    if key not in _plans:
-        _plans[key] = planned(run, workload)
-    return _plans[key]
 
 
 def _start(plan: Plan) -> str:
