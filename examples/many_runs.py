@@ -22,13 +22,13 @@ GRID = fleet.Grid(
         "parameterization": "standard",
         "optimizer": "sgd",
         "options": {"momentum": 0.9},
-        "steps": 50,
-        "warmup": 5,
+        "steps": 25,
+        "warmup": 3,
     },
 )
 
 if __name__ == "__main__":  # other processes import this file
-    with fleet.Ledger.open("many_runs", name="initial scale", spec={"steps": 50}) as ledger:
+    with fleet.Ledger.open("many_runs", name="initial scale", spec={"steps": 25}) as ledger:
         report = fleet.conduct(GRID.runs, ledger, progress=Shown())
         frame = ledger.frame()
 

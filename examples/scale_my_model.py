@@ -62,7 +62,7 @@ class GPT(nn.Module):
         return self.lm_head(self.ln_f(x))
 
 
-def main(steps: int = 30) -> None:
+def main(steps: int = 20) -> None:
     tokens = torch.zeros(1, CONTEXT, dtype=torch.long)
     plan = th.plan(
         GPT,
@@ -80,7 +80,7 @@ def main(steps: int = 30) -> None:
     schedule = plan.schedule(optimizer, "cosine", steps=steps, warmup=4)
     text = th.data.state_of_the_union()
     for step in range(steps):
-        inputs, targets = th.data.draw_text(text, num=8, length=CONTEXT, seed=0, step=step)
+        inputs, targets = th.data.draw_text(text, num=4, length=CONTEXT, seed=0, step=step)
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
         optimizer.step()

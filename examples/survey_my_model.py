@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 
-VOCAB, LENGTH, HEADS = 64, 32, 4
+VOCAB, LENGTH, HEADS = 64, 16, 4
 
 
 class Block(nn.Module):
@@ -59,8 +59,8 @@ class Transformer(nn.Module):
 def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets, from the seed and the step alone."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + step)
-    start = torch.randint(VOCAB, (8, 1), generator=generator)
-    stride = torch.randint(1, 8, (8, 1), generator=generator)
+    start = torch.randint(VOCAB, (4, 1), generator=generator)
+    stride = torch.randint(1, 8, (4, 1), generator=generator)
     counted = (start + stride * torch.arange(LENGTH + 1)) % VOCAB
     return counted[:, :-1], counted[:, 1:]
 
@@ -69,7 +69,7 @@ def loss(logits: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-workload = th.Workload("counting", Transformer, batch, loss, size=th.Size(width=64, depth=4))
+workload = th.Workload("counting", Transformer, batch, loss, size=th.Size(width=64, depth=2))
 
 if __name__ == "__main__":
     survey = th.survey(workload)

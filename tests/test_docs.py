@@ -24,7 +24,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -46,7 +45,12 @@ ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-STARTING_OTHERS = ("python examples/many_runs.py",)
+RUN_ON = {
+    "python examples/curvature.py": ROOT / "README.md",
+    "python examples/safe_step.py": ROOT / "README.md",
+    "python examples/fit_scaling_law.py": ROOT / "docs" / "fits.md",
+}
+"""Programs that several pages show: where they are run. The others need nothing that they write."""
 
 _FENCE = re.compile(
     r"^(?P<skip><!-- no-run -->\n)?(?:<!-- numbers: (?P<percent>\d+) %, because [^>]+ -->\n)?"
@@ -124,16 +128,14 @@ def run_page(page: Path) -> Iterator[tuple[Output, str]]:
             printed = tidy(out.getvalue())
         elif block.language == "console":
             for command, said in commands(block):
-                if said.text.strip() and not shown_before(page, command, said.text):
+                if said.text.strip() and not shown_elsewhere(page, command, said.text):
                     yield said, tidy(run_command(command))
 
 
-def shown_before(page: Path, command: str, said: str) -> bool:
-    """Does an earlier page show the same program, which writes nothing, and what it prints?"""
-    return command in ("python examples/curvature.py", "python examples/safe_step.py") and any(
-        (command, said) == (one, text)
-        for other, one, text in all_commands()
-        if PAGES.index(other) < PAGES.index(page)
+def shown_elsewhere(page: Path, command: str, said: str) -> bool:
+    """Does another page, which runs it, show the same program and what it prints?"""
+    return RUN_ON.get(command, page) != page and any(
+        (RUN_ON[command], command, said) == shown for shown in all_commands()
     )
 
 
@@ -142,11 +144,8 @@ def tidy(text: str) -> str:
 
 
 def run_command(command: str) -> str:
-    """What a command prints: in this process, which has torch, unless it starts others that import it."""
+    """What a command prints, in this process, which has torch."""
     program, *arguments = shlex.split(command)
-    if command in STARTING_OTHERS:
-        run = [sys.executable, "-W", "error", *arguments]
-        return subprocess.run(run, check=True, capture_output=True, text=True).stdout
     printed = io.StringIO()
     if program == "python":
         before = torch.get_default_dtype()
