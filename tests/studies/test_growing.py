@@ -13,6 +13,7 @@ from scipy import stats
 from torch.utils.flop_counter import FlopCounterMode
 
 from theodolite.cli import main
+from theodolite.fits.laws import depth_recursion
 from theodolite.growing import certificate
 from theodolite.models import GPT
 from theodolite.studies import growing_coverage as coverage
@@ -273,10 +274,16 @@ def test_the_tally_counts_what_it_says():
 # The envelope
 
 
+def with_few_starts(steps, loss):
+    law = depth_recursion(steps, loss)
+    return dataclasses.replace(law, starts=law.starts[::7])
+
+
 @pytest.fixture(autouse=True)
-def few_draws(monkeypatch):
-    """Of the fits' intervals: what is decided here is clear."""
+def few_draws_and_starts(monkeypatch):
+    """Of the fits and their intervals: what is decided here is clear."""
     monkeypatch.setattr(growing_fits, "DRAWS", 20)
+    monkeypatch.setattr(growing_fits, "depth_recursion", with_few_starts)
 
 
 def grown_records(s=2.0, alpha=1 / 3):

@@ -61,6 +61,7 @@ def descend(
         _update(inverse, scaled, rows, np.where(free, moved, 0.0), np.where(free, change, 0.0))
         progress = value[rows] - new_value > tolerance * np.maximum(np.abs(value[rows]), 1e-12)
         idle[rows] = np.where(progress, 0, idle[rows] + 1)
+        idle[rows[(moved == 0).all(1)]] = PATIENCE  # the next search would be the same
         theta[rows], value[rows], gradient[rows] = new, new_value, new_gradient
     return theta, value
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from theodolite.fits import depth_expansion, power
 from theodolite.fits.laws import depth_recursion
 from theodolite.fits.minimizing import minimize
-from theodolite.fits.result import Estimate
+from theodolite.fits.result import Estimate, Fit
 from theodolite.studies.paired import Paired
 from theodolite.studies.records import Record
 
@@ -99,15 +99,11 @@ def _stages(records: Sequence[Record]) -> Rows:
     return tuple((one["seed"], ends.index(one["steps"]) + 1.0, one["loss"]) for one in records)
 
 
-@functools.cache
 def _fitted(grown: Rows, scratch: Rows, stages: Rows, others: Rows) -> Envelope:
-    depth, loss, gain = np.array(grown).T
-    law = depth_expansion(depth=depth, loss=loss, growth=GROWTH, draws=DRAWS)
-    alpha = power(x=depth, loss=loss, draws=DRAWS)["alpha"]
-    measured = None
-    if len({size for size, _ in scratch}) > 3:
-        sizes, ends = np.array(scratch).T
-        measured = power(x=sizes, loss=ends, draws=DRAWS)["alpha"]
+    _, loss, gain = np.array(grown).T
+    by_depth = tuple(row[:2] for row in grown)
+    law, alpha = _recursion(by_depth), _exponent(by_depth)
+    measured = _exponent(scratch) if len({size for size, _ in scratch}) > 3 else None
     left = loss - law["E"].value
     good = (left > 0) & (gain > 0)
     coupling = None
@@ -121,11 +117,23 @@ def _fitted(grown: Rows, scratch: Rows, stages: Rows, others: Rows) -> Envelope:
 def _alone(rows: Rows) -> Alone | None:
     if len({stage for _, stage, _ in rows}) < FEWEST:
         return None
-    _, stage, loss = np.array(rows).T
-    law = depth_expansion(depth=stage, loss=loss, growth=GROWTH, draws=DRAWS)
+    law = _recursion(tuple(row[1:] for row in rows))
     return Alone(law["s"], law["gamma"], _rivals(rows))
 
 
+@functools.cache
+def _recursion(rows: Rows) -> Fit:
+    depth, loss = np.array(rows).T
+    return depth_expansion(depth=depth, loss=loss, growth=GROWTH, draws=DRAWS)
+
+
+@functools.cache
+def _exponent(rows: Rows) -> Estimate:
+    x, loss = np.array(rows).T
+    return power(x=x, loss=loss, draws=DRAWS)["alpha"]
+
+
+@functools.cache
 def _rivals(rows: Rows) -> Rivals | None:
     """Both laws are fitted to each seed by itself: seeds are what is independent."""
     errors = []
