@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from xml.etree import ElementTree
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from theodolite import data
 from theodolite.cli import main
 from theodolite.fleet.engine import Means
-from theodolite.studies.goldilocks import networks
+from theodolite.studies.goldilocks import conduct, networks
 from theodolite.studies.goldilocks.conduct import RECORDS, make, read, write_summary
 from theodolite.studies.goldilocks.report import report
 from theodolite.studies.goldilocks.setting import Setting
@@ -32,8 +33,8 @@ TINY = Setting(
 )
 
 
-@pytest.fixture
-def pixels(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def pixels():
     """Fashion-MNIST without Fashion-MNIST."""
 
     def noise(name, train, mean, std):
@@ -41,9 +42,10 @@ def pixels(monkeypatch):
         values = torch.randint(256, (32, 1, 28, 28), dtype=torch.uint8, generator=generator)
         return data.Examples(name, values, torch.arange(32) % 10, 10, mean, std)
 
-    monkeypatch.setattr("theodolite.data.images._from_idx", noise)
-    networks._first_images.cache_clear()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("theodolite.data.images._from_idx", noise)
+        networks._first_images.cache_clear()
+        yield
     networks._first_images.cache_clear()
 
 
@@ -53,16 +55,26 @@ def conducted(out, *parts, setting=TINY):
     return made, lines
 
 
-def test_from_end_to_end(tmp_path, pixels):
+@pytest.fixture(scope="module")
+def zone(tmp_path_factory):
+    """Where the zone was measured."""
+    out = tmp_path_factory.mktemp("zone")
+    conducted(out, "zone")
+    return out
+
+
+def test_from_end_to_end(zone, tmp_path, monkeypatch):
+    monkeypatch.setattr(conduct, "TEMPERATURES", (0.0, 4.0))
     out = tmp_path / "out"
+    shutil.copytree(zone, out)
     made, _ = conducted(out, "zone", "logits", "temperature", "course")
     assert made.ok
     _, records = read(out)
     counts = {}
     for record in records:
         counts[record["part"]] = counts.get(record["part"], 0) + 1
-    # A, B and D with three rows each; D alone; five columns at three temperatures and at five
-    assert counts == {"zone": 2 * 9, "logits": 2, "temperature": 2 * 15, "course": 2 * 25}
+    # A, B and D with three rows each; D alone; five columns at three temperatures and at two
+    assert counts == {"zone": 2 * 9, "logits": 2, "temperature": 2 * 15, "course": 2 * 10}
     before = (out / RECORDS).read_bytes()
 
     again, lines = conducted(out, "zone", "logits", "temperature", "course")
@@ -88,16 +100,15 @@ def test_from_end_to_end(tmp_path, pixels):
     assert folder.splitlines()[:-1] == said.splitlines()[:-1]
 
 
-def test_a_killed_measurement_loses_its_last_line_at_most(tmp_path, pixels):
-    conducted(tmp_path, "zone")
-    whole = (tmp_path / RECORDS).read_text()
+def test_a_killed_measurement_loses_its_last_line_at_most(zone, tmp_path):
+    whole = (zone / RECORDS).read_text()
     (tmp_path / RECORDS).write_text(whole[: len(whole) - 100])
     _, lines = conducted(tmp_path, "zone")
     assert lines[-1].startswith("zone: 1 curves made, 17 records were there")
     assert (tmp_path / RECORDS).read_text() == whole
 
 
-def test_seeds_may_be_added_and_other_settings_are_refused(tmp_path, pixels):
+def test_seeds_may_be_added_and_other_settings_are_refused(tmp_path):
     conducted(tmp_path, "logits", setting=dataclasses.replace(TINY, seeds=(0,)))
     _, lines = conducted(tmp_path, "logits")
     assert lines[-1].startswith("logits: 1 curves made")
@@ -105,7 +116,7 @@ def test_seeds_may_be_added_and_other_settings_are_refused(tmp_path, pixels):
         conducted(tmp_path, "logits", setting=dataclasses.replace(TINY, points=5))
 
 
-def test_a_summary_keeps_what_other_machines_found(tmp_path, pixels):
+def test_a_summary_keeps_what_other_machines_found(tmp_path):
     summary = tmp_path / "all.jsonl"
     for part in ("logits", "neighbours"):
         conducted(tmp_path / part, part)
@@ -121,9 +132,8 @@ def test_a_summary_keeps_what_other_machines_found(tmp_path, pixels):
         write_summary(tmp_path / "logits", summary)
 
 
-def test_numbers_in_the_file_are_short(tmp_path, pixels):
-    conducted(tmp_path, "zone")
-    _, records = read(tmp_path)
+def test_numbers_in_the_file_are_short(zone):
+    _, records = read(zone)
     values = [value for record in records for value in record["frobenius"]]
     assert values
     assert values == [float(f"{value:.4e}") for value in values]
