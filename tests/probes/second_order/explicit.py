@@ -13,6 +13,7 @@ from torch import Tensor
 
 from theodolite.calling import call, logits
 from theodolite.probes.second_order.objective import SEED
+from theodolite.probes.second_order.operator import Operator
 
 from .networks import Case, Loss, case
 
@@ -60,6 +61,7 @@ def explicit_of(name: str) -> Explicit:
     return Explicit(*torch.load(kept, weights_only=True))
 
 
+@torch.random.fork_rng(devices=[])
 def explicit(made: Case, *, temperature: float = 1.0) -> Explicit:
     """Works on a copy, in the mode that the model is in.
 
@@ -70,10 +72,10 @@ def explicit(made: Case, *, temperature: float = 1.0) -> Explicit:
     values = list(named.values())
 
     def evaluate() -> tuple[float, Tensor, Tensor]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
-            outputs = logits(call(model, made.batch[0])) / temperature
-            loss = made.loss(outputs, made.batch[1])
+        # torch.manual_seed, for devices that are not there, takes longer than all the rest.
+        torch.default_generator.manual_seed(SEED)
+        outputs = logits(call(model, made.batch[0])) / temperature
+        loss = made.loss(outputs, made.batch[1])
         gradients = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
         return loss.item(), flat(gradients), outputs.detach()
 
@@ -127,3 +129,17 @@ def flat(tensors: tuple[Tensor, ...]) -> Tensor:
 def apart(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
     """‖found − expected‖_F / ‖scale‖_F; the scale is `expected` unless given."""
     return ((found - expected).norm() / (expected if scale is None else scale).norm()).item()
+
+
+def sketch(matrix: Tensor | Operator) -> Tensor:
+    """A matrix or an operator on random vectors: what differs anywhere differs here, for fewer products."""
+    return matrix @ _vectors(len(matrix) if isinstance(matrix, Tensor) else matrix.size).to(matrix.dtype)
+
+
+def between(products: Tensor) -> Tensor:
+    """What `sketch` gave, between the same vectors: as symmetric as the matrix is."""
+    return _vectors(len(products)).T @ products
+
+
+def _vectors(size: int) -> Tensor:
+    return torch.randn(size, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(7))

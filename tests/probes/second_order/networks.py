@@ -196,8 +196,8 @@ def gpt2() -> Case:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=VOCAB, n_positions=LENGTH, n_embd=4, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=1,
-        initializer_range=0.5,
+        vocab_size=VOCAB, n_positions=LENGTH, n_embd=4, n_inner=6, n_layer=1, n_head=2,
+        bos_token_id=0, eos_token_id=1, initializer_range=0.5,
     )  # fmt: skip
     return tokens(GPT2LMHeadModel(config).eval())
 

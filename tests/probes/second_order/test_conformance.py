@@ -12,23 +12,17 @@ from torch import nn
 
 from theodolite.probes.second_order.operator import hessian
 
-from .explicit import apart, explicit, explicit_of
+from .explicit import apart, between, explicit, explicit_of, sketch
 from .networks import CASES, Case, case, next_token
 
 names = pytest.mark.parametrize("name", CASES)
 some = pytest.mark.parametrize("name", ["layer norm", "causal attention", "tied", "dropout"])
+few = pytest.mark.parametrize("name", ["causal attention", "dropout"])
 
 
 def dense(operator):
     """All columns, by a block of products with the identity."""
     return operator @ torch.eye(operator.size, dtype=operator.dtype)
-
-
-def sketch(matrix):
-    """A matrix or an operator on random vectors: what differs anywhere differs here, for fewer products."""
-    generator = torch.Generator().manual_seed(7)
-    size = matrix.size if not isinstance(matrix, torch.Tensor) else len(matrix)
-    return matrix @ torch.randn(size, 12, dtype=torch.float64, generator=generator)
 
 
 def operator(made, **options):
@@ -37,30 +31,37 @@ def operator(made, **options):
 
 
 @names
-def test_hessian_is_that_of_finite_differences_gauss_newton_is_positive_and_the_residual_is_the_rest(name):
+def test_hessian_is_that_of_finite_differences_and_the_residual_is_what_gauss_newton_leaves(name):
     expected, found = explicit_of(name), operator(case(name))
     assert found.names == expected.names
     assert 30 < found.size < 400
-    whole, first, rest = dense(found), dense(found.gauss_newton), sketch(found.residual)
-    assert apart(whole, expected.hessian) < 1e-6
-    assert apart(whole.T, whole) < 1e-9
+    whole, first, rest = sketch(found), sketch(found.gauss_newton), sketch(found.residual)
+    assert apart(whole, sketch(expected.hessian)) < 1e-6
     assert apart(found.gradient, expected.gradient) < 1e-12
     assert found.loss == pytest.approx(expected.loss, rel=1e-13)
-    assert apart(first, expected.gauss_newton) < 1e-6
+    assert apart(first, sketch(expected.gauss_newton)) < 1e-6
     assert apart(rest, sketch(expected.residual)) < 1e-6
+    for products in (whole, first):
+        seen = between(products)
+        assert apart(seen.T, seen) < 1e-9
+    assert apart(first + rest, whole) < 1e-12
+    # Neither part is negligible, so none of the above is idle.
+    assert min(first.norm(), (whole - first).norm()) > 0.05 * whole.norm()
+
+
+@some
+def test_gauss_newton_is_positive(name):
+    first = dense(operator(case(name)).gauss_newton)
     assert apart(first.T, first) < 1e-9
     eigenvalues = torch.linalg.eigvalsh((first + first.T) / 2)
     assert eigenvalues[0] >= -1e-10 * eigenvalues[-1]
-    assert apart(sketch(first) + rest, sketch(whole)) < 1e-12
-    # Neither part is negligible, so none of the above is idle.
-    assert min(first.norm(), (whole - first).norm()) > 0.05 * whole.norm()
 
 
 @names
 def test_vectors_blocks_and_dicts_give_the_same_products(name):
     found = operator(case(name))
     for each in (found, found.gauss_newton, found.residual):
-        block = torch.randn(each.size, 3, dtype=torch.float64)
+        block = torch.randn(each.size, 2, dtype=torch.float64)
         products = each @ block
         assert products.shape == block.shape
         for column, product in zip(block.T, products.T, strict=True):
@@ -68,7 +69,7 @@ def test_vectors_blocks_and_dicts_give_the_same_products(name):
             by_name = each @ each.split(column)
             assert {key: value.shape for key, value in by_name.items()} == each.shapes
             torch.testing.assert_close(each.flat(by_name), product, rtol=1e-12, atol=1e-12)
-        assert each.products == 3 + 3 + 3
+        assert each.products == 2 + 2 + 2
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_several_batches_are_their_mean_by_examples(name):
     inputs, targets = made.batch
     half = len(targets) // 2
     more = (torch.roll(inputs, 1, 1)[:half], torch.roll(targets, 1, 0)[:half])
-    first, second = explicit(made), explicit(Case(made.model, made.loss, more))
+    first, second = explicit_of(name), explicit(Case(made.model, made.loss, more))
     found = hessian(made.model, made.loss, [made.batch, more])
     for seen, one, other in (
         (sketch(found), sketch(first.hessian), sketch(second.hessian)),
@@ -128,8 +129,9 @@ def test_a_loader_gives_the_hessian_of_all_its_examples():
     assert apart(dense(found), explicit_of("rms norm").hessian) < 1e-6
 
 
-@some
-@pytest.mark.parametrize("temperature", [0.2, 5.0])
+@pytest.mark.parametrize(
+    ("name", "temperature"), [("layer norm", 0.2), ("dropout", 0.2), ("causal attention", 5.0), ("tied", 5.0)]
+)
 def test_a_temperature_divides_the_logits(name, temperature):
     made = case(name)
     expected = explicit(made, temperature=temperature)
@@ -139,7 +141,7 @@ def test_a_temperature_divides_the_logits(name, temperature):
     assert apart(sketch(found.residual), sketch(expected.residual)) < 1e-6
 
 
-@some
+@few
 def test_a_product_is_of_the_weights_that_the_model_has_now(name):
     made = case(name)
     found = operator(made)
@@ -153,8 +155,15 @@ def test_a_product_is_of_the_weights_that_the_model_has_now(name):
     assert apart(sketch(found.residual), sketch(expected.residual)) < 1e-6
 
 
-@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
-@pytest.mark.parametrize("name", ["layer norm", "batch norm, train", "causal attention"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "close"),
+    [
+        ("layer norm", torch.float32, 1e-4),
+        ("batch norm, train", torch.float32, 1e-4),
+        ("batch norm, train", torch.bfloat16, 0.1),
+        ("causal attention", torch.bfloat16, 0.1),
+    ],
+)
 def test_lower_precision_is_accepted_and_near(name, dtype, close):
     made = case(name)
     model = copy.deepcopy(made.model).to(dtype)
@@ -165,9 +174,9 @@ def test_lower_precision_is_accepted_and_near(name, dtype, close):
     expected = explicit(Case(copy.deepcopy(model).double(), made.loss, (rounded, targets)))
     found = hessian(model, made.loss, batch)
     assert found.dtype is dtype
-    assert dense(found).dtype is dtype
-    assert apart(dense(found).double(), expected.hessian) < close
-    assert apart(dense(found.gauss_newton).double(), expected.gauss_newton) < close
+    assert sketch(found).dtype is dtype
+    assert apart(sketch(found).double(), sketch(expected.hessian)) < close
+    assert apart(sketch(found.gauss_newton).double(), sketch(expected.gauss_newton)) < close
 
 
 def test_a_linear_network_has_no_residual():
