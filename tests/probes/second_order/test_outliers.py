@@ -13,10 +13,9 @@ from theodolite.probes.second_order.outliers import outliers
 from .matrices import Matrix, semicircle, with_spectrum, with_spikes
 
 
-@pytest.mark.parametrize("num", [1, 3, 9])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("num", "seed"), [(1, 0), (3, 1), (9, 2)])
 def test_spikes_over_a_semicircle_are_counted(num, seed):
-    operator = with_spikes(semicircle(500, seed=seed), [2.0 + 0.5 * index for index in range(num)])
+    operator = with_spikes(semicircle(300, seed=seed), [2.0 + 0.5 * index for index in range(num)])
     truth = torch.linalg.eigvalsh(operator.matrix)
     found = outliers(operator, seed=seed)
     assert found.converged
@@ -28,7 +27,7 @@ def test_spikes_over_a_semicircle_are_counted(num, seed):
 
 
 def test_both_sides_are_looked_at():
-    found = outliers(with_spikes(semicircle(500), [3.0, -2.0, -2.5]))
+    found = outliers(with_spikes(semicircle(300), [3.0, -2.0, -2.5]))
     assert (len(found.above), len(found.below), found.num) == (1, 2, 3)
     assert found.below[0] < found.below[1] < -1.5
 
@@ -36,11 +35,11 @@ def test_both_sides_are_looked_at():
 @pytest.mark.parametrize(
     "spectrum",
     [
-        torch.linspace(-1, 1, 400),
-        torch.linspace(0, 1, 400),
-        torch.arange(1, 401).float().reciprocal(),
-        torch.arange(1, 401).float() ** -2,
-        torch.logspace(-3, 0, 400),
+        torch.linspace(-1, 1, 200),
+        torch.linspace(0, 1, 200),
+        torch.arange(1, 201).float().reciprocal(),
+        torch.arange(1, 201).float() ** -2,
+        torch.logspace(-3, 0, 200),
     ],
     ids=["uniform", "positive", "power law", "steep power law", "geometric"],
 )
@@ -53,42 +52,42 @@ def test_the_edge_of_random_matrices_is_no_outlier():
 
 
 def test_where_the_bulk_lies_does_not_matter():
-    bulk = semicircle(500)
+    bulk = semicircle(300)
     here = outliers(with_spikes(bulk, [3.0, 2.0]))
-    there = outliers(with_spikes(bulk + 200 * torch.eye(500), [3.0, 2.0]))
+    there = outliers(with_spikes(bulk + 200 * torch.eye(300), [3.0, 2.0]))
     assert (len(here.above), len(there.above)) == (2, 2)
 
 
 def test_a_gap_among_the_outliers_does_not_end_them():
-    assert len(outliers(with_spikes(semicircle(500), [10.0, 9.5, 3.0, 2.8])).above) == 4
+    assert len(outliers(with_spikes(semicircle(300), [10.0, 9.5, 3.0, 2.8])).above) == 4
 
 
 def test_low_rank_stands_out_of_zero():
-    spectrum = torch.cat([torch.zeros(400), torch.tensor([1.0, 2.0, 5.0])])
+    spectrum = torch.cat([torch.zeros(200), torch.tensor([1.0, 2.0, 5.0])])
     found = outliers(with_spectrum(spectrum))
     assert found.above.tolist() == pytest.approx([5, 2, 1], rel=1e-3)
     assert found.bulk[1] == pytest.approx(0, abs=1e-6)
 
 
 def test_copies_are_seen_by_the_density():
-    operator = with_spectrum(torch.cat([torch.linspace(-1, 1, 600), torch.full((40,), 4.0)]))
+    operator = with_spectrum(torch.cat([torch.linspace(-1, 1, 300), torch.full((40,), 4.0)]))
     found = outliers(operator)
     assert len(found.above) < 20
     assert found.by_density.value == pytest.approx(40, rel=0.3)
 
 
 def test_more_than_asked_for_are_not_looked_for():
-    operator = with_spikes(semicircle(500), [2.0 + 0.5 * index for index in range(9)])
+    operator = with_spikes(semicircle(300), [2.0 + 0.5 * index for index in range(9)])
     assert len(outliers(operator, most=9).above) == 9
     assert len(outliers(operator, most=3).above) <= 3
 
 
 def classifier(classes):
     """A network trained for a while on overlapping classes."""
-    centres = torch.randn(classes, 20)
-    targets = torch.arange(2000) % classes
-    inputs = centres[targets] + 3 * torch.randn(2000, 20)
-    model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, classes))
+    centres = torch.randn(classes, 12)
+    targets = torch.arange(600) % classes
+    inputs = centres[targets] + 3 * torch.randn(600, 12)
+    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(100):
         optimizer.zero_grad()

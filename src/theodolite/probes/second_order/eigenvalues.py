@@ -127,6 +127,10 @@ def eigenvalues(
         out = products.num >= most_products
         if krylov.num < num or (complete and not krylov.full and not out):
             continue
+        # An end that the start vector hardly sees shows late: what settles at once may be the one below it.
+        early = products.num < min(operator.size, 2 * num + LEAST)
+        if early and not (krylov.nearly_spent or krylov.full or out or progress):
+            continue  # nothing that could be found now would count
         values, columns, residuals = krylov.ritz()
         order = _order(values, which)
         wanted = order[:num]
@@ -139,8 +143,6 @@ def eigenvalues(
             progress(float(settled.double().mean()))
         done = bool(settled.all())
         spent = krylov.beta <= torch.finfo(products.dtype).eps ** 0.5 * float(values.abs().max())
-        # An end that the start vector hardly sees shows late: what settles at once may be the one below it.
-        early = products.num < min(operator.size, 2 * num + LEAST)
         if done and early and not spent:
             done = False
         if done and spent and krylov.num < operator.size and fresh < num:

@@ -43,6 +43,12 @@ class Krylov:
         """Is there no room for another vector?"""
         return self.num == len(self._rows) - 1
 
+    @property
+    def nearly_spent(self) -> bool:
+        """Is `‖w‖` below the root of the rounding, on the scale of T or a little above it?"""
+        within = self._small[: self.num, : self.num].norm()  # no eigenvalue of T is larger
+        return self.beta <= torch.finfo(self._products.dtype).eps ** 0.5 * float(within)
+
     def grow(self) -> None:
         """One product, one more vector."""
         index = self.num
