@@ -20,10 +20,11 @@ from theodolite.studies.networks import NETWORKS, network
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
 
-# Two octaves of depth and one and a half of width, in seconds. The promise of ±0.1 is for the whole range and
+# One and a half octaves of depth and of width, in seconds, after the first step that moves more than the
+# readout, which starts at zero. The promise of ±0.1 is for the whole range and
 # the mean of three seeds, which `theodolite study coordinates` runs. Here small depths are still a little
 # away from where large ones are; a wrong rule is off by a half or one.
-SIZES = (th.Size(64, 3), th.Size(192, 3), th.Size(64, 12))
+SIZES = (th.Size(64, 3), th.Size(192, 3), th.Size(64, 9))
 TOLERANCE = 0.3
 ATTENTION = 0.4  # of two heads, with one seed
 
@@ -42,7 +43,7 @@ def checked(name: str, optimizer: str, parameterization: str) -> Coordinates:
         **({"lr": vector_lr} if optimizer == "adamw" else {"lr": 4 * vector_lr, "vector_lr": vector_lr}),
         optimizer=optimizer,
         parameterization=parameterization,
-        steps=4,
+        steps=2,
         seeds=(0,),
     )
 
@@ -55,7 +56,7 @@ def off(made: Coordinates) -> dict[tuple[str, str], float]:
     }
 
 
-MATRICES = ("gpt-pre", "gpt-none", "hf-gpt2")
+MATRICES = ("gpt-pre", "hf-gpt2")
 """Networks that are tried with Muon too; `theodolite study coordinates` tries all."""
 
 
@@ -67,9 +68,7 @@ def test_with_the_plan_every_value_keeps_its_size(name: str, optimizer: str) -> 
     assert off(checked(name, optimizer, "plan")) == {}
 
 
-@pytest.mark.parametrize(
-    "name, optimizer", [("gpt-pre", "adamw"), ("gpt-pre", "muon-kimi"), ("hf-gpt2", "adamw")]
-)
+@pytest.mark.parametrize("name, optimizer", [("gpt-pre", "muon-kimi"), ("hf-gpt2", "adamw")])
 def test_with_the_standard_parameterization_they_do_not(name: str, optimizer: str) -> None:
     wrong = off(checked(name, optimizer, "standard"))
     for quantity in ("change of stream", "change of branch.1", "change of logits"):
@@ -80,7 +79,7 @@ def test_with_the_standard_parameterization_they_do_not(name: str, optimizer: st
 
 def test_the_worst_comes_first_and_says_how_wrong_it_is_at_ten_times() -> None:
     assert checked("gpt-post", "adamw", "plan").flat(ATTENTION)
-    slopes = checked("gpt-pre", "adamw", "standard").bent()
+    slopes = checked("gpt-pre", "muon-kimi", "standard").bent()
     assert [abs(slope.excess) for slope in slopes] == sorted((abs(s.excess) for s in slopes), reverse=True)
     assert f"×{10 ** slopes[0].excess:.2g} at 10×" in str(slopes[0])
 
