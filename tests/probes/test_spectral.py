@@ -115,7 +115,7 @@ def planned(workload, size, base, **options):
     return th.plan(workload.build, workload.batch(0, 0)[0], size=size, base=base, **options)
 
 
-SMALL, WIDE, DEEP = Size(64, 2), Size(512, 2), Size(64, 16)
+SMALL, WIDE, DEEP = Size(64, 2), Size(256, 2), Size(64, 8)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon-kimi"])
@@ -124,7 +124,7 @@ def test_a_plan_meets_the_condition(mixture, optimizer, large):
     lr = {"adamw": 2**-8, "sgd": 2**-4, "muon-kimi": 2**-8}[optimizer]
     plans = [planned(mixture, size, SMALL, optimizer=optimizer, lr=lr) for size in (large, SMALL)]
     found = th.probes.spectral(mixture, *plans, steps=3)
-    assert found.growth == 8
+    assert found.growth == 4
     assert found.converged
     assert found.holds(0.3), str(found)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -40,6 +42,15 @@ def tracked(model: nn.Module, loss: Any, batch: Any) -> Any:
     return [dict(row.values) for row in tracking.rows]
 
 
+def outliers(model: nn.Module, loss: Any, batch: Any) -> Any:
+    """With a coarse density."""
+    with pytest.MonkeyPatch.context() as patch:
+        module = import_module("theodolite.probes.second_order.outliers")
+        patch.setattr(module, "PROBES", 2)
+        patch.setattr(module, "STEPS", 8)
+        return probes.outliers(model, loss, batch, most=3, most_products=60)
+
+
 EVERY: dict[str, Probe] = {
     "hessian": product,
     "gauss_newton": gauss_newton,
@@ -56,7 +67,7 @@ EVERY: dict[str, Probe] = {
     "sharpness": lambda model, loss, batch: probes.sharpness(model, loss, batch),
     "trace": lambda model, loss, batch: probes.trace(model, loss, batch, rtol=0.5),
     "density": lambda model, loss, batch: probes.density(model, loss, batch, probes=2, steps=5),
-    "outliers": lambda model, loss, batch: probes.outliers(model, loss, batch, most=3, most_products=60),
+    "outliers": outliers,
     "track": tracked,
     "landscape": lambda model, loss, batch: probes.landscape(model, loss, batch, num=3),
     "landscape, hessian": lambda model, loss, batch: probes.landscape(

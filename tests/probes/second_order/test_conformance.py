@@ -57,7 +57,7 @@ def test_gauss_newton_is_positive(name):
     assert eigenvalues[0] >= -1e-10 * eigenvalues[-1]
 
 
-@names
+@some
 def test_vectors_blocks_and_dicts_give_the_same_products(name):
     found = operator(case(name))
     for each in (found, found.gauss_newton, found.residual):

@@ -66,7 +66,7 @@ def test_memory_is_bounded_by_most_vectors(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-4])
 def test_errors_are_as_small_as_asked_and_residuals_are_bounds(dtype, tolerance):
-    spectrum = torch.cat([torch.linspace(-1, 1, 590), torch.logspace(0.1, 2, 10)]).double()
+    spectrum = torch.cat([torch.linspace(-1, 1, 290), torch.logspace(0.1, 2, 10)]).double()
     for seed in range(5):
         operator = with_spectrum(spectrum, dtype=dtype, seed=seed)
         found = eigenvalues(operator, k=5, tolerance=tolerance, seed=seed)
@@ -82,7 +82,7 @@ def test_errors_are_as_small_as_asked_and_residuals_are_bounds(dtype, tolerance)
 
 def test_errors_are_of_the_size_of_the_real_ones():
     # Of an eigenvalue that stands apart the value is known far better than the residual says.
-    spectrum = torch.cat([torch.linspace(-1, 1, 590), torch.tensor([2.0, 2.5, 3.0, 4.0])]).double()
+    spectrum = torch.cat([torch.linspace(-1, 1, 290), torch.tensor([2.0, 2.5, 3.0, 4.0])]).double()
     over, residual_over = [], []
     for seed in range(10):
         found = eigenvalues(with_spectrum(spectrum, seed=seed), k=3, tolerance=1e-3, seed=seed)

@@ -85,8 +85,8 @@ def test_more_than_asked_for_are_not_looked_for():
 def classifier(classes):
     """A network trained for a while on overlapping classes."""
     centres = torch.randn(classes, 12)
-    targets = torch.arange(600) % classes
-    inputs = centres[targets] + 3 * torch.randn(600, 12)
+    targets = torch.arange(300) % classes
+    inputs = centres[targets] + 3 * torch.randn(300, 12)
     model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(100):

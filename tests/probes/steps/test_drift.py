@@ -32,7 +32,7 @@ def _quadratic(values: list[float]) -> tuple[nn.Module, tuple[Tensor, Tensor], T
 
 
 # lr·λ_max: from 1 on the principal flow is complex, from 2 on gradient descent grows.
-@pytest.mark.parametrize(("top", "steps"), [(0.5, 3), (1.5, 1), (1.9, 2), (2.1, 3), (5.0, 1)])
+@pytest.mark.parametrize(("top", "steps"), [(0.5, 3), (1.5, 2), (5.0, 1)])
 def test_on_a_quadratic_everything_has_a_closed_form(top: float, steps: int) -> None:
     model, batch, best, curved = _quadratic([10.0, 4.0, 1.0, 0.3])
     lr = top / 10
