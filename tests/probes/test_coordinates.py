@@ -21,9 +21,9 @@ from theodolite.studies.networks import NETWORKS, network
 pytestmark = pytest.mark.usefixtures("one_dissection")
 
 # One and a half octaves of depth and of width, in seconds, after the first step that moves more than the
-# readout, which starts at zero. The promise of ±0.1 is for the whole range and
-# the mean of three seeds, which `theodolite study coordinates` runs. Here small depths are still a little
-# away from where large ones are; a wrong rule is off by a half or one.
+# readout, which starts at zero. The promise of ±0.1 is for the whole range and the mean of three seeds, which
+# `theodolite study coordinates` runs. Here small depths are still a little away from where large ones are; a
+# wrong rule is off by a half or one.
 SIZES = (th.Size(64, 3), th.Size(192, 3), th.Size(64, 9))
 TOLERANCE = 0.3
 ATTENTION = 0.4  # of two heads, with one seed
