@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite import UseError, survey
+from theodolite import UseError, dissect, survey
 from theodolite.anatomy.specimen import shapes_of
 from theodolite.size import Size
 from theodolite.surveying import Site
@@ -25,11 +25,22 @@ def test_shapes_are_those_of_the_real_model(gpt):
     assert shapes_of(site.build_hollow(Size(64, 2))) == real
 
 
-def test_the_network_is_dissected_once(gpt):
+def test_the_network_is_dissected_once(gpt, monkeypatch):
+    dissected = []
+
+    def look(build, inputs, *, size, roles):
+        dissected.append(size)
+        return dissect(build, inputs, size=size, roles=roles)
+
+    monkeypatch.setattr("theodolite.surveying.site.dissect", look)
+    monkeypatch.setattr("theodolite.surveying.trials.dissect", look)
     workload = gpt()
     site = Site(workload, workload.size)
     assert site.anatomy is site.anatomy
     assert site.batch is site.batch
+    # Also where the trials begin at its own size, unless its roles are for more than they have.
+    assert site.trials.base == workload.size
+    assert sorted(dissected) == sorted([workload.size, *site.trials.largest])
 
 
 def test_an_error_of_use_in_build_names_the_workload(gpt):
