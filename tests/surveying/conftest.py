@@ -46,7 +46,7 @@ def gpt() -> Callable[..., Workload]:
     def make(**options: Any) -> Workload:
         def batch(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
             generator = torch.Generator().manual_seed(1_000_003 * seed + step)
-            tokens = torch.randint(32, (2, 9), generator=generator)
+            tokens = torch.randint(32, (4, 9), generator=generator)
             return tokens[:, :-1], tokens[:, 1:]
 
         build = partial(GPT, vocab=32, context=8, head_dim=16, **options)

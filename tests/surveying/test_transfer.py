@@ -1,6 +1,7 @@
 import dataclasses
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,9 +28,7 @@ def learnable(name="learnable", **changes):
         inputs = torch.randn(64, 16, generator=generator)
         return inputs, inputs[:, :4].argmax(1)
 
-    def build(width, depth):
-        return ResidualMLP(width, depth, inputs=16, outputs=4)
-
+    build = partial(ResidualMLP, inputs=16, outputs=4)
     given = {"build": build, "batch": batch, "loss": nn.functional.cross_entropy, "size": Size(64, 4)}
     return Workload(name, **given | changes)
 
@@ -48,6 +47,12 @@ def site():
     """Networks that are never trained: their losses are told by a formula."""
     torch.set_num_threads(1)  # before the fixture of every test does it
     return site_of(learnable())
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Networks are trained for three steps."""
+    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, steps=3))
 
 
 @pytest.fixture
@@ -242,6 +247,7 @@ def test_what_a_few_runs_cannot_tell_is_noted_and_no_larger_network_is_trained(s
     assert {size for _, size, _, _ in asked} == {BASE}
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_network_that_never_trains_is_survived():
     workload = learnable(loss=lambda logits, targets: logits.sum() * math.inf)
     finding = only(site_of(workload))
@@ -300,6 +306,7 @@ def test_batches_have_about_a_hundred_targets():
     assert rates._lighter(odd).draw(0, 0)[0].shape == (999, 2)
 
 
+@pytest.mark.usefixtures("hasty")
 def test_no_trace_is_left():
     def state():
         return torch.get_rng_state(), np.random.get_state()[1], random.getstate(), torch.get_num_threads()
@@ -322,6 +329,7 @@ def test_no_trace_is_left():
     assert only(site_of(learnable(build=build, size=Size(16, 2)))) == first
 
 
+@pytest.mark.usefixtures("hasty")
 def test_roles_that_were_told_are_kept():
     class Odd(ResidualMLP):
         """With a parameter that no rule could place."""
