@@ -5,37 +5,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
-import theodolite as th
 from theodolite.models import GPT
 from theodolite.size import Size
 from theodolite.workloads import Workload, next_token_loss
 
-
-KNOWN: dict[Any, th.Anatomy] = {}
+from ..sharing import shared_anatomies
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _dissected_once() -> Iterator[None]:
-    """All surveys of a network at a size share its anatomy: finding it would be half of the time.
-
-    A network is known by its build, and that of a partial by the function and the options.
-    """
-
-    def dissect(build: Any, inputs: Any, *, size: th.Size, roles: Any = None) -> th.Anatomy:
-        made = (build.func, build.args, frozenset(build.keywords.items())) if type(build) is partial else build
-        seen = tuple(
-            (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(inputs)
-        )
-        key = made, size, seen, frozenset((roles or {}).items())
-        if key not in KNOWN:
-            KNOWN[key] = th.dissect(build, inputs, size=size, roles=roles)
-        return KNOWN[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in ("surveying.site", "surveying.trials", "planning.planner"):
-            patch.setattr(f"theodolite.{module}.dissect", dissect)
+    with shared_anatomies("surveying.site", "surveying.trials", "planning.planner"):
         yield
 
 

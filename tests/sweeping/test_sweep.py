@@ -15,6 +15,8 @@ from theodolite.fleet.training import train
 from theodolite.sweeping import Range, Sweep, sweep
 from theodolite.sweeping.checking import check_engine
 
+from ..sharing import shared_anatomies
+
 FILE = """
 from pathlib import Path
 import torch
@@ -47,6 +49,13 @@ FEW = ["--widths", "8,16", "--lr", "2^-6:2^-4", "--seeds", "2", "--steps", "6", 
 FEW += ["--engine", "serial"]
 NUM_FEW = 2 * 3 * 2 * 2
 GOOD = {"lr": [2**-5], "seeds": 1, "steps": 4, "held_out": 1, "engine": "serial"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _dissected_once():
+    """Each test writes the file anew, and the network in it is always the same."""
+    with shared_anatomies("fleet.training", known_by=lambda build: FILE):
+        yield
 
 
 @pytest.fixture
