@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
 import os
 import random
 import signal
@@ -25,6 +26,7 @@ from theodolite.fleet.ledger import Ledger
 
 from ..fleet import tiny
 from ..fleet.test_isolation import SPOILERS, restored_settings, state
+from ..forking import start_script
 from .attack import Attack
 from .driving import Driver, checked, open_ledger, outcome
 from .waiting import is_alive, wait_until
@@ -204,40 +206,29 @@ def _compared(here: Path, expected: dict[str, Any]) -> str | None:
 
 def killed_while_writing(count: int, folder: Path) -> Iterator[str | None]:
     """A process is killed while it writes checkpoints; the next driver clears what it left."""
-    path = folder / "checkpoints" / "state.safetensors"
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert writer.stdin is not None
-    assert writer.stdout is not None
+    path, script = folder / "checkpoints" / "state.safetensors", folder / "writer.py"
+    script.write_text(WRITER)
+    pipe, its_pipe = multiprocessing.get_context("forkserver").Pipe()
+    writer = start_script(script, [str(path)], folder / "printed", given={"pipe": its_pipe})
+    its_pipe.close()
     try:
+        assert pipe.recv() == "ready"
+        others = {*folder.iterdir()}
         for _ in range(count):
-            child = int(asked(writer))
+            pipe.send("write")
+            child = pipe.recv()
             wait_until(lambda: any(path.parent.glob("*.part")))
             os.kill(child, signal.SIGKILL)
-            assert asked(writer) == "ended\n"
+            assert pipe.recv() == "ended"
             Checkpoint(path).forget()
             clear(path.parent)
-            left = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
+            left = sorted(str(file.relative_to(folder)) for file in {*folder.rglob("*")} - others)
             yield f"left behind: {', '.join(left)}" if left else None
     finally:
-        os.killpg(writer.pid, signal.SIGKILL)  # with its child
-        writer.wait()
-        writer.stdin.close()
-        writer.stdout.close()
-
-
-def asked(writer: subprocess.Popen[str]) -> str:
-    """The next line of a program that goes on when it gets one."""
-    assert writer.stdin is not None
-    assert writer.stdout is not None
-    writer.stdin.write("\n")
-    writer.stdin.flush()
-    return writer.stdout.readline()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(writer.pid or 0, signal.SIGKILL)  # with its child
+        writer.join()
+        pipe.close()
 
 
 WRITER = """
@@ -249,17 +240,16 @@ model = torch.nn.Linear(1000, 1000)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.set_num_threads(1)
 writer = os.getpid()
-while True:
-    sys.stdin.readline()
+pipe.send("ready")
+while pipe.recv() == "write":
     child = os.fork()
     if child == 0:
         while os.getppid() == writer:
             Checkpoint(Path(sys.argv[1]), 0).keep(model, optimizer, {"loss": [1.0]})
         os._exit(0)
-    print(child, flush=True)
-    sys.stdin.readline()
+    pipe.send(child)
     os.waitpid(child, 0)
-    print("ended", flush=True)
+    pipe.send("ended")
 """
 
 

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..forking import start_script
 from . import ranks
 from .attack import Attack
 
 
 def _failing_ranks(count: int, folder: Path) -> Iterator[str | None]:
     """Two processes are started once; a try that hangs ends them, and all that follow it fail."""
-    source = Path(__file__).parents[2] / "src"
-    env = {**os.environ, "PYTHONPATH": str(source), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     printed = folder / "printed"
-    with printed.open("w", encoding="utf-8") as stream:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", ranks.__file__, folder, str(rank), str(count)],
-                stdout=stream,
-                stderr=stream,
-                env=env,
-            )
-            for rank in range(2)
-        ]
-        # An exchange that nobody answers is given up by the process group, so both end.
-        for process in processes:
-            process.wait()
+    environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    processes = [
+        start_script(Path(ranks.__file__), [str(folder), str(rank), str(count)], printed, environment)
+        for rank in range(2)
+    ]
+    # An exchange that nobody answers is given up by the process group, so both end.
+    for process in processes:
+        process.join()
     both = [
         [json.loads(line) for line in (folder / f"rank {rank}").read_text(encoding="utf-8").splitlines()]
         for rank in range(2)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,8 +16,10 @@ from theodolite.fleet.engine import Means, serial
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.progress import Progress
+from theodolite.fleet.run import Run
 
 from ..fleet import tiny
+from ..forking import start_script
 from .waiting import LAST_RESORT, is_alive, wait_until
 
 
@@ -134,36 +134,59 @@ class Session(NamedTuple):
     code: int
 
 
-def session(folder: Path, end: signal.Signals | None, open_to: Iterable[int]) -> Session:
-    """Until the driver ends, or until both workers wait at the gate; then it is ended."""
-    notes = folder / f"notes {len([*folder.glob('notes *')])}"
-    notes.mkdir()
-    (notes / "open").write_text(" ".join(map(str, open_to)))
-    output_file = folder / "output"
-    with output_file.open("w") as output:
-        driver = subprocess.Popen(
-            [sys.executable, "driver.py", str(folder)],
-            cwd=folder,
-            env={**os.environ, "TINY_FOLDER": str(notes)},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    if end is not None:
-        wait_until(lambda: driver.poll() is not None or len(_at_the_gate(notes)) == 2)
-        if end == signal.SIGKILL:
-            driver.kill()
-        else:
-            os.killpg(driver.pid, end)  # as a terminal does on Ctrl-C
-    driver.wait(LAST_RESORT)
+def session(folder: Path, end: signal.Signals, open_to: Iterable[int]) -> Session:
+    """Until both workers wait at the gate; then the driver is ended."""
+    notes = _new_notes(folder, open_to)
+    printed = notes / "output"
+    driver = start_script(folder / "driver.py", [str(folder)], printed, {"TINY_FOLDER": str(notes)})
+    assert driver.pid is not None
+    wait_until(lambda: not driver.is_alive() or len(_at_the_gate(notes)) == 2)
+    if end == signal.SIGKILL:
+        driver.kill()
+    else:
+        os.killpg(driver.pid, end)  # as a terminal does on Ctrl-C
+    driver.join(LAST_RESORT)
+    assert driver.exitcode is not None
     workers = [int(file.name.split()[1]) for file in notes.glob("worker *")]
     assert workers
     wait_until(lambda: not any(is_alive(worker) for worker in workers))
-    drawn = Counter((seed, step) for seed, step in _drawn(notes) if seed < 8)
-    lines = output_file.read_text()
-    return Session(
-        {int(line) for line in lines.splitlines() if line.isdigit()}, drawn, lines, driver.returncode
-    )
+    lines = printed.read_text()
+    done = {int(line) for line in lines.splitlines() if line.isdigit()}
+    return Session(done, _counted(notes), lines, driver.exitcode)
+
+
+def last_session(folder: Path) -> Session:
+    """The same runs again, in this process and to their end."""
+    notes = _new_notes(folder, range(8))
+    done: set[int] = set()
+
+    class Told(Progress):
+        def ended(self, outcome: Outcome) -> None:
+            done.add(outcome.run.seed)
+
+    means = Means(jobs=2, checkpoints=folder / "checkpoints", checkpoint_seconds=0)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Ledger.open(folder, name="gated", spec={}) as ledger,
+    ):
+        patch.setenv("TINY_FOLDER", str(notes))
+        report = conduct(gated_runs(), ledger, engine="processes", means=means, progress=Told())
+    return Session(done, _counted(notes), str(report), int(report.stopped))
+
+
+def gated_runs() -> list[Run]:
+    return [tiny.run("gated", seed, steps=40, optimizer="adamw") for seed in range(8)]
+
+
+def _new_notes(folder: Path, open_to: Iterable[int]) -> Path:
+    notes = folder / f"notes {len([*folder.glob('notes *')])}"
+    notes.mkdir()
+    (notes / "open").write_text(" ".join(map(str, open_to)))
+    return notes
+
+
+def _counted(notes: Path) -> Counter[tuple[int, int]]:
+    return Counter((seed, step) for seed, step in _drawn(notes) if seed < 8)
 
 
 def _drawn(notes: Path) -> list[tuple[int, int]]:
@@ -186,7 +209,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Session, S
         folder,
         session(folder, signal.SIGKILL, [0]),
         session(folder, signal.SIGINT, [1]),
-        session(folder, None, range(8)),
+        last_session(folder),
     )
 
 
@@ -215,7 +238,7 @@ def test_what_was_finished_is_not_run_again_and_what_was_begun_goes_on(sessions)
 
 def test_all_sessions_together_give_what_one_would_have_given(sessions) -> None:
     folder, *_ = sessions
-    runs = [tiny.run("gated", seed, steps=40, optimizer="adamw") for seed in range(8)]
+    runs = gated_runs()
     with Ledger.read(folder) as ledger:
         rows = {row["identity"]: row for row in ledger.rows()}
         assert len(rows) == 8

@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +14,7 @@ from theodolite import UseError
 from theodolite.fleet.pool import Failure, _Worker, pooled
 
 from ..faults.waiting import is_alive, wait_until
+from ..forking import start_script
 
 UNGUARDED = """
 from theodolite.fleet.pool import pooled
@@ -109,11 +107,12 @@ else:  # as a worker imports it
 
 def test_a_worker_that_is_still_importing_ends_with_its_driver(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SLOW_TO_IMPORT)
-    with subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path) as driver:
-        wait_until((tmp_path / "worker").exists)
-        worker = int((tmp_path / "worker").read_text())
-        assert is_alive(worker)
-        driver.send_signal(signal.SIGKILL)
+    driver = start_script(tmp_path / "script.py", [], tmp_path / "printed")
+    wait_until((tmp_path / "worker").exists)
+    worker = int((tmp_path / "worker").read_text())
+    assert is_alive(worker)
+    driver.kill()
+    driver.join()
     wait_until(lambda: not is_alive(worker))
 
 
@@ -124,8 +123,8 @@ def test_what_does_not_pickle_is_refused_before_any_process_is_started() -> None
 
 def test_a_script_that_would_start_itself_again_is_told_how_not_to(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
-    ended = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
-    assert ended.returncode == 1
-    assert "start runs under `if __name__ == '__main__':`" in ended.stderr.splitlines()[-1]
+    driver = start_script(tmp_path / "script.py", [], tmp_path / "printed")
+    driver.join()
+    assert driver.exitcode == 1
+    last = (tmp_path / "printed").read_text().splitlines()[-1]
+    assert "start runs under `if __name__ == '__main__':`" in last

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -47,21 +47,20 @@ def test_a_workload_that_does_not_pickle_is_named() -> None:
     assert why_not([run], Means({"mine": th.workload("mlp-mixture")})) is None
 
 
-PROMPT = f"""
-import sys
-sys.path.insert(0, {str(tiny.FILE.parent)!r})
-import dataclasses, tiny
-from theodolite.fleet.engine import Means
-from theodolite.fleet.processes import why_not
+PROMPT = """
+import dataclasses
 def build(width, depth): return tiny.build(width, depth)
 mine = dataclasses.replace(tiny.plain, build=build)
-print(why_not([dataclasses.replace(tiny.run(), workload="mine")], Means({{"mine": mine}})))
 """
 
 
-def test_a_workload_made_at_a_prompt_is_named_too() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROMPT], capture_output=True, text=True, timeout=600)
-    assert "workload 'mine' cannot be sent to another process: it was made in a notebook" in ended.stdout
+def test_a_workload_made_at_a_prompt_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = ModuleType("__main__")  # of no file
+    monkeypatch.setitem(sys.modules, "__main__", prompt)
+    prompt.__dict__["tiny"] = tiny
+    exec(PROMPT, prompt.__dict__)
+    said = why_not([dataclasses.replace(tiny.run(), workload="mine")], Means({"mine": prompt.mine}))
+    assert "workload 'mine' cannot be sent to another process: it was made in a notebook" in (said or "")
 
 
 def test_a_workload_that_cannot_be_found_again_is_named() -> None:

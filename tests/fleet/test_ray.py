@@ -64,7 +64,7 @@ def begun(run):
 factor, mixture = 3.0, th.workload("mlp-mixture")
 given = dataclasses.replace(mixture, loss=lambda logits, targets: factor * mixture.loss(logits, targets))
 slow = [tiny.run("slow", seed, steps=60) for seed in range(3)]
-others = [tiny.run("faulty", seed) for seed in (1, 2, 3, 4)]
+others = [tiny.run("faulty", seed) for seed in (2, 3, 4)]
 for name in ("given", "unknown there", f"{{folder}}/mine.py:workload"):
     others.append(dataclasses.replace(tiny.run(), workload=name))
 means = Means({{"given": given, "unknown there": tiny.plain}}, jobs=1, address=cluster.address, begun=begun)
@@ -155,12 +155,7 @@ def test_a_cluster_of_its_own_cannot_be_reached_from_elsewhere(found: dict[str, 
 
 
 @needs_ray
-def test_a_killed_worker_costs_a_retry_and_then_the_run(
-    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TINY_FOLDER", str(found["folder"] / "notes"))
-    (alone,) = serial([tiny.run("faulty", 1)], Means())
-    assert same(of(found, ":faulty", 1), alone)
+def test_a_killed_worker_costs_two_retries_and_then_the_run(found: dict[str, Any]) -> None:
     lost = of(found, ":faulty", 2)
     assert lost["status"] == "failed"
     assert lost["error"].startswith("its Ray worker was lost 3 times: ")

@@ -244,7 +244,8 @@ def _context() -> ForkServerContext | SpawnContext:
     is_main = threading.current_thread() is threading.main_thread()
     context = multiprocessing.get_context("forkserver")
     first = ["theodolite.fleet.lifeline"] if is_main else []
-    context.set_forkserver_preload([*first, "theodolite.fleet.processes"])
+    # Whatever is trained first imports torch._dynamo, which would be a second of every worker.
+    context.set_forkserver_preload([*first, "theodolite.fleet.processes", "torch._dynamo"])
     return context
 
 
