@@ -13,7 +13,7 @@ from theodolite.fleet.ledger import Ledger, LedgerError
 from .driving import Driver, checked, is_sound, open_ledger, outcome
 
 
-@pytest.mark.parametrize("limit", [150_000, 151_000, 200_000, 300_000, 301_234, 500_000])
+@pytest.mark.parametrize("limit", [150_000, 151_000, 301_234])
 def test_a_file_that_may_not_grow(tmp_path: Path, limit: int) -> None:
     with Driver(tmp_path, str(limit)) as driver:
         *safe, last = map(str.strip, driver.rest())
