@@ -30,7 +30,8 @@ def shared_anatomies(*modules: str, known_by: Callable[[Any], Hashable] = _itsel
 
     def dissect(build: Any, inputs: Any, *, size: th.Size, roles: Any = None) -> th.Anatomy:
         seen = tuple(
-            (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(inputs)
+            (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in tree_leaves(inputs)
         )
         key = known_by(build), size, seen, frozenset((roles or {}).items())
         if key not in _KNOWN:

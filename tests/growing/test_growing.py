@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,16 @@ def batches(units: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     return [(inputs[at : at + 256], targets[at : at + 256]) for at in range(0, units, 256)]
 
 
+@cache
+def grown_student(blocks: int, along: Any = "preconditioned") -> tuple[Stack, th.Grown]:
+    """The student as it grows on the units that most tests take, for those that only look at it."""
+    model = trained()
+    return model, th.grow(model, F.cross_entropy, split(batches(4096, 11)), blocks=blocks, along=along)
+
+
 @pytest.mark.parametrize("along", ["gradient", "preconditioned"])
 def test_a_network_with_much_to_gain_grows_and_its_certificate_is_true(student: Stack, along: Any) -> None:
-    model = copy.deepcopy(student)
-    grown = th.grow(model, F.cross_entropy, split(batches(4096, 11)), blocks=2, along=along)
+    model, grown = grown_student(2, along)
     assert len(grown.blocks) == 2
     assert len(model.blocks) == 3
     assert all(stage.proof is not None and stage.proof.outputs == 0 for stage in grown.stages)
@@ -195,7 +202,7 @@ def test_what_fails_on_the_way_leaves_the_network_as_it_was(
 
     with pytest.raises(KeyboardInterrupt):
         th.grow(
-            model, F.cross_entropy, split(batches(4096, 11)), blocks=2, optimizer=optimizer, progress=late
+            model, F.cross_entropy, split(batches(2048, 11)), blocks=2, optimizer=optimizer, progress=late
         )
     assert list(model.state_dict()) == list(state)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
@@ -210,7 +217,7 @@ def poisoned(batches: Any) -> list[tuple[Tensor, Tensor]]:
 def test_the_certifying_units_have_no_part_in_what_is_certified(student: Stack) -> None:
     splits = split(batches(4096, 11))
     other = Splits(splits.estimate, splits.choose, poisoned(splits.certify))
-    found = [th.grow(copy.deepcopy(student), F.cross_entropy, each, blocks=2) for each in (splits, other)]
+    found = [grown_student(2)[1], th.grow(copy.deepcopy(student), F.cross_entropy, other, blocks=2)]
     for one, two in zip(found[0].stages, found[1].stages, strict=True):
         assert one.chosen is not None
         assert two.chosen is not None
@@ -225,13 +232,13 @@ def test_the_certifying_units_have_no_part_in_what_is_certified(student: Stack) 
 def test_the_choosing_units_have_no_part_in_the_signal(student: Stack) -> None:
     splits = split(batches(4096, 11))
     other = Splits(splits.estimate, poisoned(splits.choose), splits.certify)
-    found = [th.grow(copy.deepcopy(student), F.cross_entropy, each) for each in (splits, other)]
+    found = [grown_student(1)[1], th.grow(copy.deepcopy(student), F.cross_entropy, other)]
     gains = [[one.gain for one in each.stages[0].signal.points] for each in found]
     assert gains[0] == gains[1]
 
 
-def test_the_network_has_jumped_as_it_was_chosen_to(student: Stack) -> None:
-    grown = th.grow(copy.deepcopy(student), F.cross_entropy, split(batches(4096, 11)))
+def test_the_network_has_jumped_as_it_was_chosen_to() -> None:
+    _, grown = grown_student(1)
     chosen = grown.stages[0].chosen
     assert chosen is not None
     assert grown.after.choose == pytest.approx(chosen.jump.after, rel=1e-6)
@@ -241,7 +248,7 @@ def test_the_network_has_jumped_as_it_was_chosen_to(student: Stack) -> None:
 
 def test_fresh_blocks_are_those_of_the_fresh_network(student: Stack) -> None:
     fresh, model = Stack(), copy.deepcopy(student)
-    grown = th.grow(model, F.cross_entropy, split(batches(4096, 11)), blocks=2, fresh=fresh)
+    grown = th.grow(model, F.cross_entropy, split(batches(2048, 11)), blocks=2, fresh=fresh)
     new = [block for block in model.blocks if torch.equal(block.up.weight, fresh.blocks[0].up.weight)]
     assert len(new) == len(grown.blocks) == 2
     assert len(fresh.blocks) == 1
@@ -260,7 +267,7 @@ def test_betting_is_another_bound(student: Stack) -> None:
 
 def test_points_that_are_asked_for_stay_where_they_were(student: Stack) -> None:
     model = copy.deepcopy(student)
-    grown = th.grow(model, F.cross_entropy, split(batches(4096, 11)), blocks=2, at=1)
+    grown = th.grow(model, F.cross_entropy, split(batches(2048, 11)), blocks=2, at=1)
     assert grown.blocks == ("blocks.1", "blocks.2")  # what was point 1 has moved behind the new block
     assert torch.equal(model.blocks[0].up.weight, student.blocks[0].up.weight)
 
@@ -324,7 +331,7 @@ def test_the_command_writes_nothing_but_a_page_unless_told(
     saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(each.name for each in saved.iterdir())
-    assert ran("small.safetensors", "--workload", "mine.py:workload", "--units", "8192") == 0
+    assert ran("small.safetensors", "--workload", "mine.py:workload", "--units", "4096") == 0
     told = capsys.readouterr()
     assert "certified" in told.out
     assert "--write" in told.err
@@ -336,12 +343,12 @@ def test_the_command_writes_nothing_but_a_page_unless_told(
 
 
 def test_what_the_command_writes_is_read_again(saved: Path) -> None:
-    said = ["small.safetensors", "--workload", "mine.py:workload", "--units", "8192"]
+    said = ["small.safetensors", "--workload", "mine.py:workload", "--units", "4096"]
     assert ran(*said, "--write", "deep.safetensors") == 0
     found = load_file(saved / "deep.safetensors", "mine.py:workload")
     assert str(found.size) == str(th.Size(8, 2))  # what build(8, 2) makes
     data = json.loads((saved / "grow.json").read_text())
-    held = [th.workload("mine.py:workload").draw_held_out(step) for step in range(32)]
+    held = [th.workload("mine.py:workload").draw_held_out(step) for step in range(16)]
     mean = float(losses_of(found.model, F.cross_entropy, held).mean())
     whole = sum(data["after"][part] * data["units"][part] for part in data["units"])
     assert mean == pytest.approx(whole / sum(data["units"].values()), rel=1e-5)
@@ -511,7 +518,7 @@ def test_a_hugging_face_model_grows_on_a_text(
     (tmp_path / "text.txt").write_bytes(bytes(text.tolist()))
     monkeypatch.chdir(tmp_path)
     # An untrained network has far to go: any block that shifts the stream helps.
-    assert ran("small", "--data", "text.txt", "--length", "8", "--units", "800", "--write", "deep") == 0
+    assert ran("small", "--data", "text.txt", "--length", "8", "--units", "500", "--write", "deep") == 0
     assert "certified" in capsys.readouterr().out
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "deep")
     assert again.config.num_hidden_layers == 2
