@@ -197,26 +197,26 @@ def imported_wrong(file: Path, folder: Path) -> str | None:
 AS_WRITTEN = "what is read is what was written, or it is refused; salvage leaves out and names the rest"
 REFUSED = "what is imported is what was exported, or it is refused"
 ATTACKS = [
-    Attack("a bit is flipped in a ledger", AS_WRITTEN, partial(damage_ledgers, flip_a_bit), 8, 500),
+    Attack("a bit is flipped in a ledger", AS_WRITTEN, partial(damage_ledgers, flip_a_bit), 15, 500),
     Attack(
         "a bit is flipped in a ledger's first page",
         AS_WRITTEN,
         partial(damage_ledgers, flip_a_bit_of_the_first_page),
-        6,
+        10,
         200,
     ),
     Attack(
         "512 bytes of a ledger are overwritten",
         AS_WRITTEN,
         partial(damage_ledgers, overwrite_a_sector),
-        6,
+        10,
         300,
     ),
     Attack(
         "an exported CSV is edited",
         REFUSED,
         partial(change_exports, "csv", (change_a_digit, change_lines, cut, flip_a_bit)),
-        8,
+        16,
         400,
     ),
     Attack(
