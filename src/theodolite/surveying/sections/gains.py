@@ -96,7 +96,8 @@ def balance(vectors: Sequence[Vector]) -> Finding:
     if not known:
         sentence = "The columns that gains multiply are all zero, or the gains are: nothing is balanced yet."
         return Finding("TH512", "ok", title, sentence, why=WHY_BALANCE, evidence=Evidence(numbers))
-    span = f"{plain(min(known.values()))} to {plain(max(known.values()))}"
+    ends = dict.fromkeys((plain(min(known.values())), plain(max(known.values()))))
+    span = " to ".join(ends)
     if not far:
         sentence = f"‖w_j‖² is {span} times γ_j², in the median of each scale vector: both learn."
         return Finding("TH512", "ok", title, sentence, why=WHY_BALANCE, evidence=Evidence(numbers))
