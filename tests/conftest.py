@@ -9,19 +9,17 @@ import random
 import runpy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
 
-import theodolite as th
 from theodolite import UseError, data
 from theodolite.building import seed_generators
+
+from .sharing import shared_anatomies
 
 # Threads that wait for each other cost more than all the rest: in fixtures of a module, which come before
 # those of a test, and in the processes that tests start.
@@ -74,20 +72,8 @@ def _seeded() -> None:
 
 @pytest.fixture(scope="module")
 def one_dissection() -> Iterator[None]:
-    """All plans of a network at a size share its anatomy: finding it is most of the time."""
-    known: dict[Any, Any] = {}
-
-    def dissect(build: Any, inputs: Any, *, size: th.Size, roles: Any = None) -> th.Anatomy:
-        parts = isinstance(build, partial)
-        made = (build.func, build.args, frozenset(build.keywords.items())) if parts else build
-        seen = [getattr(leaf, "shape", leaf) for leaf in tree_leaves(inputs)]
-        key = made, size, tuple(seen), frozenset((roles or {}).items())
-        if key not in known:
-            known[key] = th.dissect(build, inputs, size=size, roles=roles)
-        return known[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("theodolite.planning.planner.dissect", dissect)
+    """Plans, runs and surveys of a network at a size share its anatomy: finding it is most of the time."""
+    with shared_anatomies("planning.planner", "fleet.training", "surveying.site", "surveying.trials"):
         yield
 
 

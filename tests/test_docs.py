@@ -41,6 +41,8 @@ from theodolite.cli import main
 
 from .printed import COLUMNS, TOLERANCE, difference
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]

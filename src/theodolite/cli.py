@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _require_homes(words)
-        app(args=words, prog_name="theodolite")
+        _commands()(args=words, prog_name="theodolite")
     except UseError as error:
         _refuse(str(error))
     except OSError as error:
@@ -66,6 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         error.add_note("Please report this as a fault of Theodolite, with these lines and the command.")
         raise
+
+
+@functools.cache
+def _commands() -> Callable[..., object]:
+    """Made once in a process: from the signatures of all commands."""
+    return typer.main.get_command(app)
 
 
 def _refuse(reason: str) -> NoReturn:

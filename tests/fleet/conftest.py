@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-
-from ..sharing import shared_anatomies
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _dissected_once() -> Iterator[None]:
-    with shared_anatomies("fleet.training", "planning.planner"):
-        yield
+def _dissected_once(one_dissection: None) -> None:
+    pass

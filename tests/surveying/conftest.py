@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,13 +10,10 @@ from theodolite.models import GPT
 from theodolite.size import Size
 from theodolite.workloads import Workload, next_token_loss
 
-from ..sharing import shared_anatomies
-
 
 @pytest.fixture(autouse=True, scope="module")
-def _dissected_once() -> Iterator[None]:
-    with shared_anatomies("surveying.site", "surveying.trials", "planning.planner"):
-        yield
+def _dissected_once(one_dissection: None) -> None:
+    pass
 
 
 @pytest.fixture
