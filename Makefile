@@ -47,6 +47,8 @@ lint: .venv/stamp
 types: .venv/stamp
 	$(BIN)/mypy
 
+# The tests start many processes, which should not compile all files again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: lint
 	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -n $(NPROC) --dist worksteal; tests=$$?; wait $$types && exit $$tests
 

@@ -40,8 +40,9 @@ Slopes = dict[tuple[str, ...], float]
 
 
 # One test for all optimizers, since all are measured at once.
-@pytest.mark.parametrize("axis", AXES)
-@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize(
+    "layers, axis", [(1, "width"), (1, "depth"), (2, "width"), (2, "depth"), (3, "width")]
+)
 def test_a_step_changes_the_outputs_as_much_at_every_size(layers: int, axis: str) -> None:
     found = measured(layers, axis)
     for optimizer in RULES:
