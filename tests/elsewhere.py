@@ -52,7 +52,7 @@ def run(settings: str, arguments: list[str]) -> bool:
     unknown = [name for name in chosen if name not in VARIABLES]
     if unknown:
         sys.exit(f"no setting {unknown[0]!r}: there are {', '.join(VARIABLES)}")
-    command = [sys.executable, "-m", "pytest", "-n", os.environ.get("NPROC", "3"), "--dist", "worksteal"]
+    command = [sys.executable, "-m", "pytest", "-n", os.environ.get("NPROC", "4"), "--dist", "worksteal"]
     command += arguments
     if "offline" in chosen:
         command = ["unshare", "--map-root-user", "--net", "sh", "-c", ONLY_THE_LOOPBACK, "sh", *command]
