@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import random
-import runpy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
@@ -19,6 +17,7 @@ import torch.distributed as dist
 from theodolite import UseError, data
 from theodolite.building import seed_generators
 
+from .forking import start_script
 from .sharing import shared_anatomies
 
 # Threads that wait for each other cost more than all the rest: in fixtures of a module, which come before
@@ -82,23 +81,16 @@ def in_two_processes(tmp_path: Path) -> Callable[[str], None]:
     """Run a program as ranks 0 and 1, its arguments a folder and the rank; both have to print `done` last."""
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("torch.distributed without gloo")
-    # Forked from one process that has imported torch, which takes a program longer than most of its work.
-    forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload(["theodolite.fleet.processes", "torch.distributed.fsdp"])
 
     def run(text: str) -> None:
+        program = tmp_path / "program.py"
+        program.write_text(text + ENDING)
         printed = [tmp_path / f"printed by {rank}" for rank in range(2)]
-        processes = []
-        for rank in range(2):
-            program = tmp_path / f"program {rank}.py"
-            program.write_text(
-                PROGRAM.format(printed=str(printed[rank]), folder=str(tmp_path), rank=rank, text=text)
-            )
-            processes.append(
-                forking.Process(target=runpy.run_path, args=(str(program),), kwargs={"run_name": "__main__"})
-            )
-        for process in processes:
-            process.start()
+        processes = [
+            # Shards would go to a GPU, where gloo cannot use them.
+            start_script(program, [str(tmp_path), str(rank)], printed[rank], {"CUDA_VISIBLE_DEVICES": ""})
+            for rank in range(2)
+        ]
         try:
             stalled = _stalled(processes)
         finally:
@@ -114,15 +106,8 @@ def in_two_processes(tmp_path: Path) -> Callable[[str], None]:
     return run
 
 
-PROGRAM = """
-import os, sys, warnings
-
-for stream in (1, 2):
-    os.dup2(os.open({printed!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-sys.argv = ["program", {folder!r}, "{rank}"]
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # shards would go where gloo cannot use them
-warnings.simplefilter("ignore")
-{text}
+ENDING = """
+import os, sys
 sys.stdout.flush()
 os._exit(0)  # at once: torch's own teardown after DDP now and then aborts
 """
