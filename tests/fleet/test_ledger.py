@@ -443,7 +443,7 @@ def test_somebody_who_may_only_read_can_read() -> None:
         with opened(folder) as ledger:
             ledger.append(FINISHED)
         code = f"""
-import os, sys
+import os, sys, urllib.parse  # which pathlib imports late, perhaps from where nobody may read
 sys.path.insert(0, {str(Path(theodolite.__file__).parents[1])!r})
 from theodolite.fleet.ledger import Ledger
 if os.geteuid() == 0:

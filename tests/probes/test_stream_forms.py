@@ -138,12 +138,14 @@ def test_in_a_mixture_no_branch_can_be_skipped() -> None:
 def test_in_inference_mode_and_without_gradients_as_ever() -> None:
     model = th.models.ResNet(8, 1).train()
     batch = torch.randn(4, 3, 8, 8), torch.arange(4)
-    plain = stream(model, F.cross_entropy, batch)
+    # By what they show: a cosine that is not defined is nan, which is not equal to itself.
+    plain = repr(stream(model, F.cross_entropy, batch))
     with torch.no_grad():
-        assert stream(model, F.cross_entropy, batch) == plain
+        assert repr(stream(model, F.cross_entropy, batch)) == plain
     with torch.inference_mode():
-        assert stream(model, F.cross_entropy, (batch[0].clone(), batch[1].clone())) == plain
-        assert stream(copy.deepcopy(model), F.cross_entropy, batch) == plain
+        clones = batch[0].clone(), batch[1].clone()
+        assert repr(stream(model, F.cross_entropy, clones)) == plain
+        assert repr(stream(copy.deepcopy(model), F.cross_entropy, batch)) == plain
 
 
 def test_reentrant_checkpointing_is_refused() -> None:

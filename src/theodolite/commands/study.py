@@ -152,7 +152,9 @@ def study_goldilocks(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes at a time; as many as there are cores.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many; 3, or 2 of the small study.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="How many; 3, or 2 of the small study.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Steps of full-batch training.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Images that are trained on.")] = None,
     precision: Annotated[
