@@ -18,7 +18,7 @@ from theodolite import UseError, data
 from theodolite.building import seed_generators
 
 from .forking import start_script
-from .sharing import shared_anatomies
+from .shared_anatomies import shared_anatomies
 
 # Threads that wait for each other cost more than all the rest: in fixtures of a module, which come before
 # those of a test, and in the processes that tests start.

@@ -69,7 +69,7 @@ def build_hollow(build: Build, size: Size) -> nn.Module:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Numbers drawn into a tensor without memory: torch takes most of the time of such a build for them."""
+    """Draw no random numbers into tensors without memory: torch spends most of such a build on them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

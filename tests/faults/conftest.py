@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..sharing import shared_anatomies
+from ..shared_anatomies import shared_anatomies
 
 
 @pytest.fixture(autouse=True, scope="module")

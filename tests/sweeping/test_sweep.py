@@ -15,7 +15,7 @@ from theodolite.fleet.training import train
 from theodolite.sweeping import Range, Sweep, sweep
 from theodolite.sweeping.checking import check_engine
 
-from ..sharing import shared_anatomies
+from ..shared_anatomies import shared_anatomies
 
 FILE = """
 from pathlib import Path

@@ -112,8 +112,10 @@ def _import(file: Path) -> ModuleType:
 def _put_first(folder: Path) -> None:
     """Let modules of this folder be imported before all others, and not those of a file looked up before."""
     names, others = {entry.stem for entry in folder.iterdir()}, _folders - {folder}
-    for name in [name for name in list(sys.modules) if name.partition(".")[0] in names] if others else []:
-        top, file = name.partition(".")[0], getattr(sys.modules[name], "__dict__", {}).get("__file__")
+    for name, module in list(sys.modules.items()) if others else ():
+        if (top := name.partition(".")[0]) not in names:
+            continue
+        file = getattr(module, "__dict__", {}).get("__file__")
         if file and any(_is_beside(Path(file), top, old) for old in others):
             del sys.modules[name]
     _folders.add(folder)

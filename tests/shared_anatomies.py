@@ -1,4 +1,4 @@
-"""What many tests look at is found once."""
+"""Anatomies that many tests need, each found once."""
 
 from __future__ import annotations
 
