@@ -32,6 +32,7 @@ class Exhibit:
         depths: the same over depth, at the base width; empty where depth repeats no block.
         lr: the learning rate at the base size.
         exceptions: by pattern of module names, the reason why its change does not keep its size.
+        cheap: whether the tests measure its slopes too; all do by `python -m tests.gallery`.
         hints: what a user has to say, as `roles=` of `plan`: patterns and roles.
     """
 
@@ -46,6 +47,7 @@ class Exhibit:
     depths: tuple[int, ...] = DEPTHS
     lr: float = 2.0**-9
     optimizer: str = "adamw"
+    cheap: bool = False
     exceptions: Mapping[str, str] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
 
