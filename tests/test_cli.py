@@ -32,6 +32,15 @@ class Idle(Net):
         super().__init__(width, depth)
         self.idle = nn.Parameter(torch.zeros(3, 5))
 
+class Chatty(Net):
+    def __init__(self, width, depth):
+        print("building")
+        super().__init__(width, depth)
+
+    def forward(self, x):
+        print("called")
+        return super().forward(x)
+
 def batch(seed, step):
     inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed + step))
     return inputs, (inputs.sum(1) > 0).long()
@@ -41,6 +50,7 @@ def broken(width, depth):
 
 good = Workload("good", Net, batch, nn.functional.cross_entropy, Size(32, 2))
 idle = Workload("idle", Idle, batch, nn.functional.cross_entropy, Size(32, 2))
+chatty = Workload("chatty", Chatty, batch, nn.functional.cross_entropy, Size(32, 2))
 stiff = Workload("stiff", lambda width, depth: Net(16, depth), batch, nn.functional.cross_entropy)
 def unreadable(seed, step):
     raise OSError("disk gone")
@@ -266,6 +276,35 @@ def test_dissect_prints_a_table_or_json(capsys):
         "output",
     )
     assert json.loads(text)["size"] == {"width": 48, "depth": 2}
+
+
+@pytest.mark.usefixtures("mine")
+def test_what_a_network_prints_is_kept_out_of_json(capsys):
+    for words in (["dissect", "mine.py:chatty"], ["plan", "mine.py:chatty", "--width", "64", "--lr", "0.1"]):
+        _, out, err = run(*words, "--json", capsys=capsys)
+        assert json.loads(out)
+        assert {"building", "called"} <= {*err.split()}
+    _, out, _ = run("dissect", "--json", "--help", capsys=capsys)
+    assert "Usage" in out
+
+
+PRINTING = """
+import os, subprocess
+from theodolite.commands.output import only_results, print_result
+
+with only_results():
+    print("python")
+    os.write(1, b"descriptor\\n")
+    subprocess.run(["echo", "process"], check=True)
+    print_result("result")
+print("afterwards")
+"""
+
+
+def test_only_results_reach_standard_output_also_past_python():
+    done = subprocess.run([sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True)
+    assert done.stdout == "result\nafterwards\n"
+    assert {*done.stderr.split()} == {"python", "descriptor", "process"}
 
 
 def test_a_plan_is_printed_explained_compared_and_saved(mine, capsys):

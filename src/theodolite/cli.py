@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -17,6 +18,7 @@ from theodolite.commands.fit import fit
 from theodolite.commands.grow import grow
 from theodolite.commands.ledger import ledger_app
 from theodolite.commands.lr import lr
+from theodolite.commands.output import only_results
 from theodolite.commands.plan import plan
 from theodolite.commands.study import study_app
 from theodolite.commands.study_depth_expansion import study_depth_expansion
@@ -55,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _require_homes(words)
-        _commands()(args=words, prog_name="theodolite")
+        with only_results() if _wants_json(words) else contextlib.nullcontext():
+            _commands()(args=words, prog_name="theodolite")
     except UseError as error:
         _refuse(str(error))
     except OSError as error:
@@ -73,6 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _commands() -> Callable[..., object]:
     """Made once in a process: from the signatures of all commands."""
     return typer.main.get_command(app)
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Is a program to read what is printed?"""
+    return "--json" in words and not {"-h", "--help"} & {*words}
 
 
 def _refuse(reason: str) -> NoReturn:

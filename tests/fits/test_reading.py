@@ -138,8 +138,9 @@ def test_what_does_not_fit_the_table_is_named(form, change, words):
 @pytest.mark.parametrize(
     "name, content, words",
     [
-        ("missing.csv", None, "there is no file .*missing.csv"),
-        ("runs.txt", b"x", "ends in .txt"),
+        ("missing.csv", None, "there is no file or folder .*missing.csv: give a CSV"),
+        ("missing", None, "there is no file or folder .*missing: give .* folder of a ledger"),
+        ("runs.txt", b"x", "ends in '.txt'. Rename it"),
         ("empty.csv", b"N,loss\n", "has no rows"),
         ("binary.csv", b"\xff\xfe\x00N", "cannot be read as CSV"),
         ("bad.parquet", b"no parquet", "cannot be read as Parquet"),

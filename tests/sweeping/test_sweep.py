@@ -314,8 +314,9 @@ def test_a_gpu_that_is_not_there_is_refused_unless_a_cluster_may_have_it(tiny, m
 def test_an_option_with_a_default_can_be_an_axis(tiny, capsys):
     few = ["--lr", "2^-5", "--seeds", "1", "--engine", "serial", "--parameterization", "plan"]
     few += ["--axis", "schedule=linear,cosine", "--axis", "held_out=1,2", "--axis", "steps=4,6"]
-    status, out, _ = command(capsys, *few, "--axis", "warmup=0,2")
+    status, out, err = command(capsys, *few, "--axis", "warmup=0,2")
     assert status == 0
+    assert "16 runs of 4 to 6 steps:" in err
     rows = rows_in("sweep")
     assert {(row["schedule"], row["held_out_batches"], row["steps"], row["warmup"]) for row in rows} == {
         (schedule, batches, steps, warmup)

@@ -5,6 +5,7 @@ import pytest
 
 from theodolite.size import Size
 from theodolite.sweeping.families import analyse, bests
+from theodolite.sweeping.result import Sweep
 from theodolite.sweeping.table import family_table
 
 from .synthetic import rows_of
@@ -66,10 +67,53 @@ def test_all_lines_of_a_product_share_one_slope():
     assert family.drift("width").movement == pytest.approx(1.0)
 
 
-def test_a_drift_that_leaves_the_grid_says_so():
-    family = family_of(moving(-3.0, 0.0))
-    assert family.drift("width").bounded
-    assert "cannot be told, as some optima are bounds" in family_table(family)
+def sweep_of(rows):
+    spec = {"study": "sweep", "workload": "mine", "base": [64, 4], "axes": ["lr", "size"], "search": None}
+    return Sweep.of(rows, spec)
+
+
+def test_a_drift_that_leaves_the_grid_is_a_bound_in_the_body_and_in_the_headline():
+    found = sweep_of(rows_of(moving(-3.0, 0.0), sizes=WIDTHS))
+    (drift,) = found.families[0].drifts
+    assert (drift.bounded, drift.movement) == (True, pytest.approx(5.0))  # from 2^-7 to 2^-12 or below
+    assert math.isnan(drift.slope)
+    assert "width: the optimum moves by at least 5.00 octaves from 64 × 4 to 512 × 4; some " in str(found)
+    assert found.verdict == "The best lr of mine moves by at least 5.00 (adamw, plan) octaves over the sizes."
+
+
+def test_a_bound_on_the_wrong_side_tells_nothing_in_the_body_and_in_the_headline():
+    # 512 × 4 was tried from 2^-6 on, and lies there or below, as that of the base does.
+    rows = [
+        row for row in rows_of(moving(0.0, 0.0), sizes=WIDTHS) if row["width"] < 512 or row["lr"] >= 2**-6
+    ]
+    found = sweep_of(rows)
+    assert "how far the optimum moves from 64 × 4 to 512 × 4 cannot be told, as some optima are b" in str(
+        found
+    )
+    assert found.verdict == (
+        "How far the best lr of mine moves over the sizes cannot be told (adamw, plan), as some optima are "
+        "bounds."
+    )
+
+
+def test_an_optimum_whose_interval_is_wider_than_the_grid_is_not_known():
+    def loss(size, e, seed):
+        vertex = -7 + (3 * (-1) ** seed if size.width == 512 else 0)
+        return 2 + 0.25 * (e - vertex) ** 2
+
+    found = sweep_of(rows_of(loss, sizes=WIDTHS, exponents=range(-11, -3), seeds=range(2)))
+    optimum = found.families[0].optimum(WIDTHS[-1])
+    assert optimum.noisy
+    assert not optimum.found
+    assert not optimum.interval.known
+    told = str(found)
+    (row,) = [line for line in told.splitlines() if line.startswith("512 × 4")]
+    assert "not known" in row
+    assert "±" not in row.partition("not known")[0]
+    assert "cannot be told, as some optima are not known" in told
+    assert "cannot be told (adamw, plan), as some optima are not known" in found.verdict
+    assert "wider than the range tried: add seeds" in told
+    assert "reach: the best lr of 256 × 4" in told
 
 
 def test_transfer_loses_the_height_of_the_curve_at_the_optimum_of_the_base():

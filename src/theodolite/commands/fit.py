@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from theodolite.commands.options import progress_bar
+from theodolite.commands.output import print_result
 from theodolite.errors import UseError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def fit(
         import json as encoder
 
         told = [{"at": place, **{k: v.to_dict() for k, v in found.items()}} for place, found in said]
-        print(encoder.dumps({**made.to_dict(), "predictions": told}, indent=1, ensure_ascii=False))
+        print_result(encoder.dumps({**made.to_dict(), "predictions": told}, indent=1, ensure_ascii=False))
     else:
         print(made)
         for place, found in said:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from theodolite.commands.options import Depth, Width, WorkloadName, look_up, progress_bar, sized
+from theodolite.commands.output import print_result
 
 
 def lr(
@@ -64,7 +65,7 @@ def lr(
             device=device,
             progress=tell,
         )
-    print(found.to_json() if json else found)
+    print_result(found.to_json() if json else found)
     if out is not None:
         page = found.save(out)
         print(f"The page is {page}, the same as data {page.with_suffix('.json')}", file=sys.stderr)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from theodolite.commands.options import Roles, WorkloadName, look_up, own_size, roles_of, sized, stds_of
+from theodolite.commands.output import print_result
 from theodolite.errors import UseError
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def plan(
         roles=roles_of(role),
     )
     if json:
-        print(to_json(made), end="")
+        print_result(to_json(made), end="")
     elif explain is not None:
         print(made.explain(explain))
     else:

@@ -17,6 +17,7 @@ from theodolite.commands.options import (
     roles_of,
     sized,
 )
+from theodolite.commands.output import print_result
 
 
 def survey(
@@ -99,4 +100,4 @@ def dissect(
 
     chosen = look_up(workload)
     anatomy = Site(chosen, sized(chosen.size, width, depth), roles=roles_of(role)).anatomy
-    print(anatomy.to_json() if json else anatomy)
+    print_result(anatomy.to_json() if json else anatomy)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from theodolite.commands.options import WorkloadName
+from theodolite.commands.output import print_result
 from theodolite.errors import UseError
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def sweep(
         progress=Shown(),
         **fields,
     )
-    print(made.to_json() if json else made)
+    print_result(made.to_json() if json else made)
     _finish(made, out)
 
 

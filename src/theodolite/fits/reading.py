@@ -24,15 +24,16 @@ def read(path: str | Path) -> list[Row]:
     path = Path(path).expanduser()
     if path.is_dir():
         return _filled(path, _ledger(path))
+    if not path.exists():
+        raise UseError(
+            f"there is no file or folder {path}: give a CSV or Parquet table with one row for each run, or "
+            "the file or folder of a ledger, such as --out of theodolite sweep"
+        )
     readers = {".csv": _csv, ".parquet": _parquet, ".sqlite": _ledger, ".db": _ledger}
     if path.suffix.lower() not in readers:
         raise UseError(
-            f"{path}: a table ends in .csv or .parquet, a ledger in .sqlite; "
-            f"this ends in {path.suffix or 'nothing'}"
-        )
-    if not path.is_file():
-        raise UseError(
-            f"there is no file {path}: give a CSV or Parquet table, or a ledger, one row for each run"
+            f"{path}: a table ends in .csv or .parquet, a ledger in .sqlite or .db; "
+            f"this ends in {path.suffix or path.name!r}. Rename it"
         )
     return _filled(path, readers[path.suffix.lower()](path))
 

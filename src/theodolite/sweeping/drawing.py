@@ -110,7 +110,7 @@ def _panel(
     if drift is not None and math.isfinite(drift.slope):
         pieces.append(
             f'<text x="{left + WIDE - 6}" y="{top - 6}" text-anchor="end" font-size="12">'
-            f"{'bounds only, ' if drift.bounded else ''}{signed(drift.slope)}</text>"
+            f"{signed(drift.slope)}</text>"
         )
     return pieces
 
@@ -123,7 +123,7 @@ def _curve(axes: _Axes, curve: Curve, optimum: Optimum, family: Family, colour: 
     ]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     pieces = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>']
-    if math.isfinite(optimum.value):
+    if math.isfinite(optimum.value) and not optimum.noisy:
         x, y = axes.x(family.scale.place(optimum.value)), axes.y(height(curve, optimum, family.scale))
         pieces.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" stroke="{INK}"/>')
     return pieces

@@ -15,6 +15,8 @@ from theodolite.sweeping.scale import Floats, Scale
 
 Along = Literal["width", "depth"]
 ALONG: tuple[Along, ...] = ("width", "depth")
+SEEN = 0.005
+"""The least movement that two digits behind the point show."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,19 @@ class Drift:
 
     along: Along
     slope: float
-    """On the scale of the swept quantity (octaves of a learning rate) per doubling; nan if not known."""
+    """On the scale of the swept quantity (octaves of a learning rate) per doubling; nan where `bounded`."""
     interval: Interval
     movement: float
-    """Between the lowest and the highest optimum on one line, at most."""
+    """Between the lowest and the highest optimum of the line on which they are farthest apart; at least so
+    much where `bounded`."""
     sizes: tuple[Size, ...]
     bounded: bool
-    """Is one of the optima a bound only, so that the true slope may be steeper?"""
+    """Is one of the optima a bound, or not known?"""
+
+    @property
+    def told(self) -> bool:
+        """Do the runs say anything about how far the optimum moves?"""
+        return not self.bounded or self.movement >= SEEN
 
 
 def drifts(optima: Sequence[Optimum], resampled: Mapping[Size, Floats], scale: Scale) -> Iterator[Drift]:
@@ -41,16 +49,19 @@ def drifts(optima: Sequence[Optimum], resampled: Mapping[Size, Floats], scale: S
         chosen = {optimum.size: optimum for optimum in optima}
         sizes = [size for line in lines for size in line]
         places = {size: scale.place(chosen[size].value) for size in sizes}
+        least = {size: _least_place(chosen[size], scale) for size in sizes}
+        greatest = {size: _greatest_place(chosen[size], scale) for size in sizes}
         slope = float(_slopes(lines, {size: np.array([place]) for size, place in places.items()}, along)[0])
         num_seeds = min(chosen[size].num_seeds for size in sizes)
-        bounded = any(chosen[size].edge for size in sizes)
+        bounded = not all(chosen[size].found for size in sizes)
         around = interval(slope, _slopes(lines, resampled, along), num_seeds)
         yield Drift(
             along=along,
-            slope=slope,
+            slope=math.nan if bounded else slope,
             interval=UNKNOWN if bounded else around,
             movement=max(
-                max(places[size] for size in line) - min(places[size] for size in line) for line in lines
+                0.0,
+                *(max(least[size] for size in line) - min(greatest[size] for size in line) for line in lines),
             ),
             sizes=tuple(sizes),
             bounded=bounded,
@@ -72,6 +83,16 @@ def lines_of(sizes: Sequence[Size], along: Along) -> list[list[Size]]:
 def extent(size: Size, along: Along) -> int:
     """How large it is along the axis."""
     return size.width if along == "width" else size.depth
+
+
+def _least_place(optimum: Optimum, scale: Scale) -> float:
+    """The optimum lies there or above."""
+    return scale.place(optimum.value) if optimum.found or optimum.edge == "high" else -math.inf
+
+
+def _greatest_place(optimum: Optimum, scale: Scale) -> float:
+    """The optimum lies there or below."""
+    return scale.place(optimum.value) if optimum.found or optimum.edge == "low" else math.inf
 
 
 def _slopes(lines: Sequence[Sequence[Size]], places: Mapping[Size, Floats], along: Along) -> Floats:

@@ -74,7 +74,7 @@ class Maker:
             )
         )
         self.progress.said(
-            f"{len(runs)} runs{before} of {runs[0].steps} steps: {listed}; {counts}{with_engine}"
+            f"{len(runs)} runs{before} of {_steps_text(runs)} steps: {listed}; {counts}{with_engine}"
         )
 
     def make(self, runs: Sequence[Run]) -> None:
@@ -114,6 +114,13 @@ class Maker:
 
 class Stopped(Exception):
     """The user has had enough: nothing more is run, and what is there is analysed."""
+
+
+def _steps_text(runs: Sequence[Run]) -> str:
+    """`20`, or `20 to 80` where the runs differ in it."""
+    steps = [run.steps for run in runs]
+    least, most = min(steps), max(steps)
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def _with(grid: Grid, kind: Mapping[str, Sequence[Any]], settings: Settings) -> tuple[Run, ...]:

@@ -55,13 +55,16 @@ class Optimum:
     """The loss that the parabola has at its vertex."""
     edge: Edge
     """`low` or `high` where the best is the first or the last that was tried: a bound, no optimum."""
+    noisy: bool
+    """Is the interval wider than the range of values that were tried? Then the seeds do not tell where the
+    optimum is, and `interval` is not known."""
     num_seeds: int
     """How many there are at the best value and its neighbours."""
 
     @property
     def found(self) -> bool:
-        """Is it an optimum, and no bound?"""
-        return not self.edge and math.isfinite(self.value)
+        """Is it known, and no bound?"""
+        return not self.edge and not self.noisy and math.isfinite(self.value)
 
 
 def find_optimum(curve: Curve, scale: Scale, seeds: Sequence[int], weights: Floats) -> Optimum:
@@ -71,13 +74,16 @@ def find_optimum(curve: Curve, scale: Scale, seeds: Sequence[int], weights: Floa
     found, fitted = vertices(places, means[None], scale)
     vertex = float(found[0])
     if math.isnan(vertex):
-        return Optimum(curve.size, math.nan, math.inf, math.nan, UNKNOWN, math.inf, "", min(curve.num_seeds))
+        seeds_of_all = min(curve.num_seeds)
+        return Optimum(curve.size, math.nan, math.inf, math.nan, UNKNOWN, math.inf, "", False, seeds_of_all)
     index = int(np.argmin(means))
     last = len(means) - 1
     edge: Edge = "only" if last == 0 else "low" if index == 0 else "high" if index == last else ""
     num_seeds = min(curve.num_seeds[max(index - 1, 0) : index + 2])
     drawn, _ = vertices(places, resampled_means(curve, seeds, weights), scale)
     around = UNKNOWN if edge else interval(vertex, drawn, num_seeds)
+    noisy = around.high - around.low > places[-1] - places[0]
+    around = UNKNOWN if noisy else around
     return Optimum(
         size=curve.size,
         best=curve.values[index],
@@ -86,6 +92,7 @@ def find_optimum(curve: Curve, scale: Scale, seeds: Sequence[int], weights: Floa
         interval=Interval(scale.value(around.low), scale.value(around.high)),
         fitted=float(fitted[0]),
         edge=edge,
+        noisy=noisy,
         num_seeds=num_seeds,
     )
 

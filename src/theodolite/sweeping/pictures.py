@@ -140,7 +140,7 @@ def _traces(curve: Curve, family: Family, colour: str) -> Iterator[dict[str, Any
 
 
 def _ring(curve: Curve, optimum: Optimum, family: Family, colour: str) -> Iterator[dict[str, Any]]:
-    if math.isfinite(optimum.value):
+    if math.isfinite(optimum.value) and not optimum.noisy:
         yield {
             "type": "scatter",
             "mode": "markers",
@@ -153,7 +153,7 @@ def _ring(curve: Curve, optimum: Optimum, family: Family, colour: str) -> Iterat
 
 def _said(family: Family, sizes: Sequence[Size]) -> str:
     best = [
-        f"{optimum.size} best at {optimum_text(optimum, family.scale)}"
+        f"{optimum.size} best {'' if optimum.noisy else 'at '}{optimum_text(optimum, family.scale)}"
         for optimum in family.optima
         if optimum.size in sizes
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from theodolite.size import Size
 from theodolite.sweeping.curves import Row
 from theodolite.sweeping.families import Best, Family, analyse, bests
 from theodolite.sweeping.found import of_the_best
+from theodolite.sweeping.sentences import movement_sentence
 from theodolite.sweeping.table import bests_table, family_table
 from theodolite.writing import plain
 
@@ -80,16 +80,7 @@ class Sweep:
     @property
     def verdict(self) -> str:
         """One sentence: does the optimum stay where it is?"""
-        said = []
-        for family in self.families:
-            moved = max((drift.movement for drift in family.drifts), default=math.nan)
-            if math.isfinite(moved):
-                least = "at least " if any(drift.bounded for drift in family.drifts) else ""
-                said.append(f"{least}{moved:.2f} ({family.title})")
-        if not said:
-            return f"The best {self.over} of {self.workload} at {self.base}."
-        unit = self.families[0].scale.unit
-        return f"The best {self.over} of {self.workload} moves by {', '.join(said)} {unit} over the sizes."
+        return movement_sentence(self.families, f"{self.over} of {self.workload}", str(self.base))
 
     def figures(self) -> tuple[Figure, ...]:
         """Loss against the swept quantity, one curve for each size."""

@@ -21,7 +21,7 @@ SEEN = 0.0005
 def verdicts(family: Family) -> Iterator[str]:
     """What the curves of a family say together, a sentence each."""
     for drift in family.drifts:
-        yield _drift_sentence(drift, family.scale)
+        yield _drift_sentence(drift, family)
     source = next((optimum for optimum in family.optima if optimum.size == family.base), None)
     if source is not None and not math.isnan(source.best) and len(family.curves) > 1:
         yield from _transfer_sentence(family, source)
@@ -31,6 +31,8 @@ def verdicts(family: Family) -> Iterator[str]:
     if any(optimum.edge in BOUNDS for optimum in family.optima):
         name = family.scale.name
         yield f"An optimum at the end of the values is a bound (≤ or ≥): try further values of {name}."
+    if any(optimum.noisy for optimum in family.optima):
+        yield "An optimum is not known where its interval is wider than the range tried: add seeds."
     most = max((optimum.num_seeds for optimum in family.optima), default=0)
     if most == 1:
         yield "One seed has no spread: there are no intervals."
@@ -48,12 +50,46 @@ def signed(value: float, digits: int = 2) -> str:
     return text[1:] if float(text) == 0 else text
 
 
-def _drift_sentence(drift: Drift, scale: Scale) -> str:
-    first, last = drift.sizes[0], drift.sizes[-1]
+def movement_sentence(families: Sequence[Family], what: str, where: str) -> str:
+    """How far the optimum of `what` moves in each family; claims no more than the drifts of `verdicts` do."""
+    known, untold = [], []
+    for family in families:
+        told = [drift for drift in family.drifts if drift.told]
+        if told:
+            least = "at least " if any(drift.bounded for drift in family.drifts) else ""
+            known.append(f"{least}{max(drift.movement for drift in told):.2f} ({family.title})")
+        elif family.drifts:
+            untold.append(family)
+    if not known and not untold:
+        return f"The best {what} at {where}."
+    said = []
+    if known:
+        said.append(f"The best {what} moves by {', '.join(known)} {families[0].scale.unit} over the sizes.")
+    for why in dict.fromkeys(_why_untold(family) for family in untold):
+        titles = "; ".join(family.title for family in untold if _why_untold(family) == why)
+        subject = "it" if said else f"the best {what}"
+        said.append(f"How far {subject} moves over the sizes cannot be told ({titles}), as {why}.")
+    return " ".join(said)
+
+
+def _why_untold(family: Family) -> str:
+    """Why the optima of a family do not give its drift."""
+    whys = {"bounds": any(optimum.edge for optimum in family.optima)}
+    whys["not known"] = any(optimum.noisy for optimum in family.optima)
+    return f"some optima are {' or '.join(why for why, holds in whys.items() if holds)}"
+
+
+def _drift_sentence(drift: Drift, family: Family) -> str:
+    first, last, scale = drift.sizes[0], drift.sizes[-1], family.scale
+    if not drift.told:
+        return (
+            f"{drift.along}: how far the optimum moves from {first} to {last} cannot be told, as "
+            f"{_why_untold(family)}."
+        )
     if drift.bounded:
         return (
-            f"{drift.along}: how far the optimum moves from {first} to {last} cannot be told, as some optima "
-            f"are bounds ({drift.movement:.2f} {scale.unit} between what was tried)."
+            f"{drift.along}: the optimum moves by at least {drift.movement:.2f} {scale.unit} from {first} to "
+            f"{last}; {_why_untold(family)}."
         )
     around = ""
     if drift.interval.known:
@@ -90,7 +126,8 @@ def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
         least = max(bounds, key=lambda transfer: transfer.lost)
         pieces.append(f"at least {least.lost:.3f} is lost at {least.size}")
     if pieces:
-        yield f"transfer: with {scale.text(source.best)}, the best at {base}, {'; '.join(pieces)}."
+        best = "the best tried" if source.noisy else "the best"
+        yield f"transfer: with {scale.text(source.best)}, {best} at {base}, {'; '.join(pieces)}."
 
 
 def _most_lost(known: Sequence[Transfer], *, of_all: bool) -> str:

@@ -34,9 +34,14 @@ def bests_table(bests: Sequence[Best]) -> str:
 
 
 def optimum_text(optimum: Optimum, scale: Scale) -> str:
-    """`2^-7.2 ± 0.1`, the interval being on the scale of the exponent; or a bound such as `≤ 2^-12`."""
+    """`2^-7.2 ± 0.1`, the interval being on the scale of the exponent; or a bound such as `≤ 2^-12`.
+
+    `not known` where the interval is wider than the values that were tried.
+    """
     if math.isnan(optimum.value):
         return "all diverged"
+    if optimum.noisy:
+        return "not known"
     if optimum.edge:
         return BOUNDS.get(optimum.edge, "") + scale.text(optimum.value)
     if not optimum.interval.known:

@@ -116,8 +116,8 @@ def _stays(family: Family, found: Sequence[Move], what: str) -> str:
     cost = f"at most {_percent(most)} of the progress" if most >= 0.0005 else "nothing"
     near = "at" if farthest < 0.05 else f"within {farthest:.1f} octaves of"
     return (
-        f"{what} stays {near} the {_best(family, family.base)} of {family.base} up to {_ends(family)}, which "
-        f"with that of {family.base} lose {cost}."
+        f"{what} stays {near} the {_value(family, family.base)} of {family.base} up to {_ends(family)}, "
+        f"which with that of {family.base} lose {cost}."
     )
 
 
@@ -126,10 +126,12 @@ def _moves(family: Family, found: Sequence[Move], what: str) -> str:
     worst = max(found, key=lambda move: (math.isinf(move.share), math.isnan(move.octaves), abs(move.octaves)))
     if math.isnan(worst.octaves):
         return f"{what} out of reach: {worst.size} diverges at all that were tried."
-    here, there = (_best(family, size) for size in (family.base, worst.size))
+    here, there = (_value(family, size) for size in (family.base, worst.size))
     axis: Along = "width" if worst.size.width != family.base.width else "depth"
     drift = family.drift(axis)
-    pace = f", {signed(drift.slope)} octaves per doubling of the {axis}" if drift is not None else ""
+    pace = ""
+    if drift is not None and not drift.bounded:
+        pace = f", {signed(drift.slope)} octaves per doubling of the {axis}"
     lost = "diverges" if math.isinf(worst.share) else f"loses {_percent(worst.share)} of the progress"
     return (
         f"{what} from {here} at {family.base} to {there} at {worst.size}{pace}; with that of "
@@ -173,6 +175,12 @@ def _rows(rates: Rates) -> Iterator[Mapping[str, Value]]:
 
 def _best(family: Family, size: Size) -> str:
     return optimum_text(family.optimum(size), family.scale)
+
+
+def _value(family: Family, size: Size) -> str:
+    """The optimum with its interval, where that says something; else without."""
+    optimum = family.optimum(size)
+    return family.scale.text(optimum.value) if optimum.noisy else optimum_text(optimum, family.scale)
 
 
 def _percent(share: float) -> str:
