@@ -121,10 +121,19 @@ def test_dissect_finds_what_the_source_says(golden: Golden) -> None:
         f"{name}.{field.name}: {getattr(anatomy[name], field.name)!r}, by the source {value!r}"
         for name, part in expected.items()
         for field in dataclasses.fields(part)
-        if field.name not in ("grown_axes", "uses")  # not in the tables; see test_axes
+        if field.name not in ("grown_axes", "uses", "beside")  # not in the tables; see test_axes and below
         and (value := getattr(part, field.name)) != getattr(anatomy[name], field.name)
     ]
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+@each_network
+def test_a_bias_is_beside_the_weight_of_its_layer(golden: Golden) -> None:
+    anatomy = _dissect(golden)
+    for name, part in anatomy.items():
+        weight = anatomy.get(name.removesuffix("bias") + "weight")
+        if weight is not None and weight.op in ("linear", "conv") and name.endswith("bias"):
+            assert part.beside == weight.name
 
 
 @each_network

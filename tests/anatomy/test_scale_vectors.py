@@ -43,6 +43,7 @@ def check_same(plain: Anatomy, scaled: Anatomy, but: Mapping[str, Any] | None = 
             new[name] = part
             continue
         old = plain[plain_name(name)]
+        part = dataclasses.replace(part, beside=part.beside and plain_name(part.beside))
         assert part == dataclasses.replace(old, name=name, **(but or {}).get(plain_name(name), {})), name
     retired = set(plain) - {plain_name(name) for name in scaled}
     assert all(plain[name].norm == "input" for name in retired)

@@ -1,8 +1,10 @@
 """Which tensor at base size a tensor corresponds to."""
 
 import re
+from itertools import pairwise
 
 import pytest
+import torch
 from torch import nn
 
 from theodolite import Size, UseError, dissect
@@ -155,3 +157,68 @@ def test_numbers_inside_a_piece_of_a_name_may_differ(more):
 
     found = partners(Recurrent, Size(32, 4), Size(16, 2))
     assert found["cells.layer_3.weight"] == "cells.layer_1.weight"
+
+
+def stack(width, depth):
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(nn.Linear(8, width), nn.Tanh(), *layers, nn.Linear(width, 3))
+
+
+class Listed(nn.Module):
+    """Weights in one list and biases in another."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        fans = [8, *[width] * (depth + 1), 3]
+        self.biases = nn.ParameterList(torch.rand(size) for size in fans[1:])
+        self.weights = nn.ParameterList(torch.randn(pair) for pair in pairwise(fans))
+
+    def forward(self, x):
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            x = (x @ weight + bias).tanh()
+        return x
+
+
+@pytest.mark.parametrize("build", [stack, Listed])
+def test_a_bias_goes_with_the_weight_it_is_added_to(build):
+    found = partners(build, Size(16, 5), Size(16, 2))
+    biases = {name: partner for name, partner in found.items() if "bias" in name}
+    assert len(biases) == 7
+    for name, partner in biases.items():
+        weight = name.replace("biases", "weights").replace("bias", "weight")
+        assert partner == found[weight].replace("weights", "biases").replace("weight", "bias")
+    first, *inner, last = list(biases.values())
+    assert first == next(iter(biases))
+    assert {first, last}.isdisjoint(inner)
+
+
+def test_biases_of_convolutions_and_of_the_norms_behind_them_are_kept_apart():
+    def build(width, depth):
+        def layer(fan_in):
+            return nn.Conv2d(fan_in, width, 3), nn.BatchNorm2d(width), nn.ReLU()
+
+        inner = [module for _ in range(depth) for module in layer(width)]
+        return nn.Sequential(*layer(2), *inner, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 3))
+
+    images = torch.zeros(2, 2, 12, 12)
+    target, base = (dissect(build, images, size=Size(8, depth)) for depth in (4, 2))
+    found = {name: part.name for name, part in counterparts(target, base).items()}
+    for layer in range(5):  # the modules of layer n are 3n and 3n + 1
+        partner = 0 if layer == 0 else 1 + (layer - 1) // 2
+        for module, kind in ((0, "weight"), (0, "bias"), (1, "weight"), (1, "bias")):
+            assert found[f"{3 * layer + module}.{kind}"] == f"{3 * partner + module}.{kind}"
+
+
+def test_biases_of_a_recurrent_network_go_with_their_layer():
+    class Recurrent(nn.Module):
+        def __init__(self, width, depth):
+            super().__init__()
+            self.cells, self.last = nn.LSTM(8, width, depth), nn.Linear(width, 3)
+
+        def forward(self, x):
+            return self.last(self.cells(x)[0])
+
+    found = partners(Recurrent, Size(16, 4), Size(16, 2))
+    for layer, partner in enumerate((0, 1, 1, 1)):
+        assert found[f"cells.weight_ih_l{layer}"] == f"cells.weight_ih_l{partner}"
+        assert found[f"cells.bias_ih_l{layer}"] == f"cells.bias_ih_l{partner}"

@@ -39,7 +39,13 @@ from theodolite.anatomy.part import (
     UnclassifiedError,
 )
 from theodolite.anatomy.readers import norm_role
-from theodolite.anatomy.roles import Fans, fans_by_growth, fans_by_position, is_looked_up_bias
+from theodolite.anatomy.roles import (
+    Fans,
+    fans_by_growth,
+    fans_by_position,
+    is_looked_up_bias,
+    last_weight,
+)
 from theodolite.anatomy.rows import row_blocks
 from theodolite.anatomy.siblings import lend
 from theodolite.anatomy.specimen import Specimen, examine, examine_built
@@ -248,6 +254,7 @@ class _Dissection:
             tied=self._tied(name, uses),
             uses=tuple(dict.fromkeys(one.kind for one in uses)),
             readout=_readout(uses),
+            beside=last_weight(self.flow, use) if name not in self.lent and use.node >= 0 else None,
             offset=use.offset if use.kind == "gain" else 0.0,
             scale_free=all(one.node >= 0 and degree(self.flow, one) == 0 for one in uses),
             factor=self._factor_outside(name, role, [one for one in uses if one.kind == use.kind]),

@@ -72,6 +72,8 @@ class Part:
     readout: tuple[str, ...] = ()
     """Of a table that is a weight too, as a tied readout: the names by which it is one; an operation's name
     where that use has no name of its own."""
+    beside: str | None = None
+    """Of a bias or gain: the last weight or table before it, whose output it is added to or multiplies."""
     offset: float = 0.0
     """What is added to a gain before it multiplies: 1 for a zero-centred one, `(1 + γ)·x`."""
     scale_free: bool = False

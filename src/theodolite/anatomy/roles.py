@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 from theodolite.anatomy.flow import Flow
@@ -94,6 +95,23 @@ def is_looked_up_bias(flow: Flow, use: Use) -> bool:
                 return False
             waiting += node.outputs
     return False
+
+
+def last_weight(flow: Flow, use: Use) -> str | None:
+    """Of a bias or gain: the last weight or table before it; None if the data reach it without one."""
+    if use.kind not in ("bias", "gain"):
+        return None
+    waiting, seen = [-use.node], {use.node}  # the latest node first
+    while waiting:
+        node = flow.graph.nodes[-heapq.heappop(waiting)]
+        for other in flow.uses.at(node.index):
+            if other.kind not in ("bias", "gain") and other.name != use.name:
+                return other.name
+        for value in flow.signals(node):
+            if (maker := flow.graph.maker[value]) is not None and maker not in seen:
+                seen.add(maker)
+                heapq.heappush(waiting, -maker)
+    return None
 
 
 def _is_depthwise(flow: Flow, use: Use) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Literal
 
 from theodolite.anatomy import Anatomy
 from theodolite.anatomy.part import Part
@@ -17,7 +18,7 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
     compared, as depth moves them. Block l of L corresponds to block `⌊l·L_base/L⌋` or, where blocks are of
     several kinds, to the nearest that has such tensors: an initialisation that varies from block to block
     keeps its shape. Within a block, and outside of the blocks, tensors of equal names, roles, operations and
-    fans in units of the width correspond in their order.
+    fans in units of the width correspond in their order; biases and gains go with the weight before them.
     """
     if set(target) == set(base):
         for name, part in target.items():
@@ -28,22 +29,52 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
                     f'roles={{"{name}": …}}'
                 )
         return {name: base[name] for name in target}
+    in_order = _in_order(target, base)
+    found = in_order | _beside_weights(target, base, in_order)
+    for part in target.values():
+        if part.name not in found:
+            raise UseError(_unmatched(part, target, base))
+    return {name: found[name] for name in target}
+
+
+def _in_order(target: Anatomy, base: Anatomy) -> dict[str, Part]:
+    """Tensors of one kind, block by block, in their order."""
     found: dict[str, Part] = {}
     for kind in KINDS:
-        here, there = _alike(target, kind), _alike(base, kind)
+        here, there = (_alike(one.values(), kind, one, "block") for one in (target, base))
         for (key, block), parts in here.items():
             partners = there.get((key, None))
             if block is not None:
                 middle = block * base.num_blocks // target.num_blocks
                 nearest = sorted(range(base.num_blocks), key=lambda one: (abs(one - middle), one))
                 partners = next((there[key, one] for one in nearest if (key, one) in there), None)
-            for index, part in enumerate(parts if partners else ()):
-                assert partners is not None
-                found.setdefault(part.name, partners[index * len(partners) // len(parts)])
-    for part in target.values():
-        if part.name not in found:
-            raise UseError(_unmatched(part, target, base))
-    return {name: found[name] for name in target}
+            _pair(parts, partners or [], found)
+    return found
+
+
+def _beside_weights(target: Anatomy, base: Anatomy, weights: Mapping[str, Part]) -> dict[str, Part]:
+    """Biases and gains that follow a weight: those of one kind that follow the weight's counterpart.
+
+    In a plain stack of layers all biases have one name and equal fans, whatever the fan-in of their layers.
+    """
+    found: dict[str, Part] = {}
+    for kind in KINDS:
+        here, there = (_alike(_followers(one), kind, one, "beside") for one in (target, base))
+        for (key, weight), parts in here.items():
+            partner = weights.get(weight)
+            _pair(parts, there.get((key, partner.name), []) if partner else [], found)
+    return found
+
+
+def _pair(parts: list[Part], partners: list[Part], found: dict[str, Part]) -> None:
+    """Part i of n corresponds to partner `⌊i·n_base/n⌋`, unless it has one."""
+    for index, part in enumerate(parts if partners else ()):
+        found.setdefault(part.name, partners[index * len(partners) // len(parts)])
+
+
+def _followers(anatomy: Anatomy) -> list[Part]:
+    """Biases and gains that are in one block with the weight before them."""
+    return [part for part in anatomy.values() if part.beside and anatomy[part.beside].block == part.block]
 
 
 Kind = Callable[[Part, int], Hashable]
@@ -74,12 +105,14 @@ KINDS: tuple[Kind, ...] = (
 """What has to be equal, the strictest first."""
 
 
-def _alike(anatomy: Anatomy, kind: Kind) -> dict[tuple[Hashable, int | None], list[Part]]:
-    """Tensors of one kind in one block, in order."""
+def _alike(
+    parts: Iterable[Part], kind: Kind, anatomy: Anatomy, place: Literal["block", "beside"]
+) -> dict[tuple[Hashable, Any], list[Part]]:
+    """Tensors of one kind in one place, in order."""
     width = anatomy.size.width if anatomy.size else 1
-    found: dict[tuple[Hashable, int | None], list[Part]] = {}
-    for part in anatomy.values():
-        found.setdefault((kind(part, width), part.block), []).append(part)
+    found: dict[tuple[Hashable, Any], list[Part]] = {}
+    for part in parts:
+        found.setdefault((kind(part, width), getattr(part, place)), []).append(part)
     return found
 
 
