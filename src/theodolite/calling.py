@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from theodolite.errors import UseError
+from theodolite.higher_order import trainable_operators
 
 Build = Callable[[int, int], nn.Module]
 """`build(width, depth) -> nn.Module`."""
@@ -15,11 +16,12 @@ Build = Callable[[int, int], nn.Module]
 
 def call(model: nn.Module, inputs: Any) -> Any:
     """`model(inputs)`, `model(*inputs)` for a tuple, `model(**inputs)` for a mapping."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    if isinstance(inputs, tuple):
-        return model(*inputs)
-    return model(inputs)
+    with trainable_operators(inputs):
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        if isinstance(inputs, tuple):
+            return model(*inputs)
+        return model(inputs)
 
 
 def logits(output: Any) -> Tensor:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from theodolite.building import untouched_randomness
 from theodolite.calling import call
+from theodolite.higher_order import plain_operators
 
 
 @contextlib.contextmanager
@@ -51,6 +52,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             torch.no_grad(),
             sdpa_kernel(SDPBackend.MATH),
             torch.compiler.set_stance("force_eager"),
+            plain_operators(),
         ):
             for module in attributes:
                 for name, buffer in module._buffers.items():

@@ -263,7 +263,9 @@ class _Finder:
         kept = [dim for dim in range(rank) if dim not in looked_up]
         for name, axes in self.expression[table].items():
             in_axes, out_axes = _flat(axes, looked_up), _flat(axes, kept)
-            if not self._append_factor(node, table, name, in_axes, out_axes):
+            if not kept:  # single numbers, one for each head or distance, as score_mods look up
+                self._append(node, name, "bias", "add", (), in_axes)
+            elif not self._append_factor(node, table, name, in_axes, out_axes):
                 self._append(node, name, "table", "embedding", in_axes, out_axes)
 
     def _add_term(self, node: Node, value: int) -> None:

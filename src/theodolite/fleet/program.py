@@ -30,6 +30,7 @@ from theodolite.fleet.functional import METHODS, muon_average, muon_move, orthog
 from theodolite.fleet.regions import compile_blocks
 from theodolite.fleet.stack import Stack, Tensors
 from theodolite.fleet.training import precision_of, targets_in
+from theodolite.higher_order import trainable_operators
 from theodolite.workloads import Batch, Workload
 
 ATTENTION = {
@@ -276,7 +277,8 @@ class Program:
         """The run's precision, and attention by kernels that know many models."""
         # What autocast keeps would be freed behind a captured graph's back.
         precision = precision_of(self.stack.runs[0], self.device.type, cached=False)
-        with precision, sdpa_kernel(ATTENTION["cpu" if self.device.type == "cpu" else "cuda"]):
+        attention = sdpa_kernel(ATTENTION["cpu" if self.device.type == "cpu" else "cuda"])
+        with precision, attention, trainable_operators(self._batch):
             yield
 
 

@@ -31,6 +31,7 @@ from theodolite.building import evaluated, untouched_randomness
 from theodolite.calling import call
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
+from theodolite.higher_order import plain_operators
 from theodolite.planning.plan import Plan
 from theodolite.probes.course import on_device
 from theodolite.probes.rms_norm import rms_norms
@@ -169,7 +170,7 @@ def _activations(model: nn.Module, inputs: Any) -> tuple[float, ...]:
                 ratios.append(_rms(result) / before)
             return result
 
-    with evaluated(model), Watch():
+    with evaluated(model), plain_operators(), Watch():
         call(model, inputs)
     return tuple(ratios)
 

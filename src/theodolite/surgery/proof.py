@@ -18,6 +18,7 @@ from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.anatomy.trace import tensors_in
 from theodolite.building import evaluated, untouched_randomness
 from theodolite.calling import call
+from theodolite.higher_order import plain_operators
 from theodolite.surgery.editing import scaled_gains, scaled_weights
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -100,6 +101,7 @@ def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
         untouched_randomness(0),
         torch.enable_grad(),
         torch.compiler.set_stance("force_eager"),
+        plain_operators(),
         _watched(model) as seen,
     ):
         for tensor in held.values():

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from theodolite.errors import UseError
+from theodolite.higher_order import plain_operators
 
 OPERATION = 3e5
 """What it takes to start one operation, whatever it computes: about 15 µs, in multiplications."""
@@ -63,7 +64,7 @@ def pass_work(run: Callable[[], object]) -> tuple[float, int]:
     (24.0, 3)
     """
     operations = _Operations()
-    with FlopCounterMode(display=False) as counter, operations:
+    with plain_operators(), FlopCounterMode(display=False) as counter, operations:
         run()
     return counter.get_total_flops() / 2, operations.count
 

@@ -29,10 +29,10 @@ from theodolite.anatomy.names import all_parameter_names, canonical_parameters, 
 from theodolite.building import kept_generators, seed_generators, untouched_randomness
 from theodolite.calling import described, logits
 from theodolite.errors import UseError
+from theodolite.higher_order import plain_operators
 from theodolite.probes.course import on_device
 from theodolite.probes.second_order.graph import nodes_behind
 from theodolite.probes.second_order.replicas import group_of, together
-from theodolite.probes.second_order.rescaling import is_compiled
 from theodolite.probes.second_order.score import CrossEntropy, Loss, recognise
 from theodolite.workloads import Batch
 
@@ -101,7 +101,6 @@ class Objective:
         self.shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         self.size = sum(tensor.numel() for tensor in self.tensors.values())
         self.dtype, self.device = _one_kind(self.tensors)
-        self._compiled = is_compiled(model)
 
     def at(self, temperature: float) -> Objective:
         """The same at another temperature."""
@@ -184,8 +183,7 @@ class Objective:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(_PlainWeightNorm())
             stack.enter_context(without_checkpoints())
-            if self._compiled:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(plain_operators())
             stack.enter_context(torch.enable_grad())
             yield
 

@@ -1,0 +1,80 @@
+"""Higher-order operators, FlexAttention above all, as the plain operations that define them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._higher_order_ops.flex_attention import math_attention
+from torch._ops import HigherOrderOperator
+from torch.utils._pytree import tree_leaves
+
+FLEX = "torch.nn.attention.flex_attention"
+
+
+@contextlib.contextmanager
+def plain_operators() -> Iterator[None]:
+    """Run higher-order operators as plain operations, which can be recorded and differentiated twice.
+
+    FlexAttention is computed by its definition, `torch.cond` runs the branch that is taken, loops and scans
+    run step by step. Nothing is compiled meanwhile, since these operators compile themselves.
+    """
+    dispatch = HigherOrderOperator.__call__
+
+    def run(operator: HigherOrderOperator, /, *args: Any, **kwargs: Any) -> Any:
+        definition = _DEFINITIONS.get(operator.name()) or operator.py_kernels.get(
+            DispatchKey.CompositeExplicitAutograd
+        )
+        return definition(*args, **kwargs) if definition else dispatch(operator, *args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(HigherOrderOperator, "__call__", run))
+        for name, value in _SETTINGS.items():
+            if hasattr(flex := sys.modules.get(FLEX), name):
+                stack.enter_context(patch.object(flex, name, value))
+        if sys.modules.keys() & {FLEX, "torch._dynamo"}:  # to set it otherwise takes a second
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def trainable_operators(inputs: Any) -> contextlib.AbstractContextManager[None]:
+    """`plain_operators` where torch's FlexAttention has no backward pass: on the CPU and on MPS."""
+    if FLEX not in sys.modules or torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    devices = {leaf.device.type for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
+    return plain_operators() if devices & {"cpu", "mps"} else contextlib.nullcontext()
+
+
+def _cond(predicate: Any, taken: Callable[..., Any], other: Callable[..., Any], operands: Any = ()) -> Any:
+    return (taken if predicate else other)(*operands)
+
+
+def _invoke_subgraph(subgraph: Callable[..., Any], identifier: Any, *operands: Any) -> Any:
+    return subgraph(*operands)
+
+
+def _scan(combine: Callable[..., Any], init: Any, xs: Any, additional_inputs: Any) -> Any:
+    from torch._higher_order_ops.scan import generic_scan
+
+    return generic_scan(combine, init, xs, additional_inputs=additional_inputs)
+
+
+_SETTINGS = {
+    "_validate_device": lambda *_: None,  # refuses gradients on the CPU, which the definition has
+    "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,  # no advice to compile it
+}
+"""Of the module of FlexAttention, where its version has them."""
+
+_DEFINITIONS: dict[str, Callable[..., Any]] = {
+    "flex_attention": math_attention,
+    "cond": _cond,
+    "invoke_subgraph": _invoke_subgraph,
+    "scan": _scan,
+}
+"""By operator, where torch's own kernel refuses to be recorded, or copies its result."""
