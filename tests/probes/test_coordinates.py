@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -209,3 +210,67 @@ def test_the_readout_is_known_by_its_role_where_depth_moves_its_name() -> None:
     made = plan(build, torch.zeros(1, 8), size=th.Size(32, 4), base=th.Size(16, 2), lr=0.01)
     silent = with_zero_readout(made)
     assert [name for name in made.rows if silent[name].init != made[name].init] == ["5.weight"]
+
+
+class Cosine(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, nn.functional.normalize(self.weight, dim=1))
+
+
+def weight_normed(width: int) -> nn.Module:
+    return nn.utils.parametrizations.weight_norm(nn.Linear(width, 2))
+
+
+def spectrally_normed(width: int) -> nn.Module:
+    return nn.utils.parametrizations.spectral_norm(nn.Linear(width, 2))
+
+
+@pytest.mark.parametrize(
+    "head", [weight_normed, spectrally_normed, lambda width: Cosine(width, 2, bias=False)]
+)
+def test_a_readout_that_is_divided_by_its_norm_is_not_set_to_zero(head: Callable[[int], nn.Module]) -> None:
+    def build(width: int, depth: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, width), nn.ReLU(), head(width))
+
+    def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(8, 8, generator=torch.Generator().manual_seed(step))
+        return x, (x.sum(1) > 0).long()
+
+    workload = th.Workload("normed", build, batch, nn.functional.cross_entropy, th.Size(16, 1))
+    size = workload.size
+    made = with_zero_readout(plan(build, batch(0, 0)[0], size=size, base=size, lr=0.01))
+    track = follow(workload, made, seed=0, steps=2)
+    assert track.status == "finished"
+    assert track.values["change of logits"][-1] > 0
+
+
+def test_layers_outside_of_branches_are_looked_at_by_hand() -> None:
+    """Weights of 1 and inputs 1 and 3: 16·x after the second layer of width 4, then zero."""
+
+    def build(width: int, depth: int) -> nn.Module:
+        layers = nn.Sequential(
+            nn.Linear(1, width, bias=False),
+            nn.Linear(width, width, bias=False),
+            nn.Linear(width, 2, bias=False),
+        )
+        for layer in layers:
+            nn.init.ones_(layer.weight)
+        return layers
+
+    workload = th.Workload("plain", build, line_batch, nn.functional.cross_entropy, th.Size(4, 1))
+    made = with_zero_readout(
+        plan(build, line_batch(0, 0)[0], size=th.Size(4, 1), base=th.Size(4, 1), lr=0.01)
+    )
+    values = follow(workload, made, seed=0, steps=2).values
+    assert [name for name in values if "layer" in name] == [
+        "layer.0.weight",
+        "layer.1.weight",
+        "change of layer.0.weight",
+        "change of layer.1.weight",
+    ]
+    assert values["layer.0.weight"][0] == pytest.approx(math.sqrt(5))
+    assert values["layer.1.weight"][0] == pytest.approx(4 * math.sqrt(5))
+    # Step 1 moves the readout alone. In step 2 Adam's means have seen a gradient of zero and one that is not.
+    second = 0.01 * (0.1 / (1 - 0.9**2)) / math.sqrt(0.001 / (1 - 0.999**2))
+    moved = values["change of layer.0.weight"]
+    assert moved == pytest.approx((0, 0, math.sqrt(5) * second), rel=1e-3, abs=1e-6)

@@ -34,6 +34,8 @@ class Row:
     out_axes: tuple[int, ...]
     rows: tuple[tuple[tuple[int, int], ...], ...]
     """Blocks of outputs that are matrices by themselves, as in fused queries, keys and values."""
+    scale_free: bool
+    """Is it divided by a norm of itself, so that only its direction counts?"""
     rule: str
     """The optimizer that trains it: the plan's own, or the one its vectors get."""
     multiplier: float

@@ -47,6 +47,7 @@ def make_row(case: Case) -> Row:
         in_axes=part.in_axes,
         out_axes=part.out_axes,
         rows=part.rows,
+        scale_free=part.scale_free,
         rule=case.rule,
         multiplier=case.readout,
         # What multiplies is offset + gain: that is what an absorbed multiplier scales.

@@ -196,6 +196,8 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if origin is not None:  # a mapping from names
         held = value if isinstance(value, dict) else _refuse(value, where, "an object")
         return {name: _read(arguments[1], item, f"{where}: {name}") for name, item in held.items()}
+    if hint is bool:
+        return value if isinstance(value, bool) else _refuse(value, where, "true or false")
     good = isinstance(value, int | float if hint is float else hint) and not isinstance(value, bool)
     if not good or (hint is float and not _is_finite(value)):
         _refuse(value, where, {float: "a finite number", int: "a whole number"}.get(hint, "a text"))

@@ -54,18 +54,18 @@ class Coordinates:
         return not self.bent(tolerance)
 
     def __str__(self) -> str:
-        """A table: slopes and intervals after the last step."""
+        """A table: slopes and intervals after the last step; "–" where none is expected."""
         start = (
             f"{self.parameterization}, {self.optimizer}, lr {self.lr:.4g} at {self.base}: slopes after "
             f"{self.steps} steps, {len({track.seed for track in self.tracks})} seeds"
         )
-        rows = [f"{'quantity':<20} {'axis':<5} {'slope':>6}  {'95 % interval':<16} {'expected':>8}"]
+        wide = max(20, *(len(slope.quantity) for slope in self.slopes))
+        rows = [f"{'quantity':<{wide}} {'axis':<5} {'slope':>6}  {'95 % interval':<16} {'expected':>8}"]
         for slope in self.slopes:
             interval = f"{slope.low:+.2f} to {slope.high:+.2f}" if math.isfinite(slope.low) else ""
             value = f"{slope.value:+.2f}" if math.isfinite(slope.value) else "diverged"
-            rows.append(
-                f"{slope.quantity:<20} {slope.axis:<5} {value:>6}  {interval:<16} {slope.expected:>8g}"
-            )
+            expected = f"{slope.expected:g}" if slope.judged else "–"
+            rows.append(f"{slope.quantity:<{wide}} {slope.axis:<5} {value:>6}  {interval:<16} {expected:>8}")
         return "\n".join([start, "", *rows])
 
 
@@ -89,7 +89,8 @@ def coordinates(
 
     With the right parameterization the stream, and how far stream and logits move in a step, are the same at
     every width and depth, and each of L branches is 1/L of that. The readout starts at zero, so that the
-    logits only hold what was learnt; where it is the embedding too, it starts as it does.
+    logits only hold what was learnt; one that is the embedding too, or is divided by its own norm, starts as
+    it does.
 
     Args:
         workload: the network, its data and its loss.
@@ -157,11 +158,12 @@ def plan_for(
 def with_zero_readout(plan: Plan) -> Plan:
     """The plan with a readout that starts at zero, so that the logits hold nothing but what was learnt.
 
-    A readout that is the embedding too is an input, and starts as it does.
+    Two kinds start as they do: a readout that is the embedding too, which is an input, and one that is
+    divided by its own norm, which would be 0/0.
     """
     rows = {
         name: dataclasses.replace(row, init=Law("constant"))
-        if row.role == "output" and row.block is None
+        if row.role == "output" and row.block is None and not row.scale_free
         else row
         for name, row in plan.rows.items()
     }

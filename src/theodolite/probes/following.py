@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from theodolite.workloads import Workload
 
 Status = Literal["finished", "diverged"]
 
+LAYER = "layer."
+"""What the names of quantities of layers outside of every branch begin with."""
 PROBE_STEP = 10_000
 """The batch that is looked at is one that is not trained on."""
 
@@ -29,8 +31,9 @@ class Track:
 
     Quantities are `stream` (after the last block), `stream.first` and `stream.middle` (after the first and
     the middle one), `branch.0`, `branch.1`, … (of each block's first branch, second branch, …; the root mean
-    square over blocks), `logits`, and for the stream, the branches and the logits `change of …`: how far the
-    values are from where they were before training.
+    square over blocks), `layer.NAME` (of what the weight of that name makes, outside of every branch and with
+    outputs that grow with the width), `logits`, and for the stream, the branches, the layers and the logits
+    `change of …`: how far the values are from where they were before training.
     """
 
     size: Size
@@ -72,11 +75,12 @@ def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str
                 break
     finished = all(math.isfinite(value) for value in sizes[-1].values())
     missing = [math.nan] * (steps + 1 - len(sizes))
+    names = [name for name in sizes[0] if _is_wide(name, plan) and all(name in one for one in sizes)]
     return Track(
         size=plan.size,
         seed=seed,
         status="finished" if finished else "diverged",
-        values={name: (*(one[name] for one in sizes), *missing) for name in sizes[0]},
+        values={name: (*(one[name] for one in sizes), *missing) for name in names},
         expected=_expected(first.layout),
         branches=tuple(branches),
         stream=tuple(stream),
@@ -86,7 +90,9 @@ def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str
 def measured(model: nn.Module, inputs: Any) -> dict[str, float]:
     """The root mean squares of stream, branches and logits of a network as it is, named as in `Track`."""
     sight = look(model, inputs)
-    return {name: size for name, size in _sizes(sight, sight).items() if not name.startswith("change of")}
+    return {
+        name: size for name, size in _sizes(sight, sight).items() if not name.startswith(("change of", LAYER))
+    }
 
 
 def rms(*tensors: Tensor) -> tuple[float, ...]:
@@ -108,13 +114,35 @@ def _sizes(now: Sight, before: Sight) -> dict[str, float]:
         chosen = rms(*(now.stream[index] for index in (first, middle, last)))
         sizes |= dict(zip(("stream.first", "stream.middle", "stream"), chosen, strict=True))
     sizes |= _by_kind("branch", now.layout, now.branches)
+    sizes |= {f"{LAYER}{name}": _rms_of_all(values) for name, values in now.outside.items()}
     (sizes["logits"],) = rms(now.logits)
     if now.stream:
         (sizes["change of stream"],) = rms(now.stream[-1] - before.stream[-1])
     moved = tuple(one - other for one, other in zip(now.branches, before.branches, strict=True))
     sizes |= _by_kind("change of branch", now.layout, moved)
+    for name, values in now.outside.items():
+        were = before.outside.get(name, ())
+        if [one.shape for one in values] == [one.shape for one in were]:  # not so where routing picks rows
+            moved = tuple(one - other for one, other in zip(values, were, strict=True))
+            sizes[f"change of {LAYER}{name}"] = _rms_of_all(moved)
     (sizes["change of logits"],) = rms(now.logits - before.logits)
     return sizes
+
+
+def _is_wide(quantity: str, plan: Plan) -> bool:
+    """Is it not of a layer whose outputs stay few, such as the scores of a router or a bottleneck?
+
+    These may start the smaller the wider the network is, as logits do, and a softmax does not heed a number
+    that is added to all scores.
+    """
+    _, is_layer, name = quantity.partition(LAYER)
+    return not is_layer or plan[name].role in ("input", "hidden")
+
+
+def _rms_of_all(tensors: Sequence[Tensor]) -> float:
+    """The root mean square of the entries of all of them: what a recurrent weight makes at each time."""
+    (size,) = rms(torch.cat([tensor.flatten() for tensor in tensors]))
+    return size
 
 
 def _by_kind(name: str, layout: Layout, tensors: tuple[Tensor, ...]) -> dict[str, float]:

@@ -46,6 +46,9 @@ class Layout:
     """By branch: the dimension of the stream that holds its channels."""
     is_routed: bool
     """Is the stream a mixture of all branches, in place of their sum?"""
+    outside: Mapping[str, tuple[int, ...]]
+    """By weight or table outside of every branch: the values it makes. Those of the last layers, which no
+    further weight reads, are left out: they are the logits."""
     logits: int
     ops: tuple[str, ...]
     """All operations of the pass; another pass with the same operations has the same layout."""
@@ -67,6 +70,7 @@ class Sight:
     layout: Layout
     branches: tuple[Tensor, ...]
     stream: tuple[Tensor, ...]
+    outside: Mapping[str, tuple[Tensor, ...]]
     logits: Tensor
 
 
@@ -90,6 +94,7 @@ def find_layout(model: nn.Module, inputs: Any) -> Layout:
         starts=tuple(residual.start for residual in residuals),
         channels=tuple(_channels(flow, residuals)),
         is_routed=any(residual.history is not None for residual in residuals),
+        outside=_outside(flow, residuals),
         logits=next(iter(graph.outputs)),
         ops=_ops(graph),
         graph=graph,
@@ -125,7 +130,8 @@ def look(model: nn.Module, inputs: Any, layout: Layout | None = None) -> Sight:
 def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
     """The values at the places of a layout; None if the pass ran other operations."""
     kept: dict[int, Tensor] = {}
-    wanted = {value for branch in layout.branches for value in branch} | {*layout.stream, layout.logits}
+    several = (*layout.branches, *layout.outside.values())
+    wanted = {value for values in several for value in values} | {*layout.stream, layout.logits}
 
     def keep(value: int, tensor: Tensor) -> None:
         if value in wanted:
@@ -133,8 +139,29 @@ def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
 
     if _ops(watch(unwrap(model), inputs, keep)) != layout.ops:
         return None
-    branches = (layout.added(index, kept) for index in range(len(layout.branches)))
-    return Sight(layout, tuple(branches), tuple(kept[value] for value in layout.stream), kept[layout.logits])
+    return Sight(
+        layout,
+        branches=tuple(layout.added(index, kept) for index in range(len(layout.branches))),
+        stream=tuple(kept[value] for value in layout.stream),
+        outside={name: tuple(kept[value] for value in values) for name, values in layout.outside.items()},
+        logits=kept[layout.logits],
+    )
+
+
+def _outside(flow: Flow, residuals: list[Residual]) -> dict[str, tuple[int, ...]]:
+    """The values that weights and tables outside of every branch make, but for those of the last layers."""
+    inside = 0
+    for residual in residuals:
+        inside |= residual.region
+    found: dict[str, tuple[int, ...]] = {}
+    for use in flow.uses.all:
+        if use.kind not in ("weight", "table") or use.node < 0:
+            continue
+        value = flow.graph.nodes[use.node].outputs[0]
+        is_read_by_another = flow.descendants[value] & flow.weighted & ~(1 << value)
+        if is_read_by_another and not inside >> value & 1:
+            found[use.name] = (*found.get(use.name, ()), value)
+    return found
 
 
 def _stream(flow: Flow, residuals: list[Residual]) -> list[int]:

@@ -75,7 +75,9 @@ def fit_slopes(tracks: Iterable[Track], *, step: int = -1) -> tuple[Slope, ...]:
     its own for each group of sizes; the value is the mean over seeds.
     """
     tracks = list(tracks)
-    names = list(dict.fromkeys(name for track in tracks for name in track.values))
+    names = [
+        name for name in (tracks[0].values if tracks else ()) if all(name in one.values for one in tracks)
+    ]
     found = []
     for axis in AXES:
         seeds = [

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from theodolite.errors import UseError
 from theodolite.figures import Figure, Panel, power_law, signed
 from theodolite.planning import Plan
 from theodolite.probes.coordinates import Coordinates, Parameterization, with_zero_readout
-from theodolite.probes.following import Track, follow
-from theodolite.probes.slopes import Slope
+from theodolite.probes.following import LAYER, Track, follow
+from theodolite.probes.slopes import Slope, worst_first
 from theodolite.size import Size
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
@@ -22,11 +23,13 @@ from theodolite.surveying.wording import counted, times
 
 STEPS = 3
 SEEDS, DEEP_SEEDS = 1, 3
-TOLERANCE, NOISE = 0.4, 1.75
-"""On a slope, and on the factor between the smallest size and the largest. At base depth 2 each branch still
-weighs as much as the stream, which bends slopes by 0.2 or 0.3 where larger sizes are straight."""
-JUDGED = ("stream", "change of stream", "change of logits")
-"""What a single branch adds is noisier, and for the table."""
+SURE, TOLERANCE, NOISE = 0.3, 0.4, 1.75
+"""A slope is right up to `SURE` and wrong beyond `TOLERANCE`, or beyond the factor `NOISE` between the
+smallest size and the largest, whichever is more. Between the two it is not known: at base depth 2 each branch
+still weighs as much as the stream, which bends slopes by 0.2 or 0.3 where larger sizes are straight."""
+WHOLE = ("stream", "change of stream", "change of logits")
+"""The quantities that a sentence names first; branches and layers are pieces of the network."""
+Verdict = Literal["kept", "bent", "not known"]
 TITLES: Mapping[Level, str] = {
     "ok": "Values that keep their size",
     "note": "Values that change with the network's size",
@@ -38,6 +41,15 @@ WHY = (
     "stops learning features. Hyperparameters carry over where all of these stay, and where each of L "
     "branches adds 1/L."
 )
+REMEDIES: Mapping[Verdict, str] = {
+    "kept": "Train larger networks under th.plan(build, inputs, size=…, base=…, lr=…): plan.build(), "
+    "plan.optimizer(model).",
+    "bent": "Survey again with --deep to rule out noise; then look at what the network does to its stream "
+    "that no tensor's learning rate can mend, such as a scale in the forward pass.",
+    "not known": "Survey again with --deep, which takes three seeds and larger sizes, or run "
+    "th.probes.coordinates with more seeds on sizes that are further apart.",
+}
+"""By what is true under a plan."""
 
 
 @dataclass(frozen=True)
@@ -77,37 +89,54 @@ def measure(trials: Trials) -> Check:
 
 def coordinates_kept(check: Check) -> Finding:
     """TH201: which values grow or shrink with the size."""
-    said, axes = [], _axes(check.standard)
-    for axis in axes:
-        bent = [slope for slope in _bent(check.standard) if slope.axis == axis]
-        if bent:
-            said.append(_in_words(bent[0], "Without a plan"))
-    level: Level = "note" if said else "ok"
-    remedy = ""
-    left = _bent(check.planned)
+    axes = _axes(check.standard)
+    bent = [slope for axis in axes for slope in _with(check.standard, "bent", axis)[:1]]
+    doubts = [slope for axis in axes for slope in _with(check.standard, "not known", axis)[:1]]
+    left, unsure = _with(check.planned, "bent"), _with(check.planned, "not known")
+    level: Level = "warn" if left else "note" if bent or doubts or unsure else "ok"
+    said = [_in_words(slope, "Without a plan") for slope in bent]
+    if not bent:
+        said += [_in_doubt(slope, "without a plan", check.standard) for slope in doubts[:1]]
     if left:
-        level = "warn"
         said.append(_in_words(left[0], "Under a plan"))
-        remedy = (
-            "Survey again with --deep to rule out noise; then look at what the network does to its stream "
-            "that no tensor's learning rate can mend, such as a scale in the forward pass."
-        )
-    elif said:
-        remedy = (
-            "Train larger networks under th.plan(build, inputs, size=…, base=…, lr=…): plan.build(), "
-            "plan.optimizer(model)."
-        )
-    if not left:
-        who = "The plan keeps" if said else "Without a plan and with one, the network keeps"
+    elif unsure:
+        said.append(_in_doubt(unsure[0], "under a plan", check.planned))
+    else:
+        who = "The plan keeps" if level == "note" else "Without a plan and with one, the network keeps"
         said.append(f"{who} them all (steepest slope off by {signed(_steepest(check.planned))}).")
+    if left:
+        remedy = REMEDIES["bent"]
+    elif unsure or (doubts and not bent):
+        remedy = REMEDIES["not known"]
+    else:
+        remedy = REMEDIES["kept"] if bent else ""
     numbers: dict[str, Value] = {
         "optimizer": OPTIMIZER,
         "learning rate": LR,
         "steps": STEPS,
-        "seeds": len({track.seed for track in check.planned.tracks}),
+        "seeds": _seeds(check.planned),
     }
     evidence = Evidence(numbers, tuple(_rows(check)), tuple(_figure(check, axis) for axis in axes))
     return Finding("TH201", level, TITLES[level], " ".join(said), why=WHY, remedy=remedy, evidence=evidence)
+
+
+def verdict(slope: Slope, growth: float) -> Verdict:
+    """Is a value's size kept, over sizes that differ by a factor? A wide interval leaves that open.
+
+    >>> verdict(Slope("stream", "width", 0.1, 0.05, 0.15, expected=0.0), growth=4.0)
+    'kept'
+    >>> verdict(Slope("stream", "width", 0.1, -0.5, 0.7, expected=0.0), growth=4.0)
+    'not known'
+    """
+    if not math.isfinite(slope.value):
+        return "bent"
+    limit = max(TOLERANCE, math.log(NOISE) / math.log(growth))
+    low, high = (end - slope.expected for end in (slope.low, slope.high))
+    has_interval = math.isfinite(low) and math.isfinite(high)
+    if not slope.within(limit):
+        return "not known" if has_interval and low <= 0 <= high else "bent"
+    wide = has_interval and not -limit <= low <= high <= limit
+    return "kept" if slope.within(SURE) and not wide else "not known"
 
 
 def _tracks(trials: Trials, plans: Sequence[Plan]) -> list[Track]:
@@ -120,14 +149,19 @@ def _axes(found: Coordinates) -> list[str]:
     return list(dict.fromkeys(slope.axis for slope in found.slopes))
 
 
-def _bent(found: Coordinates) -> list[Slope]:
-    """The slopes that are wrong beyond noise, the worst first."""
-    return [
-        slope
-        for slope in found.bent(TOLERANCE)
-        if slope.quantity in JUDGED
-        and not slope.within(max(TOLERANCE, math.log(NOISE) / math.log(_growth(found, slope.axis))))
-    ]
+def _judged(found: Coordinates) -> list[Slope]:
+    return [slope for slope in found.slopes if slope.judged]
+
+
+def _with(found: Coordinates, wanted: Verdict, axis: str | None = None) -> list[Slope]:
+    """The slopes of a verdict: those of the whole network before those of its pieces, the worst first."""
+    slopes = (slope for slope in _judged(found) if axis in (None, slope.axis))
+    chosen = worst_first(one for one in slopes if verdict(one, _growth(found, one.axis)) == wanted)
+    return sorted(chosen, key=lambda slope: slope.quantity not in WHOLE)
+
+
+def _seeds(found: Coordinates) -> int:
+    return len({track.seed for track in found.tracks})
 
 
 def _growth(found: Coordinates, axis: str) -> float:
@@ -140,33 +174,46 @@ def _in_words(slope: Slope, how: str) -> str:
         return f"{how}, the training diverges as the {slope.axis} grows."
     wanted = f" where {signed(slope.expected)} is wanted" if slope.expected else ""
     return (
-        f"{how}, after {counted(STEPS, 'step')} of training the {slope.quantity} goes as the {slope.axis} to "
+        f"{how}, after {counted(STEPS, 'step')} of training the {_named(slope)} goes as the {slope.axis} to "
         f"the {signed(slope.value)}{wanted}: ×{times(slope.at_ten_times)} at 10× the {slope.axis}."
     )
 
 
+def _named(slope: Slope) -> str:
+    return slope.quantity.replace(LAYER, "output of ")
+
+
+def _in_doubt(slope: Slope, how: str, found: Coordinates) -> str:
+    wanted = f" where {signed(slope.expected)} is wanted" if slope.expected else ""
+    interval = f" ({signed(slope.low)} to {signed(slope.high)})" if math.isfinite(slope.low) else ""
+    return (
+        f"Whether {how} the {_named(slope)} keeps its size is not known: it goes as the {slope.axis} to the "
+        f"{signed(slope.value)}{interval}{wanted}, which {counted(_seeds(found), 'seed')} on sizes up to "
+        f"{_growth(found, slope.axis):g}× the {slope.axis} cannot tell from what is right."
+    )
+
+
 def _steepest(found: Coordinates) -> float:
-    judged = (slope.excess for slope in found.slopes if slope.quantity in JUDGED)
-    return max((excess for excess in judged if math.isfinite(excess)), key=abs, default=0.0)
+    excesses = (slope.excess for slope in _judged(found))
+    return max((excess for excess in excesses if math.isfinite(excess)), key=abs, default=0.0)
 
 
 def _rows(check: Check) -> Iterator[Mapping[str, Value]]:
-    """The slopes of everything, with width and with depth."""
+    """The slopes of everything that is judged, with width and with depth."""
     rows: dict[str, dict[str, Value]] = {}
     columns: list[str] = []
     for how, found in (("", check.standard), (", plan", check.planned)):
-        for slope in found.slopes:
-            if slope.quantity != "logits":
-                row = rows.setdefault(slope.quantity, {})
-                known = math.isfinite(slope.value)
-                row[f"{slope.axis}{how}"] = round(slope.value, 2) if known else None
-                columns.append(f"{slope.axis}{how}")
-                if slope.axis == "depth":
-                    row["depth, wanted"] = slope.expected
-                    columns.append("depth, wanted")
+        for slope in _judged(found):
+            row = rows.setdefault(slope.quantity, {})
+            known = math.isfinite(slope.value)
+            row[f"{slope.axis}{how}"] = round(slope.value, 2) if known else None
+            columns.append(f"{slope.axis}{how}")
+            if slope.axis == "depth":
+                row["depth, wanted"] = slope.expected
+                columns.append("depth, wanted")
     ordered = sorted(dict.fromkeys(columns), key=lambda column: "depth" in column)
     for quantity, row in rows.items():
-        yield {"slope of": quantity, **{column: row[column] for column in ordered}}
+        yield {"slope of": quantity, **{column: row.get(column) for column in ordered}}
 
 
 def _figure(check: Check, axis: str) -> Figure:
