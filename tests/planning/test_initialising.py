@@ -198,6 +198,7 @@ def test_nothing_else_is_touched() -> None:
     model = Particular(64, 4)
     model.mask.fill_(5.0)
     model.up[1].weight.requires_grad_(False)
+    frozen = model.up[1].weight.clone()
     before = {name: tensor.requires_grad for name, tensor in model.named_parameters()}
     identities = {name: id(tensor) for name, tensor in model.named_parameters()}
     state = torch.get_rng_state()
@@ -205,6 +206,7 @@ def test_nothing_else_is_touched() -> None:
     plan.build()
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(model.mask, torch.full((64,), 5.0))
+    assert torch.equal(model.up[1].weight, frozen)
     assert {name: tensor.requires_grad for name, tensor in model.named_parameters()} == before
     assert {name: id(tensor) for name, tensor in model.named_parameters()} == identities
 
@@ -232,6 +234,94 @@ def test_what_the_network_fills_in_its_own_way_stays_so() -> None:
     torch.manual_seed(123)
     for name, tensor in values(plan.build(seed=5)).items():
         torch.testing.assert_close(tensor, values(model)[name])
+
+
+class Shifted(nn.Module):
+    """Weights whose mean is not zero: drawn, constant, drawn in an own way, and with a pattern of zeros."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 3)
+        self.drawn = nn.Parameter(torch.rand(width, width))
+        self.mean = nn.Parameter(torch.full((width, width), 1 / 32))
+        self.positive = nn.Parameter(torch.randn(width, width).abs())
+        self.sparse = nn.Parameter(torch.randn(width, width).relu())
+        self.gain = nn.Parameter(torch.rand(width))
+        nn.init.uniform_(self.last.weight, 0.0, 0.5)
+        nn.init.constant_(self.first.bias, 0.5)
+        sines = torch.outer(torch.arange(4.0), torch.arange(width)).sin()
+        self.positions = nn.Parameter(sines, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x) + self.positions[0]
+        for weight in (self.drawn, self.mean, self.positive, self.sparse):
+            x = (x @ weight).relu()
+        return self.last(x * self.gain)
+
+
+def test_a_mean_goes_as_one_over_the_fan_in() -> None:
+    """It adds up over the fan-in, where independent entries add up to the root of it."""
+    plan = planned(Shifted, Size(512, 1), Size(32, 1), VECTORS)
+    assert "mean m · 1/r_in = 0.5 · 1/16 = 0.03125" in plan.explain("drawn")
+    found = values(plan.build(seed=0))
+    mean = {name: tensor.mean().item() for name, tensor in found.items()}
+    std = {name: tensor.std().item() for name, tensor in found.items()}
+    right = math.sqrt(2 / math.pi)  # the mean of |z|
+    assert mean["drawn"] == pytest.approx(0.5 / 16, rel=0.02)
+    assert std["drawn"] == pytest.approx(12**-0.5 / 4, rel=0.02)
+    assert mean["mean"] == pytest.approx(1 / 512)
+    assert mean["positive"] == pytest.approx(right / 16, rel=0.05)
+    assert std["positive"] == pytest.approx(math.sqrt(1 - right**2) / 4, rel=0.05)
+    assert mean["last.weight"] == pytest.approx(0.25 / 16, rel=0.02)
+    # Zeros stay: then the mean decides alone.
+    assert mean["sparse"] == pytest.approx(right / 2 / 16, rel=0.05)
+    assert (found["sparse"] == 0).float().mean().item() == pytest.approx(0.5, abs=0.02)
+    # What is added or multiplies entry by entry is not summed over.
+    assert mean["first.bias"] == 0.5
+    assert mean["gain"] == pytest.approx(0.5, rel=0.1)
+
+
+def test_frozen_values_are_those_that_the_network_makes_at_the_size() -> None:
+    plan = planned(Shifted, Size(64, 1), Size(32, 1), VECTORS)
+    model = Shifted(64, 1)
+    with torch.no_grad():
+        model.positions.add_(7)  # loaded from elsewhere
+    assert torch.equal(plan.build(seed=0).positions, Shifted(64, 1).positions)
+    assert torch.equal(plan.initialize(model).positions, Shifted(64, 1).positions + 7)
+
+
+class Spectral(nn.Module):
+    """Complex weights between two Fourier transforms, and a complex gain."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 3)
+        self.mix = nn.Parameter(torch.randn(width, width, dtype=torch.cfloat) * width**-0.5)
+        self.shifted = nn.Parameter(torch.rand(width, width, dtype=torch.cfloat))
+        self.phase = nn.Parameter(torch.polar(torch.ones(width), torch.arange(1.0, width + 1)))
+        self.turn = nn.Parameter(torch.full((width,), 0.5 + 0.5j))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.fft.fft(self.first(x))
+        return self.last(torch.fft.ifft((z @ self.mix @ self.shifted) * self.phase * self.turn).real)
+
+
+def test_complex_values_keep_their_imaginary_part() -> None:
+    plan = planned(Spectral, Size(256, 1), Size(32, 1), VECTORS)
+    found = values(plan.build(seed=0))
+    mix, shifted = found["mix"], found["shifted"]
+    for part in (mix.real, mix.imag):
+        assert part.std().item() == pytest.approx(256**-0.5 / math.sqrt(2), rel=0.05)
+    for part in (shifted.real, shifted.imag):
+        assert part.mean().item() == pytest.approx(0.5 / 8, rel=0.05)
+        assert part.std().item() == pytest.approx((12 * 8) ** -0.5, rel=0.05)
+    assert torch.equal(found["phase"], Spectral(256, 1).phase)
+    assert torch.equal(found["turn"], Spectral(256, 1).turn)
+    assert plan["mix"].init.std == pytest.approx(256**-0.5, rel=0.05)  # of |z|
+    chosen = th.plan(Spectral, VECTORS, size=Size(64, 1), base=Size(64, 1), lr=1e-3, init={"mix": 0.1})
+    mix = values(chosen.build(seed=0))["mix"]
+    assert mix.abs().square().mean().sqrt().item() == pytest.approx(0.1, rel=0.05)
+    assert mix.imag.std().item() == pytest.approx(0.1 / math.sqrt(2), rel=0.05)
 
 
 def test_errors() -> None:

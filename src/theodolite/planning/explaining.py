@@ -24,7 +24,7 @@ from theodolite.planning.quantities import (
     update_size,
 )
 from theodolite.planning.table import WITH_EXTENT, WITHOUT_EPS, folded
-from theodolite.rules.condition import change, deviation, multiplier, norm
+from theodolite.rules.condition import centre, change, deviation, multiplier, norm
 from theodolite.rules.decay import decays
 
 
@@ -127,27 +127,36 @@ def _alpha(case: Case) -> str:
 
 
 def _init(case: Case) -> str:
-    constant = case.law.kind == "constant"
-    at_base = case.law.mean if constant else case.law.std
+    law, constant = case.law, case.law.kind == "constant"
     factor = case.explicit.std / case.base.std
-    is_usual = math.isclose(factor, deviation(case.part, case.ratios))
+    usual = deviation(case.part, case.ratios)
+    is_usual = math.isclose(factor, usual)
     by_fan = case.part.role != "output" and is_usual
+    spread = ("1/√r_in" if by_fan else "1" if is_usual else "d", factor)
+    shift = ("1/r_in" if by_fan else spread[0], factor / usual * centre(case.part, case.ratios))
     formula = _product(
-        ("value" if constant else "σ", at_base),
-        ("1/√r_in" if by_fan else "1" if is_usual else "d", factor),
+        ("value", law.mean) if constant else ("σ", law.std),
+        shift if constant else spread,
         *_power(case, 1),
     )
-    if constant and not at_base:
+    if constant and not law.mean:
         return f"{formula}\nzeros stay zeros"
-    if by_fan:
-        vector = case.part.role in ("bias", "gain")
-        why = "a vector has no fan-in to sum over" if vector else "a sum over the fan-in keeps its size"
+    vector = case.part.role in ("bias", "gain")
+    if by_fan and vector:
+        why = "a vector has no fan-in to sum over"
+    elif by_fan:
+        why = "a sum over the fan-in keeps its size"
     elif is_usual:
         why = "an output keeps its std, and its multiplier lets it start small"
     else:
         why = "d: as the rule asks"
-    drawn = "as the network draws it" if case.law.kind == "own" else f"{case.law.kind} at base size"
-    return f"{formula}\n{drawn}; {why}"
+    drawn = "as the network draws it" if law.kind == "own" else f"{law.kind} at base size"
+    lines = [formula, f"{drawn}; {why}"]
+    if law.mean and not constant and not vector:
+        lines.append(
+            f"mean {_product(('m', law.mean), shift, *_power(case, 1))}: a mean adds up over the fan-in"
+        )
+    return "\n".join(lines)
 
 
 def _lr(case: Case) -> str:

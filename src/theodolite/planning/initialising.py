@@ -13,6 +13,7 @@ from theodolite.building import build_model
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.planning.fitting import matched
+from theodolite.planning.laws import spread_of, widened
 from theodolite.planning.plan import Plan, Row
 
 
@@ -42,7 +43,7 @@ def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
 
     Every tensor has a generator of its own, seeded by the seed and the tensor's name, and is drawn in float32
     on the CPU: neither device, dtype, wrapper, sharding nor the order of construction changes the numbers.
-    Buffers are left as they are.
+    Buffers and frozen parameters are left as they are.
     """
     _check_seed(seed)
     tensors = matched(plan, model)
@@ -50,7 +51,7 @@ def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
     if hollow:
         raise UseError(
             f"{hollow[0]} is on the meta device and has no memory to draw into ({len(hollow)} such tensors): "
-            'call model.to_empty(device="cuda") first, and fill its buffers'
+            'call model.to_empty(device="cuda") first, and fill its buffers and frozen parameters'
         )
     own: Mapping[str, Tensor] = {}
     if any(row.init.kind == "own" for row in plan.rows.values()):
@@ -79,25 +80,36 @@ def _fill(plan: Plan, tensors: Mapping[str, Tensor], seed: int, own: Mapping[str
     seeds = _seeds(plan.rows, seed)
     for name, tensor in tensors.items():
         row = plan.rows[name]
+        if not tensor.requires_grad:
+            continue
         if row.init.kind == "own":
             values = _rescaled(row, own[name].detach())
         else:
-            values = row.init.draw(row.shape, torch.Generator().manual_seed(seeds[name]))
+            draw = row.init.draw_complex if tensor.is_complex() else row.init.draw
+            values = draw(row.shape, torch.Generator().manual_seed(seeds[name]))
         _put(tensor, values)
 
 
 def _rescaled(row: Row, values: Tensor) -> Tensor:
-    """The network's own values: a weight's with the planned std, others times what was absorbed.
+    """The network's own values: a weight's with the planned mean and std, others times what was absorbed.
 
     A gain whose own values go with the width, as those of weight normalisation do, gets its planned size.
     """
     if row.role in ("bias", "gain"):
         scaled = values * row.init.factor
-        size = scaled.double().square().mean().sqrt().item()
+        size = widened(scaled).abs().square().mean().sqrt().item()
         goes_with_width = row.role == "gain" and size > 0 and abs(row.init.size / size - 1) > 0.1
         return scaled * (row.init.size / size) if goes_with_width else scaled
-    std = values.double().std(correction=0).item()
-    return values * (row.init.std / std if std else row.init.factor)
+    wide, planned = widened(values), row.init.mean
+    std, mean = spread_of(wide), wide.mean()
+    if not std:
+        return values * row.init.factor
+    factor = row.init.std / std
+    if not planned or not mean:
+        return values * factor
+    if (values == 0).any():  # a shift would fill what the network leaves at zero
+        return values * min(factor, abs(planned) / mean.abs().item())
+    return (wide - mean) * factor + planned * (mean / mean.abs() if mean.is_complex() else 1)
 
 
 def _put(tensor: Tensor, values: Tensor) -> None:

@@ -24,9 +24,11 @@ class Law:
     """
 
     kind: Kind
-    """`own` is whatever the network draws by itself, rescaled to the std."""
+    """`own` is whatever the network draws by itself, with its mean and std changed to these."""
     std: float = 0.0
+    """Of a complex tensor: the root mean square of `|z − E z|`."""
     mean: float = 0.0
+    """Of a complex tensor: `|E z|`."""
     bound: float | None = None
     """Of a truncated normal: how far from the mean values may lie. Its `std` is that of the values that
     result."""
@@ -38,13 +40,13 @@ class Law:
         """The root mean square of a value."""
         return math.hypot(self.mean, self.std)
 
-    def scaled(self, factor: float) -> Law:
-        """The law of `factor` times a value."""
+    def scaled(self, factor: float, *, mean: float | None = None) -> Law:
+        """The law of `factor` times a value; with another factor for the mean, if there is one."""
         bound = None if self.bound is None else self.bound * factor
         return dataclasses.replace(
             self,
             std=self.std * factor,
-            mean=self.mean * factor,
+            mean=self.mean * (factor if mean is None else mean),
             bound=bound,
             factor=self.factor * factor if self.kind == "own" else 1.0,
         )
@@ -53,11 +55,30 @@ class Law:
         """The law of a value plus a number."""
         return dataclasses.replace(self, mean=self.mean + by)
 
+    def without_chance(self, count: int) -> Law:
+        """Without a mean that `count` values have by accident: below eight standard errors.
+
+        >>> Law("own", std=1.0, mean=0.1).without_chance(100).mean
+        0.0
+        """
+        accident = self.kind == "own" and abs(self.mean) < 8 * self.std / math.sqrt(count)
+        return dataclasses.replace(self, mean=0.0) if accident else self
+
     def __str__(self) -> str:
         if self.kind == "constant":
             return f"{self.mean:.4g}"
         centre = f", mean {self.mean:.4g}" if self.mean else ""
         return f"{self.kind}, std {self.std:.4g}{centre}"
+
+    def draw_complex(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Values whose real and imaginary parts have half of the variance each, with a real mean.
+
+        >>> values = Law("normal", std=1.0).draw_complex((100_000,), torch.Generator().manual_seed(0))
+        >>> round(values.abs().square().mean().item(), 2), round(values.imag.std().item(), 2)
+        (1.0, 0.71)
+        """
+        parts = self.shifted(-self.mean).scaled(math.sqrt(0.5)).draw((*shape, 2), generator)
+        return torch.view_as_complex(parts).add_(self.mean)
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Values in float32 on the CPU; the same generator gives the same values everywhere.

@@ -111,15 +111,27 @@ def depth_in_init(build: Build, base: Size) -> dict[str, float]:
 
 
 def _measured(name: str, tensor: Tensor) -> Law:
-    values = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+    values = widened(tensor)
     if not values.isfinite().all():
         raise UseError(
             f"{name} starts with values that are not finite, as torch.empty may leave them: initialise it "
             "in build"
         )
-    if (values == values.flatten()[0]).all():
-        return Law("constant", mean=values.flatten()[0].item())
-    return Law("own", std=values.std(correction=0).item(), mean=values.mean().item())
+    first = values.flatten()[0].item()
+    if (values == first).all() and first == first.real:
+        return Law("constant", mean=first.real)
+    mean = values.mean().item()
+    return Law("own", std=spread_of(values), mean=abs(mean) if values.is_complex() else mean)
+
+
+def widened(values: Tensor) -> Tensor:
+    """The values in float64 or complex128."""
+    return values.to(torch.complex128 if values.is_complex() else torch.float64)
+
+
+def spread_of(values: Tensor) -> float:
+    """The root mean square of `|v − mean|`, of real or complex values."""
+    return (values - values.mean()).abs().square().mean().sqrt().item()
 
 
 def _confirmed(law: Law, values: Tensor) -> bool:

@@ -123,6 +123,7 @@ def plan(
             eps=eps if by_matrix else vector_eps,
             std=1.0,
         )
+        law = laws[part.name]
         explicit, hyper = settled(its_rule, rule_name, part, ratios, given, decay)
         rows[part.name] = make_row(
             Case(
@@ -133,7 +134,7 @@ def plan(
                 rule=rule_name,
                 policy=decay,
                 base=given,
-                law=laws[part.name],
+                law=law if part.role in ("bias", "gain") else law.without_chance(partner.numel),
                 explicit=explicit,
                 hyper=hyper,
                 readout=tied.get(part.name, 1.0),

@@ -8,9 +8,11 @@ from dataclasses import replace
 from theodolite.anatomy.part import Part
 from theodolite.errors import UseError
 from theodolite.planning.explaining import reasons
+from theodolite.planning.law import Law
 from theodolite.planning.plan import Row
 from theodolite.planning.quantities import Case
 from theodolite.rules import Base, Hyper, Policy, Ratios, Rule
+from theodolite.rules.condition import centre, deviation
 from theodolite.rules.decay import decayed
 
 
@@ -50,11 +52,18 @@ def make_row(case: Case) -> Row:
         scale_free=part.scale_free,
         rule=case.rule,
         multiplier=case.readout,
-        # What multiplies is offset + gain: that is what an absorbed multiplier scales.
-        init=case.law.scaled(hyper.std).shifted(part.offset * (hyper.std - 1)),
+        init=_init(case),
         lr=hyper.lr,
         weight_decay=hyper.weight_decay,
         eps=hyper.eps,
         extent=hyper.extent,
         reasons=reasons(case),
     )
+
+
+def _init(case: Case) -> Law:
+    part, law, factor = case.part, case.law, case.hyper.std
+    if part.role in ("bias", "gain"):
+        # What multiplies is offset + gain: that is what an absorbed multiplier scales.
+        return law.scaled(factor).shifted(part.offset * (factor - 1))
+    return law.scaled(factor, mean=factor / deviation(part, case.ratios) * centre(part, case.ratios))

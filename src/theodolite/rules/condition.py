@@ -82,6 +82,11 @@ def deviation(part: Part, ratios: Ratios) -> float:
     return 1.0 if part.role == "output" else 1 / math.sqrt(ratios.fan_in)
 
 
+def centre(part: Part, ratios: Ratios) -> float:
+    """The initial mean: `1/r_in`, as n equal terms add up to n and not to √n; 1 where the std stays."""
+    return deviation(part, ratios) ** 2
+
+
 def norm(part: Part, ratios: Ratios) -> float:
     """`‖W‖_R` at the initialisation above: 1, for outputs `r_in`."""
     return ratios.fan_in if part.role == "output" else 1.0
