@@ -10,7 +10,9 @@ from theodolite.anatomy.part import Part
 from theodolite.errors import UseError
 from theodolite.optim.matrices import as_matrices
 from theodolite.planning.law import Law
+from theodolite.probes.course import observe
 from theodolite.probes.rms_norm import rms_norms
+from theodolite.probes.spectral import compare
 from theodolite.size import Size
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
@@ -228,3 +230,39 @@ def test_the_same_on_a_gpu(mixture):
         assert other.start.off == pytest.approx(one.start.off, rel=1e-2)
     ratios = th.probes.assumptions(mixture, plans[1], steps=2, device="cuda")
     assert 0 < min(ratios.weights.values()) <= max(ratios.weights.values()) <= 1.01
+
+
+class OneHead(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.embed, self.query, self.key = (
+            nn.Linear(4, width),
+            nn.Linear(width, width),
+            nn.Linear(width, width),
+        )
+        self.norm, self.readout = nn.BatchNorm1d(width), nn.Linear(width, 2)
+
+    def forward(self, x):
+        x = self.embed(x)
+        weights = (self.query(x) @ self.key(x).mT / 8).softmax(-1)
+        return self.readout(self.norm((weights @ x).mean(1)))
+
+
+def test_a_gradient_that_is_only_rounding_is_known():
+    """A softmax does not heed what the keys' bias adds to all of a row, nor a batch norm what is added before."""
+
+    def batch(seed, step):
+        x = torch.randn(8, 4, 4, generator=torch.Generator().manual_seed(step))
+        return x, (x.sum((1, 2)) > 0).long()
+
+    size = Size(16, 1)
+    workload = th.Workload("head", OneHead, batch, nn.functional.cross_entropy, size)
+    inputs = batch(0, 0)[0]
+    plan = th.plan(OneHead, inputs, size=size, base=size, lr=2**-8)
+    found = observe(workload, plan, th.dissect(OneHead, inputs, size=size), steps=2)
+    assert {name for name, one in found.courses.items() if one.only_rounding} == {"key.bias"}
+    measured = compare(found, found)
+    (line,) = (line for line in measured.lines if line.name == "key.bias")
+    assert math.isnan(line.off("step"))
+    assert line.off("start") == pytest.approx(1)
+    assert "key.bias: its gradient is zero but for rounding" in str(measured)

@@ -184,3 +184,28 @@ def test_training_that_fails_at_another_size_is_a_note(rows):
     (finding,) = examine(Site(rows(Short, batch=batch), Size(64, 2)))
     assert (finding.code, finding.level) == ("TH202", "note")
     assert "batch(0, 2) returned a tuple of 0" in finding.sentence
+
+
+def test_a_tensor_whose_gradient_is_rounding_is_left_out_with_a_line(growths):
+    name = "blocks.0.attention.branch.key.weight"
+
+    def rounded(measured):
+        lines = [
+            dataclasses.replace(line, step=Ratio(1e-6, 1.0, 1.0), only_rounding=True)
+            if line.pattern == alike.pattern
+            else line
+            for line in measured.lines
+        ]
+        return dataclasses.replace(measured, lines=tuple(lines))
+
+    (alike,) = (line for line in growths[0].planned.lines if line.name == name)
+    changed = [
+        dataclasses.replace(one, standard=rounded(one.standard), planned=rounded(one.planned))
+        for one in growths
+    ]
+    finding = judge(STEP_SIZES, changed)
+    assert finding.level == "note"
+    assert f"Not judged: {alike.pattern}, whose gradient is zero but for rounding" in finding.sentence
+    (row,) = (row for row in finding.evidence.rows if row["tensor"] == alike.pattern)
+    assert row["width, plan"] is row["10× depth"] is None
+    assert "Not judged" not in judge(START_SIZES, changed[:1]).sentence

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from theodolite.anatomy import Anatomy
@@ -19,6 +21,10 @@ from theodolite.planning.plan import Plan
 from theodolite.probes.rms_norm import rms_norms
 from theodolite.size import Size
 from theodolite.workloads import Batch, Workload
+
+SUSPICIOUS, ROUNDING = 1e-4, 1e-3
+"""A gradient below so many times the largest of all tensors may be rounding alone. It is, if of what float32
+gives float64 leaves less than so much."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class Course:
     """`‖W_t − W₀‖_R` for t = 1, 2, …"""
     converged: bool
     """Did every iteration behind these numbers converge?"""
+    only_rounding: bool = False
+    """Is its gradient zero but for rounding, as that of the keys' bias before a softmax?"""
 
     @property
     def step(self) -> float:
@@ -80,6 +88,7 @@ def observe(
     if steps < 1:
         raise UseError(f"steps is {steps!r}: a change can be measured after one step or more")
     losses: list[float] = []
+    rounded: frozenset[str] = frozenset()
     sizes: list[dict[str, tuple[float, bool]]] = []
     drifts: list[dict[str, tuple[float, bool]]] = []
     with untouched_randomness(seed):
@@ -93,6 +102,8 @@ def observe(
             optimizer.zero_grad()
             loss = workload.evaluate(model, on_device(workload.draw(seed, step), device))
             loss.backward()
+            if step == steps - 1:
+                rounded = _only_rounding(workload, model, on_device(workload.draw(seed, step), device))
             optimizer.step()
             losses.append(loss.item())
             now = _copied(tensors)
@@ -106,6 +117,7 @@ def observe(
             steps=tuple(size[name][0] for size in sizes),
             drifts=tuple(drift[name][0] for drift in drifts),
             converged=all(one[name][1] for one in (start, *sizes, *drifts)),
+            only_rounding=name in rounded,
         )
         for name, part in anatomy.items()
     }
@@ -116,6 +128,34 @@ def on_device(batch: Batch, device: str) -> Batch:
     """The batch with its tensors on a device."""
     moved: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
     return moved
+
+
+def _only_rounding(workload: Workload, model: nn.Module, batch: Batch) -> frozenset[str]:
+    """The tensors whose gradient is gone once it is computed in float64.
+
+    Asked only where a gradient is far smaller than that of other tensors; a network that cannot be run in
+    float64 has none.
+    """
+    sizes = {name: _size(one.grad) for name, one in canonical_parameters(model) if one.grad is not None}
+    small = {name for name, size in sizes.items() if 0 < size < SUSPICIOUS * max(sizes.values())}
+    if not small:
+        return frozenset()
+    finer = copy.deepcopy(model).double()
+    finer.zero_grad()
+    try:
+        workload.evaluate(finer, tree_map(_doubled, batch)).backward()
+    except (RuntimeError, TypeError, UseError):  # a dtype that is written into the network
+        return frozenset()
+    exact = {name: _size(one.grad) for name, one in canonical_parameters(finer) if one.grad is not None}
+    return frozenset(name for name in small if exact.get(name, 0.0) < ROUNDING * sizes[name])
+
+
+def _size(gradient: Tensor) -> float:
+    return gradient.detach().double().square().mean().sqrt().item()
+
+
+def _doubled(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

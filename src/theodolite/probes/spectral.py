@@ -77,9 +77,13 @@ class Line:
     drift: Ratio
     """C2, since the start."""
     converged: bool
+    only_rounding: bool = False
+    """Is its gradient zero but for rounding? Then its steps say nothing."""
 
     def off(self, condition: Condition) -> float:
-        """How many times too large it is by one of the conditions."""
+        """How many times too large it is by one of the conditions; nan where there is nothing to compare."""
+        if self.only_rounding and condition != "start":
+            return math.nan
         ratio: Ratio = getattr(self, condition)
         return ratio.off
 
@@ -148,6 +152,11 @@ class Spectral:
                 *rows,
                 "",
                 "1.00 is what the condition asks for    start: C1    step, drift: C2",
+                *(
+                    f"{one.name}: its gradient is zero but for rounding"
+                    for one in self.folded
+                    if one.only_rounding
+                ),
             ]
         )
 
@@ -218,6 +227,7 @@ def compare(here: Training, base: Training) -> Spectral:
                 step=Ratio(mine.step, theirs.step, alpha * change(part, ratios)),
                 drift=Ratio(mine.drift, theirs.drift, alpha * change(part, ratios)),
                 converged=mine.converged and theirs.converged,
+                only_rounding=mine.only_rounding or theirs.only_rounding,
             )
         )
     return Spectral(here.size, base.size, growth, tuple(lines), here.losses, base.losses)
@@ -237,7 +247,7 @@ def _spread(part: Part) -> float:
 def _mean(pattern: str, lines: Sequence[Line]) -> Line:
     def mean(condition: Condition) -> Ratio:
         ratios: list[Ratio] = [getattr(line, condition) for line in lines]
-        live = [ratio for ratio in ratios if not math.isnan(ratio.off)] or ratios
+        live = [getattr(line, condition) for line in lines if not math.isnan(line.off(condition))] or ratios
         return Ratio(
             _geometric([ratio.here for ratio in live]),
             _geometric([ratio.base for ratio in live]),
@@ -252,6 +262,7 @@ def _mean(pattern: str, lines: Sequence[Line]) -> Line:
         step=mean("step"),
         drift=mean("drift"),
         converged=all(line.converged for line in lines),
+        only_rounding=all(line.only_rounding for line in lines),
     )
 
 

@@ -135,6 +135,8 @@ def judge(question: Question, growths: Sequence[Growth]) -> Finding:
     else:
         where = "Under a plan" if said else "Without a plan and with one"
         said.append(f"{where}, all tensors keep to it (steepest exponent {signed(steepest)}).")
+    if question.condition == "step":
+        said += _unjudged(growths)
     numbers: dict[str, Value] = {"optimizer": OPTIMIZER, "learning rate": LR, "steps": STEPS}
     rows = tuple(_rows(growths, question.condition))
     return Finding(
@@ -164,6 +166,17 @@ def _without_plan(question: Question, growth: Growth) -> str:
         f"{axis} {question.subject} {worst.name} is {times(10 ** abs(power))} times too "
         f"{'large' if power > 0 else 'small'} ({axis} to the {signed(power)})."
     )
+
+
+def _unjudged(growths: Sequence[Growth]) -> Iterator[str]:
+    """The tensors that are left out, if there are any."""
+    measured = (one for growth in growths for one in (growth.standard, growth.planned))
+    names = dict.fromkeys(line.name for one in measured for line in one.folded if line.only_rounding)
+    if names:
+        yield (
+            f"Not judged: {listed(list(names))}, whose gradient is zero but for rounding, as nothing they do "
+            "reaches the loss."
+        )
 
 
 def _broken(measured: Spectral, condition: Condition) -> tuple[Line, ...]:
