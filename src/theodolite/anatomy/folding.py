@@ -45,11 +45,11 @@ def fold(parts: Iterable[Part]) -> list[Fold]:
 
     >>> from theodolite.anatomy.part import Part
     >>> gain = Part("blocks.0.norm", (8,), "norm", "gain", 1, 8, False, True, (), (0,), block=0)
-    >>> one, = fold([gain, dataclasses.replace(gain, name="blocks.1.norm", block=1)])
+    >>> one, = fold([gain, dataclasses.replace(gain, name="blocks.1.norm", block=1, beside="blocks.0.out")])
     >>> one.pattern, one.blocks
     ('blocks.*.norm', '0–1')
     """
-    folds = gather(parts, lambda part: dataclasses.replace(part, name="", block=None, tied=()))
+    folds = gather(parts, lambda part: dataclasses.replace(part, name="", block=None, tied=(), beside=None))
     return [Fold(pattern, members) for pattern, members in folds]
 
 
