@@ -383,6 +383,29 @@ def test_a_saturated_softmax_leaves_nothing_to_gauss_newton():
     assert "Gauss–Newton" in finding.why
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda scores, labels: scores.mean(),
+        lambda scores, labels: (1 - scores * (2 * labels[:, None] - 3)).relu().mean(),
+    ],
+)
+def test_a_loss_that_is_linear_in_the_output_is_not_blamed_on_the_network(loss):
+    finding = found(site_of(MLP, loss=loss, size=Size(16, 2)))["TH303"]
+    assert finding.level == "ok"
+    assert "G is zero by definition" in finding.sentence
+    assert not finding.remedy
+
+
+def test_a_saturated_sigmoid_is_not_called_linear():
+    def loss(scores, labels):
+        return F.binary_cross_entropy_with_logits(scores, (labels[:, None] > 1).float().expand_as(scores))
+
+    finding = found(site_of(partial(MLP, multiplier=1e9), loss=loss, size=Size(16, 2)))["TH303"]
+    assert finding.level == "note"
+    assert "by definition" not in finding.sentence
+
+
 # On what it is measured
 
 

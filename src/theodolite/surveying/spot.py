@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -157,6 +157,14 @@ class Spot:
             return objective.cross_entropy(self.logits, self.batch) is not None
 
     @cached_property
+    def is_linear(self) -> bool:
+        """Is the loss linear in the output, here and at zero, where no softmax or sigmoid is saturated?"""
+        objective = Objective(self.model, self.workload.loss, self.batch, parameters=self.parameters)
+        places = (self.logits, torch.zeros_like(self.logits))
+        with objective.conditions():
+            return not any(_curves(lambda z: objective.loss(z, self.batch[1]), place) for place in places)
+
+    @cached_property
     def is_normed(self) -> bool:
         """Are there normalisations?"""
         return len(scalable(self.model)) < sum(1 for _ in canonical_parameters(self.model))
@@ -182,6 +190,18 @@ class Spot:
             self.budget.spend(PRODUCT * products * self.work)
         except TooLong as error:
             raise TooLong(f"{error}, at {self.size}") from None
+
+
+def _curves(loss: Callable[[Tensor], Tensor], place: Tensor) -> bool:
+    """Has the loss a second derivative there, in a random direction?"""
+    place = place.detach().clone().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(place), place, create_graph=True)
+    if not slope.requires_grad:
+        return False
+    (change,) = torch.autograd.grad(
+        slope, place, torch.randn_like(slope), allow_unused=True, materialize_grads=True
+    )
+    return bool(change.any())
 
 
 def find_spot(site: Site) -> Spot:

@@ -144,14 +144,23 @@ def parts(spot: Spot, start: Curvature, ends: Ends, spectrum: Density) -> Findin
     """TH303: how much of the curvature is Gauss–Newton's, and how much of it is negative?"""
     gauss_newton, residual = start.gauss_newton.frobenius, start.residual.frobenius
     share = start.residual_share
-    dominant = residual.value > DOMINANT * gauss_newton.value
+    linear = gauss_newton.value == 0 and spot.is_linear
+    dominant = residual.value > DOMINANT * gauss_newton.value and not linear
     below = mean_of((spectrum.weights * (spectrum.nodes < 0)).sum(1))
     ratio = abs(ends.smallest / ends.largest) if ends.largest else math.nan
     lowest, highest = (with_minus(plain(end)) for end in (ends.smallest, ends.largest))
-    said = (
-        f"At {spot.where} the residual part S has {100 * share:.0f} % of the curvature of the start, the "
-        f"Gauss–Newton part G {100 * (1 - share):.0f} %. Eigenvalues reach from {lowest} to {highest}"
-    )
+    said = f"At {spot.where} the "
+    if linear:
+        said += (
+            "loss is linear in the output, so that the Gauss–Newton part G is zero by definition, whatever the "
+            "network does: all curvature is the residual part S, that of the output."
+        )
+    else:
+        said += (
+            f"residual part S has {100 * share:.0f} % of the curvature of the start, the Gauss–Newton part G "
+            f"{100 * (1 - share):.0f} %."
+        )
+    said += f" Eigenvalues reach from {lowest} to {highest}"
     said += f": down {ratio:.2g} times as far as up." if ends.smallest < 0 < ends.largest else "."
     numbers = spot.ground | {
         "‖G‖": str(gauss_newton),
