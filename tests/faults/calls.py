@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite import fleet, growing, probes, surgery
 from theodolite.optim import DriftAdjusted, Muon, NormalizedSmoothness, SafeStep, SpectralSphere
+from theodolite.planning.multiplier import attach_multipliers
 
 UNITS, INPUTS, WIDTH, CLASSES = 48, 6, 12, 4
 
@@ -231,6 +232,11 @@ def _surgery(edit: Callable[[nn.Module], Any]) -> Call:
     return call
 
 
+def _bake(model: nn.Module) -> None:
+    attach_multipliers(model, {"head": 0.5})
+    surgery.bake(model, BATCH[0])
+
+
 LOSS = F.cross_entropy
 
 PROBES: dict[str, Call] = {
@@ -285,6 +291,7 @@ OTHERS: dict[str, Call] = {
     "SafeStep": _stepped(lambda model: SafeStep(_sgd(model, 100.0), model, LOSS)),
     "Muon": _stepped(lambda model: Muon(_matrices(model), lr=0.1)),
     "SpectralSphere": _stepped(lambda model: SpectralSphere(_matrices(model), lr=0.1)),
+    "bake": _surgery(_bake),
     "fold": _surgery(lambda model: surgery.fold(model, BATCH[0])),
     "scale_vectors": _surgery(lambda model: surgery.scale_vectors(model, BATCH[0])),
     "insert_block": _surgery(lambda model: surgery.insert_block(model, BATCH[0], 1)),

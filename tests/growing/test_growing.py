@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.cli import main
-from theodolite.growing import Splits, jump, longest_step, split
-from theodolite.growing.checkpoints import load_file
+from theodolite.commands.grow import _loaded
+from theodolite.growing import Splits, jump, longest_step, save_file, split
+from theodolite.growing.checkpoints import Checkpoint, load_file, load_folder, save
+from theodolite.planning.multiplier import attach_multipliers
 from theodolite.probes import signal
 from theodolite.probes.units import losses_of
 from theodolite.surgery import insert_block
@@ -433,8 +435,6 @@ def test_what_is_wrong_is_said(
 
 
 def test_a_resnet_is_written_with_the_blocks_that_no_build_makes(tmp_path: Path) -> None:
-    from theodolite.growing.checkpoints import Checkpoint, save
-
     images = torch.rand(2, 3, 8, 8)
     build = th.models.ResNet
     mine = th.Workload(
@@ -469,8 +469,6 @@ def test_nothing_in_a_hugging_face_folder_is_run(
     tmp_path: Path, config: dict[str, Any] | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    from theodolite.growing.checkpoints import load_folder
-
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=8, n_embd=4, n_layer=1, n_head=1))
     model.save_pretrained(tmp_path)
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'has-run')!r}, 'w').close()")
@@ -488,8 +486,6 @@ def test_nothing_in_a_hugging_face_folder_is_run(
 
 def test_a_hugging_face_model_that_would_be_read_as_another_is_not_written(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from theodolite.growing.checkpoints import load_folder, save
-
     config = transformers.GPT2Config(
         vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=16, scale_attn_by_inverse_layer_idx=True
     )
@@ -522,3 +518,95 @@ def test_a_hugging_face_model_grows_on_a_text(
     assert "certified" in capsys.readouterr().out
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "deep")
     assert again.config.num_hidden_layers == 2
+
+
+TIED = """
+import torch, torch.nn.functional as F
+import theodolite as th
+def build(width, depth): return th.models.GPT(width, depth, vocab=16, head_dim=8, tied=True)
+def batch(seed, step):
+    tokens = torch.randint(16, (4, 6), generator=torch.Generator().manual_seed(1000 * seed + step))
+    return tokens[:, :-1], tokens[:, 1:]
+def loss(logits, targets): return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+workload = th.Workload("tied", build, batch, loss, size=th.Size(16, 1))
+"""
+
+
+@pytest.fixture
+def tied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[th.Plan, nn.Module]:
+    monkeypatch.chdir(tmp_path)
+    Path("tied.py").write_text(TIED)
+    workload = th.workload("tied.py:workload")
+    inputs, _ = workload.draw(0, 0)
+    plan = th.plan(workload.build, inputs, size=th.Size(16, 1), base=th.Size(8, 1), lr=2**-8)
+    plan.save("plan.json")
+    return plan, plan.build(seed=0)
+
+
+def test_a_tied_network_is_read_with_the_multiplier_that_it_was_trained_with(
+    tied: tuple[th.Plan, nn.Module], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its losses are those it was saved with, whichever way; where nothing is known, that is said."""
+    from safetensors.torch import save_model
+
+    plan, model = tied
+    workload = th.workload("tied.py:workload")
+    held = [workload.draw_held_out(step) for step in range(2)]
+    expected = losses_of(model, workload.loss, held)
+
+    def losses(file: str, by: str | None = None) -> Tensor:
+        path = None if by is None else Path(by)
+        found = _loaded(Path(file), "tied.py:workload", None, None, "cpu", path)
+        return losses_of(found.model, workload.loss, held)
+
+    save_model(model, "bare.safetensors")
+    with pytest.warns(UserWarning, match=r"embed.weight is readout.weight too: .* had a multiplier"):
+        assert not torch.allclose(losses("bare.safetensors"), expected, rtol=0.01)
+    assert torch.equal(losses("bare.safetensors", "plan.json"), expected)
+    assert "What readout reads is multiplied by 0.5, as in training" in capsys.readouterr().err
+    save_file(model, "marked.safetensors", size=th.Size(16, 1))
+    assert torch.equal(losses("marked.safetensors"), expected)
+    assert torch.equal(losses("marked.safetensors", "plan.json"), expected)
+    attach_multipliers(other := copy.deepcopy(model), {"readout": 0.125})
+    save_file(other, "other.safetensors")
+    with pytest.raises(th.UseError, match=r"trained with the multipliers .*0.125.* the plan has .*0.5"):
+        losses("other.safetensors", "plan.json")
+    plan.bake(model)
+    save_file(model, "baked.safetensors")
+    torch.testing.assert_close(losses("baked.safetensors"), expected)
+    with pytest.raises(th.UseError, match=r"must end in .safetensors"):
+        save_file(model, "weights.pt")
+
+
+def test_a_grown_tied_network_keeps_its_multiplier(tied: tuple[th.Plan, nn.Module]) -> None:
+    _, model = tied
+    save_file(model, "small.safetensors")
+    found = load_file(Path("small.safetensors"), "tied.py:workload")
+    inputs, _ = th.workload("tied.py:workload").draw(0, 0)
+    deep, _ = insert_block(found.model, inputs, 1)
+    assert "the weights of build(16, 2)" in save(found, deep, inputs, ["blocks.1"], Path("deep.safetensors"))
+    again = load_file(Path("deep.safetensors"), "tied.py:workload")
+    assert again.multipliers == {"readout": 0.5}
+    assert torch.equal(again.model(inputs), deep(inputs))
+
+
+def test_a_hugging_face_folder_is_read_with_its_multiplier(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=1, n_head=2, n_positions=16, vocab_size=50, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    attach_multipliers(model, {"lm_head": 0.25})
+    model.save_pretrained(tmp_path / "small")
+    tokens = torch.arange(8)[None]
+    found = load_folder(tmp_path / "small")
+    assert found.multipliers == {"lm_head": 0.25}
+    assert torch.equal(found.model(tokens).logits, model(tokens).logits)
+    deep, _ = insert_block(found.model, tokens, 1)
+    save(found, deep, tokens, ["transformer.h.1"], tmp_path / "deep")
+    assert torch.equal(load_folder(tmp_path / "deep").model(tokens).logits, model(tokens).logits)
+    # Read by transformers alone it is another network, of which there is a warning.
+    alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small")
+    batches = [(torch.randint(50, (90, 4)), torch.randint(50, (90, 4)))]
+    with pytest.warns(UserWarning, match="lm_head reads multiplied by 0.25, but there is no multiplier"):
+        th.grow(alone, lambda logits, y: F.cross_entropy(logits.flatten(0, 1), y.flatten()), split(batches))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -16,6 +16,12 @@ from torch.nn import functional as F
 import theodolite as th
 from theodolite import Size, UseError
 from theodolite.models import GPT
+from theodolite.planning.multiplier import (
+    attach_multipliers,
+    detach_multipliers,
+    missing,
+    warn_of_missing,
+)
 
 from .test_initialising import hugging_face
 
@@ -201,6 +207,69 @@ def test_it_compiles_into_one_graph(backend: str) -> None:
     plan.initialize(fresh, seed=0)
     torch.testing.assert_close(logits(fresh), expected)
     torch.compiler.reset()
+
+
+@pytest.fixture
+def as_torch_has_it() -> Iterator[None]:
+    """`torch.compile` does not look at hooks, as when a process begins."""
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=True):
+        yield
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.usefixtures("as_torch_has_it")
+def test_what_was_compiled_without_it_is_not_run_with_it() -> None:
+    plain = Head(8, 1, "module")
+    bare = logits(plain)
+    compiled = torch.compile(plain, backend="eager")
+    torch.testing.assert_close(logits(compiled), bare)
+    model = copy.deepcopy(plain)
+    attach_multipliers(model, {"head": 0.25})
+    torch.testing.assert_close(logits(torch.compile(model, backend="eager")), bare / 4)
+    torch.testing.assert_close(logits(compiled), bare)
+    attach_multipliers(plain, {"head": 0.5})
+    torch.testing.assert_close(logits(compiled), bare / 2)
+
+
+def test_a_saved_state_says_which_multiplier_it_was_trained_with() -> None:
+    model = tied_gpt(32, 1, vocab=16)
+    keys = list(model.state_dict())
+    attach_multipliers(model, {"readout": 0.25})
+    file = io.BytesIO()
+    torch.save(nn.ModuleDict({"inner": model}).state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    assert list(state) == [f"inner.{key}" for key in keys]
+    assert state._metadata["inner.readout"]["theodolite_multiplier"] == 0.25
+    plain = nn.ModuleDict({"inner": tied_gpt(32, 1, vocab=16)})
+    plain.load_state_dict(state)  # whatever is saved fits the plain network
+    for again in (model, copy.deepcopy(model)):
+        nn.ModuleDict({"inner": again}).load_state_dict(state)
+        again.load_state_dict(dict(plain["inner"].state_dict()))  # of which nothing is known
+        with pytest.warns(UserWarning, match="without a multiplier on what readout reads, .* has 0.25"):
+            again.load_state_dict(plain["inner"].state_dict())
+    detach_multipliers(model)
+    assert "theodolite_multiplier" not in model.state_dict()._metadata["readout"]
+    model.load_state_dict(plain["inner"].state_dict())
+
+
+def test_a_hugging_face_config_says_it_too() -> None:
+    model = hugging_face("GPT2", 32, 1)
+    outer = nn.ModuleDict({"inner": model})
+    attach_multipliers(outer, {"inner.lm_head": 0.25})
+    assert model.config.theodolite == {"multipliers": {"lm_head": 0.25}}
+    assert missing(outer) == {}
+    again = type(model)(model.config)
+    assert missing(again) == {"lm_head": 0.25}
+    with pytest.warns(UserWarning, match=r"trained with what lm_head reads multiplied by 0.25"):
+        warn_of_missing(again)
+    detach_multipliers(outer)
+    assert missing(again) == {}
+    model.config.theodolite = {"multipliers": {"lm_head": "0.25"}}
+    with pytest.raises(UseError, match="finite numbers other than 0"):
+        missing(model)
 
 
 def test_another_network_is_refused() -> None:

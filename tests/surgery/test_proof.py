@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from theodolite.surgery import SurgeryError, convert, converting, fold, folded, scale_vectors
 from theodolite.surgery.folded import Folded
-from theodolite.surgery.places import Place, Places, _Finder
+from theodolite.surgery.places import Finder, Place, Places
 from theodolite.surgery.proof import TOLERANCE, gathered
 from theodolite.surgery.vectors import ScaledWeight
 
@@ -48,14 +48,14 @@ def _vectors(patch: pytest.MonkeyPatch, other: Callable[[str], str]) -> None:
 
 
 def _with(patch: pytest.MonkeyPatch, **changes: Any) -> None:
-    found = _Finder.places
+    found = Finder.places
 
-    def places(self: _Finder) -> Places:
+    def places(self: Finder) -> Places:
         made = found(self)
         every = tuple(dataclasses.replace(place, **changes) for place in made.found)
         return dataclasses.replace(made, found=every)
 
-    patch.setattr(_Finder, "places", places)
+    patch.setattr(Finder, "places", places)
 
 
 def offset_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -74,13 +74,13 @@ def shift_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_map_forgotten(patch: pytest.MonkeyPatch) -> None:
-    place = _Finder._place
+    place = Finder._place
 
-    def without(self: _Finder, name: str, uses: Any) -> Place | str:
+    def without(self: Finder, name: str, uses: Any) -> Place | str:
         found = place(self, name, uses)
         return found if isinstance(found, str) else dataclasses.replace(found, readers=found.readers[1:])
 
-    patch.setattr(_Finder, "_place", without)
+    patch.setattr(Finder, "_place", without)
 
 
 def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:

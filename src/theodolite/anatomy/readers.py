@@ -49,18 +49,20 @@ def norm_role(flow: Flow, uses: list[Use]) -> Norm:
     return "output" if read_by(flow, uses).obstacle else "input"
 
 
-def read_by(flow: Flow, uses: list[Use], *, returned: bool = False) -> Readings:
+def read_by(flow: Flow, uses: list[Use], *, returned: bool = False, tied: bool = False) -> Readings:
     """Follow a gain from the norms that use it to the linear maps that read it, or to what is in the way.
 
-    What is `returned` beside the logits, as hidden states are, is in the way only if that is asked for.
+    What is `returned` beside the logits, as hidden states are, is in the way only if that is asked for. A
+    weight that is an embedding too, as of a `tied` readout, is in the way unless that is asked for.
     """
-    return _Walk(flow, returned).follow(uses)
+    return _Walk(flow, returned, tied).follow(uses)
 
 
 @dataclass
 class _Walk:
     flow: Flow
     returned: bool
+    tied: bool
     carried: dict[int, Tensor] = field(default_factory=dict)
     reads: list[Read] = field(default_factory=list)
     shifts: dict[str, None] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class _Walk:
             weights = tuple(other.name for other in flow.uses.at(index) if other.kind == "weight")
             if weights and _sums_channels(node, value, labels):
                 shared = [name for name in weights if name in tables]
-                if shared:  # a tied head: its weight is not its own
+                if shared and not self.tied:  # a tied head: its weight is not its own
                     return self._readings(f"{shared[0]}, which reads it, is an embedding too")
                 self.reads.append(Read(index, weights, _along(node, value, labels)))
                 continue

@@ -66,6 +66,12 @@ def grow(
     ] = None,
     width: Width = None,
     depth: Depth = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="The plan it was trained under, if its readout is tied and the checkpoint does not say."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of the split of the units, and of fresh blocks.")] = 0,
     out: Annotated[Path, typer.Option(help="The page; the same as JSON goes beside it.")] = Path("grow.html"),
@@ -104,7 +110,7 @@ def grow(
     html_path(out, kind="growth")
     if write is not None:
         check_target(checkpoint.expanduser(), write := write.expanduser())
-    found = _loaded(checkpoint, workload, width, depth, device)
+    found = _loaded(checkpoint, workload, width, depth, device, plan)
     drawn = gather(found, data, number=units, batch=batch, length=length)
     if certify is None:
         splits = split(drawn, seed=seed)
@@ -140,19 +146,25 @@ def grow(
 
 
 def _loaded(
-    path: Path, workload: str | None, width: int | None, depth: int | None, device: str
+    path: Path, workload: str | None, width: int | None, depth: int | None, device: str, plan: Path | None
 ) -> Checkpoint:
     from theodolite.growing.checkpoints import load_file, load_folder
+    from theodolite.planning import Plan
 
     path = path.expanduser()
+    by = None if plan is None else Plan.load(plan)
     if (path / "config.json").is_file():
-        return load_folder(path, device)
-    if path.is_file():
-        return load_file(path, workload, width, depth, device)
-    raise UseError(
-        f"{path} is no checkpoint: give a folder with a config.json, as save_pretrained writes it, or a "
-        "file of safetensors"
-    )
+        found = load_folder(path, device, by)
+    elif path.is_file():
+        found = load_file(path, workload, width, depth, device, by)
+    else:
+        raise UseError(
+            f"{path} is no checkpoint: give a folder with a config.json, as save_pretrained writes it, or a "
+            "file of safetensors"
+        )
+    for name, factor in found.multipliers.items():
+        print(f"What {name} reads is multiplied by {factor:.4g}, as in training", file=sys.stderr)
+    return found
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Growing a network by a block, and how sure one can be that it helps."""
 
 from theodolite.growing.certificate import Certificate, certificate, clip_from
-from theodolite.growing.checkpoints import load_file
+from theodolite.growing.checkpoints import load_file, save_file
 from theodolite.growing.concentration import least_units
 from theodolite.growing.conduct import grow
 from theodolite.growing.fallback import Kept, fallback
@@ -22,6 +22,7 @@ __all__ = [
     "longest_step",
     # what was written is read again
     "load_file",
+    "save_file",
     # three samples
     "Splits",
     "check_disjoint",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from theodolite.anatomy.names import unwrap
+from theodolite.anatomy.names import all_parameter_names, unwrap
 from theodolite.building import build_model, in_one_line, untouched_randomness
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
+from theodolite.planning.fitting import matched
+from theodolite.planning.multiplier import MARK, attach_multipliers, attached, checked, missing
+from theodolite.planning.plan import Plan
 from theodolite.probes.second_order.score import Loss
 from theodolite.size import Size
 from theodolite.surgery.block_copies import make_block
@@ -29,9 +33,6 @@ from theodolite.workloads import workload as look_up
 from theodolite.workloads.builtin import next_token_loss
 from theodolite.workloads.hugging_face import read_config
 from theodolite.writing import replacing
-
-ABOUT = "theodolite"
-"""The key of our own facts in a file of safetensors."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Checkpoint:
     """It is built at; blocks that were inserted later not counted."""
     inserted: tuple[str, ...] = ()
     """Blocks that were inserted later, where no build makes them: in order."""
+    multipliers: Mapping[str, float] = field(default_factory=dict)
+    """On the model: what tied readouts read is multiplied by, as when it was trained."""
 
     @property
     def name(self) -> str:
@@ -55,8 +58,11 @@ class Checkpoint:
         return f"{self.path.name} ({self.spec}, {self.size})" if self.workload else self.path.name
 
 
-def load_folder(path: Path, device: str = "cpu") -> Checkpoint:
-    """A causal language model of transformers, from the folder that `save_pretrained` wrote."""
+def load_folder(path: Path, device: str = "cpu", plan: Plan | None = None) -> Checkpoint:
+    """A causal language model of transformers, from the folder that `save_pretrained` wrote.
+
+    It gets the multipliers that its config names, or those of the plan that it was trained under.
+    """
     try:
         import transformers
     except ImportError:
@@ -74,7 +80,8 @@ def load_folder(path: Path, device: str = "cpu") -> Checkpoint:
             f"{path}: transformers could not read a causal language model: {in_one_line(error)}"
         ) from error
     made: nn.Module = model
-    return Checkpoint(made.to(device), next_token_loss, path)
+    multipliers = _multiply(made, missing(made), plan, path)
+    return Checkpoint(made.to(device), next_token_loss, path, multipliers=multipliers)
 
 
 @exclusive()
@@ -84,8 +91,12 @@ def load_file(
     width: int | None = None,
     depth: int | None = None,
     device: str = "cpu",
+    plan: Plan | None = None,
 ) -> Checkpoint:
     """The weights of a workload's network, as safetensors.
+
+    If the file says which multipliers the network was trained with, as `save_file` notes them, they are put
+    on it. If it says nothing, and the readout may be tied, there is a warning.
 
     Args:
         path: the file.
@@ -94,6 +105,7 @@ def load_file(
         width: what the network is built at; the file's own if not given, else the workload's.
         depth: likewise.
         device: where the network is put.
+        plan: that the network was trained under, if the file does not know its multipliers.
     """
     about, tensors = _read(path)
     if workload is None:
@@ -108,7 +120,57 @@ def load_file(
     model = build_model(chosen.build, size, seed=0)
     _insert_again(model, chosen, inserted)
     _fill(model, tensors, path, size)
-    return Checkpoint(model.to(device), chosen.loss, path, chosen, spec, size, inserted)
+    multipliers = _multiply(model, checked(about, str(path)), plan, path)
+    if not (about or multipliers or plan):
+        _warn_of_ties(model, path)
+    return Checkpoint(model.to(device), chosen.loss, path, chosen, spec, size, inserted, multipliers)
+
+
+def save_file(model: nn.Module, path: str | Path, *, size: Size | None = None) -> Path:
+    """Write the weights of a network as safetensors, for `load_file` and `theodolite grow`.
+
+    Beside the weights the file holds the multipliers that a plan put on the network, without which it would
+    be read as another one, and the size that it is built at, if that is given.
+    """
+    path = Path(path).expanduser()
+    if path.suffix != ".safetensors":
+        raise UseError(f"{path}: the name of a file of weights must end in .safetensors")
+    facts = {} if size is None else {"width": size.width, "depth": size.depth}
+    _write(path, unwrap(model), facts)
+    return path
+
+
+def _multiply(
+    model: nn.Module, told: Mapping[str, float], plan: Plan | None, path: Path
+) -> Mapping[str, float]:
+    """Put multipliers on a network that was read: those that its file tells of, or those of its plan."""
+    if plan is not None:
+        if told and dict(told) != dict(plan.multipliers):
+            raise UseError(
+                f"{path} says that it was trained with the multipliers {dict(told)}, and the plan has "
+                f"{dict(plan.multipliers)}: give the plan that it was trained under, or none"
+            )
+        if not told:  # else blocks may have been inserted since, which the plan does not know
+            matched(plan, model)
+            plan.attach(model)
+    if told:
+        attach_multipliers(model, told, of=str(path))
+    return attached(model)
+
+
+def _warn_of_ties(model: nn.Module, path: Path) -> None:
+    """Warn of a tied tensor, if nothing is known of multipliers."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in all_parameter_names(model):
+        names.setdefault(id(tensor), []).append(name)
+    tied = [f"{first} is {others[0]} too" for first, *others in names.values() if others]
+    if tied:
+        warnings.warn(
+            f"{path} does not say whether its network was trained under a plan, and {tied[0]}: then the "
+            "readout had a multiplier, without which it is another network. Give the plan (--plan), or write "
+            "the weights with theodolite.growing.save_file, or after plan.bake",
+            stacklevel=3,
+        )
 
 
 def save(checkpoint: Checkpoint, model: nn.Module, inputs: Any, blocks: Sequence[str], path: Path) -> str:
@@ -141,6 +203,7 @@ def _rebuilt(workload: Workload, model: nn.Module, inputs: Any, size: Size) -> n
     """
     try:
         target = build_model(workload.build, size, seed=0).to(next(model.parameters()).device)
+        attach_multipliers(target, attached(model))
         return rebuild(model, target, inputs)[0]
     except UseError:
         return None
@@ -208,7 +271,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
+            about = json.loads((file.metadata() or {}).get(MARK, "{}"))
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
     except Exception as error:
         raise UseError(f"{path} cannot be read as safetensors: {in_one_line(error)}") from error
@@ -246,12 +309,14 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, size: Siz
 
 
 def _write(path: Path, model: nn.Module, about: Mapping[str, Any]) -> None:
+    """Write the weights, with what is known of the network, its multipliers among it."""
     from safetensors import SafetensorError
     from safetensors.torch import save_model
 
+    about = {**about, "multipliers": attached(model)}
     try:
         with replacing(path) as part:
-            save_model(model, str(part), {ABOUT: json.dumps(about)})
+            save_model(model, str(part), {MARK: json.dumps(about)})
     except (OSError, SafetensorError) as error:
         raise UseError(f"{path} cannot be written: {in_one_line(error)}") from error
 

@@ -22,6 +22,7 @@ from theodolite.growing.concentration import Method, least_units
 from theodolite.growing.grown import Contender, Grown, Means, Stage
 from theodolite.growing.jumpboard import jump, length_of, longest_step
 from theodolite.growing.splits import Splits, check_disjoint
+from theodolite.planning.multiplier import warn_of_missing
 from theodolite.probes.second_order.score import Loss
 from theodolite.probes.signal import PointSignal, signal
 from theodolite.probes.units import count, each, losses_of, take
@@ -79,6 +80,7 @@ def grow(
     """
     _check(blocks, contenders, along)
     check_disjoint(splits)
+    warn_of_missing(unwrap(model))
     _require_units(splits.certify, delta, _candidates(blocks), method)
     inner = unwrap(model)
     inputs = take(next(iter(each(splits.choose))), slice(0, 2))[0]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LambdaLR
 
     from theodolite.optim.refining import Refined
+    from theodolite.surgery.proof import Proof
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What the reader should know beside the numbers."""
     build_function: Build | None = field(default=None, compare=False, repr=False)
+    inputs: Any = field(default=None, compare=False, repr=False)
+    """What the network was called with when the plan was made; not saved."""
 
     def __getitem__(self, name: str) -> Row:
         try:
@@ -106,6 +109,28 @@ class Plan:
         from theodolite.planning.readout import attach
 
         return attach(self, model)
+
+    def bake(self, model: nn.Module, inputs: Any = None) -> tuple[nn.Module, Proof]:
+        """Fold the real multipliers into the gains of the norms before them, in place: for export.
+
+        The network computes the same without a hook: any program that builds the plain architecture and
+        loads the weights computes the same too. The multiplier goes into the gain (and the shift) of the norm
+        that only the readout reads. Where there is none the network is left as it was, and the error says
+        why. See `theodolite.surgery.bake`.
+
+        Bake after training, or bake a copy. Training on afterwards is training with another parametrization,
+        in which the plan's learning rate of that gain is wrong: an optimizer made before must not go on.
+
+        Args:
+            model: trained under this plan, with its multipliers on it; DDP or `torch.compile` may be around.
+            inputs: what it is called with, for the proof; what the plan was made with if not given.
+
+        Returns:
+            The model, and a Proof: by how much outputs and gradients differ.
+        """
+        from theodolite.surgery.baking import bake_plan
+
+        return bake_plan(self, model, inputs)
 
     def param_groups(self, model: nn.Module, *, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Plain parameter groups, equal rows merged. `skip` holds patterns of tensors to leave out."""

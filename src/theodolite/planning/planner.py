@@ -154,6 +154,7 @@ def plan(
         multipliers=multipliers,
         notes=tuple(caveats(target, reference, own_depth)),
         build_function=build,
+        inputs=inputs,
     )
 
 

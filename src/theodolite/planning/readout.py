@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from theodolite.anatomy import Anatomy
-from theodolite.anatomy.names import canonical_modules
 from theodolite.anatomy.part import Part
 from theodolite.errors import UseError
+from theodolite.planning.multiplier import attach_multipliers
 from theodolite.planning.plan import Plan
 
 
@@ -50,19 +49,11 @@ def attach(plan: Plan, model: nn.Module) -> nn.Module:
     """Put the plan's multipliers on a network, in place of those of any other plan.
 
     Doing it again changes nothing. Copies of the network have them too; a network that is built anew and gets
-    its weights from a checkpoint has to be attached to. Attach before the first call of a compiled network,
-    which does not look at hooks again.
+    its weights from a checkpoint has to be attached to, unless they are baked (`Plan.bake`). In the whole
+    process `torch.compile` is told to look at hooks (`skip_nnmodule_hook_guards`): compiled networks are
+    compiled again where they changed.
     """
-    modules = dict(canonical_modules(model))
-    for module in modules.values():
-        _detach(module)
-    for name, factor in plan.multipliers.items():
-        if name not in modules:
-            raise UseError(
-                f"the plan multiplies what {name} reads by {factor:.4g}, but this {type(model).__name__} has "
-                f"no module {name}. Plan for this network, or build the network at the plan's size"
-            )
-        modules[name].register_forward_pre_hook(Multiplier(factor), with_kwargs=True)
+    attach_multipliers(model, plan.multipliers)
     return model
 
 
@@ -75,32 +66,3 @@ def _does_more(target: Anatomy, module: str, readout: Part) -> bool:
         if part is not readout and part.role != "bias"
         for name in (part.name, *part.tied)
     )
-
-
-class Multiplier:
-    """A forward pre-hook that multiplies the first tensor a module is called with."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __repr__(self) -> str:
-        return f"Multiplier({self.factor:.4g})"
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the first tensor scaled."""
-        for position, value in enumerate(args):
-            if isinstance(value, Tensor):
-                return (*args[:position], value * self.factor, *args[position + 1 :]), kwargs
-        for name, value in kwargs.items():
-            if isinstance(value, Tensor):
-                return args, kwargs | {name: value * self.factor}
-        return args, kwargs
-
-
-def _detach(module: nn.Module) -> None:
-    hooks = module._forward_pre_hooks
-    for key in [key for key, hook in hooks.items() if isinstance(hook, Multiplier)]:
-        del hooks[key]
-        module._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -1,5 +1,6 @@
 """Edits of a network that keep the function it computes, each with its proof."""
 
+from theodolite.surgery.baking import bake
 from theodolite.surgery.block_copies import Closer, Point, make_block
 from theodolite.surgery.converting import convert, scale_vectors
 from theodolite.surgery.folding import fold
@@ -12,6 +13,7 @@ from theodolite.surgery.removing import remove_gains
 
 __all__ = [
     # the operations
+    "bake",
     "fold",
     "remove_gains",
     "scale_vectors",

@@ -29,6 +29,8 @@ class Done:
     left: Mapping[str, str]
     maps: Sequence[Folded] = field(default_factory=tuple)
     """From what was there before to what the network computes with now, for all that is not the same."""
+    scaled: Mapping[str, float] = field(default_factory=dict)
+    """By tensor whose effect was multiplied by a number: the number."""
     called: Callable[[str], str] = str
     """From what a tensor was called before to its name now."""
     said: str = ""
@@ -71,6 +73,9 @@ def conduct(
             expected.update(
                 {old: after.effective[new] for old, new in names.items() if new in after.effective}
             )
+            for name, factor in done.scaled.items():
+                if name in after.effective:
+                    expected[name] = after.effective[name] * factor
             for each in done.maps:
                 expected.update(each.pull(after.effective))
             dtype = before.dtype

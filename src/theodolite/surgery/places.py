@@ -94,14 +94,16 @@ def find_places(model: nn.Module, inputs: Any) -> Places:
     >>> places.left
     {'norm.weight': 'embed.weight, which reads it, is an embedding too'}
     """
-    return _Finder(model, inputs).places()
+    return Finder(model, inputs).places()
 
 
 _PASSING = RESHAPES | {"add", "clone", "contiguous", "_to_copy", "to", "type_as", "alias"}
 """What may stand between a product and its bias."""
 
 
-class _Finder:
+class Finder:
+    """The dataflow of a network, and what is asked of it about gains."""
+
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         self.model = unwrap(model)
         self.flow: Flow = examine(model, inputs).flow
@@ -111,6 +113,7 @@ class _Finder:
             self.uses.setdefault(use.name, []).append(use)
 
     def places(self) -> Places:
+        """Every norm's gain."""
         found: list[Place] = []
         left: dict[str, str] = {}
         for name, uses in self.uses.items():
@@ -124,12 +127,8 @@ class _Finder:
 
     def _place(self, name: str, uses: list[Use]) -> Place | str:
         """The place, or why there is none."""
-        if len(self.owners[id(self.tensors[name])]) > 1:
-            return f"it is shared by {' and '.join(self.owners[id(self.tensors[name])])}"
-        if not all(use.kind == "gain" and follows_normalisation(self.flow, use) for use in uses):
-            return "it is used for something else than a norm too"
-        if not all(self._is_bare(name, value, added=True) for use in uses for value in self._others(use)):
-            return "it is not a norm's gain as it is: something is computed with it first"
+        if strange := self.strange(name):
+            return strange
         readings = read_by(self.flow, uses, returned=True)
         if readings.obstacle:
             return readings.obstacle
@@ -149,6 +148,17 @@ class _Finder:
             return shift
         return Place(name, uses[0].offset, shift, tuple(readers.values()))
 
+    def strange(self, name: str) -> str:
+        """Why a norm's gain is not a plain one of that norm alone; empty if it is."""
+        uses = self.uses[name]
+        if len(self.owners[id(self.tensors[name])]) > 1:
+            return f"it is shared by {' and '.join(self.owners[id(self.tensors[name])])}"
+        if not all(use.kind == "gain" and follows_normalisation(self.flow, use) for use in uses):
+            return "it is used for something else than a norm too"
+        if not all(self.is_bare(name, value, added=True) for use in uses for value in self.others(use)):
+            return "it is not a norm's gain as it is: something is computed with it first"
+        return ""
+
     def _reader(self, read: Read, readings: Readings) -> Reader | str:
         flow = self.flow
         if len(read.weights) != 1:
@@ -161,7 +171,7 @@ class _Finder:
         if any(use.node not in nodes for use in self.uses[name]):
             return f"{name}, which reads it, reads something else too"
         use = next(use for use in flow.uses.at(read.node) if use.name == name)
-        if not any(self._is_bare(name, value) for value in flow.graph.nodes[read.node].inputs):
+        if not any(self.is_bare(name, value) for value in flow.graph.nodes[read.node].inputs):
             return f"{name}, which reads it, is not a weight as it is: something is computed with it first"
         sizes = tuple(self.tensors[name].shape)
         wide_in = [axis for axis in use.in_axes if sizes[axis] == len(read.channels)]
@@ -239,7 +249,7 @@ class _Finder:
         gains = [*(place.gain for place in kept), *left]
         return Places(tuple(kept), left, {name: self.uses[name][0].offset for name in gains})
 
-    def _others(self, use: Use) -> list[int]:
+    def others(self, use: Use) -> list[int]:
         """What meets the signal where a parameter is used, as far as it is made of that parameter."""
         node = self.flow.graph.nodes[use.node]
         if factors(node) is not None:
@@ -251,7 +261,7 @@ class _Finder:
             if value not in self.flow.uses.signal and named & self._sources(value)
         ]
 
-    def _is_bare(self, name: str, value: int, *, added: bool = False) -> bool:
+    def is_bare(self, name: str, value: int, *, added: bool = False) -> bool:
         """Is the value that parameter, but for views, casts and, of a gain, an added number?"""
         while (node := self.flow.maker(value)) is not None and value not in self.flow.uses.signal:
             number = added and node.op in ("add", "sub") and len(node.inputs) == 1

@@ -142,6 +142,7 @@ def _config(path: str | Path) -> Any:
     """The config of the language model, made by transformers from the file."""
     transformers = _transformers()
     values = read_config(path)
+    values.pop("theodolite", None)  # about weights that were saved with it
     kind = values.get("model_type")
     if not isinstance(kind, str):
         raise UseError(f"{path} has no model_type, so it is not a config of transformers")

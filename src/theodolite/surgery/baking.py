@@ -1,0 +1,221 @@
+"""`bake`: the multiplier of a tied readout as part of the norm before it; a network without hooks again.
+
+A plan multiplies what a tied readout reads by a number m. The readout reads what a norm made, `γ·n + β`. So
+
+    γ' = m·γ,    β' = m·β
+
+without the multiplier is the same function, if nothing else reads that norm. A gain that its norm adds 1 to
+becomes `m·(1 + γ) − 1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.anatomy.norms import follows_normalisation, is_normalisation
+from theodolite.anatomy.readers import Readings, read_by
+from theodolite.anatomy.uses import Use
+from theodolite.errors import UseError
+from theodolite.exclusive import exclusive
+from theodolite.planning.multiplier import attach_multipliers, attached, detach_multipliers, missing
+from theodolite.planning.plan import Plan
+from theodolite.surgery.conduct import Done, conduct
+from theodolite.surgery.editing import Edits
+from theodolite.surgery.places import Finder, SurgeryError
+from theodolite.surgery.proof import Proof
+
+
+@exclusive()
+def bake(model: nn.Module, inputs: Any) -> tuple[nn.Module, Proof]:
+    """Fold the multipliers that a plan put on tied readouts into the norms before them, in place.
+
+    The hooks are gone afterwards, and the network computes the same: its weights can be loaded into the plain
+    architecture, by any program.
+
+    Bake after training. Training on afterwards is training with another parametrization: an optimizer that
+    was made before must not go on. Sharded networks are refused: gather the weights into a whole network,
+    and bake that.
+
+    Args:
+        model: with multipliers on it, as of `plan.build`, `plan.optimizer` or `plan.attach`.
+        inputs: what it is called with, for the proof.
+
+    >>> import torch, theodolite as th
+    >>> from functools import partial
+    >>> tokens = torch.zeros(1, 8, dtype=torch.long)
+    >>> tied = partial(th.models.GPT, tied=True)
+    >>> plan = th.plan(tied, tokens, size=th.Size(64, 1), base=th.Size(32, 1), lr=2**-8)
+    >>> model, proof = bake(plan.build(seed=0), tokens)
+    >>> print(proof)
+    bake: norm.weight takes up the multiplier 0.5 of readout
+    outputs differ by 0.0e+00, gradients by 0.0e+00 (at most 1e-03), float32, on int64 (1, 8)
+
+    Raises:
+        SurgeryError: if there is no multiplier, or no norm that only the readout reads; it says why.
+    """
+    inner = unwrap(model)
+    multipliers = attached(inner)
+    if not multipliers:
+        raise SurgeryError(_nothing(inner))
+
+    def act(network: nn.Module, edits: Edits) -> Done:
+        return _baking(network, inputs, multipliers, edits)
+
+    return model, conduct(inner, inputs, "bake", act)  # no parameter is new: DDP need not hear of it
+
+
+def bake_plan(plan: Plan, model: nn.Module, inputs: Any = None) -> tuple[nn.Module, Proof]:
+    """Bake a network that has the plan's multipliers, or none to bake."""
+    inner = unwrap(model)
+    inputs = plan.inputs if inputs is None else inputs
+    if inputs is None:
+        raise UseError("the plan was read from a file, without inputs: plan.bake(model, inputs)")
+    inputs = _beside(inner, inputs)
+    there = attached(inner)
+    if there != plan.multipliers:
+        raise SurgeryError(
+            _nothing(inner)
+            if not there
+            else f"the network has the multipliers {there}, and the plan {dict(plan.multipliers)}: bake by "
+            "the plan that it was trained under"
+        )
+    if there:
+        return bake(model, inputs)
+    untouched = Done((), {}, said="the plan has no multipliers, nothing was changed")
+    return model, conduct(inner, inputs, "bake", lambda network, edits: untouched)
+
+
+def _nothing(model: nn.Module) -> str:
+    """Why there is nothing to bake, and what to do about it."""
+    if absent := missing(model):
+        (name, factor), *_ = absent.items()
+        return (
+            f"there is no multiplier on this {type(model).__name__}, but its config says that it was trained "
+            f"with {factor:.4g} on what {name} reads: call plan.attach(model) first"
+        )
+    return (
+        f"nothing to bake: there is no multiplier on this {type(model).__name__}. It was baked already, or "
+        "has nothing tied; if it was filled from a checkpoint, call plan.attach(model) first"
+    )
+
+
+def _beside(model: nn.Module, inputs: Any) -> Any:
+    """The inputs on the network's device."""
+    device = next(model.parameters()).device
+    return tree_map(lambda one: one.to(device) if isinstance(one, Tensor) else one, inputs)
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """A norm that only readouts with one multiplier read."""
+
+    gain: str
+    offset: float
+    shifts: tuple[str, ...]
+    module: str
+    factor: float
+
+
+def _baking(network: nn.Module, inputs: Any, multipliers: Mapping[str, float], edits: Edits) -> Done:
+    found = _norms(network, inputs, multipliers)
+    tensors = dict(canonical_parameters(network))
+    scaled: dict[str, float] = {}
+    for norm in found:
+        for name, offset in ((norm.gain, norm.offset), *((shift, 0.0) for shift in norm.shifts)):
+            value = norm.factor * (tensors[name].detach().double() + offset) - offset
+            edits.write(tensors[name], value)
+            scaled[name] = norm.factor
+    detach_multipliers(network)
+    edits.undos.append(lambda: attach_multipliers(network, multipliers))
+    said = ", ".join(
+        f"{norm.gain} takes up the multiplier {norm.factor:.4g} of {norm.module}" for norm in found
+    )
+    return Done(tuple(norm.gain for norm in found), {}, scaled=scaled, said=said)
+
+
+def _norms(network: nn.Module, inputs: Any, multipliers: Mapping[str, float]) -> list[_Norm]:
+    """The norms before the readouts; an error that says why where it would not be exact."""
+    finder = Finder(network, inputs)
+    heads = _heads(finder, multipliers)
+    if absent := set(multipliers) - {module for module, _ in heads.values()}:
+        raise SurgeryError(f"{min(absent)}, which has a multiplier, is no readout on these inputs")
+    gains = {
+        name: read_by(finder.flow, uses, returned=True, tied=True)
+        for name, uses in finder.uses.items()
+        if uses[0].kind == "gain" and follows_normalisation(finder.flow, uses[0])
+    }
+    found: dict[str, _Norm] = {}
+    for node, (module, factor) in heads.items():
+        name = _gain_before(finder, node, gains)
+        why = _why_no_gain(finder, node) if name is None else _obstacle(finder, name, gains[name], heads)
+        if name is None or why:
+            culprit = "" if name is None else f"{name}, the gain of the norm before it: "
+            raise SurgeryError(
+                f"the multiplier {factor:.4g} of {module} cannot be folded into a norm. {culprit}{why}. The "
+                "network is as it was: keep its multiplier, by plan.attach(model) wherever it is loaded"
+            )
+        found[name] = _Norm(name, finder.uses[name][0].offset, gains[name].shifts, module, factor)
+    return list(found.values())
+
+
+def _heads(finder: Finder, multipliers: Mapping[str, float]) -> dict[int, tuple[str, float]]:
+    """By operation that reads out: the module and its multiplier."""
+    found: dict[int, tuple[str, float]] = {}
+    for use in finder.flow.uses.all:
+        module = use.alias.rpartition(".")[0]
+        if use.kind == "weight" and module in multipliers:
+            found[use.node] = module, multipliers[module]
+    return found
+
+
+def _gain_before(finder: Finder, node: int, gains: Mapping[str, Readings]) -> str | None:
+    """The last gain of a norm before an operation, with no weight between."""
+    flow = finder.flow
+
+    def reaches(use: Use) -> bool:
+        made = flow.graph.nodes[use.node].outputs[0]
+        return any(
+            made == value or (flow.between(made, value) and not flow.weights_between(made, value))
+            for value in flow.signals(flow.graph.nodes[node])
+        )
+
+    uses = [use for name in gains for use in finder.uses[name] if reaches(use)]
+    return max(uses, key=lambda use: use.node).name if uses else None
+
+
+def _obstacle(finder: Finder, name: str, readings: Readings, heads: Mapping[int, tuple[str, float]]) -> str:
+    """Why a gain cannot take up the multiplier of the readouts that read it; empty if it can."""
+    if why := finder.strange(name) or readings.obstacle:
+        return why
+    others = [read.weights[0] for read in readings.reads if read.node not in heads]
+    if others:
+        return f"{others[0]} reads it too, and is not multiplied"
+    if len({heads[read.node][1] for read in readings.reads}) > 1:
+        return "readouts with different multipliers read it"
+    if any(channel < 0 for read in readings.reads for channel in read.channels):
+        return "the readout reads something beside it"
+    for shift in readings.shifts:
+        if shift not in finder.tensors:
+            return f"{shift} is added to it"
+        own = {use.node for use in finder.uses[name]}
+        uses = finder.uses[shift]
+        if len(finder.owners[id(finder.tensors[shift])]) > 1:
+            return f"its shift {shift} is shared"
+        if len(uses) > 1 and not all(use.node in own for use in uses):
+            return f"its shift {shift} is added to something else too"
+    return ""
+
+
+def _why_no_gain(finder: Finder, node: int) -> str:
+    """What a readout reads in place of a norm with a gain."""
+    flow = finder.flow
+    maker = flow.maker(flow.back(flow.signals(flow.graph.nodes[node])[0]))
+    if maker is not None and is_normalisation(flow, maker):
+        return "The norm before it has no gain: build it with one"
+    return "There is no norm with a gain before it"
