@@ -53,8 +53,9 @@ def _remedy(message: str) -> dict[str, str]:
 ODD: dict[str, tuple[tuple[int, ...], Callable[[nn.Parameter, Tensor], Tensor], str]] = {
     # A matrix between two dimensions that stay.
     "nothing grows": ((5, 4), lambda odd, x: x @ odd.t(), "linear"),
-    "unused": ((7, 4), lambda odd, x: x, "nothing in the forward pass"),
-    "unused vector": ((4,), lambda odd, x: x, "nothing in the forward pass"),
+    # A loss may use it, as that of a policy uses its log-variance.
+    "only returned": ((7, 4), lambda odd, x: (x, odd.exp()), "returned without meeting the inputs"),
+    "only returned vector": ((4,), lambda odd, x: (x, odd.exp()), "returned without meeting the inputs"),
     "an operation that does not tell": ((4,), lambda odd, x: torch.maximum(x, odd), "maximum"),
     "another such operation": ((4,), lambda odd, x: torch.atan2(x, odd), "atan2"),
 }
@@ -81,7 +82,7 @@ def test_a_tensor_that_cannot_be_classified_is_named_and_the_remedy_works(case: 
         )
 
 
-@pytest.mark.parametrize("role", ["input", "hidden", "output", "bias", "gain"])
+@pytest.mark.parametrize("role", ["input", "hidden", "output", "bias", "gain", "frozen", "unused"])
 def test_each_role_may_be_said_by_a_pattern(role: Any) -> None:
     def build(width: int, depth: int) -> nn.Module:
         return Net(width, (7, 4), lambda odd, x: x)
@@ -109,8 +110,8 @@ def test_many_unclassified_tensors_are_counted() -> None:
             self.embed = nn.Linear(6, width)
             self.idle = nn.ParameterDict({f"p{n}": torch.ones(3, 2) for n in range(9)})
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.embed(x)
+        def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+            return self.embed(x), [one + 0 for one in self.idle.values()]
 
     message = _refused(Unused)
     assert "idle.p0 has shape (3, 2)" in message
@@ -278,7 +279,7 @@ def test_only_tensors_are_unclassified() -> None:
     """A survey reports what it cannot classify; what is wrong with the call itself it refuses."""
 
     def act(odd: nn.Parameter, y: Tensor) -> Tensor:
-        return y
+        return torch.maximum(y, odd[:4])
 
     with pytest.raises(UnclassifiedError):
         dissect(lambda w, d: Net(w, (7,), act), INPUTS, size=SIZE)

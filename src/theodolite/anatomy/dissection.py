@@ -24,9 +24,10 @@ from theodolite.anatomy.branches import (
 from theodolite.anatomy.degrees import degree, scaled_weights
 from theodolite.anatomy.growth import grown_axes
 from theodolite.anatomy.multipliers import factor_outside, factor_to_stream
-from theodolite.anatomy.names import all_parameter_names
+from theodolite.anatomy.names import all_parameter_names, canonical_parameters
 from theodolite.anatomy.norms import follows_normalisation
 from theodolite.anatomy.part import (
+    LEFT_ALONE,
     ROLES,
     Anatomy,
     AnatomyError,
@@ -122,12 +123,14 @@ class _Dissection:
     ) -> None:
         self.main, self.wider, self.size = main, wider, size
         self.flow = main.flow
-        self.grown = grown_axes(main, wider, size) if wider and size else None
         self.said = _match(roles, list(main.shapes))
         self.uses: dict[str, list[Use]] = {}
         for use in self.flow.uses.all:
             self.uses.setdefault(use.name, []).append(use)
         self.lent = lend(main.model, set(self.uses))
+        self.said = self._left_alone() | self.said
+        left_alone = {name for name, role in self.said.items() if role in LEFT_ALONE}
+        self.grown = grown_axes(main, wider, size, left_alone) if wider and size else None
         self.queries = {name for residual in main.residuals for name in residual.queries}
         self.homes = self._homes()
         self.aliases = _aliases(main.model)
@@ -157,6 +160,21 @@ class _Dissection:
             more = f"\n... and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise UnclassifiedError("\n".join(problems[:5]) + more)
         return Anatomy(parts, tuple(branches), self.size)
+
+    def _left_alone(self) -> dict[str, Role]:
+        """The tensors that take no gradient, and those that nothing in the forward pass reads."""
+        graph = self.flow.graph
+        read = set(graph.returned)
+        for node in reversed(graph.nodes):
+            if not read.isdisjoint(node.outputs):
+                read.update(node.inputs)
+        known = {*self.uses, *self.lent, *self.flow.uses.unknown}
+        known |= {name for value, name in graph.parameters.items() if value in read}
+        found: dict[str, Role] = {name: "unused" for name in self.main.shapes if name not in known}
+        for name, tensor in canonical_parameters(self.main.model):
+            if not tensor.requires_grad:
+                found[name] = "frozen"
+        return found
 
     def _homes(self) -> dict[str, tuple[int, int]]:
         """By parameter: the block and branch it is first used in."""
@@ -252,7 +270,7 @@ class _Dissection:
             grown_axes=self._grown(name, fans),
             norm=self._norm([one for one in uses if one.kind == use.kind], is_norm),
             tied=self._tied(name, uses),
-            uses=tuple(dict.fromkeys(one.kind for one in uses)),
+            uses=() if role == "unused" else tuple(dict.fromkeys(one.kind for one in uses)),
             readout=_readout(uses),
             beside=last_weight(self.flow, use) if name not in self.lent and use.node >= 0 else None,
             offset=use.offset if use.kind == "gain" else 0.0,
@@ -329,10 +347,10 @@ def _match(roles: Mapping[str, Role], names: list[str]) -> dict[str, Role]:
 
 
 def _unclassified(name: str, shape: tuple[int, ...], op: str | None) -> str:
-    reason = (
-        f"is used by {op}, which does not tell its role" if op else "is used by nothing in the forward pass"
+    used = (
+        f"is used by {op}, which does not tell its role" if op else "is returned without meeting the inputs"
     )
-    return f"{name} has shape {shape} and {reason}. {_remedy(name, shape)}"
+    return f"{name} has shape {shape} and {used}. {_remedy(name, shape)}"
 
 
 def _remedy(name: str, shape: tuple[int, ...]) -> str:

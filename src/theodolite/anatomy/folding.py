@@ -53,6 +53,24 @@ def fold(parts: Iterable[Part]) -> list[Fold]:
     return [Fold(pattern, members) for pattern, members in folds]
 
 
+def left_alone(parts: Iterable[Part]) -> str:
+    """How many of the parts are not trained, and which; empty if all are.
+
+    >>> table = Part("positions", (9, 8), "add", "frozen", 1, 8, False, True, (), (1,))
+    >>> left_alone([table, dataclasses.replace(table, name="spare", role="unused")])
+    '1 tensor is frozen (positions), and 1 tensor is used by nothing in the forward pass (spare)'
+    """
+    held = list(parts)
+    said = []
+    for role, what in (("frozen", "frozen"), ("unused", "used by nothing in the forward pass")):
+        folds = fold(part for part in held if part.role == role)
+        if folds:
+            count = sum(len(one.parts) for one in folds)
+            names = ", ".join(one.pattern for one in folds[:3]) + (", …" if len(folds) > 3 else "")
+            said.append(f"{count} tensor{' is' if count == 1 else 's are'} {what} ({names})")
+    return ", and ".join(said)
+
+
 class Placed(Protocol):
     """What can be folded: it has a name and sits in a block, or in none."""
 

@@ -12,11 +12,13 @@ from typing import Any, Literal, get_args
 from theodolite.errors import UseError
 from theodolite.size import Size
 
-Role = Literal["input", "hidden", "output", "bias", "gain"]
+Role = Literal["input", "hidden", "output", "bias", "gain", "frozen", "unused"]
 Norm = Literal["input", "output"]
 Placement = Literal["pre", "post", "peri", "out", "inner", "none"]
 
 ROLES: tuple[str, ...] = get_args(Role)
+LEFT_ALONE: tuple[str, ...] = ("frozen", "unused")
+"""The roles of tensors that are not trained: no rule is for them, and a plan leaves them as they are."""
 
 
 class AnatomyError(UseError):
@@ -43,7 +45,8 @@ class Part:
     """What is done with it: `linear`, `conv`, `embedding`, `concat`, `norm`, `scale` or `add`."""
     role: Role
     """By which fans grow with width: `input` (only out), `hidden` (both), `output` (only in);
-    `bias` if it is added, `gain` if it multiplies elementwise."""
+    `bias` if it is added, `gain` if it multiplies elementwise. `frozen` if it takes no gradient, `unused` if
+    nothing in the forward pass reads it."""
     fan_in: int
     fan_out: int
     width_in: bool
@@ -86,6 +89,17 @@ class Part:
     """Of a table that is a readout too: the same for the readout."""
     rows: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Row blocks of a fused tensor (QKV, gate-up): for each block its half-open ranges along the output."""
+
+    @property
+    def trained(self) -> bool:
+        """Is there a gradient to train it with? Not if it is `frozen` or `unused`."""
+        return self.role not in LEFT_ALONE
+
+    @property
+    def kind(self) -> Literal["weight", "gain", "bias"]:
+        """What it does, be it trained or not."""
+        does = self.role if self.trained else next(iter(self.uses), "")
+        return "gain" if does == "gain" else "bias" if does == "bias" else "weight"
 
     @property
     def numel(self) -> int:
@@ -161,6 +175,11 @@ class Anatomy(Mapping[str, Part]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    @property
+    def trained(self) -> tuple[Part, ...]:
+        """The Parts that are neither `frozen` nor `unused`."""
+        return tuple(part for part in self.values() if part.trained)
 
     @property
     def num_blocks(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from theodolite.anatomy.folding import Fold, fold
+from theodolite.anatomy.folding import Fold, fold, left_alone
 from theodolite.anatomy.part import Anatomy, Part
 
 
@@ -34,7 +35,9 @@ def table(anatomy: Anatomy, width: int | None = None) -> str:
     )
     body = "\n".join(line.rstrip() for line in captured.get().splitlines())
     legend = "* grows with width    block.branch    ends: ends its branch    norms: who reads the gain"
-    return f"{head}\n\n{body}\n\n{legend}"
+    left = left_alone(anatomy.values())
+    lines = textwrap.fill(f"{left}: not trained.", width) if left else ""
+    return "\n\n".join(filter(None, (head, body, lines, legend)))
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:
@@ -52,14 +55,14 @@ def _place(one: Fold) -> str:
 
 
 def _notes(part: Part) -> str:
-    notes = [] if part.op in ("linear", "norm", "add") else [part.op]
+    notes = [] if part.op in ("linear", "norm", "add") or part.role == "unused" else [part.op]
     if part.ends_branch:
         notes.append("ends")
     if part.norm and part.op == "norm":
         notes.append(f"{part.norm} norm")
     if part.scale_free:
         notes.append("scale-free")
-    if part.stack > 1 and part.role not in ("bias", "gain"):
+    if part.stack > 1 and part.role not in ("bias", "gain", "unused"):
         notes.append(f"stack of {part.stack}")
     if part.rows:
         sizes = [sum(stop - start for start, stop in block) for block in part.rows]

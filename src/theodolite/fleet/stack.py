@@ -46,7 +46,7 @@ class Stack:
     hypers: tuple[Mapping[str, Tensor], ...]
     """By name, (M, 1); tensors that are trained alike share them."""
     buffers: Mapping[str, Tensor]
-    """(M, …)."""
+    """(M, …), with the parameters that are not trained."""
     factors: Tensor
     """(steps, M), of the schedule."""
     temperature: Tensor
@@ -109,6 +109,8 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
     tensors: list[Tensors] = []
     hypers: dict[Hyper, int] = {}
     for name, parameter in parameters[0].items():
+        if name not in groups[0]:
+            continue
         settings = [group[name] for group in groups]
         tensors.append(
             Tensors(
@@ -128,7 +130,8 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
         model=model.to(device),
         tensors=tuple(tensors),
         hypers=tuple(_columns(hyper, device) for hyper in hypers),
-        buffers={name: stacked(buffers, name) for name in buffers[0]},
+        buffers={name: stacked(buffers, name) for name in buffers[0]}
+        | {name: stacked(parameters, name) for name in parameters[0] if name not in groups[0]},
         factors=factors.to(device, torch.float64),
         temperature=torch.tensor([run.temperature for run in runs], device=device),
     )

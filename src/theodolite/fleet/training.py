@@ -178,6 +178,8 @@ def _planned(run: Run, workload: Workload) -> Plan:
 
 def _is_drawn(row: Row) -> bool:
     """Does a tensor start at random? A gain does not, and of a bias with a law of its own it is not known."""
+    if not row.trained:
+        return False
     if row.role == "bias":
         return row.init.kind not in ("constant", "own")
     return row.role != "gain" and row.init.kind != "constant"

@@ -223,11 +223,11 @@ def _together(runs: Sequence[Run], means: Means, *, compiled: bool) -> list[Outc
 def _single(models: Stack, place: int) -> nn.Module:
     """One of the models, its values in the network that all of them share."""
     with torch.no_grad():
-        own = dict(models.model.named_parameters())
+        own = {**dict(models.model.named_parameters()), **dict(models.model.named_buffers())}
         for one in models.tensors:
             own[one.name].copy_(one.values[place])
-        for name, buffer in models.model.named_buffers():
-            buffer.copy_(models.buffers[name][place])
+        for name, values in models.buffers.items():
+            own[name].copy_(values[place])
     return models.model
 
 

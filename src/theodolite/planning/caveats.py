@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from theodolite.anatomy import Anatomy
-from theodolite.anatomy.folding import fold
+from theodolite.anatomy.folding import fold, left_alone
 from theodolite.errors import UseError
 from theodolite.figures import signed
 
@@ -30,6 +30,14 @@ def caveats(target: Anatomy, base: Anatomy, own_depth: Mapping[str, float]) -> I
     `own_depth` says for which tensors the network's own initial std changes with depth: by what factor at
     twice the depth.
     """
+    if left := left_alone(target.values()):
+        yield f"{left}: not trained, and left as built."
+    held = [one for one in target.branches if one.ends and not any(target[end].trained for end in one.ends)]
+    if held and len(target.branches) != len(base.branches):
+        yield (
+            f"{len(held)} of {len(target.branches)} residual branches end in tensors that are not trained: "
+            "the plan does not scale them with depth."
+        )
     if not target.branches and target.size and base.size and target.size.depth != base.size.depth:
         yield (
             "The network has no residual branches: the plan is for its width. Nothing here keeps a plain "

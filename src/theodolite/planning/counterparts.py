@@ -12,7 +12,7 @@ from theodolite.errors import UseError
 
 
 def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
-    """For every tensor of the target, the one at base size that does the same.
+    """For every tensor of the target that is trained, the one at base size that does the same.
 
     That is its namesake if the names are the same at both sizes. At another depth numbers in names are not
     compared, as depth moves them. Block l of L corresponds to block `⌊l·L_base/L⌋` or, where blocks are of
@@ -20,21 +20,22 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
     keeps its shape. Within a block, and outside of the blocks, tensors of equal names, roles, operations and
     fans in units of the width correspond in their order; biases and gains go with the weight before them.
     """
-    if set(target) == set(base):
-        for name, part in target.items():
+    if {part.name for part in target.trained} == {part.name for part in base.trained}:
+        for part in target.trained:
+            name = part.name
             if base[name].role != part.role:
                 raise UseError(
                     f"{name} is {part.role} at {target.size} and {base[name].role} at {base.size}: shapes "
                     f"{part.shape} and {base[name].shape}. Choose another base size, or say what it is: "
                     f'roles={{"{name}": …}}'
                 )
-        return {name: base[name] for name in target}
+        return {part.name: base[part.name] for part in target.trained}
     in_order = _in_order(target, base)
     found = in_order | _beside_weights(target, base, in_order)
-    for part in target.values():
+    for part in target.trained:
         if part.name not in found:
             raise UseError(_unmatched(part, target, base))
-    return {name: found[name] for name in target}
+    return {part.name: found[part.name] for part in target.trained}
 
 
 def _in_order(target: Anatomy, base: Anatomy) -> dict[str, Part]:

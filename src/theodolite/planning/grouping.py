@@ -32,7 +32,7 @@ def param_groups(plan: Plan, model: nn.Module, *, skip: Sequence[str] = ()) -> l
     (1, 0.25, 'embed.weight')
     """
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for name, tensor in _trained(matched(plan, model), skip).items():
+    for name, tensor in _trained(plan, matched(plan, model), skip).items():
         options = _options(plan, plan[name])
         group = groups.setdefault(_key(options), {"params": [], "param_names": [], **options})
         group["params"].append(tensor)
@@ -42,7 +42,7 @@ def param_groups(plan: Plan, model: nn.Module, *, skip: Sequence[str] = ()) -> l
 
 def num_groups(plan: Plan) -> int:
     """How many groups there are if none of the network's tensors is skipped."""
-    return len({_key(_options(plan, row)) for row in plan.rows.values()})
+    return len({_key(_options(plan, row)) for row in plan.trained})
 
 
 def make_optimizer(
@@ -77,8 +77,8 @@ def make_optimizer(
     return optimizer
 
 
-def _trained(tensors: dict[str, Tensor], skip: Sequence[str]) -> dict[str, Tensor]:
-    """The tensors that are not skipped, none of them frozen."""
+def _trained(plan: Plan, tensors: dict[str, Tensor], skip: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors that the plan trains and that are not skipped; none was frozen since."""
     if isinstance(skip, str):
         raise UseError(f"skip is {skip!r}: give a list of patterns, skip=[{skip!r}]")
     skipped: set[str] = set()
@@ -87,7 +87,7 @@ def _trained(tensors: dict[str, Tensor], skip: Sequence[str]) -> dict[str, Tenso
         if not found:
             raise UseError(f"skip: no tensor's name matches {pattern!r}")
         skipped.update(found)
-    kept = {name: tensor for name, tensor in tensors.items() if name not in skipped}
+    kept = {row.name: tensors[row.name] for row in plan.trained if row.name not in skipped}
     frozen = [name for name, tensor in kept.items() if not tensor.requires_grad]
     if frozen:
         more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""

@@ -43,7 +43,7 @@ def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
 
     Every tensor has a generator of its own, seeded by the seed and the tensor's name, and is drawn in float32
     on the CPU: neither device, dtype, wrapper, sharding nor the order of construction changes the numbers.
-    Buffers and frozen parameters are left as they are.
+    Buffers are left as they are, and so are tensors that are frozen or that nothing reads.
     """
     _check_seed(seed)
     tensors = matched(plan, model)
@@ -80,7 +80,7 @@ def _fill(plan: Plan, tensors: Mapping[str, Tensor], seed: int, own: Mapping[str
     seeds = _seeds(plan.rows, seed)
     for name, tensor in tensors.items():
         row = plan.rows[name]
-        if not tensor.requires_grad:
+        if row.init.kind == "kept" or not tensor.requires_grad:
             continue
         if row.init.kind == "own":
             values = _rescaled(row, own[name].detach())

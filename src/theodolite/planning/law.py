@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["constant", "normal", "uniform", "truncated", "own"]
+Kind = Literal["constant", "normal", "uniform", "truncated", "own", "kept"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Law:
     """
 
     kind: Kind
-    """`own` is whatever the network draws by itself, with its mean and std changed to these."""
+    """`own` is whatever the network draws by itself, with its mean and std changed to these;
+    `kept` is left as it is."""
     std: float = 0.0
     """Of a complex tensor: the root mean square of `|z − E z|`."""
     mean: float = 0.0
@@ -67,6 +68,8 @@ class Law:
     def __str__(self) -> str:
         if self.kind == "constant":
             return f"{self.mean:.4g}"
+        if self.kind == "kept":
+            return self.kind
         centre = f", mean {self.mean:.4g}" if self.mean else ""
         return f"{self.kind}, std {self.std:.4g}{centre}"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Container
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from theodolite.anatomy.names import canonical_parameters
@@ -23,8 +24,8 @@ MOST_REAL_PARAMETERS = 250_000_000
 """A gigabyte in float32. A larger network is never built for real."""
 
 
-def read_laws(build: Build, size: Size) -> dict[str, Law]:
-    """The law of every tensor, by canonical name.
+def read_laws(build: Build, size: Size, among: Container[str] | None = None) -> dict[str, Law]:
+    """The law of every tensor, or of those whose canonical names are `among` some, by name.
 
     The network is built once while its operations are watched: what `normal_`, `uniform_`, a factor, a
     constant or a truncation does to the distribution of the entries is known exactly, so a std is the number
@@ -39,19 +40,19 @@ def read_laws(build: Build, size: Size) -> dict[str, Law]:
     count = sum(tensor.numel() for tensor in build_hollow(build, size).parameters())
     if count > QUICK_PARAMETERS:
         try:
-            return laws_without_values(build, size)
+            return laws_without_values(build, size, among)
         except UseError:
             if count > MOST_REAL_PARAMETERS:
                 raise
-    return laws_with_values(build, size)
+    return laws_with_values(build, size, among)
 
 
-def laws_with_values(build: Build, size: Size) -> dict[str, Law]:
+def laws_with_values(build: Build, size: Size, among: Container[str] | None = None) -> dict[str, Law]:
     """Read off a real network; its values confirm what was read, or take its place."""
     with Recorder().with_truncation() as recorder:
         model = build_model(build, size, seed=0)
     laws = {}
-    for name, tensor in canonical_parameters(model):
+    for name, tensor in _chosen(model, among):
         law = recorder.law(tensor)
         # Values may also be written where no operation shows, through numpy.
         if law is None or not _confirmed(law, tensor.detach()):
@@ -60,7 +61,7 @@ def laws_with_values(build: Build, size: Size) -> dict[str, Law]:
     return laws
 
 
-def laws_without_values(build: Build, size: Size) -> dict[str, Law]:
+def laws_without_values(build: Build, size: Size, among: Container[str] | None = None) -> dict[str, Law]:
     """Read off a network of fake tensors, which take no memory."""
     # Not on meta: transformers initialises nothing there.
     with (
@@ -72,7 +73,7 @@ def laws_without_values(build: Build, size: Size) -> dict[str, Law]:
             model = build_model(build, size)
         except UseError as error:
             raise UseError(f"{_too_large(size)} Without values {error}") from error
-        laws = {name: recorder.law(tensor) for name, tensor in canonical_parameters(model)}
+        laws = {name: recorder.law(tensor) for name, tensor in _chosen(model, among)}
     unknown = [name for name, law in laws.items() if law is None]
     if unknown:
         raise UseError(
@@ -82,7 +83,7 @@ def laws_without_values(build: Build, size: Size) -> dict[str, Law]:
     return {name: law for name, law in laws.items() if law is not None}
 
 
-def depth_in_init(build: Build, base: Size) -> dict[str, float]:
+def depth_in_init(build: Build, base: Size, among: Container[str] | None = None) -> dict[str, float]:
     """By what factor each tensor's own initial size changes at twice the depth; only where it does.
 
     GPT-2's `1/√(2L)` shows as `√½` on the projections that end a branch:
@@ -93,9 +94,9 @@ def depth_in_init(build: Build, base: Size) -> dict[str, float]:
     >>> {name: round(factor, 3) for name, factor in found.items() if name.startswith("blocks.0")}
     {'blocks.0.attention.branch.out.weight': 0.707, 'blocks.0.feed_forward.branch.down.weight': 0.707}
     """
-    shallow = read_laws(build, base)
+    shallow = read_laws(build, base, among)
     try:
-        deep = read_laws(build, Size(base.width, 2 * base.depth))
+        deep = read_laws(build, Size(base.width, 2 * base.depth), among)
     except UseError:  # cannot be built or read: then there is nothing to compare with
         return {}
     found = {}
@@ -108,6 +109,10 @@ def depth_in_init(build: Build, base: Size) -> dict[str, float]:
         if abs(math.log(factor)) > doubt:
             found[name] = factor
     return found
+
+
+def _chosen(model: nn.Module, among: Container[str] | None) -> list[tuple[str, Tensor]]:
+    return [(name, one) for name, one in canonical_parameters(model) if among is None or name in among]
 
 
 def _measured(name: str, tensor: Tensor) -> Law:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from theodolite.anatomy.part import LEFT_ALONE
 from theodolite.calling import Build
 from theodolite.errors import UseError
 from theodolite.planning.law import Law
@@ -38,7 +39,7 @@ class Row:
     scale_free: bool
     """Is it divided by a norm of itself, so that only its direction counts?"""
     rule: str
-    """The optimizer that trains it: the plan's own, or the one its vectors get."""
+    """The optimizer that trains it: the plan's own, or the one its vectors get; empty if none does."""
     multiplier: float
     """A real one, on the readout of a tied embedding; 1 where it was absorbed into all that follows."""
     init: Law
@@ -49,6 +50,11 @@ class Row:
     """Factor on what the optimizer keeps in units of the weight (the radius of SSO, the clip of Sophia)."""
     reasons: Mapping[str, str]
     """In words, with the numbers put in: what it is, and where each column comes from."""
+
+    @property
+    def trained(self) -> bool:
+        """Does the plan train it? It leaves what is `frozen` or `unused` as it is."""
+        return self.role not in LEFT_ALONE
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,11 @@ class Plan:
             return self.rows[name]
         except KeyError:
             raise UseError(f"{name!r} is not a tensor of this plan") from None
+
+    @property
+    def trained(self) -> tuple[Row, ...]:
+        """The rows of the tensors that are trained: all but those that are `frozen` or `unused`."""
+        return tuple(row for row in self.rows.values() if row.trained)
 
     def __str__(self) -> str:
         from theodolite.planning.table import table

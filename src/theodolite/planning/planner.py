@@ -21,7 +21,7 @@ from theodolite.planning.laws import depth_in_init, read_laws
 from theodolite.planning.plan import Plan, Row
 from theodolite.planning.quantities import Case
 from theodolite.planning.readout import readouts
-from theodolite.planning.rows import make_row, settled
+from theodolite.planning.rows import kept_row, make_row, settled
 from theodolite.rules import MATRIX_RULES, POLICIES, RULES, Base, Policy, Ratios, Rule
 from theodolite.size import Size
 
@@ -67,7 +67,8 @@ def plan(
         covers: which weights a matrix optimizer trains: the `hidden` ones, or `all`. The rest gets AdamW.
         vector_lr: learning rate at base size of what a matrix optimizer leaves to AdamW; `lr` if not given.
         init: by pattern of names, the std at base size where it should not be the network's own; 0 for zeros.
-        roles: what tensors are that cannot be classified by looking, by pattern of names.
+        roles: what tensors are that cannot be classified by looking, by pattern of names; `frozen` for those
+            that the plan should leave alone.
         options: further options of the optimizer, such as betas.
         vector_options: the same of the AdamW beside a matrix optimizer.
         anatomies: of the network at either size, if they are at hand: they need not be found again.
@@ -104,14 +105,23 @@ def plan(
         if one not in known:
             known[one] = dissect(build, inputs, size=one, roles=roles)
     target, reference = known[size], known[base]
+    if not target.trained:
+        raise UseError(
+            f"no tensor of the network at {size} is trained: all {len(target)} are frozen (requires_grad is "
+            "False) or used by nothing in the forward pass. Unfreeze what is to be trained"
+        )
     depth = len(target.branches) / len(reference.branches) if reference.branches else 1.0
     refuse_endless(target, depth)
     partners = counterparts(target, reference)
-    own_depth = depth_in_init(build, base) if depth != 1 else {}
-    laws = _overridden(read_laws(build, base), partners, init)
+    among = {part.name for part in reference.trained}
+    own_depth = depth_in_init(build, base, among) if depth != 1 else {}
+    laws = _overridden(read_laws(build, base, among), partners, init)
     multipliers, tied = readouts(target, partners)
     rows: dict[str, Row] = {}
     for part in target.values():
+        if not part.trained:
+            rows[part.name] = kept_row(part)
+            continue
         partner = partners[part.name]
         own = part.factor / partner.factor
         ratios = Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth, own)
@@ -221,7 +231,9 @@ def _overridden(
         names = names or [name for name in partners if _matches(name, pattern)]
         if not names:
             some = ", ".join(list(partners)[:4])
-            raise UseError(f"init: no tensor has a name that matches {pattern!r}; there are {some}, …")
+            raise UseError(
+                f"init: no tensor that is trained has a name that matches {pattern!r}; there are {some}, …"
+            )
         if not (isinstance(std, (int, float)) and math.isfinite(std) and std >= 0):
             raise UseError(f"init: the std for {pattern!r} is {std!r}: it has to be finite and not negative")
         found.update(dict.fromkeys(names, Law("normal", std=std) if std else Law("constant")))

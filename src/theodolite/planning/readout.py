@@ -25,7 +25,7 @@ def readouts(target: Anatomy, partners: Mapping[str, Part]) -> tuple[dict[str, f
     """Multipliers on the inputs of modules by their names, and the same by the name of the tied tensor."""
     by_module: dict[str, float] = {}
     by_tensor: dict[str, float] = {}
-    for part in target.values():
+    for part in target.trained:
         partner = partners[part.name]
         table, readout = part.factor / partner.factor, part.readout_factor / partner.readout_factor
         multiplier = partner.fan_out / part.fan_out * table / readout

@@ -36,6 +36,37 @@ def settled(
     return explicit, hyper
 
 
+def kept_row(part: Part) -> Row:
+    """The row of a tensor that is not trained."""
+    frozen = part.role == "frozen"
+    why = "takes no gradient (requires_grad is False)" if frozen else "is used by nothing in the forward pass"
+    return Row(
+        name=part.name,
+        shape=part.shape,
+        role=part.role,
+        block=part.block,
+        fan_in=part.fan_in,
+        fan_out=part.fan_out,
+        in_axes=part.in_axes,
+        out_axes=part.out_axes,
+        rows=part.rows,
+        scale_free=part.scale_free,
+        rule="",
+        multiplier=1.0,
+        init=Law("kept"),
+        lr=0.0,
+        weight_decay=0.0,
+        eps=0.0,
+        extent=1.0,
+        reasons={
+            "tensor": f"of shape {'×'.join(map(str, part.shape)) or '()'}; it {why}, and the plan leaves it "
+            "as it is",
+            "init": "what build makes of it at this size",
+            "lr": "none: no optimizer has it",
+        },
+    )
+
+
 def make_row(case: Case) -> Row:
     """The row of a tensor, with its reasons."""
     part, hyper = case.part, case.hyper

@@ -100,7 +100,8 @@ def _check(plan: Plan) -> None:
         if row.name != name:
             raise _Misfit(f"{where}: name is {row.name!r}, which has to be {name!r}")
         _check_choice(row.role, f"{where}: role", ROLES)
-        _check_choice(row.rule, f"{where}: rule", (plan.optimizer_name, *RULES))
+        if row.trained or row.rule:
+            _check_choice(row.rule, f"{where}: rule", (plan.optimizer_name, *RULES))
         _check_numbers(row, where, not_negative=("lr", "weight_decay", "eps", "extent"))
         _check_number(row.multiplier, f"{where}: multiplier", row.multiplier != 0, "other than 0")
         _check_layout(row, where)

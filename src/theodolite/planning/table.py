@@ -49,13 +49,13 @@ def heading(plan: Plan) -> tuple[str, str]:
     """The rule and the sizes (width × depth); the values at base size, and how much there is."""
     wider, deeper = plan.size.width / plan.base.width, plan.size.depth / plan.base.depth
     grown = f"width × {number(wider)}, depth × {number(deeper)}"
-    others = sorted({row.rule for row in plan.rows.values()} - {plan.optimizer_name})
+    others = sorted({row.rule for row in plan.trained} - {plan.optimizer_name})
     beside = f" beside {' and '.join(others)}" if others else ""
     at_base = f"at base size lr {number(plan.lr)}"
     if plan.weight_decay and plan.policy != "none":
         at_base += f", weight decay {number(plan.weight_decay)} ({plan.policy})"
     groups = num_groups(plan)
-    counted = f"{len(plan.rows)} tensors in {groups} group{'' if groups == 1 else 's'}"
+    counted = f"{len(plan.trained)} tensors in {groups} group{'' if groups == 1 else 's'}"
     return f"{plan.optimizer_name}{beside}, {plan.base} → {plan.size} ({grown})", f"{at_base}; {counted}"
 
 
@@ -78,7 +78,7 @@ def folded(
 
 def shown_columns(plan: Plan) -> tuple[str, ...]:
     """The columns in which something is to be seen."""
-    rows = plan.rows.values()
+    rows = plan.trained
     rules = {row.rule for row in rows}
     optional = {
         "rule": len(rules) > 1,
@@ -93,7 +93,8 @@ def shown_columns(plan: Plan) -> tuple[str, ...]:
 
 def cells(row: Row, columns: tuple[str, ...]) -> tuple[str, ...]:
     """What a row shows in these columns."""
-    return tuple(_CELLS[column](row) for column in columns)
+    shown = columns if row.trained else ("role", "init")
+    return tuple(_CELLS[column](row) if column in shown else "" for column in columns)
 
 
 def number(value: float) -> str:
@@ -115,6 +116,8 @@ def law_in_brief(law: Law) -> str:
     """
     if law.kind == "constant":
         return number(law.mean)
+    if law.kind == "kept":
+        return "as built"
     centre = f"{number(law.mean)} ± " if law.mean else ""
     return f"{law.kind} {centre}{number(law.std)}"
 

@@ -94,7 +94,7 @@ def observe(
     with untouched_randomness(seed):
         model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
-        tensors = dict(canonical_parameters(model))
+        tensors = {name: one for name, one in canonical_parameters(model) if anatomy[name].trained}
         first = _copied(tensors)
         start = rms_norms(first, anatomy)
         before = first
@@ -119,7 +119,7 @@ def observe(
             converged=all(one[name][1] for one in (start, *sizes, *drifts)),
             only_rounding=name in rounded,
         )
-        for name, part in anatomy.items()
+        for name, part in ((part.name, part) for part in anatomy.trained)
     }
     return Training(plan.size, anatomy, courses, tuple(losses))
 

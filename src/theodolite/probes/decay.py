@@ -79,7 +79,7 @@ class Decay:
     @property
     def gains(self) -> tuple[Treatment, ...]:
         """The rows of gains."""
-        return tuple(row for row in self.rows if row.part.role == "gain")
+        return tuple(row for row in self.rows if row.part.kind == "gain")
 
     @property
     def wrong(self) -> tuple[Treatment, ...]:
@@ -233,7 +233,9 @@ def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]
     if part.role == "gain":
         return _treated_gain(part, kind, now, _usual(now, weights))
     decaying, why = now.weight_decay > 0, ""
-    if kind == "bias":
+    if kind == "unused":
+        why = "nothing in the forward pass reads it: no step moves it, and decay only shrinks it"
+    elif kind == "bias":
         why = "a convention: a bias may decay or not, and little depends on it"
     elif kind == "table" and decaying:
         why = "rows that are not looked up get no gradient and only decay: those of rare tokens fade"

@@ -66,7 +66,7 @@ def _folded(shown: list[Treatment]) -> list[tuple[str, tuple[Treatment, ...]]]:
 
 
 def _head(audit: Decay) -> str:
-    gains, wrong = audit.gains, [row for row in audit.wrong if row.part.role == "gain"]
+    gains, wrong = audit.gains, [row for row in audit.wrong if row.part.kind == "gain"]
     if not gains:
         said = "This network has no gains: nothing to do."
     else:

@@ -20,6 +20,8 @@ ROLE_MEANINGS = {
     "output": "output: reads it",
     "gain": "gain: multiplies",
     "bias": "bias: is added",
+    "frozen": "frozen: takes no gradient",
+    "unused": "unused: nothing reads it",
 }
 
 
@@ -139,7 +141,7 @@ class _Drawing:
         return Lane(branch.placement if branch else None, attention, shapes)
 
     def extent(self, part: Part) -> tuple[float, float]:
-        if part.role in ("gain", "bias"):
+        if part.kind != "weight":
             return 4.0, self.length(max(part.shape, default=1))
         return self.length(part.fan_in), self.length(part.fan_out)
 

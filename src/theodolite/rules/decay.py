@@ -37,6 +37,8 @@ def decays(part: Part, policy: Policy = "paper") -> bool:
     """
     if policy not in POLICIES:
         raise UseError(f"the decay policy is {policy!r}: it is one of {', '.join(POLICIES)}")
+    if not part.trained:
+        return False
     if policy in ("none", "everything"):
         return policy == "everything"
     if policy == "matrices":
@@ -65,9 +67,11 @@ def kind_of(part: Part) -> str:
     >>> kind_of(gain), kind_of(replace(gain, offset=1.0)), kind_of(replace(gain, op="scale"))
     ('Input-Norm gain', 'zero-centred Input-Norm gain', 'scale vector')
     """
-    if part.role == "gain":
+    if part.role == "unused":
+        return "unused"
+    if part.kind == "gain":
         return f"zero-centred {gain_kind(part)}" if part.offset else gain_kind(part)
-    if part.role == "bias":
+    if part.kind == "bias":
         return "bias"
     if "table" in part.uses:
         return "tied table" if "weight" in part.uses else "table"

@@ -180,7 +180,7 @@ def closing(
     sums = [
         part.removeprefix(f"{name}.").rpartition(".")[0]
         for part in _parts_in(anatomy, name)
-        if part not in inside and anatomy[part].role in ("gain", "bias")
+        if part not in inside and anatomy[part].kind != "weight"
     ]
     return closers, tuple(dict.fromkeys(sums))
 

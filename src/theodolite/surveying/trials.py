@@ -179,7 +179,7 @@ def _in_proportion(anatomy: Anatomy, here: Shapes, grown: Shapes, factor: int) -
     return all(
         size == before * (factor if axis in anatomy[name].grown_axes else 1)
         for name in here
-        if name in anatomy and name in grown
+        if name in anatomy and anatomy[name].trained and name in grown
         for axis, (before, size) in enumerate(zip(here[name], grown[name], strict=True))
     )
 
@@ -198,7 +198,9 @@ def _most(site: Site) -> int:
 
 def _lighter(workload: Workload, anatomy: Anatomy) -> Workload:
     """The workload with fewer examples in a batch, if all its tensors have them along the first dimension."""
-    ends = (part for part in anatomy.values() if (part.block is None and part.role == "output") or part.tied)
+    outside = (part for part in anatomy.values() if part.block is None)
+    reads_width = (part for part in outside if part.width_in and not part.width_out)
+    ends = (*reads_width, *(part for part in anatomy.values() if part.tied))
     vocabulary = max((max(part.fan_in, part.fan_out) for part in ends), default=1)
 
     def batch(seed: int, step: int) -> Batch:

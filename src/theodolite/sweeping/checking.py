@@ -68,7 +68,7 @@ def check_runs(runs: Sequence[Run], workload: Workload, folder: Path) -> None:
         Factor(*timing)
     for run in {(run.size, run.optimizer, run.parameterization): run for run in waiting}.values():
         plan = planned(run, workload)
-        for rule in {row.rule for row in plan.rows.values()}:
+        for rule in {row.rule for row in plan.trained}:
             options: Mapping[str, Any] = plan.options if rule == plan.optimizer_name else plan.vector_options
             maker(rule, options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from theodolite.anatomy.folding import fold
+from theodolite.anatomy.folding import fold, left_alone
 from theodolite.anatomy.part import ROLES, Anatomy, Part
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.section import Section
@@ -74,12 +74,14 @@ def everything_ruled(anatomy: Anatomy) -> Finding:
             rows.append(
                 {"role": role, "tensors": len(parts), "parameters": sum(part.numel for part in parts)}
             )
+    trained = anatomy.trained
     return Finding(
         "TH107",
         "ok",
         "A rule for every parameter",
-        f"{all_of(len(anatomy), 'tensor')}, {counted(anatomy.num_parameters, 'parameter')}, "
-        f"{'has' if len(anatomy) == 1 else 'have'} a role that a rule covers.",
+        f"{all_of(len(trained), 'tensor')}, {counted(sum(part.numel for part in trained), 'parameter')}, "
+        f"{'has' if len(trained) == 1 else 'have'} a role that a rule covers."
+        + (f" {left}: not trained, and left as built." if (left := left_alone(anatomy.values())) else ""),
         why=WHY_RULED,
         evidence=Evidence(rows=tuple(rows)),
     )

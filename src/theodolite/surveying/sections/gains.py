@@ -126,7 +126,7 @@ def _left(site: Site, maps: Sequence[Map]) -> str:
     """A sentence on gains that linear maps alone read and that cannot be moved into them, with a reason."""
     found = {one.place.gain for one in maps}
     parts = tuple(prefix_of(name) for name in found)  # of gains that surgery has made of a magnitude
-    gains = [part.name for part in site.anatomy.values() if part.norm == "input" and part.op == "norm"]
+    gains = [part.name for part in site.anatomy.trained if part.norm == "input" and part.op == "norm"]
     missing = [name for name in gains if name not in found and not name.startswith(parts)]
     why = find_places(site.build_hollow(site.size), site.inputs).left if missing else {}
     names = [name for name in missing if name in why]

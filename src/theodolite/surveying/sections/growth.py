@@ -41,7 +41,7 @@ def examine(site: Site) -> Iterator[Finding]:
 def width_followed(anatomy: Anatomy) -> Finding:
     """TH105: matrices inside the blocks with a side that width does not reach."""
     title = "Width in the blocks"
-    matrices = [part for part in anatomy.values() if part.role not in ("gain", "bias")]
+    matrices = [part for part in anatomy.trained if part.role not in ("gain", "bias")]
     growing = [part for part in matrices if part.width_in or part.width_out]
     numbers = {"matrices": len(matrices), "grow with width": len(growing)}
     if not growing:

@@ -172,7 +172,7 @@ def _ends(site: Site, width: int, depths: Sequence[int]) -> list[Ends]:
         }
         anatomy = dissect(model, site.inputs, roles=known)
         for part in anatomy.values():
-            if part.ends_branch and part.role != "bias":
+            if part.ends_branch and part.trained and part.role != "bias":
                 # The same at every depth, whatever numbers the blocks have.
                 starred = tuple("*" if piece.isdigit() else piece for piece in part.name.split("."))
                 key = starred, part.role, part.op

@@ -38,16 +38,17 @@ def planned(plans: list[Plan]) -> Finding:
         base = made.base
         axis = "width" if made.size.width != base.width else "depth"
         factor = made.size.width // base.width if axis == "width" else made.size.depth // base.depth
-        for pattern, members in folded(made.rows.values(), lambda row: (row.role, row.init.factor, row.lr)):
+        for pattern, members in folded(made.trained, lambda row: (row.role, row.init.factor, row.lr)):
             row = members[0]
             entry = rows.setdefault(pattern, {"tensor": pattern, "role": row.role})
             entry[f"lr at {factor}× {axis}"] = row.lr / LR
     (first, *_) = plans
+    trained = len(first.trained)
     return Finding(
         "TH204",
         "ok",
         TITLE,
-        f"{all_of(len(first.rows), 'tensor')} {'has' if len(first.rows) == 1 else 'have'} a place in a plan "
+        f"{all_of(trained, 'tensor')} {'has' if trained == 1 else 'have'} a place in a plan "
         f"({OPTIMIZER}, from {first.base} to {' and '.join(str(made.size) for made in plans)}).",
         why=WHY,
         evidence=Evidence(rows=tuple(rows.values())),
