@@ -10,7 +10,26 @@ from .collection import exhibits
 from .exhibit import Exhibit
 from .measuring import over_depth, over_width, wrong_roles
 
-KNOWN_WRONG: dict[str, str] = {}
+KNOWN_WRONG: dict[str, str] = {
+    "NFNet": "a weight that passes F.batch_norm is taken for a token",
+    "BiT": "a weight that passes F.batch_norm is taken for a token",
+    "DiT": "frozen tensors have a role",
+    "LoRA": "frozen tensors have a role",
+    "DoRA": "frozen tensors have a role; a product of parameters added to one",
+    "RealNVP": "no residual branch is seen where one half of the stream changes the other",
+    "Glow": "no residual branch is seen where one half of the stream changes the other",
+    "GAT": "`(h*a).sum(-1)` is taken for a gain",
+    "Set Transformer": "an attention branch is lost, those of the inducing points inside of it are counted",
+    "KAN": "a product of parameters with one output is taken for a gain, a factor of a weight for a weight",
+    "FT-Transformer": "numbers of the data times a vector are taken for a gain",
+    "weight-normed readout": "a direction with one row is taken for a gain",
+    "masked weights": "both factors of a weight are taken for a weight",
+    "scaled skip": "a learned scale on the stream hides its branches",
+    "lerp": "no residual branch is seen in torch.lerp",
+    "addcmul": "no residual branch is seen in torch.addcmul",
+    "stack and sum": "no residual branch is seen in the sum of a stack",
+    "addmm": "no residual branch is seen in torch.addmm",
+}
 """By name of an exhibit, in which way dissect or plan is wrong about it."""
 
 
