@@ -13,9 +13,7 @@ from .measuring import over_depth, over_width, wrong_roles
 KNOWN_WRONG: dict[str, str] = {
     "NFNet": "a weight that passes F.batch_norm is taken for a token",
     "BiT": "a weight that passes F.batch_norm is taken for a token",
-    "DiT": "frozen tensors have a role",
-    "LoRA": "frozen tensors have a role",
-    "DoRA": "frozen tensors have a role; a product of parameters added to one",
+    "DoRA": "a product of parameters that is added to a weight and divided by a norm",
     "RealNVP": "no residual branch is seen where one half of the stream changes the other",
     "Glow": "no residual branch is seen where one half of the stream changes the other",
     "GAT": "`(h*a).sum(-1)` is taken for a gain",
