@@ -16,7 +16,7 @@ from theodolite.anatomy.residual import Residual, find_residuals
 from theodolite.anatomy.trace import trace
 from theodolite.anatomy.uses import find_uses
 from theodolite.building import build_hollow, build_model, in_one_line
-from theodolite.calling import Build
+from theodolite.calling import Build, see_inside
 from theodolite.size import Size
 
 # Above this, a network that cannot be traced without computing is not built for real either.
@@ -88,7 +88,7 @@ def _beside(model: nn.Module, inputs: Any) -> Any:
 
 
 def _check_inputs(inputs: Any) -> None:
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in tree_leaves(see_inside(inputs)) if isinstance(leaf, Tensor)]
     if not tensors:
         raise AnatomyError(
             f"inputs hold no tensor: they are a {type(inputs).__name__}. Pass what the model is called with"

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
-from theodolite.anatomy.undisturbed import Runner, named_tensors, undisturbed
+from theodolite.anatomy.undisturbed import named_tensors, undisturbed
 from theodolite.building import untouched_randomness
-from theodolite.calling import described, logits
+from theodolite.calling import call, described, logits, with_tensors
 from theodolite.errors import UseError
 
 T = TypeVar("T")
@@ -160,10 +160,8 @@ def _record(
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, Tensor):
             recorder.graph.inputs.add(recorder.value(leaf))
-    runner = Runner(model)
-    prefixed = {f"model.{name}": tensor for name, tensor in state.items()}
     with undisturbed(model), recorder:
-        output = torch.func.functional_call(runner, prefixed, (inputs,), tie_weights=False, strict=False)
+        output = with_tensors(model, state, call, inputs, tied=False)
     recorder.graph.outputs = {recorder.value(leaf) for leaf in _results(output)}
     recorder.graph.returned = {recorder.value(leaf) for leaf in tensors_in(output)}
     if not recorder.graph.outputs:

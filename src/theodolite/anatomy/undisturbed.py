@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from theodolite.building import untouched_randomness
-from theodolite.calling import call
+from theodolite.calling import call, with_tensors
 from theodolite.higher_order import plain_operators
 
 
@@ -79,33 +79,20 @@ def run_under(mode: TorchDispatchMode, model: nn.Module, inputs: Any, *, gradien
     """
     batch_norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
     names = model.named_parameters(remove_duplicate=False)
-    runner = Runner(model)
     with untouched_randomness(), undisturbed(model), torch.set_grad_enabled(gradients):
         stand_ins = {id(tensor): _stand_in(tensor, gradients) for tensor in model.parameters()}
-        swapped = {f"model.{name}": stand_ins[id(tensor)] for name, tensor in names}
+        swapped = {name: stand_ins[id(tensor)] for name, tensor in names}
         inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
         for module in batch_norms:
             module.training = True
         with mode:
-            return torch.func.functional_call(runner, swapped, (inputs,), tie_weights=False, strict=False)
+            return with_tensors(model, swapped, call, inputs, tied=False)
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers under every name they have: tied ones must be swapped in each place."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
-
-
-class Runner(nn.Module):
-    """Calls the model as `call` does, as a module, so that functional_call can swap its tensors."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Any) -> Any:
-        """What the model returns."""
-        return call(self.model, inputs)
 
 
 def _stand_in(tensor: Tensor, gradients: bool) -> Tensor:

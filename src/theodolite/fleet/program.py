@@ -16,15 +16,15 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from theodolite.calling import logits
+from theodolite.calling import call, evaluate, logits, require_logits, with_tensors
 from theodolite.fleet.accuracy import HELD_OUT, TRAINED_ON, share_right
 from theodolite.fleet.functional import METHODS, muon_average, muon_move, orthogonal
 from theodolite.fleet.regions import compile_blocks
@@ -211,16 +211,19 @@ class Program:
     def _evaluate(
         self, batch: Batch, weights: dict[str, Tensor], buffers: dict[str, Tensor], temperature: Tensor
     ) -> Tensor:
-        output = self._output(batch[0], weights, buffers)
-        return self.workload.loss(output / temperature if self._tempered else output, batch[1])
+        if not self._tempered:
+            loss: Tensor = with_tensors(
+                self.stack.model, {**weights, **buffers}, partial(evaluate, self.workload.loss), batch
+            )
+            return loss
+        require_logits(self.workload.loss, "A temperature")
+        return self.workload.loss(self._output(batch[0], weights, buffers) / temperature, batch[1])
 
     def _right(self, batch: Batch, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
         return share_right(self._output(batch[0], weights, buffers), batch[1])
 
     def _output(self, inputs: Any, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
-        positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
-        keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
-        return logits(functional_call(self.stack.model, {**weights, **buffers}, positional, keywords))
+        return logits(with_tensors(self.stack.model, {**weights, **buffers}, call, inputs))
 
     def _at_this_step(self, hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hyperparameters with the schedule's factor, and Adam's corrections for the steps so far."""

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, unwrap
 from theodolite.building import build_model, in_one_line, untouched_randomness
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.planning.fitting import matched
 from theodolite.planning.multiplier import MARK, attach_multipliers, attached, checked, missing
 from theodolite.planning.plan import Plan
-from theodolite.probes.second_order.score import Loss
 from theodolite.size import Size
 from theodolite.surgery.block_copies import make_block
 from theodolite.surgery.editing import Edits

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import all_parameter_names, unwrap
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.growing.certificate import Certificate, certificate, clip_from
@@ -23,7 +24,6 @@ from theodolite.growing.grown import Contender, Grown, Means, Stage
 from theodolite.growing.jumpboard import jump, length_of, longest_step
 from theodolite.growing.splits import Splits, check_disjoint
 from theodolite.planning.multiplier import warn_of_missing
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.signal import PointSignal, signal
 from theodolite.probes.units import count, each, losses_of, take
 from theodolite.surgery.block_copies import make_block

@@ -8,9 +8,9 @@ from typing import Literal
 
 from torch import nn
 
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.units import Batches, losses_of
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, unwrap
 from theodolite.building import evaluated
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.steps.radius import radius
 from theodolite.probes.units import Batches, each, losses_of, take
 

@@ -16,6 +16,7 @@ from theodolite.anatomy import Anatomy
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.part import Part
 from theodolite.building import untouched_randomness
+from theodolite.calling import see_inside
 from theodolite.errors import UseError
 from theodolite.planning.plan import Plan
 from theodolite.probes.rms_norm import rms_norms
@@ -126,7 +127,9 @@ def observe(
 
 def on_device(batch: Batch, device: str) -> Batch:
     """The batch with its tensors on a device."""
-    moved: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+    moved: Batch = tree_map(
+        lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, see_inside(batch)
+    )
     return moved
 
 

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.anatomy.undisturbed import undisturbed
 from theodolite.building import untouched_randomness
-from theodolite.calling import call, described, logits
+from theodolite.calling import Loss, described, evaluate
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.course import on_device
@@ -42,7 +42,6 @@ from theodolite.probes.scaled_maps import (
     raw_names,
     replaced,
 )
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.steps.update import optimizer_step
 from theodolite.surgery.folded import along
 from theodolite.surgery.holding import Held, held
@@ -188,7 +187,7 @@ def _effective_gradients(
 
 def _evaluated(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
     with replaced(_copied_buffers(model)):
-        value: Tensor = loss(logits(call(model, inputs)), targets)
+        value = evaluate(loss, model, (inputs, targets))
     if value.dim() or not bool(value.isfinite()):
         raise UseError(
             f"the loss is {described(value)} of value {value.tolist()}: it has to be one finite number"

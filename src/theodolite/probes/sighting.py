@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.axes import moved, own_axes
@@ -49,7 +50,8 @@ class Layout:
     outside: Mapping[str, tuple[int, ...]]
     """By weight or table outside of every branch: the values it makes. Those of the last layers, which no
     further weight reads, are left out: they are the logits."""
-    logits: int
+    outputs: tuple[int, ...]
+    """The logits, or all that is returned where these cannot be told."""
     ops: tuple[str, ...]
     """All operations of the pass; another pass with the same operations has the same layout."""
     graph: Graph = field(repr=False, compare=False)
@@ -72,17 +74,13 @@ class Sight:
     stream: tuple[Tensor, ...]
     outside: Mapping[str, tuple[Tensor, ...]]
     logits: Tensor
+    """All that is returned, in one row, where the logits cannot be told."""
 
 
 def find_layout(model: nn.Module, inputs: Any) -> Layout:
     """Record a forward pass and find the residual branches in it."""
     model = unwrap(model)
     graph = watch(model, inputs, lambda value, tensor: None)
-    if len(graph.outputs) != 1:
-        raise UseError(
-            f"the model returned {len(graph.outputs)} tensors, in which the logits cannot be told. Return a "
-            "tensor, an object with .logits, or a dict with the key 'logits'"
-        )
     flow = Flow(find_uses(graph))
     residuals = find_residuals(flow)
     return Layout(
@@ -95,7 +93,11 @@ def find_layout(model: nn.Module, inputs: Any) -> Layout:
         channels=tuple(_channels(flow, residuals)),
         is_routed=any(residual.history is not None for residual in residuals),
         outside=_outside(flow, residuals),
-        logits=next(iter(graph.outputs)),
+        outputs=tuple(
+            value
+            for value in sorted(graph.outputs)
+            if len(graph.outputs) == 1 or (graph.floating[value] and graph.maker[value] is not None)
+        ),
         ops=_ops(graph),
         graph=graph,
     )
@@ -131,7 +133,7 @@ def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
     """The values at the places of a layout; None if the pass ran other operations."""
     kept: dict[int, Tensor] = {}
     several = (*layout.branches, *layout.outside.values())
-    wanted = {value for values in several for value in values} | {*layout.stream, layout.logits}
+    wanted = {value for values in several for value in values} | {*layout.stream, *layout.outputs}
 
     def keep(value: int, tensor: Tensor) -> None:
         if value in wanted:
@@ -144,7 +146,9 @@ def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
         branches=tuple(layout.added(index, kept) for index in range(len(layout.branches))),
         stream=tuple(kept[value] for value in layout.stream),
         outside={name: tuple(kept[value] for value in values) for name, values in layout.outside.items()},
-        logits=kept[layout.logits],
+        logits=kept[layout.outputs[0]]
+        if len(layout.outputs) == 1
+        else torch.cat([kept[value].flatten() for value in layout.outputs]),
     )
 
 

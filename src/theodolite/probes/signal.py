@@ -25,6 +25,7 @@ from typing import Literal
 from scipy.special import stdtrit
 from torch import Tensor, nn
 
+from theodolite.calling import Loss, require_logits
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.figures import Figure
@@ -33,7 +34,6 @@ from theodolite.probes.gradient_covariance import Covariance, describe
 from theodolite.probes.resting import at_rest
 from theodolite.probes.second_order.objective import without_checkpoints
 from theodolite.probes.second_order.products import Progress
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.signal_candidates import Candidate, Candidates
 from theodolite.probes.signal_doubts import misleads, notes
 from theodolite.probes.signal_passes import (
@@ -216,6 +216,7 @@ def signal(
         UseError: if there are no residual blocks in a list, fewer than two held-out units, a loss that is no
             finite number, or one that cannot be taken of a unit by itself.
     """
+    require_logits(loss, "The signal of a block")
     model = checked(model, ridge, delta)
     fresh = None if fresh is None else checked(fresh, ridge, delta)
     first = next(iter(each(batches)))

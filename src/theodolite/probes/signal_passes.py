@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from theodolite.calling import call
+from theodolite.calling import Loss, call
 from theodolite.errors import UseError
 from theodolite.probes.course import on_device
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.signal_candidates import Candidate, Candidates
 from theodolite.probes.signal_sites import Site, by_unit
 from theodolite.probes.signal_sums import GradientSums, wide

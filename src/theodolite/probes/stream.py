@@ -28,13 +28,12 @@ from torch.utils._pytree import tree_map
 from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.rerun import rerun
 from theodolite.building import in_one_line
-from theodolite.calling import described
+from theodolite.calling import Loss, described, require_logits
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.figures import Figure
 from theodolite.probes.course import on_device
 from theodolite.probes.headroom import Largest, Watch
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.sighting import Layout, find_layout
 from theodolite.probes.stream_growth import Growth, fit_growth
 from theodolite.probes.stream_reach import Reach, reaches, size_of
@@ -255,6 +254,7 @@ def _checked(model: nn.Module, loss: Loss, batch: Batch) -> tuple[nn.Module, Bat
 
     What was made in inference mode is copied: autograd takes none of it.
     """
+    require_logits(loss, "A look at the stream")
     if not isinstance(model, nn.Module):
         raise UseError(f"model is {described(model)}, not a torch.nn.Module")
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):

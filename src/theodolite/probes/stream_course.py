@@ -13,13 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.building import build_model, untouched_randomness
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.figures import Figure
 from theodolite.planning.plan import Plan
 from theodolite.probes.course import on_device
 from theodolite.probes.following import PROBE_STEP
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.stream import Stream, stream
 from theodolite.probes.stream_figures import TITLES, course_figure
 from theodolite.probes.stream_reach import Reach

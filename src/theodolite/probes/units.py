@@ -19,12 +19,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from theodolite.anatomy.names import unwrap
 from theodolite.building import in_one_line, kept_generators, untouched_randomness
-from theodolite.calling import call, described, logits
+from theodolite.calling import Loss, call, described, logits, require_logits
 from theodolite.errors import UseError
 from theodolite.probes.course import on_device
 from theodolite.probes.resting import at_rest
 from theodolite.probes.second_order.products import Progress
-from theodolite.probes.second_order.score import Loss
 from theodolite.workloads import Batch
 
 Batches = Batch | Iterable[Batch]
@@ -43,6 +42,7 @@ def unit_losses(loss: Loss, found: Tensor, targets: Any) -> Tensor:
     >>> unit_losses(nn.functional.cross_entropy, found, targets)
     tensor([0.6931, 0.0000])
     """
+    require_logits(loss, "A loss for each unit")
     if not isinstance(found, Tensor) or not found.ndim:
         raise UseError(f"the logits are {described(found)}: their dimension 0 has to be the units")
     number = found.shape[0]
@@ -122,6 +122,7 @@ def losses_of(
     >>> losses_of(Doubling(), nn.functional.mse_loss, [batch, batch])
     tensor([0., 4., 0., 4.], dtype=torch.float64)
     """
+    require_logits(loss, "A loss for each unit")
     model = unwrap(model)
     device = device_of(model)
     parts = []

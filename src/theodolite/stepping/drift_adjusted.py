@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import hessian
 from theodolite.probes.second_order.replicas import on_all_ranks
-from theodolite.probes.second_order.score import Loss
 
 CAP = 5.0
 """The largest learning rate, where the landscape is flat; the paper's."""

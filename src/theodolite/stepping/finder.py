@@ -12,13 +12,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.building import check_device, one_thread, untouched_randomness
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.planning import Plan
 from theodolite.probes.steps.update import _no_hooks as no_hooks
 from theodolite.size import Size
 from theodolite.stepping.finder_legs import EXTRA, ascend
-from theodolite.stepping.finder_subject import Loss, Make, Subjects, subjects
+from theodolite.stepping.finder_subject import Make, Subjects, subjects
 from theodolite.stepping.lr_range import LrRange, read_off
 from theodolite.workloads import Workload
 

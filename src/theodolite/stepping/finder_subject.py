@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.building import build_model, in_one_line
-from theodolite.calling import call, described, logits
+from theodolite.calling import Loss, described, evaluate
 from theodolite.errors import UseError
 from theodolite.optim.choosing import maker
 from theodolite.planning import Plan, plan
@@ -25,7 +25,6 @@ from theodolite.workloads import Batch, Workload
 from theodolite.workloads import workload as look_up
 
 Make = Callable[[nn.Module], Optimizer]
-Loss = Callable[[Tensor, Any], Tensor]
 JUDGES = 8
 """Batches that a leg is judged by."""
 PLAIN = "adamw", "sgd"
@@ -47,7 +46,7 @@ class Subject:
 
     def evaluate(self, batch: Batch) -> Tensor:
         """The loss on one batch."""
-        return self.loss(logits(call(self.model, batch[0])), batch[1])
+        return evaluate(self.loss, self.model, batch)
 
     def switch(self, mode: Literal["train", "eval"]) -> None:
         """For optimizers that train one set of weights and evaluate another, as schedule-free does."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.calling import described
+from theodolite.calling import Loss, described
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.optim.finite import NonFiniteError
@@ -21,7 +21,6 @@ from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.products import require_at_least
 from theodolite.probes.second_order.replicas import together
 from theodolite.probes.second_order.rescaling import require_positive
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.steps.direction import norm
 from theodolite.probes.steps.pushing import least_of_all
 from theodolite.probes.steps.rows import RowBounds

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.objective import Batches, Objective
@@ -18,7 +19,7 @@ from theodolite.probes.second_order.operator import Hessian, Linearised, Operato
 from theodolite.probes.second_order.products import require_at_least
 from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.rescaling import require_positive
-from theodolite.probes.second_order.score import Loss, score
+from theodolite.probes.second_order.score import score
 from theodolite.stepping.conjugate import End, solve
 
 Curvature = Literal["gauss_newton", "hessian", "fisher"]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from theodolite.probes.second_order.score import Loss
+from theodolite.calling import Loss
 from theodolite.stepping.smoothness import NormalizedSmoothness
 from theodolite.studies.records import Record
 from theodolite.studies.smoothness_claims import CONVEX, CURVATURES, claims, slowest

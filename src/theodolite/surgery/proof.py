@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.anatomy.trace import tensors_in
 from theodolite.building import evaluated, untouched_randomness
-from theodolite.calling import call
+from theodolite.calling import call, with_tensors
 from theodolite.higher_order import plain_operators
 from theodolite.surgery.editing import scaled_gains, scaled_weights
 
@@ -201,17 +200,6 @@ def resting(model: nn.Module) -> Iterator[None]:
             buffer.copy_(value)
 
 
-class _Called(nn.Module):
-    """Calls a network as `call` does, as a module, so that other tensors can stand in for its own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Any) -> Any:
-        return call(self.model, inputs)
-
-
 def _widened(model: nn.Module) -> dict[int, Tensor]:
     """By id of a parameter or a buffer in halves: the same in float32."""
     return {
@@ -226,11 +214,11 @@ def _called(model: nn.Module, inputs: Any, state: Mapping[int, Tensor]) -> Any:
     if not state:
         return call(model, inputs)
     named = (*model.named_parameters(), *model.named_buffers())
-    stand_ins = {f"model.{name}": state[id(one)] for name, one in named if id(one) in state}
+    stand_ins = {name: state[id(one)] for name, one in named if id(one) in state}
     inputs = tree_map(
         lambda one: one.float() if isinstance(one, Tensor) and one.dtype in HALVES else one, inputs
     )
-    return functional_call(_Called(model), stand_ins, (inputs,))
+    return with_tensors(model, stand_ins, call, inputs)
 
 
 def _coarser(*dtypes: torch.dtype) -> torch.dtype:

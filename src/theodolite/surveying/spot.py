@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.specimen import shapes_of
 from theodolite.building import in_one_line, untouched_randomness
-from theodolite.calling import call, logits
+from theodolite.calling import ModelLoss, OutputLoss, call, evaluate, logits
 from theodolite.errors import UseError
 from theodolite.fleet.training import targets_in
 from theodolite.probes.second_order.curvature import curvature
@@ -152,6 +152,8 @@ class Spot:
     @cached_property
     def is_cross_entropy(self) -> bool:
         """Is the loss the cross-entropy of a softmax of the logits?"""
+        if isinstance(self.workload.loss, OutputLoss | ModelLoss):
+            return False
         objective = Objective(self.model, self.workload.loss, self.batch, parameters=self.parameters)
         with objective.conditions():
             return objective.cross_entropy(self.logits, self.batch) is not None
@@ -267,7 +269,11 @@ def _measured(site: Site, model: nn.Module, batch: Batch) -> tuple[float, int, i
 
     def run() -> None:
         nonlocal entries
-        entries = logits(call(model, batch[0])).numel()
+        loss = site.workload.loss
+        if isinstance(loss, OutputLoss | ModelLoss):
+            entries = evaluate(loss, model, batch).numel()
+        else:
+            entries = logits(call(model, batch[0])).numel()
 
     with untouched_randomness(site.seed), torch.no_grad():
         work, operations = pass_work(run)

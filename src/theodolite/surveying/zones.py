@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
+from theodolite.calling import require_logits
 from theodolite.errors import UseError
 from theodolite.probes.second_order.curvature import Curvature
 from theodolite.probes.second_order.estimate import Estimate
@@ -89,6 +90,7 @@ class Zones:
 
 def explore(spot: Spot) -> Zones:
     """Measure along both axes. The start, where they cross, is measured once."""
+    require_logits(spot.workload.loss, "The zone along a temperature")
     around = round(2 * math.log10(spread_of(spot.logits) or 1.0)) / 2
     temperatures = sorted({1.0, *(float(f"{10 ** (around + one):.3g}") for one in spot.effort.decades)})
     spot.spend(len(temperatures) * spot.directions)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
-from theodolite.calling import Build, call, described, logits
+from theodolite.calling import Build, Loss, described, evaluate, see_inside
 from theodolite.errors import UseError
 from theodolite.size import Size
 
@@ -30,8 +30,12 @@ class Workload:
         build: `build(width, depth) -> nn.Module`.
         batch: `batch(seed, step) -> (inputs, targets)`, a pure function: the same seed and step give the
             same batch in every process, which is what lets a run resume. `inputs` is a tensor, a tuple
-            (`model(*inputs)`) or a dict (`model(**inputs)`).
-        loss: `loss(logits, targets) -> scalar`. What the model returns goes through `logits` first.
+            (`model(*inputs)`), a dict (`model(**inputs)`), or an object with tensors in it, such as a
+            dataclass (`model(inputs)`).
+        loss: `loss(logits, targets) -> scalar`, where `theodolite.calling.logits` finds the logits in what
+            the model returns. A loss of the whole output is `OutputLoss(loss)`, called as
+            `loss(output, targets)`; one that calls the model by itself is `ModelLoss(loss)`, called as
+            `loss(model, batch)`.
         size: the size the network has when nobody says otherwise.
         held_out: batches that are never trained on, `held_out(seed, step)` as `batch` is; what a run is
             judged by. Without it those of a seed that no run has, which is the same where data never repeat.
@@ -56,7 +60,7 @@ class Workload:
     name: str
     build: Build
     batch: Callable[[int, int], Batch]
-    loss: Callable[[Tensor, Any], Tensor]
+    loss: Loss
     size: Size = field(default=Size(128, 4))
     schedule: Callable[[Optimizer], LRScheduler] | None = None
     held_out: Callable[[int, int], Batch] | None = None
@@ -73,9 +77,7 @@ class Workload:
 
     def evaluate(self, model: nn.Module, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """The loss of the model on one batch, its logits divided by the temperature."""
-        inputs, targets = batch
-        found = logits(call(model, inputs))
-        return self.loss(found if temperature == 1 else found / temperature, targets)
+        return evaluate(self.loss, model, batch, temperature=temperature)
 
     def draw(self, seed: int, step: int) -> Batch:
         """`batch(seed, step)`, refused if it is not a pair or holds nothing."""
@@ -92,7 +94,7 @@ class Workload:
             raise UseError(
                 f"workload {self.name!r}: {called} returned {described(drawn)}, not a pair (inputs, targets)"
             )
-        tensors = [leaf for leaf in tree_leaves(drawn[0]) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves(see_inside(drawn)[0]) if isinstance(leaf, Tensor)]
         if not tensors or any(tensor.numel() == 0 for tensor in tensors):
             raise UseError(
                 f"workload {self.name!r}: {called} is empty: its inputs are {described(drawn[0])}. "

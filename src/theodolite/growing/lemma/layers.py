@@ -52,7 +52,7 @@ class Cut:
             residual = self.residuals[index]
             return residual.start, residual.ends, self.layout.factors[index]
         if kind == "top":
-            return self._last_stream, (self.layout.logits,), (1.0,)
+            return self._last_stream, self.layout.outputs, (1.0,)
         if kind == "shortcut":
             return self._start(index), (self._skipped(index),), (1.0,)
         is_last = index == len(self.layers) - 1

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.finite import among, not_finite
@@ -27,7 +28,7 @@ from theodolite.probes.second_order.fan import Unsupported
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import Hessian, Linearised
 from theodolite.probes.second_order.replicas import on_all_ranks
-from theodolite.probes.second_order.score import CrossEntropy, Loss, agrees, score
+from theodolite.probes.second_order.score import CrossEntropy, agrees, score
 from theodolite.probes.second_order.sweep import Coupled, Outlook, scout, sweeps
 from theodolite.workloads import Batch
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.criteria import eigenvalue_ratio, negative_to_positive
@@ -19,7 +20,6 @@ from theodolite.probes.second_order.operator import Operator, operator_of
 from theodolite.probes.second_order.products import Products, Progress, require_at_least
 from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.sampling import mean_of, root_of
-from theodolite.probes.second_order.score import Loss
 
 PROBES = 8
 STEPS = 64

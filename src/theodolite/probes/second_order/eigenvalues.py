@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.krylov import Krylov
@@ -16,7 +17,6 @@ from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Operator, operator_of
 from theodolite.probes.second_order.products import Products, Progress, require_at_least
 from theodolite.probes.second_order.replicas import on_all_ranks
-from theodolite.probes.second_order.score import Loss
 
 Which = Literal["largest", "smallest", "magnitude", "ends"]
 

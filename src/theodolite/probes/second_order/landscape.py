@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from theodolite.building import in_one_line
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.axes import Axes, Named, State, checkpoint_axes, random_axes, require_kind
@@ -35,7 +36,6 @@ from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import hessian
 from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.rescaling import exchanged
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.slicing import Range, Slice, second_difference, with_centre
 from theodolite.probes.second_order.surface import BatchNorm, batch_norms, losses, with_statistics
 from theodolite.probes.second_order.trajectory import Trajectory
@@ -224,7 +224,7 @@ def _axes(axes: Where, objective: Objective, model: nn.Module, dimensions: int, 
 def _hessian_axes(objective: Objective, model: nn.Module, dimensions: int) -> Axes:
     from theodolite.probes.second_order.eigenvalues import eigenvalues
 
-    operator = hessian(model, objective.loss, objective.batches, parameters=objective.names)
+    operator = hessian(model, objective.given_loss, objective.batches, parameters=objective.names)
     found = eigenvalues(operator, k=dimensions)
     vectors = tuple(operator.split(vector) for vector in found.vectors.mT)
     return Axes("hessian", vectors, tuple(f"λ = {float(value):.4g}" for value in found.values))
@@ -256,7 +256,7 @@ def _places(grid: list[NDArray[np.float64]], lines: list[NDArray[np.float64]]) -
 def _exact(objective: Objective, model: nn.Module, axes: Axes) -> tuple[list[float], str | None]:
     """`d'Hd` along each axis; or nan, and why."""
     try:
-        operator = hessian(model, objective.loss, objective.batches, parameters=objective.names)
+        operator = hessian(model, objective.given_loss, objective.batches, parameters=objective.names)
         vectors = [operator.flat(axis) for axis in axes.vectors]
         return [float((vector * (operator @ vector)).sum()) for vector in vectors], None
     except (UseError, torch.OutOfMemoryError) as error:

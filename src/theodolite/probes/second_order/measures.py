@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.building import untouched_randomness
-from theodolite.calling import described
+from theodolite.calling import Loss, described
 from theodolite.errors import UseError
 from theodolite.probes.second_order.curvature import Curvature, curvature
 from theodolite.probes.second_order.edge import edge
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Hessian, hessian
 from theodolite.probes.second_order.rescaling import is_compiled
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.sharpness import sharpness
 
 Measure = Callable[[nn.Module, Loss, Batches], Any]

@@ -14,12 +14,12 @@ import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
@@ -27,13 +27,23 @@ from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
 from theodolite.building import kept_generators, seed_generators, untouched_randomness
-from theodolite.calling import described, logits
+from theodolite.calling import (
+    Loss,
+    ModelLoss,
+    OutputLoss,
+    call,
+    described,
+    evaluate,
+    logits,
+    require_logits,
+    with_tensors,
+)
 from theodolite.errors import UseError
 from theodolite.higher_order import plain_operators
 from theodolite.probes.course import on_device
 from theodolite.probes.second_order.graph import nodes_behind
 from theodolite.probes.second_order.replicas import group_of, together
-from theodolite.probes.second_order.score import CrossEntropy, Loss, recognise
+from theodolite.probes.second_order.score import CrossEntropy, LogitLoss, recognise
 from theodolite.workloads import Batch
 
 Batches = Batch | Iterable[Batch]
@@ -78,12 +88,15 @@ class Objective:
         self.given = model
         """The model, wrapped as it was given."""
         batch = _one_pair(batch)
-        self.model, self.loss, self.batches, self.temperature = (
-            unwrap(model),
-            _own(loss),
-            batch,
-            float(temperature),
-        )
+        self.given_loss = _own(loss)
+        """The loss as it was given."""
+        self.of_logits = not isinstance(loss, OutputLoss | ModelLoss)
+        """Is it a loss of the logits? If not, `forward` returns the loss itself."""
+        if temperature != 1:
+            require_logits(loss, "A temperature")
+        self.model, self.batches, self.temperature = unwrap(model), batch, float(temperature)
+        self.loss: LogitLoss = self.given_loss if self.of_logits else _itself
+        """The loss of what `forward` returns."""
         self.single = isinstance(batch, tuple) and len(batch) == 2
         if not self.single and not isinstance(batch, Iterable):
             raise UseError(
@@ -104,7 +117,9 @@ class Objective:
 
     def at(self, temperature: float) -> Objective:
         """The same at another temperature."""
-        return Objective(self.given, self.loss, self.batches, parameters=self.names, temperature=temperature)
+        return Objective(
+            self.given, self.given_loss, self.batches, parameters=self.names, temperature=temperature
+        )
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -139,15 +154,18 @@ class Objective:
         return {name: tensor.detach().requires_grad_(grad) for name, tensor in self.tensors.items()}
 
     def forward(self, chosen: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """The logits over the temperature, with the chosen parameters replaced; under `conditions` only."""
+        """The logits over the temperature, with the chosen parameters replaced; under `conditions` only.
+
+        The loss itself, as a tensor without dimensions, where it is not one of the logits.
+        """
         seed_generators(SEED)
-        inputs = batch[0]
         state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in self.model.named_parameters()}
         state |= {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
         state |= {self._all[name]: tensor for name, tensor in chosen.items()}
-        positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
-        keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
-        found = logits(functional_call(self.model, state, positional, keywords))
+        if not self.of_logits:
+            value: Tensor = with_tensors(self.model, state, partial(evaluate, self.given_loss), batch)
+            return value
+        found = logits(with_tensors(self.model, state, call, batch[0]))
         return found if self.temperature == 1 else found / self.temperature
 
     def evaluate(self, found: Tensor, batch: Batch) -> float:
@@ -299,6 +317,11 @@ def _reached(value: Tensor, model: nn.Module) -> str | None:
 def _own(loss: Loss) -> Loss:
     """A loss that keeps account of what it sees keeps it elsewhere while probes ask."""
     return copy.deepcopy(loss) if isinstance(loss, nn.Module) and any(True for _ in loss.buffers()) else loss
+
+
+def _itself(value: Tensor, targets: Any) -> Tensor:
+    """The loss of a loss."""
+    return value
 
 
 def _one_pair(batch: Any) -> Any:

@@ -21,13 +21,13 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from theodolite.calling import described
+from theodolite.calling import Loss, described
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.graph import own_functions
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.replicas import on_all_ranks
-from theodolite.probes.second_order.score import Loss, score
+from theodolite.probes.second_order.score import score
 from theodolite.workloads import Batch
 
 Kind = Literal["hessian", "gauss_newton", "residual", "fisher"]

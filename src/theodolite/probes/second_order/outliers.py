@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.density import Density, density
@@ -18,7 +19,6 @@ from theodolite.probes.second_order.operator import Operator, operator_of
 from theodolite.probes.second_order.products import Progress, require_at_least
 from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.sampling import mean_of
-from theodolite.probes.second_order.score import Loss
 
 MOST = 20
 TOLERANCE = 1e-3

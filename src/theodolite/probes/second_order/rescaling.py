@@ -12,7 +12,6 @@ References:
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import math
 import threading
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters, unwrap
-from theodolite.calling import logits
+from theodolite.calling import logits, replace_logits
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 
@@ -95,7 +94,7 @@ def tempered(model: nn.Module, temperature: float) -> Iterator[nn.Module]:
     require_positive("temperature", temperature)
 
     def divide(module: nn.Module, inputs: Any, output: Any) -> Any:
-        return _with_logits(output, logits(output) / temperature)
+        return replace_logits(output, logits(output) / temperature)
 
     with ExitStack() as stack:
         if is_compiled(model):  # a compiled program does not look for new hooks
@@ -236,25 +235,6 @@ def _ignores_scale(module: nn.Module, shape: tuple[int, ...]) -> bool:
     except Exception:  # it takes other inputs, so it cannot be told; the caller can say
         return False
     return bool(apart < 0.01 * spread)
-
-
-def _with_logits(output: Any, found: Tensor) -> Any:
-    """The output with these logits in the place of its own, which stays as it is."""
-    if isinstance(output, Tensor):
-        return found
-    if isinstance(getattr(output, "logits", None), Tensor):
-        if hasattr(output, "_replace"):  # a named tuple
-            return output._replace(logits=found)
-        if dataclasses.is_dataclass(output) and not isinstance(output, (type, Mapping)):
-            return dataclasses.replace(output, logits=found)
-        other = copy.copy(output)
-        other.logits = found
-        return other
-    if isinstance(output, Mapping):
-        other = copy.copy(output)
-        other["logits"] = found  # type: ignore[index]
-        return other
-    return type(output)(found if isinstance(value, Tensor) else value for value in output)
 
 
 def _set_versions(tensors: tuple[Tensor, ...], versions: tuple[int, ...]) -> None:

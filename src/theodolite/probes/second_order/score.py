@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from theodolite.errors import UseError
 
-Loss = Callable[[Tensor, Any], Tensor]
+LogitLoss = Callable[[Tensor, Any], Tensor]
 """`loss(logits, targets) -> scalar`."""
 
 SEED = 0
@@ -46,7 +46,7 @@ class CrossEntropy:
         return _Residual.apply(logits, self.weights.to(logits), self.targets.to(logits), self.hard, self.dim)
 
 
-def score(loss: Loss, logits: Tensor, targets: Any, known: CrossEntropy | None) -> Tensor:
+def score(loss: LogitLoss, logits: Tensor, targets: Any, known: CrossEntropy | None) -> Tensor:
     """`∂ℓ/∂z` at the logits, with a graph behind it that reaches them."""
     if known is not None:
         return known(logits)
@@ -58,7 +58,7 @@ def score(loss: Loss, logits: Tensor, targets: Any, known: CrossEntropy | None) 
 
 
 @torch.enable_grad()
-def recognise(loss: Loss, logits: Tensor, targets: Any) -> CrossEntropy | None:
+def recognise(loss: LogitLoss, logits: Tensor, targets: Any) -> CrossEntropy | None:
     """The loss as a cross-entropy with some weights and targets; None if it is something else.
 
     At two random points its second derivative must be that of a cross-entropy with the same weights, its
@@ -82,7 +82,7 @@ def recognise(loss: Loss, logits: Tensor, targets: Any) -> CrossEntropy | None:
         return None
 
 
-def _sums_to_zero(loss: Loss, logits: Tensor, targets: Any, dim: int) -> bool:
+def _sums_to_zero(loss: LogitLoss, logits: Tensor, targets: Any, dim: int) -> bool:
     """Does the derivative along the classes add up to nothing, as `p − q` does?"""
     # In bf16 and fp16 what adds up to nothing does not, by rounding.
     point = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
@@ -91,7 +91,7 @@ def _sums_to_zero(loss: Loss, logits: Tensor, targets: Any, dim: int) -> bool:
     return bool(first.sum(dim).abs().max() <= 1e-3 * first.abs().max() + 1e-6)
 
 
-def agrees(known: CrossEntropy, loss: Loss, logits: Tensor, targets: Any) -> bool:
+def agrees(known: CrossEntropy, loss: LogitLoss, logits: Tensor, targets: Any) -> bool:
     """Are the loss's derivatives at these logits those of the cross-entropy, but for rounding?
 
     A loss may be one for small logits only, as of logits that are clamped.
@@ -114,7 +114,7 @@ def agrees(known: CrossEntropy, loss: Loss, logits: Tensor, targets: Any) -> boo
     return bool(apart <= close * largest)
 
 
-def _recognise(loss: Loss, logits: Tensor, targets: Any, dim: int) -> CrossEntropy | None:
+def _recognise(loss: LogitLoss, logits: Tensor, targets: Any, dim: int) -> CrossEntropy | None:
     dtype = torch.promote_types(logits.dtype, torch.float32)
     close = 1e-9 if dtype == torch.float64 else 1e-4
     generator = torch.Generator().manual_seed(SEED)

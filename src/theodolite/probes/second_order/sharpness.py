@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from theodolite.calling import Loss
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.eigenvalues import MOST_PRODUCTS, eigenvalues
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.operator import Operator
 from theodolite.probes.second_order.products import Progress
 from theodolite.probes.second_order.replicas import on_all_ranks
-from theodolite.probes.second_order.score import Loss
 
 TOLERANCE = 1e-3
 

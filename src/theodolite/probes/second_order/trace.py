@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.estimate import Estimate
@@ -18,7 +19,6 @@ from theodolite.probes.second_order.operator import Operator, operator_of
 from theodolite.probes.second_order.products import Products, Progress, require_at_least
 from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.sampling import mean_of, root_of
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.xtrace import XTrace
 
 RTOL = 0.01

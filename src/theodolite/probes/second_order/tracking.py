@@ -30,12 +30,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.building import in_one_line
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.measures import Measure, Moment, find_measures, number
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.replicas import together
-from theodolite.probes.second_order.score import Loss
 from theodolite.writing import html_path, plain, replacing, write_whole
 
 TIMED = 5
@@ -237,7 +237,7 @@ def _measure(
     strict: bool,
 ) -> None:
     start = clock()
-    moment = Moment(model, objective.loss, objective.batches, optimizer)
+    moment = Moment(model, objective.given_loss, objective.batches, optimizer)
     values: dict[str, float] = {}
     errors: dict[str, float] = {}
     notes: dict[str, str] = {}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.curvature import Curvature, measure
@@ -13,7 +14,6 @@ from theodolite.probes.second_order.directions import draw
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.replicas import on_all_ranks
 from theodolite.probes.second_order.rescaling import scaled
-from theodolite.probes.second_order.score import Loss
 
 
 @exclusive()

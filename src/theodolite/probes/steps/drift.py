@@ -30,12 +30,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.eigenvalues import Eigenvalues, eigenvalues
 from theodolite.probes.second_order.objective import Batches
 from theodolite.probes.second_order.products import require_at_least
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.sharpness import sharpness
 from theodolite.probes.steps.flow import Descent, Followed, follow
 

@@ -24,12 +24,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from theodolite.calling import Loss
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.probes.second_order.objective import Batches, Objective
 from theodolite.probes.second_order.operator import Hessian, Operator, hessian
 from theodolite.probes.second_order.replicas import on_all_ranks, together
-from theodolite.probes.second_order.score import Loss
 from theodolite.probes.second_order.sharpness import Sharpness
 from theodolite.probes.second_order.sharpness import sharpness as measure_sharpness
 from theodolite.probes.steps.direction import Direction, given_step, norm
