@@ -152,8 +152,8 @@ def parts(spot: Spot, start: Curvature, ends: Ends, spectrum: Density) -> Findin
     said = f"At {spot.where} the "
     if linear:
         said += (
-            "loss is linear in the output, so that the Gauss–Newton part G is zero by definition, whatever the "
-            "network does: all curvature is the residual part S, that of the output."
+            "loss is linear in the output, so that the Gauss–Newton part G is zero by definition, whatever "
+            "the network does: all curvature is the residual part S, that of the output."
         )
     else:
         said += (
