@@ -1,12 +1,19 @@
 import math
 
 import pytest
+import torch
 from torch import nn
 
 from theodolite.anatomy import Anatomy, Attention, Branch, Part
 from theodolite.size import Size
 from theodolite.surveying import Site
-from theodolite.surveying.sections.growth import depth_followed, head_size, width_followed
+from theodolite.surveying.sections.growth import (
+    added_tensors,
+    depth_followed,
+    examine,
+    head_size,
+    width_followed,
+)
 
 
 def anatomy(*branches, blocks_at_double_depth=None, parts=()):
@@ -50,7 +57,7 @@ def test_width_that_reaches_nothing_fails():
     assert "Of 2 weight matrices none grows" in finding.sentence
 
 
-def test_a_depth_that_adds_no_block_fails(rows):
+def test_a_depth_that_changes_nothing_is_noted(rows):
     class Fixed(nn.Module):
         def __init__(self, width, depth):
             super().__init__()
@@ -61,9 +68,32 @@ def test_a_depth_that_adds_no_block_fails(rows):
             x = self.first(x)
             return self.last(x + self.down(self.up(x).relu()))
 
-    finding = depth_followed(Site(rows(Fixed), Size(32, 2)).anatomy)
-    assert (finding.code, finding.level) == ("TH105", "fail")
+    site = Site(rows(Fixed), Size(32, 2))
+    assert added_tensors(site) == 0
+    finding = depth_followed(site.anatomy, 0)
+    assert (finding.code, finding.level) == ("TH105", "note")
     assert "1 before, 1 after" in finding.sentence
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+@pytest.mark.parametrize(("added", "level"), [(0, "note"), (4, "warn")])
+def test_the_level_does_not_depend_on_there_being_blocks(blocks, added, level):
+    branches = [attending(16, False, 0.25, 0.25)][:blocks]
+    finding = depth_followed(anatomy(*branches, blocks_at_double_depth=blocks), added)
+    assert (finding.code, finding.level) == ("TH105", level)
+    assert f"({blocks} before, {blocks} after)" in finding.sentence
+
+
+def test_a_plain_stack_that_gets_deeper_is_a_warning(rows):
+    def build(width, depth):
+        layers = [nn.Linear(width, width) for _ in range(depth)]
+        return nn.Sequential(nn.Linear(8, width), *layers, nn.Linear(width, 2))
+
+    _, depth, _ = examine(Site(rows(build), Size(32, 2)))
+    assert (depth.level, depth.title) == ("warn", "Depth that adds layers and no block")
+    assert depth.sentence.startswith(
+        "Twice the depth adds 4 tensors and no residual block (0 before, 0 after)"
+    )
 
 
 def test_blocks_that_do_not_double_with_depth_are_noted():
@@ -115,3 +145,30 @@ def test_one_bad_branch_among_good_ones_is_what_is_reported():
 
 def test_a_scale_that_cannot_be_seen_is_a_note_not_a_pass():
     assert head_size(anatomy(attending(64, True, None, None))).level == "note"
+
+
+class PoolingByAttention(nn.Module):
+    """A learned seed attends to the set, as in a Set Transformer, and the skip begins at its query."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        self.embed, self.seed = nn.Linear(8, width), nn.Parameter(torch.randn(1, 1, width))
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.last = nn.Linear(width, 2)
+
+    def forward(self, x):
+        x, seed = self.embed(x).unsqueeze(1), self.seed.repeat(len(x), 1, 1)
+        parts = (self.query(seed), self.key(x), self.value(x))
+        q, k, v = (torch.cat(part.chunk(4, -1)) for part in parts)
+        mixed = q + (q @ k.mT / self.query.out_features**0.5).softmax(-1) @ v
+        return self.last(torch.cat(mixed.chunk(4), -1).squeeze(1))
+
+
+def test_attention_outside_of_branches_is_seen(rows):
+    finding = head_size(Site(rows(PoolingByAttention), Size(64, 1)).anatomy)
+    assert (finding.code, finding.level) == ("TH106", "warn")
+    (row,) = finding.evidence.rows
+    assert (row["head dimension"], row["grows"]) == (16, True)
+    assert row["scale"] == pytest.approx(64**-0.5)
+    assert row["scale at twice the width"] == pytest.approx(128**-0.5)
+    assert "scale the logits by 2/d (at d = 16 nothing changes)" in finding.remedy

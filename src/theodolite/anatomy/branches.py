@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from theodolite.anatomy.degrees import carriers
@@ -232,8 +232,19 @@ def _with_gain(flow: Flow, value: int) -> int:
 
 def heads_of(flow: Flow, residual: Residual) -> Heads | None:
     """The head dimension and the scale of the branch's first softmax attention."""
-    for node in _nodes(flow, residual):
-        if node.op not in SOFTMAXES:
+    return next(_attending(flow, _nodes(flow, residual)), None)
+
+
+def heads_outside(flow: Flow, residuals: list[Residual]) -> list[Heads]:
+    """Those of all softmax attentions outside of every branch, in the order of execution."""
+    inside = {node.index for residual in residuals for node in _nodes(flow, residual)}
+    return list(_attending(flow, (node for node in flow.graph.nodes if node.index not in inside)))
+
+
+def _attending(flow: Flow, nodes: Iterable[Node]) -> Iterator[Heads]:
+    """The heads of each softmax over products of queries and keys."""
+    for node in nodes:
+        if node.op not in SOFTMAXES or not flow.signals(node):
             continue
         scores, scale = _scores(flow, flow.signals(node)[0])
         pair = factors(scores) if scores is not None else None
@@ -242,8 +253,7 @@ def heads_of(flow: Flow, residual: Residual) -> Heads | None:
         scale *= float(scores.kwargs.get("alpha", 1.0))
         for operand in pair:
             scale *= _scale_behind(flow, operand)
-        return Heads(flow.graph.shapes[pair[0]][-1], None if math.isnan(scale) else scale)
-    return None
+        yield Heads(flow.graph.shapes[pair[0]][-1], None if math.isnan(scale) else scale)
 
 
 def _scores(flow: Flow, value: int) -> tuple[Node | None, float]:

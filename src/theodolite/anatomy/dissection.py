@@ -12,9 +12,11 @@ from torch import nn
 
 from theodolite.anatomy.blocks import places
 from theodolite.anatomy.branches import (
+    Heads,
     ends_of,
     feeders,
     heads_of,
+    heads_outside,
     inside_of,
     names_in,
     normed_sum,
@@ -112,7 +114,7 @@ def dissect(
         deeper = examine_built(build, Size(size.width, 2 * size.depth), inputs)
         return len({block for block, _ in places(deeper)})
 
-    return Anatomy(anatomy, anatomy.branches, size, grown_blocks)
+    return Anatomy(anatomy, anatomy.branches, size, grown_blocks, anatomy.attention_outside)
 
 
 class _Dissection:
@@ -159,7 +161,7 @@ class _Dissection:
         if problems:
             more = f"\n... and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise UnclassifiedError("\n".join(problems[:5]) + more)
-        return Anatomy(parts, tuple(branches), self.size)
+        return Anatomy(parts, tuple(branches), self.size, attention_outside=self._attention_outside())
 
     def _left_alone(self) -> dict[str, Role]:
         """The tensors that take no gradient, and those that nothing in the forward pass reads."""
@@ -190,6 +192,13 @@ class _Dissection:
             homes.setdefault(name, where[index])
         return homes | {name: homes[other] for name, other in self.lent.items() if other in homes}
 
+    def _attention_outside(self) -> tuple[Attention, ...]:
+        here = heads_outside(self.flow, self.main.residuals)
+        wider = heads_outside(self.wider.flow, self.wider.residuals) if self.wider else []
+        partners = wider if len(wider) == len(here) else [None] * len(here)
+        found = (_compared(heads, partner) for heads, partner in zip(here, partners, strict=True))
+        return tuple(one for one in found if one is not None)
+
     def _branches(self) -> list[Branch]:
         ends = [ends_of(self.flow, residual) for residual in self.main.residuals]
         placements = self._placements([by_norm for _, by_norm in ends])
@@ -200,15 +209,7 @@ class _Dissection:
         found = []
         for index, (place, residual) in enumerate(zip(places(self.main), self.main.residuals, strict=True)):
             heads = heads_of(self.flow, residual)
-            attention = None
-            if heads is not None:
-                grown = wider[index] if index < len(wider) else None
-                attention = Attention(
-                    head_dim=heads.dim,
-                    head_dim_grows=grown is not None and grown.dim != heads.dim,
-                    scale=heads.scale,
-                    scale_at_double_width=grown.scale if grown else None,
-                )
+            attention = _compared(heads, wider[index] if index < len(wider) else None)
             used = names_in(self.flow, residual)  # all it has, where weights are shared between blocks
             names = tuple(name for name in self.main.shapes if self.homes.get(name) == place) or tuple(used)
             last = tuple(name for name in names if self.lent.get(name, name) in ends[index][0])
@@ -366,3 +367,15 @@ def _use_for(name: str, shape: tuple[int, ...], role: Role) -> Use:
     if role in ("bias", "gain"):
         return Use(-1, name, "bias" if role == "bias" else "gain", "unseen", (), axes)
     return Use(-1, name, "weight", "unseen", axes[1:], axes[:1])
+
+
+def _compared(heads: Heads | None, wider: Heads | None) -> Attention | None:
+    """How heads attend, and what becomes of them at twice the width."""
+    if heads is None:
+        return None
+    return Attention(
+        head_dim=heads.dim,
+        head_dim_grows=wider is not None and wider.dim != heads.dim,
+        scale=heads.scale,
+        scale_at_double_width=wider.scale if wider else None,
+    )

@@ -115,7 +115,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Attention:
-    """How one branch attends."""
+    """How one branch attends, or a softmax outside of every branch."""
 
     head_dim: int
     head_dim_grows: bool
@@ -158,9 +158,11 @@ class Anatomy(Mapping[str, Part]):
         branches: tuple[Branch, ...],
         size: Size | None = None,
         grown_blocks: int | Callable[[], int] | None = None,
+        attention_outside: tuple[Attention, ...] = (),
     ) -> None:
         self._parts = dict(parts)
         self.branches = branches
+        self.attention_outside = attention_outside
         self.size = size
         self._grown_blocks = grown_blocks
 
@@ -180,6 +182,12 @@ class Anatomy(Mapping[str, Part]):
     def trained(self) -> tuple[Part, ...]:
         """The Parts that are neither `frozen` nor `unused`."""
         return tuple(part for part in self.values() if part.trained)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """All that attend: branches, and what attends outside of them, as pooling by a learned query does."""
+        inside = (branch.attention for branch in self.branches if branch.attention is not None)
+        return (*inside, *self.attention_outside)
 
     @property
     def num_blocks(self) -> int:
@@ -219,6 +227,7 @@ class Anatomy(Mapping[str, Part]):
             "blocks": self.num_blocks,
             "blocks_at_double_depth": self.grown_blocks,
             "branches": [dataclasses.asdict(branch) for branch in self.branches],
+            "attention_outside": [dataclasses.asdict(one) for one in self.attention_outside],
             "parts": [dataclasses.asdict(part) for part in self.values()],
         }
         return json.dumps(facts, indent=2)

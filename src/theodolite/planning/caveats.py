@@ -60,9 +60,7 @@ def caveats(target: Anatomy, base: Anatomy, own_depth: Mapping[str, float]) -> I
             f"{', '.join(signed(value) for value in exponents)}. The plan starts from its value at the base "
             "depth, so that depth counts once."
         )
-    growing = [branch for branch in target.branches if (one := branch.attention) and one.head_dim_grows]
-    for attention in (branch.attention for branch in growing[:1]):
-        assert attention is not None
+    for attention in [one for one in target.attentions if one.head_dim_grows][:1]:
         before, after = attention.scale, attention.scale_at_double_width
         if before is None or after is None or abs(after / before - 0.5) > 0.01:
             yield (

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from theodolite.anatomy.folding import fold, ranges
 from theodolite.anatomy.part import Anatomy, Attention
+from theodolite.anatomy.specimen import shapes_of
 from theodolite.figures import signed
+from theodolite.size import Size
 from theodolite.surveying.finding import LEVELS, Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site
@@ -34,7 +36,7 @@ _SCALE_YOURSELF = "If heads grow with width, see to it that their logits are sca
 def examine(site: Site) -> Iterator[Finding]:
     """TH105 (width and depth) and TH106."""
     yield width_followed(site.anatomy)
-    yield depth_followed(site.anatomy)
+    yield depth_followed(site.anatomy, added_tensors(site))
     yield head_size(site.anatomy)
 
 
@@ -94,31 +96,49 @@ def width_followed(anatomy: Anatomy) -> Finding:
     )
 
 
-def depth_followed(anatomy: Anatomy) -> Finding:
-    """TH105: does more depth mean more blocks?"""
+def added_tensors(site: Site) -> int:
+    """How many tensors twice the depth adds; not counted for a ready module, or where it adds blocks."""
+    grown = site.anatomy.grown_blocks
+    if grown is None or grown > site.anatomy.num_blocks:
+        return 0
+    deeper = site.build_hollow(Size(site.size.width, 2 * site.size.depth))
+    return len(shapes_of(deeper)) - len(shapes_of(site.build_hollow(site.size)))
+
+
+def depth_followed(anatomy: Anatomy, added: int = 0) -> Finding:
+    """TH105: does more depth mean more blocks? `added` is how many tensors twice the depth adds."""
     title = "Depth and blocks"
     blocks, grown = anatomy.num_blocks, anatomy.grown_blocks
     depth = anatomy.size.depth if anatomy.size else None
     numbers: dict[str, Value] = {"depth": depth, "blocks": blocks, "blocks at twice the depth": grown}
+    if added:
+        numbers["tensors that twice the depth adds"] = added
     level: Level = "ok"
     remedy = ""
-    if blocks == 0:
-        level = "note"
-        sentence = "The network has no residual block, so rules for depth have nothing to act on."
-        remedy = "Scale this network in width only, or put its layers into residual branches x + f(x)."
-    elif grown is None:
+    if grown is None:
         level = "note"
         sentence = (
-            f"The network has {counted(blocks, 'residual block')}; "
+            f"The network has {counted(blocks, 'residual block') if blocks else 'no residual block'}; "
             "a ready module cannot be built at another depth."
         )
         remedy = "Hand over build(width, depth) instead of a module."
-    elif grown <= blocks:
-        level, title = "fail", "Depth that adds no block"
+    elif grown <= blocks and added > 0:
+        level, title = "warn", "Depth that adds layers and no block"
         sentence = (
-            f"Twice the depth adds no residual block ({blocks} before, {grown} after): build ignores depth."
+            f"Twice the depth adds {counted(added, 'tensor')} and no residual block ({blocks} before, "
+            f"{grown} after), so rules for depth have nothing to act on: a plan is for the width alone."
         )
-        remedy = "Let the second argument of build set the number of residual blocks."
+        remedy = (
+            "Put the layers that depth adds into residual branches x + f(x), or keep the depth and scale "
+            "this network in width only."
+        )
+    elif grown <= blocks:
+        level, title = "note", "Depth that changes nothing"
+        sentence = (
+            f"Twice the depth adds no tensor and no residual block ({blocks} before, {grown} after): build "
+            "ignores depth, and the network can be scaled in width only."
+        )
+        remedy = "To scale it in depth, let the second argument of build set the number of residual blocks."
     else:
         sentence = f"Depth adds blocks: {blocks} at depth {depth}, {grown} at twice that."
         if grown != 2 * blocks:
@@ -134,13 +154,13 @@ def depth_followed(anatomy: Anatomy) -> Finding:
 def head_size(anatomy: Anatomy) -> Finding:
     """TH106: do heads grow in number or in size, and does the attention scale follow?"""
     title = "Attention heads and width"
-    kinds: dict[Attention, list[int]] = {}
+    kinds: dict[Attention, list[int]] = {attention: [] for attention in anatomy.attentions}
     for branch in anatomy.branches:
         if branch.attention is not None:
-            kinds.setdefault(branch.attention, []).append(branch.block)
+            kinds[branch.attention].append(branch.block)
     if not kinds:
         return Finding(
-            "TH106", "ok", title, "No branch attends, so there is no attention scale.", why=WHY_HEADS
+            "TH106", "ok", title, "Nothing attends, so there is no attention scale.", why=WHY_HEADS
         )
     judged = {kind: _judge(kind) for kind in kinds}
     worst = max(kinds, key=lambda kind: LEVELS.index(judged[kind][0]))
@@ -149,7 +169,7 @@ def head_size(anatomy: Anatomy) -> Finding:
         title = "Attention scale that does not follow the heads"
     rows: tuple[dict[str, Value], ...] = tuple(
         {
-            "blocks": ranges(blocks),
+            "blocks": ranges(blocks) or "none",
             "head dimension": kind.head_dim,
             "grows": kind.head_dim_grows,
             "scale": kind.scale,
@@ -183,7 +203,11 @@ def _judge(kind: Attention) -> tuple[Level, str, str]:
         f"{heads} here and grow with width, while the attention scale goes as d to the "
         f"{signed(math.log2(ratio))}: doubling the width multiplies it by {ratio:.2f} where 0.50 is needed.",
         "Keep the head dimension fixed and let the number of heads grow with width; or scale the logits by "
-        f"√d₀/d, where d₀ is the base head dimension (at d = d₀ = {kind.head_dim} nothing changes).",
+        + (
+            f"√d₀/d, where d₀ is the base head dimension (at d = d₀ = {kind.head_dim} nothing changes)."
+            if math.isclose(kind.scale**2 * kind.head_dim, 1, rel_tol=0.01)
+            else f"{kind.scale * kind.head_dim:.4g}/d (at d = {kind.head_dim} nothing changes)."
+        ),
     )
 
 
