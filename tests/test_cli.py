@@ -32,6 +32,9 @@ class Idle(Net):
         super().__init__(width, depth)
         self.idle = nn.Parameter(torch.zeros(3, 5))
 
+    def forward(self, x):
+        return torch.maximum(super().forward(x), self.idle.sum() - 9)
+
 class Chatty(Net):
     def __init__(self, width, depth):
         print("building")

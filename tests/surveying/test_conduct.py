@@ -9,6 +9,7 @@ import torch
 
 from theodolite import Size, UseError, survey
 from theodolite.models import ResidualMLP
+from theodolite.report.page import page
 from theodolite.surveying import find_sections, rates, sections
 from theodolite.surveying.conduct import Survey
 
@@ -62,10 +63,26 @@ def test_a_new_file_is_a_new_section_and_its_crash_loses_nothing(gpt):
     assert list(made.seconds) == ["anatomy", "novelty", "growth", "norms", "decay", "initialisation"]
     found, crashed = [finding for finding in made.findings if finding.section == "novelty"]
     assert (found.code, found.sentence) == ("TH900", "At 64 × 2 something new.")
-    assert (crashed.code, crashed.level) == ("TH001", "fail")
+    assert (crashed.code, crashed.level) == ("TH001", "error")
     assert "“Novelties”" in crashed.sentence
     assert "RuntimeError: out of luck" in crashed.sentence
+    assert "novelty (TH900)" in made.verdict
+    assert made.verdict.endswith(" 1 check could not be made.")
     assert {"TH101", "TH102", "TH104", "TH105", "TH106", "TH107", "TH501"} < {f.code for f in made.findings}
+
+
+def test_a_check_that_crashes_is_no_verdict_about_the_network(gpt, monkeypatch):
+    def examine(site):
+        raise AssertionError("Expected gradient function to be set")
+
+    made = survey(gpt(), only=["growth"])
+    monkeypatch.setitem(vars(find_sections()["norms"]), "examine", examine)
+    crashed = survey(gpt(), only=["growth", "norms"])
+    assert crashed.verdict == f"{made.verdict} 1 check could not be made."
+    assert crashed.at("fail") == crashed.at("warn") == ()
+    assert "1 check not made" in page(crashed)
+    alone = survey(gpt(), only=["norms"])
+    assert alone.verdict == f"Nothing is known of {alone.workload}: 1 check could not be made."
 
 
 @pytest.mark.usefixtures("novelty")

@@ -20,9 +20,9 @@ def test_a_code_is_th_and_three_digits(code):
         finding(code=code)
 
 
-def test_a_level_is_one_of_four():
-    with pytest.raises(ValueError, match="ok, note, warn, fail, not 'error'"):
-        finding(level="error")
+def test_a_level_is_one_of_five():
+    with pytest.raises(ValueError, match="ok, error, note, warn, fail, not 'grave'"):
+        finding(level="grave")
 
 
 def test_what_is_not_finite_survives_strict_json():

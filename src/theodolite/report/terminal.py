@@ -10,7 +10,13 @@ from rich.text import Text
 
 from theodolite.surveying import Finding, Survey
 
-STYLES = {"fail": "bold red", "warn": "bold yellow", "note": "bold blue", "ok": "green"}
+STYLES = {
+    "fail": "bold red",
+    "warn": "bold yellow",
+    "note": "bold blue",
+    "error": "bold magenta",
+    "ok": "green",
+}
 
 
 def view(survey: Survey) -> RenderableType:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from theodolite.errors import UseError
 from theodolite.higher_order import plain_operators
@@ -63,17 +63,26 @@ def pass_work(run: Callable[[], object]) -> tuple[float, int]:
     >>> pass_work(lambda: torch.ones(2, 3) @ torch.ones(3, 4))
     (24.0, 3)
     """
-    operations = _Operations()
-    with plain_operators(), FlopCounterMode(display=False) as counter, operations:
+    with plain_operators(), _Work() as work:
         run()
-    return counter.get_total_flops() / 2, operations.count
+    return work.flops / 2, work.operations
 
 
-class _Operations(TorchDispatchMode):
+class _Work(TorchDispatchMode):
+    """Counts what is computed.
+
+    Torch's FlopCounterMode also asks which module computes it, by hooks that a module which returns a view of
+    a parameter does not survive, nor one that calls torch.autograd.grad.
+    """
+
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.flops = self.operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
+        self.operations += 1
+        made = func(*args, **(kwargs or {}))
+        flops = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if flops is not None:
+            self.flops += flops(*args, **(kwargs or {}), out_val=made)
+        return made

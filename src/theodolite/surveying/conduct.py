@@ -64,18 +64,18 @@ class Survey:
     @property
     def verdict(self) -> str:
         """One sentence: may this be scaled?"""
-        fails, warns, notes = self.at("fail"), self.at("warn"), self.at("note")
-        seen = f"as far as {counted(len(self.findings), 'check')} can see"
+        fails, warns, notes, errors = map(self.at, ("fail", "warn", "note", "error"))
+        made = len(self.findings) - len(errors)
+        missing = f" {counted(len(errors), 'check')} could not be made." if errors else ""
+        seen = f"as far as {counted(made, 'check')} can see"
         if fails:
-            return f"{self.workload} cannot be scaled as it is: {_named(fails)}."
+            return f"{self.workload} cannot be scaled as it is: {_named(fails)}.{missing}"
         if warns:
-            return f"{self.workload} is not yet fit to be scaled: {_named(warns)}."
-        if notes:
-            return (
-                f"{self.workload} is fit to be scaled, {seen}, "
-                f"with {counted(len(notes), 'thing')} to know first."
-            )
-        return f"{self.workload} is fit to be scaled, {seen}."
+            return f"{self.workload} is not yet fit to be scaled: {_named(warns)}.{missing}"
+        if errors and not made:
+            return f"Nothing is known of {self.workload}:{missing}"
+        known = f", with {counted(len(notes), 'thing')} to know first" if notes else ""
+        return f"{self.workload} is fit to be scaled, {seen}{known}.{missing}"
 
     def to_json(self) -> str:
         """Everything, as JSON."""
@@ -134,8 +134,9 @@ def survey(
         roles: what `dissect` is to take tensors for that it cannot classify, by pattern of their names.
         progress: called with a title and the fraction done.
 
-    A section that crashes becomes a finding (TH001), and the others go on. What is wrong with the workload
-    itself, or with what is asked of it, raises UseError. No random number generator is moved.
+    A section that crashes becomes a finding (TH001) that the verdict does not rest on, and the others go on.
+    What is wrong with the workload itself, or with what is asked of it, raises UseError. No random number
+    generator is moved.
     """
     chosen = _choose(find_sections(), only, skip)
     workload = _resolve(workload)

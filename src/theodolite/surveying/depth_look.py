@@ -15,7 +15,6 @@ from itertools import count
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from theodolite.anatomy.specimen import shapes_of
 from theodolite.building import evaluated, in_one_line, untouched_randomness
@@ -26,7 +25,7 @@ from theodolite.probes.signal import Signal, signal
 from theodolite.probes.units import fingerprints, take, units_in
 from theodolite.size import Size
 from theodolite.surgery import Points, find_points
-from theodolite.surveying.budget import TooLong
+from theodolite.surveying.budget import TooLong, pass_work
 from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
 from theodolite.surveying.spot import MOST_PARAMETERS
@@ -200,10 +199,8 @@ def _amounts(site: Site, model: nn.Module, effort: Effort) -> tuple[int, int, fl
         untouched_randomness(site.seed),
         evaluated(model),
         torch.no_grad(),
-        FlopCounterMode(display=False) as counter,
     ):
-        site.workload.evaluate(model, take(site.batch, slice(0, 1)))
-    each = counter.get_total_flops() / 2
+        each, _ = pass_work(lambda: site.workload.evaluate(model, take(site.batch, slice(0, 1))))
     targets = max(1, targets_in(site.batch) // units_in(site.batch))
     fewest, most = effort.units
     most = min(most, effort.batches * units_in(site.batch))

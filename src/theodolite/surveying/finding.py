@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from theodolite.figures import Figure
 
-Level = Literal["ok", "note", "warn", "fail"]
+Level = Literal["ok", "error", "note", "warn", "fail"]
 Value = str | int | float | bool | None
 
 LEVELS: tuple[str, ...] = get_args(Level)
@@ -44,7 +44,8 @@ class Finding:
     code: str
     """`TH` and three digits; each has a page in the documentation."""
     level: Level
-    """`ok`, `note` (worth knowing), `warn` (mend before scaling), `fail` (cannot be scaled like this)."""
+    """`ok`, `note` (worth knowing), `warn` (mend before scaling), `fail` (cannot be scaled like this);
+    `error`, if the check itself went wrong, which says nothing of the network."""
     title: str
     sentence: str
     """What was seen, with its numbers."""

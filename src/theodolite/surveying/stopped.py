@@ -30,9 +30,10 @@ def crashed(title: str, error: Exception) -> Finding:
     """TH001: a section that failed."""
     return Finding(
         "TH001",
-        "fail",
-        "A check that crashed",
+        "error",
+        "A check that could not be made",
         f"“{title}” could not be examined: {in_one_line(error)}",
-        why="A check that did not run has not passed. The other sections are not affected.",
-        remedy="If the message does not point to your model, report it together with the model's code.",
+        why="A check that did not run has neither passed nor failed: it says nothing of the network. The "
+        "other sections are not affected.",
+        remedy="Please report it, together with the model's code, unless the message points to your model.",
     )
