@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from theodolite.surgery.editing import Edits
 from theodolite.surgery.folded import Folded
 from theodolite.surgery.places import SurgeryError
 from theodolite.surgery.proof import TOLERANCE, Evidence, Proof, apart, farthest, gathered, resting, said
+from theodolite.surgery.randomness import isolated, noise
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Done:
     """From what a tensor was called before to its name now."""
     said: str = ""
     """In one sentence; nothing for what is said of gains."""
+    new: nn.Module | None = None
+    """A block that was not there before: during the proof its random numbers are its own."""
     examine: Callable[[Evidence], None] = lambda after: None
     """Raises if what the edited network shows is not as it should be."""
 
@@ -64,7 +68,7 @@ def conduct(
     edits = Edits()
     try:
         done = act(inner, edits)
-        after = None if before is None else _after(inner, inputs, operation)
+        after = None if before is None else _after(inner, inputs, operation, done.new)
         outputs = gradients = None
         dtype = torch.float64
         if before is not None and after is not None:
@@ -99,8 +103,10 @@ def conduct(
             done.said,
         )
         if not proof.holds:
+            edits.undo()
             raise SurgeryError(
-                f"{operation} would change the network: outputs by {outputs:.1e} and gradients by "
+                _noise(inner, inputs, proof.tolerance, operation)
+                or f"{operation} would change the network: outputs by {outputs:.1e} and gradients by "
                 f"{gradients:.1e} of themselves, which is more than {proof.tolerance:.0e}, rounding in "
                 f"{proof.dtype}. It was undone."
                 + ("" if done.said else " Leave out what it does not suit: gains=[patterns]")
@@ -115,17 +121,29 @@ def conduct(
     return proof
 
 
-def _after(model: nn.Module, inputs: Any, operation: str) -> Evidence | None:
+def _after(model: nn.Module, inputs: Any, operation: str, new: nn.Module | None) -> Evidence | None:
     try:
-        with torch.no_grad(), resting(model), untouched_randomness(0):
-            call(model, inputs)  # as it is: evidence is gathered in wider numbers
-        return gathered(model, inputs)
+        with nullcontext() if new is None else isolated(new, model):
+            with torch.no_grad(), resting(model), untouched_randomness(0):
+                call(model, inputs)  # as it is: evidence is gathered in wider numbers
+            return gathered(model, inputs)
     except SurgeryError:
         raise
     except Exception as error:
         raise SurgeryError(
             f"{operation} would leave a network that cannot be called: {in_one_line(error)}. It was undone"
         ) from error
+
+
+def _noise(model: nn.Module, inputs: Any, least: float, operation: str) -> str:
+    """Why a proof cannot be made of a network that draws random numbers; nothing if it draws none."""
+
+    def passes(others: bool) -> tuple[Tensor, ...]:
+        found = gathered(model, inputs, others=others)
+        return () if found is None else found.outputs
+
+    reason = noise(passes, apart, least, "with the edit")
+    return f"{operation} cannot be proved: {reason}. It was undone" if reason else ""
 
 
 def refuse_shards(model: nn.Module) -> None:

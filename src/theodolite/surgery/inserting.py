@@ -87,6 +87,7 @@ def insert_block(
             {},
             called=partial(moved, point),
             said=f"{point.name} is a new block, {what} that adds nothing",
+            new=new,
             examine=lambda after: _alive(after, point.name, closers),
         )
 

@@ -30,6 +30,8 @@ from theodolite.exclusive import exclusive
 from theodolite.surgery.block_copies import Closer, Point, close, copied, shared
 from theodolite.surgery.passing import Call, uncached, watched
 from theodolite.surgery.places import SurgeryError
+from theodolite.surgery.proof import apart
+from theodolite.surgery.randomness import draw_others, isolated, kept_randomness, noise, remembered
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,13 @@ def find_points(model: nn.Module, inputs: Any) -> Points:
         SurgeryError: if the network has no list of residual blocks.
     """
     inner = unwrap(model)
-    anatomy = dissect(inner, inputs)
-    blocks = dict(_blocks(inner, anatomy))
-    if not blocks:
-        raise SurgeryError(_no_blocks(inner, anatomy))
-    _try(inner, inputs, blocks)
-    return _insertable(inner, inputs, _points(inner, _repeated(blocks)))
+    with kept_randomness(inner):
+        anatomy = dissect(inner, inputs)
+        blocks = dict(_blocks(inner, anatomy))
+        if not blocks:
+            raise SurgeryError(_no_blocks(inner, anatomy))
+        _try(inner, inputs, blocks)
+        return _insertable(inner, inputs, _points(inner, _repeated(blocks)))
 
 
 @dataclass
@@ -136,28 +139,40 @@ def _repeated(blocks: Mapping[str, _Block]) -> dict[str, _Block]:
 
 def _insertable(model: nn.Module, inputs: Any, points: Points) -> Points:
     """Without the lists that a network does not run through, but takes blocks from by their numbers."""
-    from theodolite.surgery.inserting import inserted  # it stands above
-
     if any(tensor.is_meta for tensor in model.parameters()):
         return points
     found, left = list(points.found), dict(points.left)
     for holder in dict.fromkeys(point.holder for point in points.found):
         last = [point for point in points.found if point.holder == holder][-1]
-        reason = ""
-        with untouched_randomness(), undisturbed(model), uncached(model):
-            before = tensors_in(call_network(model, inputs))
-            with inserted(model, last):
-                try:
-                    after = tensors_in(call_network(model.eval(), inputs))
-                except Exception as error:
-                    reason = f"the network cannot be called with one block more: {in_one_line(error)}"
-                else:
-                    same = len(before) == len(after) and all(map(torch.equal, before, after))
-                    reason = "" if same else "the network takes blocks from their list by number"
-        if reason:
+        if reason := _refusal(model, inputs, last):
             left |= {point.name: reason for point in points.found if point.holder == holder}
             found = [point for point in found if point.holder != holder]
     return Points(tuple(found), left)
+
+
+def _refusal(model: nn.Module, inputs: Any, point: Point) -> str:
+    """Why the network computes something else with a closed block at a point; nothing if it does not."""
+    from theodolite.surgery.inserting import inserted  # it stands above
+
+    with untouched_randomness(0), undisturbed(model), uncached(model):
+        restore = remembered(model)
+
+        def passes(others: bool) -> list[Tensor]:
+            restore()
+            if others:
+                draw_others(model)
+            return tensors_in(call_network(model.eval(), inputs))
+
+        before = passes(False)
+        with inserted(model, point) as block, isolated(block, model):
+            try:
+                after = passes(False)
+            except Exception as error:
+                return f"the network cannot be called with one block more: {in_one_line(error)}"
+        if len(before) == len(after) and all(map(torch.equal, before, after)):
+            return ""
+        drawn = noise(passes, apart, 0.0, "with one block more")
+        return drawn or "the network takes blocks from their list by number"
 
 
 def _shapes(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:

@@ -19,6 +19,7 @@ from theodolite.building import evaluated, untouched_randomness
 from theodolite.calling import call, with_tensors
 from theodolite.higher_order import plain_operators
 from theodolite.surgery.editing import scaled_gains, scaled_weights
+from theodolite.surgery.randomness import draw_others, kept_randomness
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 """By the coarsest dtype that a network holds or computes in: how far outputs and gradients may differ, in
@@ -87,14 +88,18 @@ class Evidence:
     product, under its plain name."""
 
 
-def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
-    """Evidence of the network as it is, in eval mode; it is left as it was. None on the meta device."""
+def gathered(model: nn.Module, inputs: Any, *, others: bool = False) -> Evidence | None:
+    """Evidence of the network as it is, in eval mode; it is left as it was. None on the meta device.
+
+    A network that draws random numbers draws the same ones every time, or `others` if that is asked for.
+    """
     model = unwrap(model)
     if any(tensor.is_meta for tensor in model.parameters()):
         return None
     held = {name: one for name, one in canonical_parameters(model) if one.is_floating_point()}
     dtype = _coarser(torch.float64, *(one.dtype for one in (*held.values(), *model.buffers())))
     coarsest = _Coarsest()
+    weighing = torch.Generator().manual_seed(0)  # its own: the network may draw more numbers than before
     with (
         resting(model),
         untouched_randomness(0),
@@ -103,6 +108,8 @@ def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
         plain_operators(),
         _watched(model) as seen,
     ):
+        if others:
+            draw_others(model)
         for tensor in held.values():
             tensor.requires_grad_()  # also by what is frozen: it may be the reader of a gain that is not
         state = _widened(model) if dtype in HALVES else {}
@@ -118,7 +125,7 @@ def gathered(model: nn.Module, inputs: Any) -> Evidence | None:
                 returned = _called(model, inputs, state)
         tensors = {name: state.get(id(one), one) for name, one in held.items()}
         found = [one for one in tensors_in(returned) if one.is_floating_point()]
-        loss = sum((_combined(one) for one in found), torch.zeros(()))
+        loss = sum((_combined(one, weighing) for one in found), torch.zeros(()))
         wanted = [*tensors.values(), *(one for each in seen.values() for one in each)]
         every = list(torch.autograd.grad(loss, wanted, allow_unused=True))
     outputs = tuple(one.detach() for one in found)
@@ -178,20 +185,21 @@ def said(inputs: Any) -> str:
     return ", ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
 
 
-def _combined(output: Tensor) -> Tensor:
+def _combined(output: Tensor, generator: torch.Generator) -> Tensor:
     """A random combination of the entries of an output, as far as they are finite."""
     wide = output.to(torch.promote_types(output.dtype, torch.float32))
     wide = torch.where(wide.isfinite(), wide, 0.0)
-    return (wide * torch.randn_like(wide)).sum().cpu() / max(wide.numel(), 1) ** 0.5
+    weights = torch.randn(wide.shape, dtype=wide.dtype, generator=generator).to(wide.device)
+    return (wide * weights).sum().cpu() / max(wide.numel(), 1) ** 0.5
 
 
 @contextmanager
 def resting(model: nn.Module) -> Iterator[None]:
-    """In eval mode; modes, buffers and what is frozen are as before at the end."""
+    """In eval mode; modes, buffers, generators and what is frozen are as before at the end."""
     frozen = [one for one in model.parameters() if not one.requires_grad]
     buffers = [(one, one.detach().clone()) for one in model.buffers()]
     try:
-        with evaluated(model):
+        with evaluated(model), kept_randomness(model):
             yield
     finally:
         for parameter in frozen:
