@@ -364,12 +364,13 @@ class LoRA(nn.Module):
         self.enter = nn.Linear(DATA, width)
         self.blocks = nn.ModuleList(LoRABlock(width) for _ in range(depth))
         self.head = nn.Linear(width, OUT)
+        nn.init.zeros_(self.head.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
         x = self.enter(x)
         for block in self.blocks:
-            x = x + block(x)
+            x = block(x)
         return self.head(x)
 
 
@@ -383,8 +384,8 @@ class LoRABlock(nn.Module):
             self.down.weight.mul_(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A residual branch."""
-        return self.down(F.gelu(self.up(x)))
+        """One residual branch."""
+        return x + self.down(F.gelu(self.up(x)))
 
 
 class Adapted(nn.Module):
@@ -851,6 +852,7 @@ EXHIBITS = [
         branches=2,
         lr=SMALL_LR,
         shows="frozen weights, trained ones of low rank beside them",
+        exceptions={"*.down": "B starts at 0 and reads Ax, which starts as 1/√width as every readout does"},
     ),
     Exhibit(
         name="DoRA",
