@@ -397,6 +397,13 @@ def test_a_loss_that_is_linear_in_the_output_is_not_blamed_on_the_network(loss):
     assert not finding.remedy
 
 
+def test_a_loss_of_the_whole_output_has_no_two_parts():
+    finding = found(site_of(MLP, loss=OutputLoss(F.cross_entropy), size=Size(16, 2)))["TH303"]
+    assert finding.level == "ok"
+    assert "cannot be split" in finding.sentence
+    assert "‖G‖" not in finding.evidence.numbers
+
+
 def test_a_saturated_sigmoid_is_not_called_linear():
     def loss(scores, labels):
         return F.binary_cross_entropy_with_logits(scores, (labels[:, None] > 1).float().expand_as(scores))

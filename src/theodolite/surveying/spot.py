@@ -149,10 +149,15 @@ class Spot:
         """At the start."""
         return self.forward()
 
+    @property
+    def is_of_logits(self) -> bool:
+        """Is the loss a function of the logits, so that its curvature can be told from theirs?"""
+        return not isinstance(self.workload.loss, OutputLoss | ModelLoss)
+
     @cached_property
     def is_cross_entropy(self) -> bool:
         """Is the loss the cross-entropy of a softmax of the logits?"""
-        if isinstance(self.workload.loss, OutputLoss | ModelLoss):
+        if not self.is_of_logits:
             return False
         objective = Objective(self.model, self.workload.loss, self.batch, parameters=self.parameters)
         with objective.conditions():

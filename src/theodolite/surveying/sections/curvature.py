@@ -144,13 +144,19 @@ def parts(spot: Spot, start: Curvature, ends: Ends, spectrum: Density) -> Findin
     """TH303: how much of the curvature is Gauss–Newton's, and how much of it is negative?"""
     gauss_newton, residual = start.gauss_newton.frobenius, start.residual.frobenius
     share = start.residual_share
-    linear = gauss_newton.value == 0 and spot.is_linear
-    dominant = residual.value > DOMINANT * gauss_newton.value and not linear
+    linear = spot.is_of_logits and gauss_newton.value == 0 and spot.is_linear
+    is_judged = spot.is_of_logits and not linear
+    dominant = is_judged and residual.value > DOMINANT * gauss_newton.value
     below = mean_of((spectrum.weights * (spectrum.nodes < 0)).sum(1))
     ratio = abs(ends.smallest / ends.largest) if ends.largest else math.nan
     lowest, highest = (with_minus(plain(end)) for end in (ends.smallest, ends.largest))
     said = f"At {spot.where} the "
-    if linear:
+    if not spot.is_of_logits:
+        said += (
+            "loss takes all that the network returns, or calls it by itself, so that the curvature cannot be "
+            "split into the Gauss–Newton part G and the residual part S."
+        )
+    elif linear:
         said += (
             "loss is linear in the output, so that the Gauss–Newton part G is zero by definition, whatever "
             "the network does: all curvature is the residual part S, that of the output."
@@ -162,11 +168,14 @@ def parts(spot: Spot, start: Curvature, ends: Ends, spectrum: Density) -> Findin
         )
     said += f" Eigenvalues reach from {lowest} to {highest}"
     said += f": down {ratio:.2g} times as far as up." if ends.smallest < 0 < ends.largest else "."
-    numbers = spot.ground | {
+    split = {
         "‖G‖": str(gauss_newton),
         "‖S‖": str(residual),
         "excess of G": with_minus(start.gauss_newton.t),
         "excess of S": with_minus(start.residual.t),
+    }
+    numbers = spot.ground | (split if spot.is_of_logits else {})
+    numbers |= {
         "|λ_min/λ_max|": ratio,
         "eigenvalues below zero": str(below) if math.isfinite(below.error) else f"{below.value:.3g}",
         "negative trace to positive": spectrum.k_hn().value,
