@@ -167,9 +167,9 @@ def _warn_of_ties(model: nn.Module, path: Path) -> None:
     if tied:
         warnings.warn(
             f"{path} does not say whether its network was trained under a plan, and {tied[0]}: then the "
-            "readout had a multiplier, without which it is another network. If it was, give the plan (--plan). "
-            "If it was not, or the weights are baked, write them with theodolite.growing.save_file, which "
-            "says so",
+            "readout had a multiplier, without which it is another network. If it was, give the plan "
+            "(--plan). If it was not, or the weights are baked, write them with "
+            "theodolite.growing.save_file, which says so",
             stacklevel=3,
         )
 
