@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
 import theodolite as th
+from theodolite.calling import OutputLoss
 from theodolite.probes import along_temperature, hessian
 from theodolite.size import Size
 from theodolite.surveying import Site, budget, edges, spot
