@@ -331,7 +331,7 @@ EXHIBITS = [
             "*": "hidden",
         },
         branches=6,
-        lr=SMALL_LR,
+        lr=4 * SMALL_LR,
         shows="branches around a small stream of inducing points; a stream that begins as a parameter",
     ),
 ]
