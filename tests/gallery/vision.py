@@ -561,6 +561,9 @@ EXHIBITS = (
         exceptions={
             "*conv?": "weights of variance one at every width: outputs grow as √fan-in by definition",
             "blocks*": "the stream is the sum of what these convolutions put out",
+            "norm": "the blocks' part of the stream, which learns, grows as √width beside the stem's",
+            "head": "it reads this norm",
+            "": "it reads this norm",
         },
     ),
     Exhibit(
