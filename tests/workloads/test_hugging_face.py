@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from theodolite import Size, UseError, dissect, workload
+from theodolite import Size, UseError, dissect, plan, workload
 from theodolite.workloads import config_size
 
 transformers = pytest.importorskip("transformers")
@@ -41,7 +41,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "opt": COMMON | SMALL_TOKENS | {"ffn_dim": 256, "word_embed_proj_dim": 64},
     "bloom": {"hidden_size": 64, "n_layer": 4, "n_head": 4, "vocab_size": 300} | SMALL_TOKENS,
     "mamba": {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 300, "state_size": 4} | SMALL_TOKENS,
-    "bert": GATED | {"is_decoder": False},
+    "bert": GATED | {"is_decoder": False, "architectures": ["BertLMHeadModel"]},
 }
 
 
@@ -184,11 +184,15 @@ def test_a_width_between_heads_is_refused_with_the_nearest_that_are_not(config: 
         ("[1]", "holds a list, not the keys and values of a config"),
         ("{}", "has no model_type"),
         ('{"model_type": "llmaa"}', "is of the model_type 'llmaa', which transformers .* does not have"),
-        ('{"model_type": "vit"}', "transformers has no causal language model for 'vit'"),
+        ('{"model_type": "dac"}', "for 'dac' transformers has no language model, classifier or recogniser"),
+        (
+            '{"model_type": "mobilenet_v2"}',
+            "'mobilenet_v2' has no hidden_size, so its width and depth cannot",
+        ),
         ('{"model_type": "llama", "hidden_size": "wide"}', "was refused by transformers|has no hidden_size"),
     ],
 )
-def test_what_is_no_config_of_a_causal_model_is_refused(content: str, message: str, tmp_path: Path) -> None:
+def test_what_is_no_config_of_a_model_is_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UseError, match=message):
         workload(f"hf:{tmp_path}")
@@ -217,3 +221,79 @@ def test_a_mixture_of_experts_is_dissected_at_its_full_size(tmp_path: Path) -> N
     anatomy = dissect(chosen.build, chosen.batch(0, 0)[0], size=Size(4096, 2))
     experts = anatomy["model.layers.0.mlp.experts.down_proj"]
     assert (experts.shape, experts.role, experts.ends_branch) == ((8, 4096, 14336), "hidden", True)
+
+
+BOTH = {"d_model": 64, "encoder_layers": 4, "decoder_layers": 2, "encoder_attention_heads": 4}
+BOTH |= SMALL_TOKENS | {"decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+SEEN = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_labels": 5}
+HEARD = SEEN | {
+    "conv_dim": [16, 16],
+    "conv_stride": [5, 4],
+    "conv_kernel": [10, 4],
+    "num_conv_pos_embeddings": 8,
+}
+HEARD |= {"num_conv_pos_embedding_groups": 4, "vocab_size": 20, "num_feat_extract_layers": 2}
+OTHERS: dict[str, tuple[str, dict[str, Any], str | None, str, int]] = {
+    # model_type, values, what the config names, what is built, among how many the loss guesses
+    "no head": ("bert", GATED, "BertModel", "BertForMaskedLM", 300),
+    "nothing named": ("distilbert", {"dim": 64, "n_layers": 4, "n_heads": 4, "hidden_dim": 160}, None,
+                      "DistilBertForMaskedLM", 30522),
+    "texts": ("bert", GATED, "BertForSequenceClassification", "BertForSequenceClassification", 2),
+    "tokens": ("bert", GATED, "BertForTokenClassification", "BertForTokenClassification", 2),
+    "t5": ("t5", {"d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 4, "num_heads": 4, "vocab_size": 300},
+           "T5ForConditionalGeneration", "T5ForConditionalGeneration", 0),
+    "bart": ("bart", BOTH | {"vocab_size": 300}, None, "BartForConditionalGeneration", 300),
+    "vit": ("vit", SEEN | {"intermediate_size": 128}, "ViTModel", "ViTForImageClassification", 5),
+    "convnext": ("convnext", {"hidden_sizes": [64, 128, 256], "depths": [4, 8, 4], "num_stages": 3}, None,
+                 "ConvNextForImageClassification", 2),
+    "ctc": ("wav2vec2", HEARD, "Wav2Vec2ForCTC", "Wav2Vec2ForCTC", 0),
+    "sounds": ("wav2vec2", HEARD, "Wav2Vec2ForSequenceClassification",
+               "Wav2Vec2ForSequenceClassification", 5),
+    "whisper": ("whisper", BOTH | {"num_mel_bins": 8, "vocab_size": 300}, None,
+                "WhisperForConditionalGeneration", 300),
+}  # fmt: skip
+
+
+@pytest.fixture
+def other(request, tmp_path: Path) -> tuple[Path, str, int]:
+    kind, values, named, built, classes = OTHERS[request.param]
+    made = transformers.CONFIG_MAPPING[kind](**values)
+    made.architectures = [named] if named else None
+    made.save_pretrained(tmp_path)
+    return tmp_path, built, classes
+
+
+@pytest.mark.parametrize("other", OTHERS, indirect=True)
+def test_a_config_says_what_is_trained_and_it_begins_near_chance(other: tuple[Path, str, int]) -> None:
+    path, built, classes = other
+    assert config_size(path) == Size(64, 4)
+    chosen = workload(f"hf:{path}")
+    torch.manual_seed(0)
+    model = chosen.build(64, 1)
+    assert type(model).__name__ == built
+    loss = chosen.evaluate(model, chosen.batch(0, 0))
+    loss.backward()
+    if classes:
+        assert abs(loss.item() - torch.tensor(float(classes)).log().item()) < 0.6
+    first, again, later = (chosen.batch(*at)[1] for at in ((0, 0), (0, 0), (0, 1)))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, later) or classes == 2
+
+
+@pytest.mark.parametrize("other", OTHERS, indirect=True)
+def test_other_models_grow_with_width_and_depth(other: tuple[Path, str, int]) -> None:
+    here, wider, deeper = (_at(other[0], *size) for size in ((64, 2), (128, 2), (64, 4)))
+    assert here.keys() == wider.keys()
+    for name, shape in here.items():
+        factors = {new / old for old, new in zip(shape, wider[name], strict=True)}
+        assert factors <= {1.0, 2.0}, name
+    assert {name: deeper[name] for name in here} == here
+    assert len(deeper) > len(here)
+
+
+@pytest.mark.parametrize("other", ["t5", "convnext"], indirect=True)
+def test_other_models_are_planned(other: tuple[Path, str, int]) -> None:
+    chosen = workload(f"hf:{other[0]}")
+    inputs = chosen.batch(0, 0)[0]
+    rows = plan(chosen.build, inputs, size=Size(128, 1), base=Size(64, 1), lr=0.01).rows
+    assert {"gain", "hidden", "input"} <= {row.role for row in rows.values()}

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 WorkloadName = Annotated[
     str,
     typer.Argument(
-        metavar="WORKLOAD", help="A built-in name, file.py:name, or hf:config.json.", show_default=True
+        metavar="WORKLOAD",
+        help="A built-in name, file.py:name, or hf:config.json of transformers.",
+        show_default=True,
     ),
 ]
 Width = Annotated[int | None, typer.Option(help="Width to look at; the workload's own if not given.")]

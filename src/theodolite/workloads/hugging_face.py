@@ -1,6 +1,4 @@
-"""Any causal language model of transformers as a workload, from its config file alone."""
-
-# B batch, T tokens
+"""Models of transformers as workloads, from their config file alone."""
 
 from __future__ import annotations
 
@@ -12,57 +10,59 @@ from typing import Any
 import torch
 from torch import nn
 
-from theodolite import data
 from theodolite.building import in_one_line
 from theodolite.errors import UseError
 from theodolite.models.options import require_multiple
 from theodolite.size import Size
-from theodolite.workloads.builtin import next_token_loss
-from theodolite.workloads.definition import Batch, Workload
-from theodolite.workloads.scaling import scale_values
+from theodolite.workloads.definition import Workload
+from theodolite.workloads.scaling import scale_values, size_of
+from theodolite.workloads.tasks import TASKS, Task, find_task, shortened
 from theodolite.writing import read_json
 
-NUM_SEQUENCES, LENGTH = 4, 64
 # A default network is about this large, and never larger than the config's own.
 SMALL = Size(128, 4)
 
 
 def hugging_face(path: str | Path) -> Workload:
-    """The workload of a causal language model's `config.json`, or of the folder that has one.
+    """The workload of a `config.json` of transformers, or of the folder that has one.
+
+    The config's `architectures` say what is trained: a causal, masked or encoder–decoder language model, a
+    classifier of texts, tokens, images or sounds, or a recogniser of speech (CTC, or as Whisper is). Without
+    them it is what models of its kind usually are. Of a model that reads and sees or hears, the part that
+    reads is taken.
 
     `build(width, depth)` scales the config: hidden and intermediate sizes, and the numbers of heads, in
     proportion to width with the dimension of a head as it is; layers, and lists with an item for each layer,
-    to depth. Everything else, such as the vocabulary and the number of experts, is the config's own.
+    to depth. Of a network in stages (ConvNeXt, Swin) the width is that of the first stage, and the depth the
+    number of blocks in the shortest; the others keep their proportions. Everything else, such as the
+    vocabulary and the number of experts, is the config's own, but that images are at most about 64 pixels
+    wide, clips of speech have at most 64 positions, and no layer is left out at random.
     Nothing is downloaded and no code of the config's is run. Weights are initialised by transformers,
     in float32, from torch's global generator.
 
-    Batches are the bytes of the State of the Union, modulo the vocabulary where that is below 256. The
-    default size is a small one that keeps all proportions; `config_size` has the config's own.
+    Texts are the bytes of the State of the Union, modulo the vocabulary where that is below 256; images and
+    sounds are noise around a pattern for each class, speech is noise. The default size is a small one that
+    keeps all proportions; `config_size` has the config's own.
 
     Needs `transformers`, which `pip install 'theodolite[hf]'` brings.
     """
-    config = _config(path)
+    config, task = _config(path)
     width, group = _head_width(config), _heads_per_group(config)
-    natural = width * group
-    size = Size(
-        min(natural * math.ceil(SMALL.width / natural), config.hidden_size),
-        min(SMALL.depth, config.num_hidden_layers),
-    )
+    natural, own = width * group, size_of(config)
+    size = Size(min(natural * math.ceil(SMALL.width / natural), own.width), min(SMALL.depth, own.depth))
     _require_growth(path, config, size)
-    length = min(LENGTH, getattr(config, "max_position_embeddings", None) or LENGTH)
     return Workload(
         f"hf:{config.model_type}",
         partial(_build, str(path)),
-        partial(_batch, config.vocab_size, length),
-        next_token_loss,
+        partial(task.draw, type(config).from_dict(shortened(config.to_dict()))),
+        task.loss,
         size,
     )
 
 
 def config_size(path: str | Path) -> Size:
     """The size a config itself has."""
-    config = _config(path)
-    return Size(config.hidden_size, config.num_hidden_layers)
+    return size_of(_config(path)[0])
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -92,16 +92,20 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def _build(path: str, width: int, depth: int) -> nn.Module:
     transformers = _transformers()
     Size(width, depth)
-    config = _config(path)
+    config, task = _config(path)
     unit = _head_width(config)
     require_multiple("width", width, unit, f"{config.model_type} has one head for each {unit} of its width")
-    values = scale_values(config, width, depth)
+    values = shortened(scale_values(config, width, depth))
+    if task is TASKS["next token"] and "is_decoder" in values:
+        values |= {"is_decoder": True, "is_encoder_decoder": False}  # BERT and its kin do so only if told
+    if task is TASKS["text"] and values.get("pad_token_id") is None:
+        values["pad_token_id"] = 0  # a decoder classifies the last token that is no padding
     # Eager attention and experts are plain operations, which can be differentiated twice, forward and
     # backward; fused ones cannot. But which experts eager code runs depends on values, and on the meta device
     # there are none: there transformers may choose, which is grouped_mm for a model that has experts.
     hollow = torch.get_default_device().type == "meta"
     try:
-        return transformers.AutoModelForCausalLM.from_config(
+        return getattr(transformers, task.auto).from_config(
             type(config).from_dict(values),
             dtype=torch.float32,
             attn_implementation="eager",
@@ -132,14 +136,8 @@ def _require_growth(path: str | Path, config: Any, size: Size) -> None:
             )
 
 
-def _batch(vocab: int, length: int, seed: int, step: int) -> Batch:
-    text = data.state_of_the_union()
-    tokens_BT, targets_BT = data.draw_text(text, num=NUM_SEQUENCES, length=length, seed=seed, step=step)
-    return tokens_BT % vocab, targets_BT % vocab
-
-
-def _config(path: str | Path) -> Any:
-    """The config of the language model, made by transformers from the file."""
+def _config(path: str | Path) -> tuple[Any, Task]:
+    """The config, made by transformers from the file, and what its model is trained for."""
     transformers = _transformers()
     values = read_config(path)
     values.pop("theodolite", None)  # about weights that were saved with it
@@ -155,21 +153,25 @@ def _config(path: str | Path) -> Any:
         config = transformers.CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:
         raise UseError(f"{path} was refused by transformers: {in_one_line(error)}") from error
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or "text_config" in config.sub_configs:
-        # Of a model that also sees or hears, the part that reads.
+    if "text_config" in config.sub_configs:  # of a model that also sees or hears, the part that reads
         config = config.get_text_config(decoder=True)
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UseError(f"{path}: transformers has no causal language model for {kind!r}")
-    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-        if not isinstance(getattr(config, name, None), int):
-            raise UseError(f"{path}: {kind!r} has no {name}, so its width and depth cannot be told")
-    return config
+    task = find_task(transformers, config)
+    if task is None:
+        raise UseError(
+            f"{path}: for {kind!r} transformers has no language model, classifier or recogniser of speech. "
+            "Write a Workload for it"
+        )
+    try:
+        size_of(config)
+    except UseError as error:
+        raise UseError(f"{path}: {kind!r} has {error}, so its width and depth cannot be told") from None
+    return config, task
 
 
 def _head_width(config: Any) -> int:
     """By how much the width grows for one more head; not the head's dimension where the config gives that."""
-    heads = _num_heads(config)
-    return int(config.hidden_size) // math.gcd(config.hidden_size, heads) if heads else 1
+    heads, width = _num_heads(config), size_of(config).width
+    return width // math.gcd(width, heads) if heads else 1
 
 
 def _heads_per_group(config: Any) -> int:
@@ -180,7 +182,10 @@ def _heads_per_group(config: Any) -> int:
 
 def _num_heads(config: Any) -> int | None:
     for name in ("num_attention_heads", "num_heads"):
-        if isinstance(heads := getattr(config, name, None), int):
+        heads = getattr(config, name, None)
+        if isinstance(heads, (list, tuple)) and heads:  # one number for each stage
+            heads = heads[0]
+        if isinstance(heads, int):
             return heads
     return None
 

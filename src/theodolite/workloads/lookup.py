@@ -33,7 +33,7 @@ def workload(spec: str) -> Workload:
               when `build` imports them later. Of two files with a `helper.py` each, each imports its own; a
               function that imports one only when it is called gets that of the file looked up last, and in
               a run that of its own file;
-            - `hf:path/to/config.json`, a causal language model of transformers, or the folder of its config.
+            - `hf:path/to/config.json`, a model of transformers, or the folder of its config.
 
     >>> workload("mlp-mixture").name
     'mlp-mixture'

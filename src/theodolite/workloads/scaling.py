@@ -6,11 +6,14 @@ import re
 from fractions import Fraction
 from typing import Any
 
+from theodolite.errors import UseError
+from theodolite.size import Size
+
 # Sizes that go with the width, besides the config's own key for it.
 _SIZES = re.compile(
     r"""(.*intermediate_size(_mlp)? | .*ffn_dim | .*ffn_hidden_size | feed_forward_size | n_inner | d_inner
-    | d_ff | dff | dim_ff | word_embed_proj_dim | attention_hidden_size | lru_width
-    | time_step_rank | mamba_dt_rank | mamba_d_ssm)""",
+    | d_ff | dff | dim_ff | hidden_dim | classifier_proj_size | word_embed_proj_dim | attention_hidden_size
+    | lru_width | time_step_rank | mamba_dt_rank | mamba_d_ssm)""",
     re.VERBOSE,
 )
 _HEADS = re.compile(r".*heads(_per_layer)?|n_head")
@@ -20,6 +23,23 @@ _LAYER_INDICES = re.compile(r".*_(idxs|indices|ids|only_layers)|moe_layers|cross
 _LAYER_COUNTS = re.compile(r"first_k_dense_replace|num_dense_layers|num_kv_shared_layers|max_window_layers")
 
 
+def size_of(config: Any) -> Size:
+    """The size of a config: its hidden size and number of layers.
+
+    Of a network in stages the width of the first stage, and the number of blocks in the shortest. What is
+    missing is the text of a UseError.
+    """
+    if depths := getattr(config, "depths", None):
+        widths = getattr(config, "hidden_sizes", None) or [getattr(config, "embed_dim", None)]
+        if not isinstance(widths[0], int):
+            raise UseError("no hidden_sizes")
+        return Size(widths[0], min(depths))
+    for name in ("hidden_size", "num_hidden_layers"):
+        if not isinstance(getattr(config, name, None), int):
+            raise UseError(f"no {name}")
+    return Size(config.hidden_size, config.num_hidden_layers)
+
+
 def scale_values(config: Any, width: int, depth: int) -> dict[str, Any]:
     """The config's values at another width and depth, by its own names for them.
 
@@ -27,9 +47,13 @@ def scale_values(config: Any, width: int, depth: int) -> dict[str, Any]:
     the rest stays.
     """
     values: dict[str, Any] = config.to_dict()
+    for key in ("quantization_config", "out_features", "out_indices", "stage_names"):  # of the own depth
+        values.pop(key, None)
+    if values.get("depths"):
+        return _scale_stages(values, size_of(config), width, depth)
     names = config.attribute_map
-    layers: int = config.num_hidden_layers
-    grown = Fraction(width, config.hidden_size)
+    own = size_of(config)
+    layers, grown = own.depth, Fraction(width, own.width)
     heads_key = names.get("num_attention_heads", "num_attention_heads")
     heads = values.get(heads_key, values.get("num_heads"))
 
@@ -48,15 +72,27 @@ def scale_values(config: Any, width: int, depth: int) -> dict[str, Any]:
             values[key] = _proportion(value, Fraction(depth, layers)) if value else 0
 
     values[names.get("hidden_size", "hidden_size")] = width
-    for key in {names.get("num_hidden_layers", "num_hidden_layers"), "decoder_layers", "num_decoder_layers"}:
-        if key in values:
-            values[key] = depth
+    for key in (names.get("num_hidden_layers", "num_hidden_layers"), "decoder_layers", "num_decoder_layers"):
+        if isinstance(values.get(key), int):
+            values[key] = _proportion(values[key], Fraction(depth, layers))
     if "attention_types" in values:  # GPT-Neo's way of writing attention_layers
         values["attention_types"] = [[values["attention_layers"], 1]]
-    if "is_decoder" in values:  # BERT and its kin predict the next token only if told so
-        values |= {"is_decoder": True, "is_encoder_decoder": False}
     values["use_cache"] = False
-    values.pop("quantization_config", None)
+    return values
+
+
+def _scale_stages(values: dict[str, Any], own: Size, width: int, depth: int) -> dict[str, Any]:
+    """The values of a network in stages, with the widths, heads and depths of all stages in proportion."""
+    stages = len(values["depths"])
+    for key, value in values.items():
+        if key in ("embed_dim", "embedding_size"):
+            values[key] = _proportion(value, Fraction(width, own.width))
+        elif key == "depths":
+            values[key] = [_proportion(one, Fraction(depth, own.depth)) for one in value]
+        elif not (isinstance(value, (list, tuple)) and len(value) == stages):
+            continue
+        elif key == "hidden_sizes" or _HEADS.fullmatch(key):
+            values[key] = [_proportion(one, Fraction(width, own.width)) for one in value]
     return values
 
 
@@ -101,7 +137,9 @@ def _scale_list(key: str, items: list[Any], grown: Fraction, layers: int, depth:
     if _LAYER_INDICES.fullmatch(key):
         chosen = adapt([layer in items for layer in range(layers)], depth)
         return [layer for layer, is_chosen in enumerate(chosen) if is_chosen]
-    if len(items) != layers or "token" in key:
+    if key == "conv_dim":  # of the layers that read a wave
+        return [_proportion(item, grown) for item in items]
+    if len(items) != layers or "token" in key or key.startswith(("conv_", "tdnn_")):
         return items
     if _SIZES.fullmatch(key) or _HEADS.fullmatch(key):
         items = [_proportion(item, grown) for item in items]
