@@ -54,6 +54,40 @@ def scaled_weights(flow: Flow, use: Use) -> list[str]:
     return [one.name for one in weights if _value(flow, one) == _value(flow, use) and degree(flow, one) == 1]
 
 
+def norm_span(flow: Flow, use: Use) -> int:
+    """Of the g in `g·v/‖v‖`: how many entries of v one norm is taken over; 0 if it is no such g."""
+    value = _value(flow, use)
+    directions = [
+        one
+        for one in flow.uses.at(use.node)
+        if one.kind in ("weight", "table") and _value(flow, one) == value and degree(flow, one) == 0
+    ]
+    if value is None or not directions or degree(flow, use) != 1:
+        return 0
+    nodes = _expression(flow, value)[0]
+    if any(node.op in ("mul", "div") and len(node.inputs) < 2 for node in nodes):
+        return 0  # times a number, which may go with the width
+    spans = {span for node in nodes if (span := _span(flow, node))}
+    return spans.pop() if len(spans) == 1 else 0
+
+
+def _span(flow: Flow, node: Node) -> int:
+    """How many entries one of a node's Euclidean norms is taken over; 0 if the node takes none."""
+    sizes = [math.prod(flow.graph.shapes[value]) for value in (node.inputs[:1] + node.outputs[-1:])]
+    if node.op == "_weight_norm_interface":
+        return sizes[0] // sizes[1]
+    if node.op in ("linalg_vector_norm", "norm"):
+        order = next((arg for arg in node.args[1:2] if isinstance(arg, (int, float))), 2)
+        return sizes[0] // sizes[1] if order == 2 else 0
+    squared = flow.maker(node.inputs[0]) if node.op == "sum" else None
+    is_square = squared is not None and (squared.op == "square" or _raises_to(squared, 2))
+    return sizes[0] // sizes[1] if is_square else 0
+
+
+def _raises_to(node: Node, power: float) -> bool:
+    return node.op == "pow" and node.args[1] == power
+
+
 def _carriers_of(flow: Flow, value: int, names: list[str]) -> list[str] | None:
     alone = [name for name in names if _degree(flow, value, [name]) == 1]
     if alone:

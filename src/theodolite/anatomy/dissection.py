@@ -23,7 +23,7 @@ from theodolite.anatomy.branches import (
     placement_of,
     streams_of,
 )
-from theodolite.anatomy.degrees import degree, scaled_weights
+from theodolite.anatomy.degrees import degree, norm_span, scaled_weights
 from theodolite.anatomy.growth import grown_axes
 from theodolite.anatomy.multipliers import factor_outside, factor_to_stream
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters
@@ -276,6 +276,7 @@ class _Dissection:
             beside=last_weight(self.flow, use) if name not in self.lent and use.node >= 0 else None,
             offset=use.offset if use.kind == "gain" else 0.0,
             scale_free=all(one.node >= 0 and degree(self.flow, one) == 0 for one in uses),
+            span=norm_span(self.flow, use) if use.kind == "gain" and use.node >= 0 else 0,
             factor=self._factor_outside(name, role, [one for one in uses if one.kind == use.kind]),
             readout_factor=self._factor_outside(
                 name, "output", [one for one in uses if one.kind == "weight" != use.kind]

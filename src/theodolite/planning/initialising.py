@@ -14,6 +14,7 @@ from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.planning.fitting import matched
 from theodolite.planning.laws import spread_of, widened
+from theodolite.planning.normalising import fit_singular_vectors
 from theodolite.planning.plan import Plan, Row
 
 
@@ -33,6 +34,7 @@ def build(plan: Plan, seed: int, *, device: str = "cpu") -> nn.Module:
     _check_seed(seed)
     model = _built(plan, seed)
     _fill(plan, matched(plan, model), seed, own=matched(plan, model))
+    _fit_singular_vectors(model, seed)
     plan.attach(model)
     return model.to(device)
 
@@ -43,7 +45,8 @@ def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
 
     Every tensor has a generator of its own, seeded by the seed and the tensor's name, and is drawn in float32
     on the CPU: neither device, dtype, wrapper, sharding nor the order of construction changes the numbers.
-    Buffers are left as they are, and so are tensors that are frozen or that nothing reads.
+    Buffers are left as they are, and so are tensors that are frozen or that nothing reads. Only the singular
+    vectors that a spectral normalisation keeps of its weight are found anew.
     """
     _check_seed(seed)
     tensors = matched(plan, model)
@@ -57,6 +60,7 @@ def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
     if any(row.init.kind == "own" for row in plan.rows.values()):
         own = matched(plan, _built(plan, seed))
     _fill(plan, tensors, seed, own)
+    _fit_singular_vectors(model, seed)
     plan.attach(model)
     return model
 
@@ -88,6 +92,10 @@ def _fill(plan: Plan, tensors: Mapping[str, Tensor], seed: int, own: Mapping[str
             draw = row.init.draw_complex if tensor.is_complex() else row.init.draw
             values = draw(row.shape, torch.Generator().manual_seed(seeds[name]))
         _put(tensor, values)
+
+
+def _fit_singular_vectors(model: nn.Module, seed: int) -> None:
+    fit_singular_vectors(model, lambda name: torch.Generator().manual_seed(_hashed(f"{seed}/0/{name}")))
 
 
 def _rescaled(row: Row, values: Tensor) -> Tensor:

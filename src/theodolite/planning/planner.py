@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from theodolite.planning.laws import depth_in_init, read_laws
 from theodolite.planning.plan import Plan, Row
 from theodolite.planning.quantities import Case
 from theodolite.planning.readout import readouts
-from theodolite.planning.rows import kept_row, make_row, settled
+from theodolite.planning.rows import kept_row, make_row, norm_growth, settled
 from theodolite.rules import MATRIX_RULES, POLICIES, RULES, Base, Policy, Ratios, Rule
 from theodolite.size import Size
 
@@ -123,8 +124,11 @@ def plan(
             rows[part.name] = kept_row(part)
             continue
         partner = partners[part.name]
-        own = part.factor / partner.factor
-        ratios = Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth, own)
+        ratios = _ratios(part, partner, depth)
+        direction = target.get(part.beside or "") if part.span and partner.span else None
+        if direction is not None and direction.trained:
+            fans = _ratios(direction, partners[direction.name], depth)
+            ratios = replace(ratios, own=ratios.own / norm_growth(part, partner, direction, fans))
         by_matrix = not vectors or _is_matrix(part, covers)
         its_rule, rule_name = (rule, name) if by_matrix else (RULES["adamw"], "adamw")
         given = Base(
@@ -177,6 +181,11 @@ USUAL_EPS = {
     "sophia": 1e-12,
 }
 """Where it is not 1e-8."""
+
+
+def _ratios(part: Part, partner: Part, depth: float) -> Ratios:
+    own = part.factor / partner.factor
+    return Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth, own)
 
 
 def _is_matrix(part: Part, covers: Covers) -> bool:
