@@ -286,6 +286,7 @@ EXHIBITS = [
         branches=0,
         depths=(),
         lr=SMALL_LR,
+        cheap=True,
         shows="`(1 + ε)x + Ax` is no residual branch: there is no weight in it",
     ),
     Exhibit(
