@@ -105,7 +105,8 @@ def require_logits(loss: Loss, what: str) -> None:
     """
     if isinstance(loss, OutputLoss | ModelLoss):
         taken = "the model and the batch" if isinstance(loss, ModelLoss) else "the model's whole output"
-        raise UseError(f"{what} needs loss(logits, targets), and this loss takes {taken} ({loss!r})")
+        kind = type(loss).__name__
+        raise UseError(f"{what} needs loss(logits, targets), and this loss takes {taken} ({kind})")
 
 
 def with_tensors(
