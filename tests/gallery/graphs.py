@@ -296,6 +296,7 @@ EXHIBITS = [
         loss=F.cross_entropy,
         roles=PLAIN,
         branches=2,
+        widths=(64, 128, 256),
         lr=SMALL_LR,
         shows="gathered with an index, added up with index_add, inside of a branch",
     ),

@@ -276,6 +276,8 @@ class MixtureDensity(nn.Module):
         super().__init__()
         self.enter, self.hidden = nn.Linear(DATA, width), nn.Linear(width, width)
         self.weights, self.means, self.widths = (nn.Linear(width, self.PARTS) for _ in range(3))
+        for head in (self.weights, self.means, self.widths):
+            nn.init.normal_(head.weight, std=0.02)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logarithms of weights, means, logarithms of widths."""
@@ -851,6 +853,7 @@ EXHIBITS = [
         roles={"enter.weight": "input", "head.weight": "output", "*bias": "bias"}
         | {"*.weight": "frozen", "*.a": "output", "*.b": "input"},
         branches=2,
+        widths=(64, 128, 256),
         lr=SMALL_LR,
         shows="frozen weights, trained ones of low rank beside them",
         exceptions={"*.down": "B starts at 0 and reads Ax, which starts as 1/√width as every readout does"},

@@ -416,6 +416,7 @@ class VGG(nn.Module):
         for layer in (*layers, self.hidden):
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        nn.init.normal_(self.head.weight, std=0.01)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.relu(self.hidden(self.features(x).flatten(1))))
