@@ -131,9 +131,9 @@ every size.
 
 Each network is planned with `theodolite.plan` from its smallest size, built, and trained for three steps.
 Forward hooks, which use nothing of Theodolite, measure by how much the output of each module has changed on a
-fixed batch. The slope of log₂ RMS(change) on log₂ width is 0 in theory; within ±0.15 it is right. Over depth it
-is measured for modules outside of the repeated blocks, for the last block and for the network's output. The
-table shows the slope that is farthest from 0, the mean over four seeds.
+fixed batch. The slope of log₂ RMS(change) on log₂ width is 0 in theory; within ±0.15 it is right. Over depth
+it is measured for modules outside of the repeated blocks, for the last block and for the network's output.
+The table shows the slope that is farthest from 0, the mean over three seeds.
 
 <!-- no-run -->
 ```console
@@ -148,10 +148,11 @@ These modules are measured and not judged."""
 
 
 def _report(result: Result) -> Iterator[str]:
-    slopes = f"slopes {_worst(result.width)} over width, {_worst(result.depth)} over depth"
+    worst = f"{_worst(result.width)} over width, {_worst(result.depth)} over depth"
     said = "right" if result.right else "WRONG"
     survey = "" if result.surveyed == "–" else f", survey {result.surveyed} s"
-    yield f"{said}  {result.exhibit.name}: dissect {_dissected(result)}, {len(result.width)} modules, {slopes}{survey}"
+    modules = f"{len(result.width)} modules"
+    yield f"{said}  {result.exhibit.name}: dissect {_dissected(result)}, {modules}, {worst}{survey}"
     yield from (f"       {fault}" for fault in _faults(result))
 
 
