@@ -184,7 +184,6 @@ EXHIBITS = [
         branches=10,
         shows="encoder and decoder, biases by distance, √width before a tied head",
         widths=WIDE,
-        depths=(4, 8, 16),
-        lr=2.0**-10,
+        depths=(2, 4, 8, 16),
     ),
 ]

@@ -336,7 +336,7 @@ EXHIBITS = [
         branches=4,
         shows="√width in a buffer, zero-centred gains, norms before and after each branch",
         widths=WIDE,
-        depths=(4, 8, 16),
+        depths=(2, 8, 32),
     ),
     Exhibit(
         name="modded-nanoGPT",
@@ -354,8 +354,6 @@ EXHIBITS = [
         branches=6,
         shows="λ₀x + λ₁x₀ on the skip path, normed queries and keys, embedded values, zeros, capped logits",
         widths=WIDE,
-        depths=(4, 8, 16),
-        lr=2.0**-5,
     ),
     Exhibit(
         name="torchtitan",
@@ -376,6 +374,7 @@ EXHIBITS = [
         branches=4,
         shows="norms made of F.normalize and √width",
         widths=WIDE,
+        cheap=True,
     ),
     Exhibit(
         name="GPT-J",

@@ -97,13 +97,13 @@ def plain(width: int, depth: int) -> nn.Module:
 
 
 class HighwayLayer(nn.Module):
-    """`T(x)·H(x) + (1 − T(x))·x`."""
+    """`T(x)·H(x) + (1 − T(x))·x`: as much as the gate lets in, it takes out, so that nothing adds up."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.transform = nn.Linear(width, width)
         self.gate = nn.Linear(width, width)
-        nn.init.constant_(self.gate.bias, -2.0)
+        nn.init.constant_(self.gate.bias, -1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """One layer."""
@@ -114,6 +114,35 @@ class HighwayLayer(nn.Module):
 def highway(width: int, depth: int) -> nn.Module:
     """Layers that carry a gated part of what they get."""
     return Stack(width, depth, HighwayLayer)
+
+
+class ReminderLayer(nn.Module):
+    """`λ₀ x + λ₁ x₀`, then a branch; x₀ is what the first layer got."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))
+        self.norm = RMSNorm(width)
+        self.mlp = SwiGLU(width)
+
+    def forward(self, x: Tensor, first: Tensor) -> Tensor:
+        """What is added of x₀ is a branch too."""
+        x = self.lambdas[0] * x + self.lambdas[1] * first
+        return x + self.mlp(self.norm(x))
+
+
+class Reminded(Stack):
+    """Every layer mixes in what the first one got."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__(width, depth, ReminderLayer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = first = torch.tanh(self.first(x))
+        for layer in self.layers:
+            x = layer(x, first)
+        return self.head(x)
 
 
 class HyperBlock(nn.Module):
@@ -178,6 +207,7 @@ EXHIBITS = [
         branches=0,
         shows="nn.GRU in two layers",
         widths=WIDE,
+        cheap=True,
         depths=(),
     ),
     Exhibit(
@@ -206,6 +236,7 @@ EXHIBITS = [
         branches=0,
         shows="depth without branches",
         widths=WIDE,
+        cheap=True,
     ),
     Exhibit(
         name="Highway network",
@@ -213,8 +244,19 @@ EXHIBITS = [
         batch=clusters,
         loss=F.cross_entropy,
         roles=LAYERS,
-        branches=2,
-        shows="a gate on the skip path",
+        branches=0,
+        shows="a gate that takes out of the skip path what it lets in",
+        widths=WIDE,
+        depths=(),
+    ),
+    Exhibit(
+        name="Reminders of the input",
+        build=Reminded,
+        batch=clusters,
+        loss=F.cross_entropy,
+        roles={"*.lambdas": "gain", "*.norm.weight": "gain", **LAYERS},
+        branches=4,
+        shows="λ₀x + λ₁x₀ + f(x)",
         widths=WIDE,
     ),
     Exhibit(

@@ -27,27 +27,35 @@ KNOWN_WRONG: dict[str, str] = {
     "addcmul": "no residual branch is seen in torch.addcmul",
     "stack and sum": "no residual branch is seen in the sum of a stack",
     "addmm": "no residual branch is seen in torch.addmm",
+    "Elman network": "U h of the loop over time is taken for a residual branch",
+    "modded-nanoGPT": "λ₁ x₀ is added to the stream, and is not seen as a branch",
+    "Reminders of the input": "λ₁ x₀ is added to the stream, and is not seen as a branch",
+    "RWKV": "a decay that multiplies a state of zeros first is taken for a bias",
 }
-"""By name of an exhibit, in which way dissect or plan is wrong about it."""
+"""By name of an exhibit, what dissect gets wrong."""
+KNOWN_STEEP: dict[str, str] = {
+    "x-transformers": "√width of a norm that is written out counts as a multiplier",
+}
+"""By name of a cheap exhibit, why a plan does not keep what its modules learn."""
 
 
-def _marked(chosen: list[Exhibit]) -> list[Any]:
+def _marked(chosen: list[Exhibit], known: dict[str, str]) -> list[Any]:
     return [
         pytest.param(
             one,
             id=one.name,
-            marks=[pytest.mark.xfail(reason=KNOWN_WRONG[one.name])] if one.name in KNOWN_WRONG else [],
+            marks=[pytest.mark.xfail(reason=known[one.name])] if one.name in known else [],
         )
         for one in chosen
     ]
 
 
-@pytest.mark.parametrize("exhibit", _marked(exhibits()))
+@pytest.mark.parametrize("exhibit", _marked(exhibits(), KNOWN_WRONG))
 def test_dissect_finds_every_role_and_branch(exhibit: Exhibit) -> None:
     assert wrong_roles(exhibit) == []
 
 
-@pytest.mark.parametrize("exhibit", _marked([one for one in exhibits() if one.cheap]))
+@pytest.mark.parametrize("exhibit", _marked([one for one in exhibits() if one.cheap], KNOWN_STEEP))
 def test_every_module_learns_as_much_at_every_size(exhibit: Exhibit) -> None:
     slopes = [*over_width(exhibit), *over_depth(exhibit)]
     assert slopes
@@ -56,3 +64,4 @@ def test_every_module_learns_as_much_at_every_size(exhibit: Exhibit) -> None:
 
 def test_what_is_known_to_be_wrong_is_an_exhibit() -> None:
     assert KNOWN_WRONG.keys() <= {one.name for one in exhibits()}
+    assert KNOWN_STEEP.keys() <= {one.name for one in exhibits() if one.cheap}
