@@ -186,6 +186,54 @@ def test_a_transposed_layout_is_told_to_muon() -> None:
     assert [group["axes"] for group in groups] == [((0,), (1,))]
 
 
+@pytest.mark.parametrize("rule", ["adamw", "muon"])
+def test_a_schedule_that_ends_at_a_learning_rate_ends_there_in_units_of_the_plans(rule: str) -> None:
+    """It divides that learning rate by the one in `optimizer.defaults`."""
+    optimization = pytest.importorskip("transformers.optimization")
+    plan, model = _plan(rule, th.Size(32, 4), weight_decay=0.1), _model(th.Size(32, 4))
+    optimizer = plan.optimizer(model)
+    assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (1e-2, 0.1)
+    schedule = optimization.get_cosine_with_min_lr_schedule_with_warmup(optimizer, 0, 3, min_lr=1e-3)
+    for _ in range(3):
+        optimizer.step()
+        schedule.step()
+    ends = [(group["lr"], group["planned_lr"] / 10) for group in optimizer.param_groups]
+    assert all(end == pytest.approx(right) for end, right in ends)
+
+
+def test_a_group_without_a_learning_rate_gets_that_of_the_plan() -> None:
+    optimizer = _plan(weight_decay=0.1).optimizer(_model())
+    new = nn.Parameter(torch.ones(2))
+    optimizer.add_param_group({"params": [new], "param_names": ["new"], "rule": "adamw"})
+    assert optimizer.param_groups[-1]["lr"] == 1e-2
+    assert optimizer.param_groups[-1]["weight_decay"] == 0.1
+
+
+def test_groups_have_names_that_say_what_is_in_them() -> None:
+    size = th.Size(32, 4)
+    for rule in ("adamw", "muon"):
+        groups = _plan(rule, size, weight_decay=0.1).param_groups(_model(size))
+        names = [group["name"] for group in groups]
+        assert len(set(names)) == len(names) > 2
+        assert all(("-" in name) == (rule == "muon") for name in names)
+    hidden = [name for name in names if name.startswith("muon-hidden")]
+    assert hidden == [
+        "muon-hidden:blocks.0.attention.branch.query.weight",
+        "muon-hidden:blocks.0.attention.branch.out.weight",
+    ]
+
+
+def test_a_state_may_be_loaded_into_groups_of_another_name() -> None:
+    plan, model = _plan(size=th.Size(32, 4)), _model(th.Size(32, 4))
+    optimizer = plan.optimizer(model)
+    saved = optimizer.state_dict()
+    for number, group in enumerate(saved["param_groups"]):
+        group["name"] = f"group {number}"
+    names = [group["name"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(saved)
+    assert [group["name"] for group in optimizer.param_groups] == names
+
+
 def test_a_skipped_tensor_is_left_out_and_a_frozen_one_is_refused() -> None:
     plan, model = _plan(), _model()
     for name, param in model.named_parameters():

@@ -151,7 +151,7 @@ def why_not_stacked(run: Run, workload: Workload) -> str | None:
     return None
 
 
-PLANNED = ("params", "param_names", "lr", "weight_decay", "rule", "planned_lr")
+PLANNED = ("params", "param_names", "name", "lr", "weight_decay", "rule", "planned_lr")
 
 
 def _start(plan: Plan) -> str:

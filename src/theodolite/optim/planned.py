@@ -39,6 +39,8 @@ class Planned(Optimizer):
         groups: parameter groups with the keys `param_names`, `rule` and `planned_lr`, as
             `plan.param_groups(model)` gives them.
         makes: by rule, what makes the optimizer of its groups.
+        defaults: options of a group that has none of its own, as at base size: schedulers take the learning
+            rate in `optimizer.defaults` for the one that training was asked for.
         check_gradients: refuse a step along a gradient that is not finite? To know it, a step waits for the
             device.
 
@@ -58,9 +60,15 @@ class Planned(Optimizer):
     """
 
     def __init__(
-        self, groups: list[dict[str, Any]], makes: Mapping[str, Make], *, check_gradients: bool = True
+        self,
+        groups: list[dict[str, Any]],
+        makes: Mapping[str, Make],
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        check_gradients: bool = True,
     ) -> None:
         self._makes = dict(makes)
+        self._planned = dict(defaults or {})
         self._refuses = check_gradients
         self._warned = False
         for group in groups:
@@ -69,9 +77,9 @@ class Planned(Optimizer):
         inner = self._made(groups)
         # What only some of them know is no default of all: OneCycleLR takes it for a key of every group.
         first, *others = (one.defaults for one in inner.values())
-        defaults = {key: first[key] for key in first if all(key in other for other in others)}
+        common = {key: first[key] for key in first if all(key in other for other in others)}
         self._inner: dict[str, Optimizer] = {}
-        super().__init__(groups, defaults)
+        super().__init__(groups, {**common, **self._planned})
         self._inner = inner
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -107,6 +115,8 @@ class Planned(Optimizer):
         """Add a group with `param_names` and a `rule`, such as `plan.param_groups(model)` gives."""
         if self._inner:
             self._check_group(param_group)
+            for option, value in self._planned.items():
+                param_group.setdefault(option, value)
             param_group["shapes"] = shapes_of(param_group)
             made = self._made([param_group])
             self._inner = {**made, **self._inner}
@@ -134,7 +144,7 @@ class Planned(Optimizer):
             after(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("_makes", "_warned", "_refuses")}
+        own = {name: getattr(self, name) for name in ("_makes", "_planned", "_warned", "_refuses")}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from theodolite.optim.finite import names_of
 
 Group = dict[str, Any]
 
-OWN = ("params", "param_names", "shapes", "rule", "axes", "rows")
+OWN = ("params", "param_names", "name", "shapes", "rule", "axes", "rows")
 """What a group is, which no saved state changes."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "momentum", "hessian_moment")

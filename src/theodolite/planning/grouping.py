@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,9 +21,9 @@ from theodolite.planning.plan import Plan, Row
 def param_groups(plan: Plan, model: nn.Module, *, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Plain parameter groups, equal rows merged, in the order of their first tensors.
 
-    Beside `params`, `param_names`, `lr` and `weight_decay` a group has what its optimizer understands of
-    eps and of the plan's options, the `rule` that gave the numbers, and `planned_lr`, by which the ratios
-    between groups can be checked later.
+    Beside `params`, `param_names`, `lr` and `weight_decay` a group has a `name` by which loggers show it,
+    what its optimizer understands of eps and of the plan's options, the `rule` that gave the numbers, and
+    `planned_lr`, by which the ratios between groups can be checked later.
 
     >>> import theodolite as th, torch
     >>> tokens = torch.zeros(1, 8, dtype=torch.long)
@@ -30,6 +31,8 @@ def param_groups(plan: Plan, model: nn.Module, *, skip: Sequence[str] = ()) -> l
     >>> groups = param_groups(plan, th.models.GPT(64, 2))
     >>> len(groups), groups[0]["lr"], groups[0]["param_names"][0]       # at base size all tensors are alike
     (1, 0.25, 'embed.weight')
+    >>> groups[0]["name"]
+    'input+gain+hidden+output'
     """
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, tensor in _trained(plan, matched(plan, model), skip).items():
@@ -37,7 +40,27 @@ def param_groups(plan: Plan, model: nn.Module, *, skip: Sequence[str] = ()) -> l
         group = groups.setdefault(_key(options), {"params": [], "param_names": [], **options})
         group["params"].append(tensor)
         group["param_names"].append(name)
+    for group, name in zip(groups.values(), _group_names(plan, groups.values()), strict=True):
+        group["name"] = name
     return list(groups.values())
+
+
+def _group_names(plan: Plan, groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A name for each group: the roles in it, and what else tells it from the others.
+
+    That is the rule, where there are several, and the first tensor, where roles occur in several groups.
+    """
+    groups = list(groups)
+    several_rules = len({group["rule"] for group in groups}) > 1
+    found = []
+    for group in groups:
+        roles = "+".join(dict.fromkeys(plan[name].role for name in group["param_names"]))
+        found.append(f"{group['rule']}-{roles}" if several_rules else roles)
+    often = Counter(found)
+    return [
+        f"{name}:{group['param_names'][0]}" if often[name] > 1 else name
+        for name, group in zip(found, groups, strict=True)
+    ]
 
 
 def num_groups(plan: Plan) -> int:
@@ -72,7 +95,8 @@ def make_optimizer(
         else maker(rule, _given(plan, rule), shared_over=replicas)
         for rule in dict.fromkeys(group["rule"] for group in groups)
     }
-    optimizer = Planned(groups, makes, check_gradients=check_gradients)
+    defaults = {"lr": plan.lr, "weight_decay": plan.weight_decay}
+    optimizer = Planned(groups, makes, defaults=defaults, check_gradients=check_gradients)
     plan.attach(model)
     return optimizer
 

@@ -38,11 +38,12 @@ def regrouped(groups: Sequence[Mapping[str, Any]], due: Mapping[int, float]) -> 
         if stays != own:
             group["weight_decay"] = stays
     for source, decay, members in moving:
-        options = {key: _own(value) for key, value in source.items() if key not in MEMBERS}
+        options = {key: _own(value) for key, value in source.items() if key not in (*MEMBERS, "name")}
         options["weight_decay"] = decay
         home = next((group for group in made if _alike(group, options)), None)
         if home is None:
-            made.append({**members, **options})
+            named = {"name": f"{source['name']}-decay-{decay:g}"} if "name" in source else {}
+            made.append({**members, **options, **named})
         else:
             home.update({key: [*home[key], *value] for key, value in members.items()})
     return made
@@ -62,7 +63,7 @@ def _by_decay(group: Mapping[str, Any], due: Mapping[int, float]) -> dict[float,
 
 def _alike(group: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Has the group just these options?"""
-    own = {key: value for key, value in group.items() if key not in MEMBERS}
+    own = {key: value for key, value in group.items() if key not in (*MEMBERS, "name")}
     return own.keys() == options.keys() and all(_equal(own[key], options[key]) for key in own)
 
 

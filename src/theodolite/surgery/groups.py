@@ -39,7 +39,9 @@ class Groups:
             return
         name = next(name for name, one in canonical_parameters(self.model) if one is tensor)
         if not decays and group.get("weight_decay"):
-            options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+            options = {
+                key: value for key, value in group.items() if key not in ("params", "param_names", "name")
+            }
             options["weight_decay"] = 0.0
             others = [
                 each
@@ -48,7 +50,8 @@ class Groups:
             ]
             if not others and not getattr(self.optimizer.step, "_wrapped_by_lr_sched", False):
                 params = [(name, tensor)] if "param_names" in group else [tensor]
-                self.optimizer.add_param_group({**options, "params": params})
+                named = {"name": f"{group['name']}-undecayed"} if "name" in group else {}
+                self.optimizer.add_param_group({**options, **named, "params": params})
                 return
             group = others[0] if others else group
         group["params"] = [*group["params"], tensor]
