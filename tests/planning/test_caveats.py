@@ -174,14 +174,24 @@ class EncoderDecoder(nn.Module):
 
 @pytest.mark.parametrize("post", [False, True])
 def test_streams_that_do_not_get_deeper_together_are_named(post: bool) -> None:
-    def notes(decoder: int | None) -> list[str]:
+    def notes(more: int) -> list[str]:
         def build(width: int, depth: int) -> nn.Module:
-            return EncoderDecoder(width, depth, decoder or depth, post)
+            return EncoderDecoder(width, depth, depth + more, post)
 
         made = plan(build, th.Size(32, 6), torch.zeros(1, 4, 8))
         return [note for note in made.notes if "streams" in note]
 
-    (said,) = notes(2)
-    assert "2 residual streams, and their numbers of branches go from 2 to 6, 2 to 2" in said
-    assert "one ratio for all, 2:" in said
-    assert not notes(None)
+    (said,) = notes(1)
+    assert "2 residual streams, and their numbers of branches go from 2 to 6, 3 to 7" in said
+    assert "one ratio for all, 2.6:" in said
+    assert not notes(0)
+
+
+def test_a_stream_that_does_not_get_deeper_is_left_alone() -> None:
+    def build(width: int, depth: int) -> nn.Module:
+        return EncoderDecoder(width, depth, 2, post=False)
+
+    made = plan(build, th.Size(32, 6), torch.zeros(1, 4, 8))
+    assert made["encoder.5.weight"].init.std == pytest.approx(made["decoder.1.weight"].init.std / 3**0.5)
+    assert made["decoder.1.weight"].lr == 2**-8
+    assert any("2 residual branches do not repeat with depth" in note for note in made.notes)

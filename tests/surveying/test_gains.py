@@ -11,6 +11,7 @@ from theodolite.size import Size
 from theodolite.surgery.converting import convert
 from theodolite.surveying import Site
 from theodolite.surveying.sections.gains import examine
+from theodolite.workloads import Workload
 
 SMALL = Size(64, 2)
 
@@ -73,6 +74,31 @@ def test_without_an_input_norm_there_is_nothing_to_share(gpt, options):
     findings = found(gpt(**options))
     assert list(findings) == ["TH511"]
     assert findings["TH511"].level == "ok"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_network_whose_values_decide_what_it_computes_is_looked_at_too(bias):
+    """A mask picks nodes of a graph: what cannot be recorded without values is recorded with them."""
+
+    class Graph(nn.Module):
+        def __init__(self, width, depth):
+            super().__init__()
+            self.first, self.norm = nn.Linear(6, width), nn.LayerNorm(width)
+            self.last = nn.Linear(width, 3, bias=bias)
+
+        def forward(self, x, mask):
+            return self.last(self.norm(self.first(x))[mask])
+
+    def batch(seed, step):
+        x = torch.randn(9, 6, generator=torch.Generator().manual_seed(99 * seed + step))
+        return (x, x[:, 0] > 0), (x[:, 1] > 0).long()[x[:, 0] > 0]
+
+    workload = Workload("graph", Graph, batch, nn.functional.cross_entropy, SMALL)
+    said = found(workload)["TH511"].sentence
+    if bias:
+        assert said == "1 linear map reads a norm, and no two share a scale vector."
+    else:
+        assert said.endswith("as last.weight has no bias that could take up the norm's shift norm.bias.")
 
 
 @pytest.mark.parametrize("last", [nn.Identity, nn.RMSNorm])

@@ -10,47 +10,57 @@ from theodolite.anatomy import Anatomy
 from theodolite.anatomy.folding import fold, left_alone
 from theodolite.errors import UseError
 from theodolite.figures import signed
+from theodolite.planning.repeating import Repeating
 
 
-def refuse_endless(target: Anatomy, depth: float) -> None:
-    """Raise if the network gets deeper and there is a branch whose size no tensor sets."""
-    for branch in target.branches:
-        if depth != 1 and not branch.ends:
+def refuse_endless(branches: Repeating) -> None:
+    """Raise if the network gets deeper and there is a branch that repeats and whose size no tensor sets."""
+    for branch in branches.here:
+        if branches.ratio != 1 and not branch.ends:
             inside = f" (it holds {branch.parts[0]})" if branch.parts else ""
             raise UseError(
                 f"branch {branch.branch} of block {branch.block}{inside} ends in no tensor that scales it, "
-                f"so its weight 1/{depth:g} at this depth has no place. End the branch with a linear map or "
-                "a norm that has a gain; or keep the depth of the base"
+                f"so its weight 1/{branches.ratio:g} at this depth has no place. End the branch with a "
+                "linear map or a norm that has a gain; or keep the depth of the base"
             )
 
 
-def caveats(target: Anatomy, base: Anatomy, own_depth: Mapping[str, float]) -> Iterator[str]:
+def caveats(
+    target: Anatomy, base: Anatomy, branches: Repeating, own_depth: Mapping[str, float]
+) -> Iterator[str]:
     """One sentence each.
 
-    `own_depth` says for which tensors the network's own initial std changes with depth: by what factor at
-    twice the depth.
+    `branches` are those that repeat with depth, and those that do not. `own_depth` says for which tensors the
+    network's own initial std changes with depth: by what factor at twice the depth.
     """
     if left := left_alone(target.values()):
         yield f"{left}: not trained, and left as built."
-    held = [one for one in target.branches if one.ends and not any(target[end].trained for end in one.ends)]
-    if held and len(target.branches) != len(base.branches):
+    held = [one for one in branches.here if one.ends and not any(target[end].trained for end in one.ends)]
+    if held and branches.ratio != 1:
         yield (
-            f"{len(held)} of {len(target.branches)} residual branches end in tensors that are not trained: "
+            f"{len(held)} of {len(branches.here)} residual branches end in tensors that are not trained: "
             "the plan does not scale them with depth."
+        )
+    if branches.lone and branches.ratio != 1:
+        count, some = len(branches.lone), ", ".join(one.parts[0] for one in branches.lone[:3] if one.parts)
+        more = ", …" if count > 3 else ""
+        yield (
+            f"{count} residual {'branch does' if count == 1 else 'branches do'} not repeat with depth ({some}"
+            f"{more}): the plan scales the other {len(branches.here)} with depth, and leaves "
+            f"{'it' if count == 1 else 'them'} alone."
         )
     if not target.branches and target.size and base.size and target.size.depth != base.size.depth:
         yield (
             "The network has no residual branches: the plan is for its width. Nothing here keeps a plain "
             "stack of layers trainable when it gets deeper."
         )
-    here, there = (_by_stream(anatomy) for anatomy in (target, base))
+    here, there = (Counter(one.stream for one in held) for held in (branches.here, branches.there))
     ratios = [here[stream] / there[stream] for stream in here if stream in there]
     if len(here) == len(there) and max(ratios, default=1.0) > min(ratios, default=1.0) * (1 + 1e-9):
         listed = ", ".join(f"{there[stream]} to {here[stream]}" for stream in here)
-        mean = len(target.branches) / len(base.branches)
         yield (
             f"The network has {len(here)} residual streams, and their numbers of branches go from {listed}. "
-            f"The plan takes one ratio for all, {mean:.4g}: each stream wants its own."
+            f"The plan takes one ratio for all, {branches.ratio:.4g}: each stream wants its own."
         )
     if own_depth:
         named = [one.pattern for one in fold(part for part in base.values() if part.name in own_depth)]
@@ -67,8 +77,3 @@ def caveats(target: Anatomy, base: Anatomy, own_depth: Mapping[str, float]) -> I
                 f"Heads have {attention.head_dim} entries and grow with width, which wants attention logits "
                 "scaled by 1/d, not 1/√d: see TH106. The plan leaves the forward pass alone."
             )
-
-
-def _by_stream(anatomy: Anatomy) -> Counter[int]:
-    """How many branches each residual stream has."""
-    return Counter(branch.stream for branch in anatomy.branches)

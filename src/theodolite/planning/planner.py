@@ -22,6 +22,7 @@ from theodolite.planning.laws import depth_in_init, read_laws
 from theodolite.planning.plan import Plan, Row
 from theodolite.planning.quantities import Case
 from theodolite.planning.readout import readouts
+from theodolite.planning.repeating import repeating
 from theodolite.planning.rows import kept_row, make_row, norm_growth, settled
 from theodolite.rules import MATRIX_RULES, POLICIES, RULES, Base, Policy, Ratios, Rule
 from theodolite.size import Size
@@ -111,11 +112,11 @@ def plan(
             f"no tensor of the network at {size} is trained: all {len(target)} are frozen (requires_grad is "
             "False) or used by nothing in the forward pass. Unfreeze what is to be trained"
         )
-    depth = len(target.branches) / len(reference.branches) if reference.branches else 1.0
-    refuse_endless(target, depth)
+    branches = repeating(target, reference)
+    refuse_endless(branches)
     partners = counterparts(target, reference)
     among = {part.name for part in reference.trained}
-    own_depth = depth_in_init(build, base, among) if depth != 1 else {}
+    own_depth = depth_in_init(build, base, among) if branches.ratio != 1 else {}
     laws = _overridden(read_laws(build, base, among), partners, init)
     multipliers, tied = readouts(target, partners)
     rows: dict[str, Row] = {}
@@ -124,10 +125,10 @@ def plan(
             rows[part.name] = kept_row(part)
             continue
         partner = partners[part.name]
-        ratios = _ratios(part, partner, depth)
+        ratios = _ratios(part, partner, branches.depth(part))
         direction = target.get(part.beside or "") if part.span and partner.span else None
         if direction is not None and direction.trained:
-            fans = _ratios(direction, partners[direction.name], depth)
+            fans = _ratios(direction, partners[direction.name], branches.depth(direction))
             ratios = replace(ratios, own=ratios.own / norm_growth(part, partner, direction, fans))
         by_matrix = not vectors or _is_matrix(part, covers)
         its_rule, rule_name = (rule, name) if by_matrix else (RULES["adamw"], "adamw")
@@ -144,7 +145,7 @@ def plan(
                 part=part,
                 partner=partner,
                 ratios=ratios,
-                num_branches=(len(target.branches), len(reference.branches)),
+                num_branches=branches.counts(part),
                 rule=rule_name,
                 policy=decay,
                 base=given,
@@ -166,7 +167,7 @@ def plan(
         vector_options={key: value for key, value in (vector_options or {}).items() if key != "eps"},
         rows=rows,
         multipliers=multipliers,
-        notes=tuple(caveats(target, reference, own_depth)),
+        notes=tuple(caveats(target, reference, branches, own_depth)),
         build_function=build,
         inputs=inputs,
     )

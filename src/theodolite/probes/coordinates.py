@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from theodolite.anatomy import dissect
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.planning import Plan, plan
 from theodolite.planning.law import Law
+from theodolite.planning.repeating import lone_branches
 from theodolite.probes.following import Track, follow
 from theodolite.probes.slopes import AXES, Slope, fit_slopes, worst_first
 from theodolite.size import Size
@@ -120,6 +122,11 @@ def coordinates(
     sizes = list(dict.fromkeys(sizes))
     _check(sizes, seeds, steps, parameterization)
     inputs = workload.draw(seeds[0], 0)[0]
+    needed = [*sizes, *([base] if parameterization == "plan" else [])]
+    anatomies = dict(planning.pop("anatomies", {}))
+    for size in needed:
+        if size not in anatomies:
+            anatomies[size] = dissect(workload.build, inputs, size=size, roles=planning.get("roles"))
     tracks: list[Track] = []
     for size in sizes:
         made = plan_for(
@@ -131,13 +138,15 @@ def coordinates(
             optimizer=optimizer,
             lr=lr,
             weight_decay=weight_decay,
+            anatomies=anatomies,
             **planning,
         )
         made = with_zero_readout(made)
+        lone = lone_branches(anatomies[size], [anatomies[one] for one in sizes if one.depth != size.depth])
         for seed in seeds:
             if progress is not None:
                 progress(f"{workload.name} {size}, seed {seed}", len(tracks) / len(sizes) / len(seeds))
-            tracks.append(follow(workload, made, seed=seed, steps=steps, device=device))
+            tracks.append(follow(workload, made, seed=seed, steps=steps, device=device, lone=lone))
     return Coordinates(parameterization, made.optimizer_name, lr, base, steps, tuple(tracks))
 
 

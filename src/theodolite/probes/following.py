@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,9 +31,10 @@ class Track:
 
     Quantities are `stream` (after the last block), `stream.first` and `stream.middle` (after the first and
     the middle one), `branch.0`, `branch.1`, … (of each block's first branch, second branch, …; the root mean
-    square over blocks), `layer.NAME` (of what the weight of that name makes, outside of every branch and with
-    outputs that grow with the width), `logits`, and for the stream, the branches, the layers and the logits
-    `change of …`: how far the values are from where they were before training.
+    square over the blocks that repeat with depth), `layer.NAME` (of what the weight of that name makes,
+    outside of every branch and with outputs that grow with the width), `logits`, and for the stream, the
+    branches, the layers and the logits `change of …`: how far the values are from where they were before
+    training.
     """
 
     size: Size
@@ -49,10 +50,19 @@ class Track:
     """By step, by branch: the stream after each branch."""
 
 
-def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str = "cpu") -> Track:
+def follow(
+    workload: Workload,
+    plan: Plan,
+    *,
+    seed: int,
+    steps: int,
+    device: str = "cpu",
+    lone: Collection[tuple[int, int]] = (),
+) -> Track:
     """Build the network by the plan, train it for some steps, and look at it before and after each.
 
-    The batches are `workload.batch(seed, step)`, and the one looked at `workload.batch(seed, 10_000)`. No
+    Branches that do not repeat with depth, `lone` by block and number, are not counted with the others. The
+    batches are `workload.batch(seed, step)`, and the one looked at `workload.batch(seed, 10_000)`. No
     random number is spent.
     """
     with untouched_randomness(seed):
@@ -60,7 +70,7 @@ def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str
         model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
         first = last = look(model, probe)
-        sizes = [_sizes(first, first)]
+        sizes = [_sizes(first, first, lone)]
         branches, stream = [rms(*first.branches)], [rms(*first.stream)]
         for step in range(steps):
             batch = on_device(workload.draw(seed, step), device)
@@ -68,7 +78,7 @@ def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str
             workload.evaluate(model, batch).backward()
             optimizer.step()
             last = look(model, probe, last.layout)
-            sizes.append(_sizes(last, first))
+            sizes.append(_sizes(last, first, lone))
             branches.append(rms(*last.branches))
             stream.append(rms(*last.stream))
             if not all(math.isfinite(value) for value in sizes[-1].values()):
@@ -81,7 +91,7 @@ def follow(workload: Workload, plan: Plan, *, seed: int, steps: int, device: str
         seed=seed,
         status="finished" if finished else "diverged",
         values={name: (*(one[name] for one in sizes), *missing) for name in names},
-        expected=_expected(first.layout),
+        expected=_expected(first.layout, lone),
         branches=tuple(branches),
         stream=tuple(stream),
     )
@@ -107,19 +117,19 @@ def rms(*tensors: Tensor) -> tuple[float, ...]:
     return tuple(torch.stack([tensor.double().square().mean().sqrt() for tensor in tensors]).tolist())
 
 
-def _sizes(now: Sight, before: Sight) -> dict[str, float]:
+def _sizes(now: Sight, before: Sight, lone: Collection[tuple[int, int]] = ()) -> dict[str, float]:
     sizes: dict[str, float] = {}
     if now.stream:
         first, middle, last = 0, (len(now.stream) - 1) // 2, -1
         chosen = rms(*(now.stream[index] for index in (first, middle, last)))
         sizes |= dict(zip(("stream.first", "stream.middle", "stream"), chosen, strict=True))
-    sizes |= _by_kind("branch", now.layout, now.branches)
+    sizes |= _by_kind("branch", _kinds(now.layout, lone), now.branches)
     sizes |= {f"{LAYER}{name}": _rms_of_all(values) for name, values in now.outside.items()}
     (sizes["logits"],) = rms(now.logits)
     if now.stream:
         (sizes["change of stream"],) = rms(now.stream[-1] - before.stream[-1])
     moved = tuple(one - other for one, other in zip(now.branches, before.branches, strict=True))
-    sizes |= _by_kind("change of branch", now.layout, moved)
+    sizes |= _by_kind("change of branch", _kinds(now.layout, lone), moved)
     for name, values in now.outside.items():
         were = before.outside.get(name, ())
         if [one.shape for one in values] == [one.shape for one in were]:  # not so where routing picks rows
@@ -145,29 +155,34 @@ def _rms_of_all(tensors: Sequence[Tensor]) -> float:
     return size
 
 
-def _by_kind(name: str, layout: Layout, tensors: tuple[Tensor, ...]) -> dict[str, float]:
+def _by_kind(
+    name: str, kinds: Iterable[tuple[int, list[int]]], tensors: tuple[Tensor, ...]
+) -> dict[str, float]:
     """The root mean square over all blocks, for each block's first branch, second branch, …"""
     each = rms(*tensors)
     return {
         f"{name}.{kind}": math.sqrt(sum(each[index] ** 2 for index in members) / len(members))
-        for kind, members in _kinds(layout)
+        for kind, members in kinds
     }
 
 
-def _expected(layout: Layout) -> dict[str, float]:
+def _expected(layout: Layout, lone: Collection[tuple[int, int]]) -> dict[str, float]:
     """A branch of L is 1/L of the stream, if of one layer 1/√L at first; its change is 1/L in any case.
 
     A stream that is a mean of L values, one of which is the embedding, is 1/L of the sum.
     """
     names = ("stream.middle", "stream", "change of stream") if layout.is_routed else ()
     expected: dict[str, float] = dict.fromkeys(names, -1.0)
-    for kind, members in _kinds(layout):
+    for kind, members in _kinds(layout, lone):
         one_layer = layout.layers[members[0]] == 1
         expected |= {f"branch.{kind}": -0.5 if one_layer else -1.0, f"change of branch.{kind}": -1.0}
     return expected
 
 
-def _kinds(layout: Layout) -> Iterator[tuple[int, list[int]]]:
-    """Branches by which of their block they are."""
-    for kind in sorted({branch for _, branch in layout.places}):
-        yield kind, [index for index, (_, branch) in enumerate(layout.places) if branch == kind]
+def _kinds(layout: Layout, lone: Collection[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
+    """Branches that repeat, by which of their block they are."""
+    kinds: dict[int, list[int]] = {}
+    for index, (block, branch) in enumerate(layout.places):
+        if (block, branch) not in lone:
+            kinds.setdefault(branch, []).append(index)
+    yield from sorted(kinds.items())

@@ -27,6 +27,7 @@ from theodolite.anatomy.part import Part, Role
 from theodolite.exclusive import exclusive
 from theodolite.planning.counterparts import counterparts
 from theodolite.planning.plan import Plan
+from theodolite.planning.repeating import repeating
 from theodolite.probes.course import Training, observe
 from theodolite.probes.rms_norm import is_matrix
 from theodolite.rules.condition import change, deviation, multiplier
@@ -206,7 +207,8 @@ def spectral(
 
 def compare(here: Training, base: Training) -> Spectral:
     """Hold one training against another of a different size."""
-    depth = len(here.anatomy.branches) / len(base.anatomy.branches) if base.anatomy.branches else 1.0
+    branches = repeating(here.anatomy, base.anatomy)
+    depth = branches.ratio
     width = here.size.width / base.size.width
     growth = width if abs(math.log(width)) >= abs(math.log(depth)) else depth
     patterns = {part.name: one.pattern for one in fold(here.anatomy.values()) for part in one.parts}
@@ -215,7 +217,8 @@ def compare(here: Training, base: Training) -> Spectral:
         mine, theirs = here.courses[name], base.courses[partner.name]
         part = mine.part
         own = part.factor / partner.factor
-        ratios = Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth, own)
+        fans = part.fan_in / partner.fan_in, part.fan_out / partner.fan_out
+        ratios = Ratios(*fans, branches.depth(part), own)
         alpha = multiplier(part, ratios)
         size = alpha * deviation(part, ratios) * _spread(part) / _spread(partner)
         lines.append(

@@ -64,7 +64,8 @@ class Survey:
     @property
     def verdict(self) -> str:
         """One sentence: may this be scaled?"""
-        fails, warns, notes, errors = map(self.at, ("fail", "warn", "note", "error"))
+        fails, warns, notes = self.at("fail"), self.at("warn"), self.at("note")
+        errors = self.at("error")
         made = len(self.findings) - len(errors)
         missing = f" {counted(len(errors), 'check')} could not be made." if errors else ""
         seen = f"as far as {counted(made, 'check')} can see"

@@ -13,6 +13,7 @@ from torch import nn
 
 from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
 from theodolite.anatomy.part import Role
+from theodolite.anatomy.specimen import examine_built
 from theodolite.building import build_hollow, build_model, in_one_line
 from theodolite.errors import UseError
 from theodolite.size import Size
@@ -92,6 +93,11 @@ class Site:
         """A model of this size to ask for its shapes; it takes no memory unless build insists on it."""
         with self._named():
             return build_hollow(self.workload.build, size)
+
+    def build_traceable(self, size: Size) -> nn.Module:
+        """A model whose forward pass can be recorded: hollow, unless its values decide what it computes."""
+        with self._named():
+            return examine_built(self.workload.build, size, self.inputs).model
 
     def evaluate(self, model: nn.Module) -> torch.Tensor:
         """The loss on the first batch, without gradients; whatever fails in it is an error of use."""

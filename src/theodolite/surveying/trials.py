@@ -18,6 +18,7 @@ from theodolite.anatomy.part import Role
 from theodolite.anatomy.specimen import shapes_of
 from theodolite.errors import UseError
 from theodolite.planning import Plan, plan
+from theodolite.planning.repeating import lone_branches
 from theodolite.size import Size
 from theodolite.surveying.site import Site
 from theodolite.workloads import Batch, Workload
@@ -96,6 +97,11 @@ class Trials:
             self._kept[size] = dissect(self.workload.build, inputs, size=size, roles=self.roles)
         found: Anatomy = self._kept[size]
         return found
+
+    def lone(self, size: Size) -> frozenset[tuple[int, int]]:
+        """By block and number: the branches of the network of a size that do not repeat with depth."""
+        others = [one for one in (self.base, *self.depths[-1:]) if one.depth != size.depth]
+        return lone_branches(self.anatomy(size), map(self.anatomy, others))
 
     def _plan(self, size: Size, base: Size, lr: float) -> Plan:
         if (size, base, lr) not in self._kept:

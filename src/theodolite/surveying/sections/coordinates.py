@@ -142,7 +142,11 @@ def verdict(slope: Slope, growth: float) -> Verdict:
 def _tracks(trials: Trials, plans: Sequence[Plan]) -> list[Track]:
     seeds = range(trials.seed, trials.seed + (DEEP_SEEDS if trials.site.deep else SEEDS))
     silent = [with_zero_readout(plan) for plan in plans]
-    return [follow(trials.workload, plan, seed=seed, steps=STEPS) for plan in silent for seed in seeds]
+    return [
+        follow(trials.workload, plan, seed=seed, steps=STEPS, lone=trials.lone(plan.size))
+        for plan in silent
+        for seed in seeds
+    ]
 
 
 def _axes(found: Coordinates) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from torch import nn
+
 from theodolite.anatomy.folding import starred_name
 from theodolite.errors import UseError
 from theodolite.probes.scaled_maps import Map, Vector, find_maps, find_vectors
@@ -35,15 +37,17 @@ MOST_PARAMETERS = 250_000_000
 
 def examine(site: Site) -> Iterator[Finding]:
     """TH511, and TH512 where there are vectors to look at."""
-    model = site.build_hollow(site.size)
+    model = site.build_traceable(site.size)
     try:
         maps = find_maps(model, site.inputs)
     except UseError:
-        sentence = _left(site, ()) or "No gain of a norm is read by linear maps alone, so none is shared."
+        sentence = (
+            _left(site, model, ()) or "No gain of a norm is read by linear maps alone, so none is shared."
+        )
         yield Finding("TH511", "ok", "Shared gains", sentence, why=WHY_SHARED)
         return
     own = {name for name, (_, vectors) in scaled_weights(model).items() if vectors.inputs}
-    yield shared([one for one in maps if one.weight not in own], len(own), _left(site, maps))
+    yield shared([one for one in maps if one.weight not in own], len(own), _left(site, model, maps))
     if sum(tensor.numel() for tensor in model.parameters()) <= MOST_PARAMETERS:
         model = site.build()
         vectors = [one for one in find_vectors(model, find_maps(model, site.inputs)) if not one.obstacle]
@@ -122,13 +126,13 @@ def balance(vectors: Sequence[Vector]) -> Finding:
     )
 
 
-def _left(site: Site, maps: Sequence[Map]) -> str:
+def _left(site: Site, model: nn.Module, maps: Sequence[Map]) -> str:
     """A sentence on gains that linear maps alone read and that cannot be moved into them, with a reason."""
     found = {one.place.gain for one in maps}
     parts = tuple(prefix_of(name) for name in found)  # of gains that surgery has made of a magnitude
     gains = [part.name for part in site.anatomy.trained if part.norm == "input" and part.op == "norm"]
     missing = [name for name in gains if name not in found and not name.startswith(parts)]
-    why = find_places(site.build_hollow(site.size), site.inputs).left if missing else {}
+    why = find_places(model, site.inputs).left if missing else {}
     names = [name for name in missing if name in why]
     if not names:
         return ""
