@@ -245,11 +245,11 @@ class Untold(nn.Module):
         self.embed = nn.Linear(8, width)
         self.next = nn.Linear(width, width, bias=False)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.scale = nn.Buffer(torch.tensor(5.0))
+        self.scale = nn.Parameter(torch.tensor(5.0))
         self.head = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.next(2 * self.embed(x)) * 3
+        x = self.next(self.embed(x)) * torch.tensor([2.0, 3.0]).repeat(x.shape[0] // 2)[:, None]
         for layer in self.layers:
             x = x + layer(x) * self.scale
         y = self.head(x)
