@@ -288,7 +288,7 @@ class _Dissection:
         if is_norm:
             return norm_role(self.flow, uses)
         weights = [scaled_weights(self.flow, use) for use in uses]
-        if not all(weights):
+        if not all(weights) or any(use.in_axes for use in uses):
             return None
         tables = {use.name for use in self.flow.uses.all if use.kind == "table"}
         return "input" if all(tables.isdisjoint(names) for names in weights) else "output"
@@ -309,7 +309,7 @@ class _Dissection:
     def _factor_beside(self, use: Use) -> float:
         """How what a tensor is multiplied by within a weight goes with the width.
 
-        Beside a weight of entries `1/√n` another matrix counts that much, `1/n` in a readout. A gain on a
+        A gain for each entry of a weight has entries of `1/√n` beside it. A gain on a
         direction, a weight divided by a norm of itself, counts as the direction's entries over those of a
         weight.
         """
@@ -318,8 +318,8 @@ class _Dissection:
         if not isinstance(part, Part):
             return 1.0
         entry = {"hidden": part.fan_in**-0.5, "output": 1 / part.fan_in}.get(part.role, 1.0)
-        if use.kind != "gain":
-            return entry
+        if use.in_axes:
+            return entry if part.role == "hidden" else 1.0
         size = direction_size(self.flow, use) / (entry * abs(use.number or 1.0))
         return size if part.scale_free and math.isfinite(size) and size > 0 else 1.0
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 
-from theodolite.anatomy.operations import PICKS, SUMS, VIEWS
+from theodolite.anatomy.operations import CARRIES, SUMS, VIEWS
 from theodolite.anatomy.trace import Graph, Node, Ref
 from theodolite.anatomy.uses import Uses, factors
 
@@ -123,17 +123,29 @@ class Flow:
         pair = factors(node)
         return pair is not None and all(value in self.uses.signal for value in pair)
 
+    def _is_exponential(self, value: int) -> bool:
+        node = self.maker(self.back(value))
+        return node is not None and node.op == "exp"
+
+    def _picks_token(self, node: Node) -> bool:
+        """Is one token picked out of what is also read as a whole? (Not so for the steps of a sequence.)"""
+        if node.op != "select":
+            return False
+        return any(reader.op not in ("select", "slice") for reader in self.readers(node.inputs[0]))
+
     @cached_property
     def lineage(self) -> list[int]:
         """By value: the values it is a sum of, through views and factors that are not signals.
 
-        A stream may be multiplied by a number, a mask or a learned vector on its way, and one token may be
-        picked out of it.
+        A stream may be multiplied by a number, a mask, a learned vector or `e^s` on its way, and a token or
+        a half of its channels may be picked out of it.
         """
         masks = [1 << value for value in range(len(self.graph.shapes))]
         for node in self.graph.nodes:
             sources = self.signals(node)
-            moved = (node.op in VIEWS and node.op not in PICKS) or node.op in ("mul", "div", "select")
+            if node.op in ("mul", "div"):
+                sources = [source for source in sources if not self._is_exponential(source)]
+            moved = node.op in CARRIES or node.op in ("mul", "div") or self._picks_token(node)
             if node.op in SUMS or (moved and len(sources) == 1):
                 for output in node.outputs:
                     for source in sources:

@@ -23,6 +23,7 @@ from theodolite.anatomy.operations import (
     MULTIPLICATIONS,
     NORMS,
     PRODUCTS,
+    REDUCTIONS,
     VIEWS,
 )
 from theodolite.anatomy.trace import Graph, Node, Ref
@@ -109,6 +110,8 @@ class _Finder:
         self.alias = dict(graph.aliases)
         self.offset: dict[int, dict[str, float]] = {}
         self.number: dict[int, float] = {}
+        self.scalers: dict[int, set[str]] = {}
+        """By expression: the parameters in it that others were multiplied by."""
         self.signal = {value for value in graph.inputs if graph.floating[value]}
         self.uses: list[Use] = []
         self.unknown: dict[str, str] = {}
@@ -163,6 +166,8 @@ class _Finder:
                     )
                 if reader.op in CONVOLUTIONS:
                     return self._at(reader, 1) == value
+                if reader.op in REDUCTIONS:
+                    continue  # what it is divided by
                 if reader.op not in VIEWS | ADDITIONS | {"mul", "div"}:
                     return False
                 waiting += [made for made in reader.outputs if made not in seen]
@@ -176,7 +181,12 @@ class _Finder:
         offset, number = self._offset(node, weights), self._number(node)
         # The largest first: a weight divided by a norm of itself has the axes of the weight.
         ordered = sorted(weights, key=lambda value: -math.prod(self.graph.shapes[value]))
+        scalers = {name for value in ordered for name in self.scalers.get(value, ())}
+        if node.op == "mul":
+            others = {name for value in ordered[1:] for name in self.expression[value]}
+            scalers |= others - self.expression[ordered[0]].keys()
         for output in node.outputs:
+            self.scalers[output] = scalers
             shape = self.graph.shapes[output]
             merged: Expression = {}
             for value in ordered:
@@ -247,7 +257,7 @@ class _Finder:
                 self._add_term(node, value)
         elif node.op in MULTIPLICATIONS:
             for value in node.inputs:
-                if not self._use_contraction(node, value):
+                if not self._use_contraction(node, value) and not self._use_outer(node, value):
                     self._add(node, value, "gain", "scale")
         elif node.op in JOINTS:
             for value in node.inputs:
@@ -289,6 +299,20 @@ class _Finder:
             for index, use in enumerate(self.uses):
                 if use.node == node.index:
                     self.uses[index] = dataclasses.replace(use, number=use.number / count)
+        return True
+
+    def _use_outer(self, node: Node, value: int) -> bool:
+        """A vector times one number of the signal, as x·w of a single feature, is a weight of fan-in one."""
+        others = [other for other in node.inputs if other != value and other in self.signal]
+        if node.op != "mul" or value not in self.expression or len(others) != 1:
+            return False
+        signal, rank = self.graph.shapes[others[0]], len(self.graph.shapes[value])
+        padded = (1,) * (rank - len(signal)) + signal[max(0, len(signal) - rank) :]
+        varying = [dim for dim, size in enumerate(self.graph.shapes[value]) if size > 1]
+        if not varying or any(padded[dim] != 1 for dim in varying[-1:]):
+            return False
+        for name, axes in self.expression[value].items():
+            self._append(node, name, "weight", "linear", (), _flat(axes, varying[-1:]))
         return True
 
     def _summed(self, node: Node) -> tuple[Node | None, list[int]]:
@@ -373,16 +397,20 @@ class _Finder:
     def _append_factor(
         self, node: Node, value: int, name: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
     ) -> bool:
-        """One parameter of several is a gain if it runs over fewer dimensions than another one does: a scale
-        vector, or the lengths of weight normalisation."""
+        """One parameter of several is a gain if it runs over fewer dimensions than another one does, as a
+        scale vector or the lengths of weight normalisation, or if it multiplies the other entry by entry."""
         inner, outer = (
             tuple(axis for axis in axes if self.shapes[name][axis] > 1) for axes in (in_axes, out_axes)
         )
         others = [
             self._varying(other, axes) for other, axes in self.expression[value].items() if other != name
         ]
-        if not others or (inner and outer) or len(inner + outer) >= max(map(len, others)):
+        if not others:
             return False
+        if (inner and outer) or len(inner + outer) >= max(map(len, others)):
+            if name in self.scalers.get(value, ()):
+                self._append(node, name, "gain", "scale", inner, outer)
+            return name in self.scalers.get(value, ())
         along: Along = "inputs" if inner else "outputs" if outer else None
         self._append(node, name, "gain", "scale", (), inner + outer, along)
         return True
@@ -395,8 +423,18 @@ class _Finder:
             else:
                 self._append(node, name, kind, op, (), dims)
         if kind == "token" and value in self.expression:
-            del self.expression[value]  # from here on it is signal: a stream may begin as a parameter
+            self._begin_stream(value)
+
+    def _begin_stream(self, value: int) -> None:
+        """From here on it is signal, and so is what it is a view of: a stream may begin as a parameter."""
+        while value in self.expression:
+            del self.expression[value]
             self.signal.add(value)
+            maker = self.graph.maker[value]
+            node = None if maker is None else self.graph.nodes[maker]
+            if node is None or node.op not in VIEWS or node.inputs[0] in self.graph.parameters:
+                break
+            value = node.inputs[0]
 
     def _append(
         self,
