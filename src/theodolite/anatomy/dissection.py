@@ -317,9 +317,9 @@ class _Dissection:
         part = self._part(lead) if lead else None
         if not isinstance(part, Part):
             return 1.0
-        entry = {"hidden": part.fan_in**-0.5, "output": 1 / part.fan_in}.get(part.role, 1.0)
+        entry = part.fan_in ** (-0.5 if part.width_out else -1.0) if part.width_in else 1.0
         if use.in_axes:
-            return entry if part.role == "hidden" else 1.0
+            return entry if part.width_out else 1.0
         size = direction_size(self.flow, use) / (entry * abs(use.number or 1.0))
         return size if part.scale_free and math.isfinite(size) and size > 0 else 1.0
 
