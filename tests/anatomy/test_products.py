@@ -75,10 +75,18 @@ def test_attention_vectors_of_heads_are_readouts() -> None:
 
 
 def test_a_number_of_the_data_times_a_vector_is_an_input_layer() -> None:
+    class Numbers(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.head(x[:, :1] * self.s)
+
+    assert role(lambda width, depth: Numbers(width, plain, (None,), 3), "s") == "input"
+
+
+def test_a_number_that_was_computed_times_a_vector_is_scaled_by_a_gain() -> None:
     def use(net: Net, x: Tensor) -> Tensor:
         return plain(net, x + x.mean(-1, keepdim=True).sigmoid() * net.s)
 
-    assert role(build(use, None), "s") == "input"
+    assert role(build(use, None), "s") == "gain"
 
 
 @pytest.mark.parametrize(

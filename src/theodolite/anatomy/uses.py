@@ -113,6 +113,8 @@ class _Finder:
         self.scalers: dict[int, set[str]] = {}
         """By expression: the parameters in it that others were multiplied by."""
         self.signal = {value for value in graph.inputs if graph.floating[value]}
+        self.raw = set(self.signal)
+        """The signal that no parameter has met yet."""
         self.uses: list[Use] = []
         self.unknown: dict[str, str] = {}
 
@@ -131,6 +133,8 @@ class _Finder:
             return
         elif not has_signal:
             return
+        elif all(value in self.raw or value not in self.signal for value in node.inputs):
+            self.raw.update(node.outputs)
         self.signal.update(output for output in node.outputs if self.graph.floating[output])
 
     def _is_use(self, node: Node, has_signal: bool) -> bool:
@@ -302,8 +306,8 @@ class _Finder:
         return True
 
     def _use_outer(self, node: Node, value: int) -> bool:
-        """A vector times one number of the signal, as x·w of a single feature, is a weight of fan-in one."""
-        others = [other for other in node.inputs if other != value and other in self.signal]
+        """A vector times one number of the data, as x·w of a single feature, is a weight of fan-in one."""
+        others = [other for other in node.inputs if other in self.raw]
         if node.op != "mul" or value not in self.expression or len(others) != 1:
             return False
         signal, rank = self.graph.shapes[others[0]], len(self.graph.shapes[value])
