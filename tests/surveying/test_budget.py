@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from theodolite.models import GPT
-from theodolite.surveying.budget import pass_work
+from theodolite.surveying.budget import GROUPED, pass_work
 
 
 def test_it_is_what_torch_counts() -> None:
@@ -20,7 +20,14 @@ def test_it_is_what_torch_counts() -> None:
 
     with FlopCounterMode(display=False) as counter:
         run()
-    assert pass_work(run)[0] == counter.get_total_flops() / 2
+    assert pass_work(run).multiplications == counter.get_total_flops() / 2
+
+
+def test_convolutions_by_groups_count_more() -> None:
+    images = torch.ones(1, 8, 5, 5)
+    plain, depthwise = nn.Conv2d(8, 8, 3, bias=False), nn.Conv2d(8, 8, 3, groups=8, bias=False)
+    assert pass_work(lambda: plain(images)).multiplications == 8 * 8 * 9 * 9
+    assert pass_work(lambda: depthwise(images)).multiplications == GROUPED * 8 * 9 * 9
 
 
 class Derivative(nn.Module):
@@ -63,5 +70,5 @@ class Looked(nn.Module):
 def test_derivatives_in_a_forward_pass_and_views_of_parameters(build: type[nn.Module], forward: int) -> None:
     model, inputs = build(), torch.ones(4, 2)
     with torch.no_grad():
-        assert pass_work(lambda: model(inputs))[0] == forward
-    assert pass_work(lambda: F.mse_loss(model(inputs), inputs[:, :1]).backward())[0] > forward
+        assert pass_work(lambda: model(inputs)).multiplications == forward
+    assert pass_work(lambda: F.mse_loss(model(inputs), inputs[:, :1]).backward()).multiplications > forward

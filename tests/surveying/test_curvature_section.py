@@ -16,6 +16,7 @@ from theodolite.calling import OutputLoss
 from theodolite.probes import along_temperature, hessian
 from theodolite.size import Size
 from theodolite.surveying import Site, budget, edges, spot
+from theodolite.surveying.budget import TooLong
 from theodolite.surveying.edges import Edges, Ends, Rates, find_spectrum, planned_rates
 from theodolite.surveying.sections import curvature
 from theodolite.surveying.sections.curvature import examine, step_size
@@ -487,6 +488,21 @@ def test_what_a_sweep_cannot_take_is_measured_in_fewer_directions():
     finding = zone(site)
     assert finding.evidence.numbers["directions"] == spot.ROUGH.directions
     assert finding.level == "ok"
+
+
+def test_where_each_direction_takes_a_product_fewer_examples_are_measured_and_told(monkeypatch):
+    whole = find_spot(site_of(Gated))
+    most = whole.planned / 2
+    monkeypatch.setattr(spot, "ROUGH", dataclasses.replace(spot.ROUGH, most=most))
+    here = find_spot(site_of(Gated))
+    assert spot.FEWEST_EXAMPLES <= here.targets <= whole.targets / 2
+    assert here.ground["targets in the batch"] == f"{here.targets} of {whole.targets}"
+    monkeypatch.setattr(spot, "FEWEST_EXAMPLES", whole.targets)
+    here = find_spot(site_of(Gated))
+    assert (here.targets, here.effort.eigenvalues) == (whole.targets, spot.FEWEST_PRODUCTS)
+    monkeypatch.setattr(spot, "ROUGH", dataclasses.replace(spot.ROUGH, most=most / 1e6))
+    with pytest.raises(TooLong, match="networks of 64 × 2 are too large for it"):
+        find_spot(site_of(Gated))
 
 
 class Distances(MLP):

@@ -43,6 +43,16 @@ def test_the_network_is_dissected_once(gpt, monkeypatch):
     assert sorted(dissected) == sorted([workload.size, *site.trials.largest])
 
 
+def test_of_a_batch_of_many_numbers_the_first_examples_are_taken_unless_there_is_time(rows, monkeypatch):
+    workload = rows(lambda width, depth: nn.Linear(8, width))
+    monkeypatch.setattr("theodolite.surveying.site.MOST_NUMBERS", 24)
+    monkeypatch.setattr("theodolite.surveying.site.FEWEST_EXAMPLES", 2)
+    site = Site(workload, workload.size)
+    assert torch.equal(site.inputs, workload.draw(0, 0)[0][:3])
+    assert len(site.batch[1]) == 3
+    assert len(Site(workload, workload.size, deep=True).inputs) == 4
+
+
 def test_an_error_of_use_in_build_names_the_workload(gpt):
     with pytest.raises(UseError, match=r"workload 'small': .*width is 63, not a multiple of 16"):
         Site(gpt(), Size(63, 2)).build()

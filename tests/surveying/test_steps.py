@@ -161,7 +161,16 @@ def test_impatience_is_a_note(monkeypatch):
     monkeypatch.setattr(steps, "QUICK_WORK", 1e6)
     (finding,) = steps._tried(site_of(), Rates(LR, LR))
     assert finding.level == "note"
-    assert "it would take more than 1e+06 multiplications" in finding.sentence
+    assert "4 steps of 64 × 2 at each learning rate are too much work" in finding.sentence
+
+
+def test_fewer_steps_where_they_are_dear_are_told(monkeypatch):
+    site = site_of()
+    each = steps.step_work(site.trials, steps._lighter(site.trials.workload), site.trials.base)
+    monkeypatch.setattr(steps, "QUICK_WORK", 5.5 * steps.LEGS * each)
+    (finding,) = steps._tried(site, Rates(LR, LR))
+    assert finding.evidence.numbers["steps"] == 5
+    assert "These are 5 steps and not 12, as more would take too long." in finding.sentence
 
 
 def test_the_figures_show_the_planned_rate_and_the_interval(usual):

@@ -271,11 +271,36 @@ def test_of_sizes_that_take_too_long_the_next_smaller_one_is_tried(site, told, m
     assert [curve.size for curve in seek(trials).plan.curves][-1] == Size(128, 2)
 
 
+def test_deeper_networks_are_left_out_where_all_together_take_too_long(site, told, monkeypatch):
+    asked = told(lambda how, size, exponent, seed: bowl(exponent, -7))
+    trials, workload = site.trials, rates._lighter(site.trials.workload)
+    works = [rates._work(trials, workload, rates.QUICK, size) for size in (BASE, WIDE, DEEP)]
+    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, most=sum(works) - 1))
+    assert {curve.size for curve in seek(trials).plan.curves} == {BASE, WIDE}
+    assert {run[1] for run in asked} == {BASE, WIDE}
+
+
+def test_where_more_seeds_are_too_much_work_the_first_one_is_told(site, told, monkeypatch):
+    told(lambda how, size, exponent, seed: bowl(exponent, -9 if size == WIDE else -7))
+    formula = rates._Runs._train
+
+    def train(self, how, size, exponent, seed):
+        if seed != site.seed:
+            raise rates.Untold("too much")
+        return formula(self, how, size, exponent, seed)
+
+    monkeypatch.setattr(rates._Runs, "_train", train)
+    finding = only(site)
+    assert "Under a plan the best learning rate seems to move from 2^-7 at 64 × 2 to 2^-9" in finding.sentence
+    assert "may be noise" in finding.sentence
+
+
 def test_work_is_counted(monkeypatch):
     workload = learnable()
     trials = site_of(workload).trials
     step = rates.step_work(trials, rates._lighter(trials.workload), trials.base)
     most = 2.5 * rates.QUICK.steps * step
+    monkeypatch.setattr(rates, "RUNS", 0)  # an estimate that is far too low
     monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, most=most))
     said = only(site_of(workload)).sentence
     assert f"2 small runs were not enough: it would take more than {most:.2g} multiplications" in said

@@ -1,3 +1,4 @@
+import dataclasses
 from functools import partial
 
 import pytest
@@ -8,7 +9,10 @@ from theodolite.errors import UseError
 from theodolite.models import GPT, ResidualMLP
 from theodolite.size import Size
 from theodolite.surveying import Site, trials
-from theodolite.surveying.trials import Unplannable, find_trials
+from theodolite.surveying.batches import first_of
+from theodolite.surveying.finding import Finding
+from theodolite.surveying.sections.plan import on_trials
+from theodolite.surveying.trials import Unplannable, Untried, find_trials
 from theodolite.workloads import Workload, next_token_loss
 
 
@@ -47,6 +51,34 @@ def test_trials_that_are_too_large_are_an_error_of_use(gpt, monkeypatch):
     with pytest.raises(UseError, match="networks wider than 64 × 2 have over 1,000 parameters") as caught:
         find_trials(Site(gpt(), Size(64, 2)))
     assert not isinstance(caught.value, Unplannable)
+
+
+def test_trials_that_take_much_work_have_fewer_examples_and_sizes_and_say_so(rows, monkeypatch):
+    workload = rows(partial(ResidualMLP, inputs=8, outputs=2))
+    site = Site(workload, Size(64, 2))
+    whole = find_trials(site)
+    assert whole.left_out == ()
+    halved = dataclasses.replace(
+        whole, workload=dataclasses.replace(workload, batch=lambda *at: first_of(workload.draw(*at), 2))
+    )
+    most = max(trials._forward(halved, size) for size in (*whole.widths, *whole.depths)) + 1
+    monkeypatch.setattr(trials, "MOST_WORK", most)
+    found = find_trials(site)
+    assert (found.widths, found.depths, found.left_out) == (whole.widths, whole.depths, ())
+    assert found.ground["examples in a batch"] == 2
+    narrow = trials._forward(halved, whole.widths[0])
+    monkeypatch.setattr(trials, "MOST_WORK", narrow - 1)
+    found = find_trials(site)
+    assert (found.widths, found.depths) == (whole.widths[:1], ())
+    assert found.left_out == (Size(256, 2), Size(64, 8))
+    finding = on_trials(Finding("TH201", "ok", "Values", "All is well.", why=""), found)
+    assert finding.sentence == ("All is well. 256 × 2 and 64 × 8 would take too much work and were left out.")
+    assert finding.evidence.numbers["left out, too much work"] == "256 × 2, 64 × 8"
+    monkeypatch.setattr(trials, "MOST_LEAST_WORK", narrow - 1)
+    with pytest.raises(Untried, match="a forward pass of 128 × 2 takes "):
+        find_trials(site)
+    deep = dataclasses.replace(site, deep=True)
+    assert len(find_trials(deep).widths) == 3
 
 
 def test_batches_are_cut_but_stay_the_same_examples(rows):

@@ -37,8 +37,8 @@ class Course:
     """`‖W₀‖_R`."""
     steps: tuple[float, ...]
     """`‖W_t − W_{t−1}‖_R` for t = 1, 2, …"""
-    drifts: tuple[float, ...]
-    """`‖W_t − W₀‖_R` for t = 1, 2, …"""
+    drift: float
+    """`‖W_t − W₀‖_R` after the last step."""
     converged: bool
     """Did every iteration behind these numbers converge?"""
     only_rounding: bool = False
@@ -49,16 +49,11 @@ class Course:
         """The geometric mean of the steps that moved the tensor; 0 if none did.
 
         >>> part = Part("w", (8, 8), "linear", "hidden", 8, 8, True, True, (1,), (0,))
-        >>> round(Course(part, 1.0, (0.0, 1.0, 4.0), (0.0, 1.0, 3.0), converged=True).step, 6)
+        >>> round(Course(part, 1.0, (0.0, 1.0, 4.0), 3.0, converged=True).step, 6)
         2.0
         """
         moved = [step for step in self.steps if step != 0]
         return math.exp(sum(map(math.log, moved)) / len(moved)) if moved else 0.0
-
-    @property
-    def drift(self) -> float:
-        """The change since the start, after the last step."""
-        return self.drifts[-1]
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,6 @@ def observe(
     losses: list[float] = []
     rounded: frozenset[str] = frozenset()
     sizes: list[dict[str, tuple[float, bool]]] = []
-    drifts: list[dict[str, tuple[float, bool]]] = []
     with untouched_randomness(seed):
         model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
@@ -109,15 +103,15 @@ def observe(
             losses.append(loss.item())
             now = _copied(tensors)
             sizes.append(rms_norms(_difference(now, before), anatomy))
-            drifts.append(rms_norms(_difference(now, first), anatomy))
             before = now
+        drift = rms_norms(_difference(before, first), anatomy) if steps > 1 else sizes[0]
     courses = {
         name: Course(
             part=part,
             start=start[name][0],
             steps=tuple(size[name][0] for size in sizes),
-            drifts=tuple(drift[name][0] for drift in drifts),
-            converged=all(one[name][1] for one in (start, *sizes, *drifts)),
+            drift=drift[name][0],
+            converged=all(one[name][1] for one in (start, *sizes, drift)),
             only_rounding=name in rounded,
         )
         for name, part in ((part.name, part) for part in anatomy.trained)

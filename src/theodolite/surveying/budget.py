@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from theodolite.errors import UseError
@@ -18,6 +22,10 @@ from theodolite.higher_order import plain_operators
 
 OPERATION = 3e5
 """What it takes to start one operation, whatever it computes: about 15 µs, in multiplications."""
+ENTRY = 20.0
+"""What it takes to make one entry of a tensor: about 1 ns, in multiplications."""
+GROUPED = 10
+"""How many times as long a multiplication takes in a convolution by groups, such as a depthwise one."""
 LAST_RESORT, DEEP_LAST_RESORT = 1800.0, 4 * 3600.0
 """Seconds after which a section is ended by the clock: ten times what its work takes on one core."""
 
@@ -56,19 +64,35 @@ class Budget:
             )
 
 
-def pass_work(run: Callable[[], object]) -> tuple[float, int]:
-    """Multiplications in matrix products, and operations of any kind, of what is run.
+@dataclass(frozen=True)
+class Work:
+    """What was run."""
 
-    >>> import torch
+    multiplications: float
+    """In matrix products and convolutions; those by groups count several times."""
+    operations: int
+    """Of any kind."""
+    entries: int
+    """Of the tensors that operations made."""
+
+    @property
+    def total(self) -> float:
+        """All of it, in multiplications."""
+        return self.multiplications + OPERATION * self.operations + ENTRY * self.entries
+
+
+def pass_work(run: Callable[[], object]) -> Work:
+    """What is run, counted.
+
     >>> pass_work(lambda: torch.ones(2, 3) @ torch.ones(3, 4))
-    (24.0, 3)
+    Work(multiplications=24.0, operations=3, entries=26)
     """
-    with plain_operators(), _Work() as work:
+    with plain_operators(), _Counter() as counter:
         run()
-    return work.flops / 2, work.operations
+    return Work(counter.flops / 2, counter.operations, counter.entries)
 
 
-class _Work(TorchDispatchMode):
+class _Counter(TorchDispatchMode):
     """Counts what is computed.
 
     Torch's FlopCounterMode also asks which module computes it, by hooks that a module which returns a view of
@@ -77,12 +101,15 @@ class _Work(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.flops = self.operations = 0
+        self.flops = self.operations = self.entries = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operations += 1
         made = func(*args, **(kwargs or {}))
         flops = flop_registry.get(getattr(func, "_overloadpacket", None))
         if flops is not None:
-            self.flops += flops(*args, **(kwargs or {}), out_val=made)
+            grouped = func is torch.ops.aten.convolution.default and args[8] > 1
+            self.flops += (GROUPED if grouped else 1) * flops(*args, **(kwargs or {}), out_val=made)
+        if not getattr(func, "is_view", False):
+            self.entries += sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
         return made

@@ -25,7 +25,7 @@ from theodolite.probes.signal import Signal, signal
 from theodolite.probes.units import fingerprints, take, units_in
 from theodolite.size import Size
 from theodolite.surgery import Points, find_points
-from theodolite.surveying.budget import TooLong, pass_work
+from theodolite.surveying.budget import ENTRY, TooLong, pass_work
 from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
 from theodolite.surveying.spot import MOST_PARAMETERS
@@ -52,11 +52,11 @@ class Effort:
     """Multiplications, to which batches and samples are cut down as far as they can be."""
 
 
-QUICK = Effort(steps=16, targets=256, sample=2048, units=(32, 1024), batches=16, work=6e10)
-DEEP = Effort(steps=64, targets=1024, sample=8192, units=(64, 4096), batches=64, work=1e12)
+QUICK = Effort(steps=16, targets=256, sample=2048, units=(32, 1024), batches=16, work=7e10)
+DEEP = Effort(steps=64, targets=1024, sample=8192, units=(64, 4096), batches=64, work=1.6e12)
 FEWEST = 16
 """Targets to which a batch of training is cut down."""
-EXTRA = 5
+EXTRA = 4
 """Times the work that is put up with for the base of the trials."""
 PASSES = 5
 """Forward passes that a unit of a sample takes: the network, the candidates in it, and the way back."""
@@ -195,12 +195,9 @@ def _sizes(site: Site) -> Iterator[tuple[Size, float]]:
 
 def _amounts(site: Site, model: nn.Module, effort: Effort) -> tuple[int, int, float]:
     """Units in a batch of training and in a sample, and the multiplications that all of it takes."""
-    with (
-        untouched_randomness(site.seed),
-        evaluated(model),
-        torch.no_grad(),
-    ):
-        each, _ = pass_work(lambda: site.workload.evaluate(model, take(site.batch, slice(0, 1))))
+    with untouched_randomness(site.seed), evaluated(model), torch.no_grad():
+        one = pass_work(lambda: site.workload.evaluate(model, take(site.batch, slice(0, 1))))
+    each = one.multiplications + ENTRY * one.entries  # operations are as many for any number of units
     targets = max(1, targets_in(site.batch) // units_in(site.batch))
     fewest, most = effort.units
     most = min(most, effort.batches * units_in(site.batch))

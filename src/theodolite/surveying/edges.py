@@ -29,7 +29,6 @@ ADAM_EDGE = 2 * (1 + BETA) / (1 - BETA)
 BATCHES = 8
 """Whose gradients make P. By one alone some entries of P are tiny by chance, and the edge would be theirs."""
 TOLERANCE = 0.01
-MOST_PRODUCTS = 150
 MORE = 2
 """Further eigenvalues that are looked for, so that the first is not passed over by a poor start."""
 MOST_STEPS = 20_000
@@ -96,12 +95,12 @@ class Preconditioned(Operator):
 def find_spectrum(spot: Spot) -> tuple[Ends, Density]:
     """The ends and the density. Either may have reached farther out; the farther one is right."""
     seed = spot.site.seed
-    spot.spend(MOST_PRODUCTS + spot.effort.probes * spot.effort.steps)
+    spot.spend(spot.effort.eigenvalues + spot.effort.probes * spot.effort.steps)
     ends = eigenvalues(
         spot.hessian,
         which="ends",
         tolerance=TOLERANCE,
-        most_products=MOST_PRODUCTS,
+        most_products=spot.effort.eigenvalues,
         seed=seed,
         progress=lambda _: spot.spend(0),
     )
@@ -122,7 +121,7 @@ def find_spectrum(spot: Spot) -> tuple[Ends, Density]:
 
 def find_edges(spot: Spot, ends: Ends) -> Edges:
     """The edges of gradient descent and of AdamW."""
-    spot.spend(1 + BATCHES + MOST_PRODUCTS)
+    spot.spend(1 + BATCHES + spot.effort.eigenvalues)
     slope = spot.hessian.gradient
     step = slope / (slope.abs() + EPS)
     bend = float(step @ (spot.hessian @ step))
@@ -131,7 +130,7 @@ def find_edges(spot: Spot, ends: Ends) -> Edges:
         Preconditioned(spot.hessian, second_moment(spot).sqrt() + EPS),
         k=k,
         tolerance=TOLERANCE,
-        most_products=MOST_PRODUCTS,
+        most_products=spot.effort.eigenvalues,
         seed=spot.site.seed,
         progress=lambda _: spot.spend(0),
     )

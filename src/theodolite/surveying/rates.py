@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.building import untouched_randomness
 from theodolite.errors import UseError
@@ -17,13 +16,14 @@ from theodolite.fleet.run import Run
 from theodolite.fleet.training import targets_in, train
 from theodolite.probes.coordinates import Parameterization
 from theodolite.size import Size
-from theodolite.surveying.budget import OPERATION, Budget, TooLong, pass_work
+from theodolite.surveying.batches import few
+from theodolite.surveying.budget import Budget, TooLong, pass_work
 from theodolite.surveying.trials import LR, OPTIMIZER, Trials
 from theodolite.surveying.wording import counted
 from theodolite.sweeping.curves import Row
 from theodolite.sweeping.families import Family, analyse
 from theodolite.sweeping.transfer import SMALL_LOSS
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 
 START = round(math.log2(LR))
 LOWEST, HIGHEST = START - 6, START + 6
@@ -60,7 +60,7 @@ class Effort:
     """Most multiplications that all sizes together may take."""
 
 
-QUICK = Effort(steps=16, seeds=1, halves=False, work=2.5e11, most=2.4e12)
+QUICK = Effort(steps=16, seeds=1, halves=False, work=2.6e11, most=4.5e11)
 DEEP = Effort(steps=32, seeds=3, halves=True, work=2e12, most=2.4e13)
 SURE_SEEDS = 3
 """Where the optimum seems to move under a plan, so many seeds decide."""
@@ -116,9 +116,10 @@ def seek(trials: Trials) -> Rates:
     found = runs.rates(progress, seeds)
     more = range(trials.seed, trials.seed + SURE_SEEDS)
     if len(seeds) < len(more) and any(move.counts for move in moves(found.plan, found.progress)):
-        for size in (trials.base, *larger):
-            runs.descend("plan", size, center, more)
-        found = runs.rates(progress, seeds)
+        with suppress(Untold):  # then the finding says that it may be noise
+            for size in (trials.base, *larger):
+                runs.descend("plan", size, center, more)
+            found = runs.rates(progress, seeds)
     return found
 
 
@@ -256,14 +257,22 @@ def _center(runs: _Runs, seeds: Sequence[int]) -> tuple[float, float]:
 
 
 def _affordable(trials: Trials, workload: Workload, effort: Effort) -> list[Size]:
-    """Along each axis the largest size that does not take too long; where there is time, all of those."""
+    """Along each axis the largest size that does not take too long; where there is time, all of those.
+
+    The deeper ones are left out where all together would take too long.
+    """
+    works = {
+        size: _work(trials, workload, effort, size) for size in (trials.base, *trials.widths, *trials.depths)
+    }
     wider, deeper = (
-        [size for size in axis if _work(trials, workload, effort, size) <= effort.work]
-        for axis in (trials.widths, trials.depths)
+        [size for size in axis if works[size] <= effort.work] for axis in (trials.widths, trials.depths)
     )
-    if not wider:
+    if not wider or works[trials.base] + works[wider[0]] > effort.most:
         raise Untold(f"networks wider than {trials.base} take too long to be trained for a few steps")
-    return [*wider, *deeper] if trials.site.deep else [*wider[-1:], *deeper[-1:]]
+    chosen = [*wider, *deeper] if trials.site.deep else [*wider[-1:], *deeper[-1:]]
+    if sum(works[size] for size in (trials.base, *chosen)) > effort.most:
+        return [size for size in chosen if size in wider]
+    return chosen
 
 
 def _work(trials: Trials, workload: Workload, effort: Effort, size: Size) -> float:
@@ -275,25 +284,17 @@ def step_work(trials: Trials, workload: Workload, size: Size) -> float:
     """About what one step of training takes, in multiplications."""
     model = trials.site.build(size)
     with untouched_randomness(trials.seed), torch.no_grad():
-        work, operations = pass_work(lambda: workload.evaluate(model, workload.draw(trials.seed, 0)))
+        work = pass_work(lambda: workload.evaluate(model, workload.draw(trials.seed, 0)))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return 3 * (work + OPERATION * operations) + OPTIMIZER_WORK * num_parameters
+    return 3 * work.total + OPTIMIZER_WORK * num_parameters
 
 
 def _lighter(workload: Workload) -> Workload:
     """The workload with few targets in a batch, if all its tensors have examples as their first dimension."""
 
-    def cut(drawn: Batch) -> Batch:
-        leaves = [leaf for leaf in tree_leaves(drawn) if isinstance(leaf, Tensor)]
-        if any(leaf.ndim == 0 for leaf in leaves) or len({leaf.shape[0] for leaf in leaves}) != 1:
-            return drawn
-        kept = max(1, TARGETS * leaves[0].shape[0] // max(1, targets_in(drawn)))
-        lighter: Batch = tree_map(lambda leaf: leaf[:kept] if isinstance(leaf, Tensor) else leaf, drawn)
-        return lighter
-
     held_out = workload.held_out
     return replace(
         workload,
-        batch=lambda seed, step: cut(workload.draw(seed, step)),
-        held_out=None if held_out is None else lambda seed, step: cut(held_out(seed, step)),
+        batch=lambda seed, step: few(workload.draw(seed, step), TARGETS),
+        held_out=None if held_out is None else lambda seed, step: few(held_out(seed, step), TARGETS),
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
 from theodolite.anatomy.part import Role
@@ -17,11 +18,15 @@ from theodolite.anatomy.specimen import examine_built
 from theodolite.building import build_hollow, build_model, in_one_line
 from theodolite.errors import UseError
 from theodolite.size import Size
+from theodolite.surveying.batches import examples_in, first_of
 from theodolite.workloads import Batch, Workload
 
 if TYPE_CHECKING:
     from theodolite.surveying.not_finite import Start
     from theodolite.surveying.trials import Trials
+
+MOST_NUMBERS, FEWEST_EXAMPLES = 2_000_000, 4
+"""In a batch, unless there is time."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,22 @@ class Site:
             raise UseError(f"seed is {self.seed!r}: a seed is a whole number from 0 to 2⁶³ − 1")
 
     @cached_property
-    def batch(self) -> Batch:
+    def whole_batch(self) -> Batch:
         """The first batch; whatever goes wrong with it is an error of use."""
         with self._blaming(f"batch({self.seed}, 0)"):
             return self.workload.draw(self.seed, 0)
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The first batch, without the examples beyond `MOST_NUMBERS`, as large images have."""
+        whole = self.whole_batch
+        numbers = max(
+            (leaf.numel() for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)), default=0
+        )
+        examples = examples_in(whole)
+        if self.deep or examples is None or numbers <= MOST_NUMBERS:
+            return whole
+        return first_of(whole, max(FEWEST_EXAMPLES, examples * MOST_NUMBERS // numbers))
 
     @property
     def inputs(self) -> Any:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.specimen import shapes_of
@@ -22,7 +22,8 @@ from theodolite.probes.second_order.objective import Objective
 from theodolite.probes.second_order.operator import Hessian, hessian
 from theodolite.probes.second_order.rescaling import scalable
 from theodolite.size import Size
-from theodolite.surveying.budget import OPERATION, Budget, TooLong, pass_work
+from theodolite.surveying.batches import amount, examples_in, few
+from theodolite.surveying.budget import Budget, TooLong, Work, pass_work
 from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
 from theodolite.workloads import Batch, Workload
@@ -49,6 +50,14 @@ class Effort:
     """… and most entries of the logits."""
     most: float
     """Multiplications that all of it may take."""
+    eigenvalues: int = 150
+    """Most products for the eigenvalues of one operator."""
+
+    @property
+    def products(self) -> int:
+        """Products with the Hessian that all of it takes, at most."""
+        places = len(self.decades) + 1 + len(self.near)
+        return self.directions * places + self.probes * self.steps + 2 * self.eigenvalues
 
 
 QUICK = Effort(
@@ -71,6 +80,7 @@ ROUGH = replace(
     steps=24,
     work=2e8,
     logits=1e7,
+    most=3e11,
 )
 """For networks that are large even at base size, and for those that one sweep cannot take."""
 DEEP = replace(
@@ -85,13 +95,18 @@ DEEP = replace(
 )
 HALVES = torch.float16, torch.bfloat16
 FEWEST = 16
-"""Targets to which a batch is cut down."""
+"""Targets to which a batch is cut down for the work of one forward pass, …"""
+FEWEST_EXAMPLES, FEWEST_PRODUCTS = 4, 40
+"""… and examples to which it is for the work of all products, where each direction takes one; then so many
+products are left for the eigenvalues of an operator."""
 EXTRA = 5
 """Times the work that is put up with if the batch cannot be cut down further."""
 MOST_PARAMETERS = 30_000_000
 """Above this a network is not even built to see how much work it is."""
 PRODUCT = 6
 """Forward passes that a product with the Hessian takes about."""
+OTHERS = 12
+"""Further products: for steps and for gradients on several batches."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +130,11 @@ class Spot:
         return self.site.workload
 
     @property
+    def planned(self) -> float:
+        """Multiplications that all of it takes, at most."""
+        return PRODUCT * (self.effort.products + OTHERS) * self.work
+
+    @property
     def directions(self) -> int:
         """As many as there is time for, if the network has so many parameters."""
         return min(self.effort.directions, self.hessian.size)
@@ -123,6 +143,11 @@ class Spot:
     def targets(self) -> int:
         """In the batch."""
         return targets_in(self.batch)
+
+    @property
+    def amount(self) -> int | str:
+        """The number of targets, and of how many in the workload's own batch."""
+        return amount(self.batch, self.site.whole_batch)
 
     @property
     def where(self) -> str:
@@ -135,7 +160,7 @@ class Spot:
         return {
             "size": str(self.size),
             "parameters": self.hessian.size,
-            "targets in the batch": self.targets,
+            "targets in the batch": self.amount,
             "directions": self.directions,
         }
 
@@ -223,22 +248,7 @@ def find_spot(site: Site) -> Spot:
         found = _spot(site, base, best) or _spot(site, base, ROUGH, limit=EXTRA)
     if found is None:
         raise TooLong(f"networks of {base} are too large for it")
-    return found if _is_swept(found) else replace(found, effort=_rougher(found.effort))
-
-
-def few(batch: Batch, targets: int) -> Batch:
-    """The first examples of a batch, with about so many targets, if examples are its first dimension.
-
-    >>> inputs, labels = few((torch.zeros(256, 8), torch.zeros(256)), 128)
-    >>> len(inputs), len(labels)
-    (128, 128)
-    """
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    if any(leaf.ndim == 0 for leaf in leaves) or len({leaf.shape[0] for leaf in leaves}) != 1:
-        return batch
-    kept = max(1, targets * leaves[0].shape[0] // max(1, targets_in(batch)))
-    fewer: Batch = tree_map(lambda leaf: leaf[:kept] if isinstance(leaf, Tensor) else leaf, batch)
-    return fewer
+    return found if _is_swept(found) else _affordable(_rougher(found))
 
 
 def _spot(site: Site, size: Size, effort: Effort, *, limit: float = 1.01) -> Spot | None:
@@ -249,15 +259,16 @@ def _spot(site: Site, size: Size, effort: Effort, *, limit: float = 1.01) -> Spo
     if any(parameter.dtype in HALVES for parameter in model.parameters()):
         model.float()  # second derivatives are beyond what halves can hold
     batch = few(_whole(site.batch), effort.targets)
-    work, operations, entries = _measured(site, model, batch)
-    if work > effort.work:
-        batch = few(batch, max(FEWEST, int(targets_in(batch) * effort.work / work)))
-        work, operations, entries = _measured(site, model, batch)
-    if work > limit * effort.work or entries > effort.logits:
+    work, entries = _measured(site, model, batch)
+    if work.multiplications > effort.work:
+        share = effort.work / work.multiplications
+        batch = few(batch, max(FEWEST, int(targets_in(batch) * share)))
+        work, entries = _measured(site, model, batch)
+    if work.multiplications > limit * effort.work or entries > effort.logits:
         return None
     budget = Budget(effort.most, deep=site.deep)
     used = _used(site, model, batch)
-    return Spot(site, model, batch, size, effort, used, work + OPERATION * operations, budget)
+    return Spot(site, model, batch, size, effort, used, work.total, budget)
 
 
 def _whole(batch: Batch) -> Batch:
@@ -268,8 +279,8 @@ def _whole(batch: Batch) -> Batch:
     return found
 
 
-def _measured(site: Site, model: nn.Module, batch: Batch) -> tuple[float, int, int]:
-    """Multiplications and operations of a forward pass, and entries of the logits."""
+def _measured(site: Site, model: nn.Module, batch: Batch) -> tuple[Work, int]:
+    """What a forward pass takes, and how many entries the logits have."""
     entries = 0
 
     def run() -> None:
@@ -281,8 +292,8 @@ def _measured(site: Site, model: nn.Module, batch: Batch) -> tuple[float, int, i
             entries = logits(call(model, batch[0])).numel()
 
     with untouched_randomness(site.seed), torch.no_grad():
-        work, operations = pass_work(run)
-    return work, operations, entries
+        work = pass_work(run)
+    return work, entries
 
 
 def _used(site: Site, model: nn.Module, batch: Batch) -> tuple[str, ...]:
@@ -304,7 +315,28 @@ def _is_swept(spot: Spot) -> bool:
     return curvature(spot.model, loss, spot.batch, parameters=names, directions=3).route == "sweep"
 
 
-def _rougher(effort: Effort) -> Effort:
+def _rougher(spot: Spot) -> Spot:
     """As rough as ROUGH in what takes a product for each direction."""
+    effort = spot.effort
+    most = effort.most if spot.site.deep else min(effort.most, ROUGH.most)
     rough = min(effort.directions, ROUGH.directions)
-    return replace(effort, directions=rough, decades=ROUGH.decades, near=ROUGH.near)
+    effort = replace(effort, directions=rough, decades=ROUGH.decades, near=ROUGH.near, most=most)
+    return replace(spot, effort=effort, budget=Budget(most, deep=spot.site.deep))
+
+
+def _affordable(spot: Spot) -> Spot:
+    """The spot with as many examples, and then eigenvalues, as there is work for; some at least."""
+    share = spot.effort.most / spot.planned
+    if share >= 1:
+        return spot
+    each = math.ceil(spot.targets / (examples_in(spot.batch) or 1))
+    batch = few(spot.batch, max(int(share * spot.targets), min(FEWEST_EXAMPLES * each, spot.targets)))
+    work, _ = _measured(spot.site, spot.model, batch)
+    spot = replace(spot, batch=batch, parameters=_used(spot.site, spot.model, batch), work=work.total)
+    over = math.ceil((spot.planned - spot.effort.most) / (PRODUCT * spot.work))
+    if over > 0:
+        fewer = max(FEWEST_PRODUCTS, spot.effort.eigenvalues - math.ceil(over / 2))
+        spot = replace(spot, effort=replace(spot.effort, eigenvalues=fewer))
+    if spot.planned > EXTRA * spot.effort.most:
+        raise TooLong(f"networks of {spot.size} are too large for it")
+    return replace(spot, budget=Budget(max(spot.planned, spot.effort.most), deep=spot.site.deep))

@@ -16,16 +16,18 @@ from theodolite.fleet.training import targets_in
 from theodolite.probes.stream import Stream, stream
 from theodolite.probes.stream_growth import Growth, fit_growth
 from theodolite.size import Size
+from theodolite.surveying.batches import amount, examples_in, few, first_of
 from theodolite.surveying.budget import pass_work
 from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
-from theodolite.surveying.spot import few
 from theodolite.workloads import Batch
 
 TARGETS, ENTRIES = 512, 65_536
 """In a batch, about: targets, and numbers in it."""
 FEWEST = 16
-"""Targets to which it is cut down."""
+"""Targets to which it is cut down, …"""
+MOST_PASS, FEWEST_EXAMPLES = 4e9, 4
+"""… and examples, where a forward pass takes more multiplications than this."""
 MOST_PARAMETERS = 30_000_000
 """Above this a small network of the trials is looked at instead."""
 WORK, DEEP_WORK = 8e10, 2.4e12
@@ -46,7 +48,8 @@ class Look:
     size: Size
     where: str
     """To open a sentence with."""
-    targets: int
+    targets: int | str
+    """In the batch; and of how many, where it was cut."""
     growth: Growth
     """Of the stream, in the mean over a few initialisations."""
 
@@ -67,9 +70,10 @@ def find_look(site: Site) -> Look:
         trials = site.trials
         size = trials.depths[-1] if trials.depths else trials.base
         where = f"At {size}, a small network of the trials,"
-    model, batch = site.build(size), _cut(site.batch)
+    model = site.build(size)
+    batch = _affordable(site, model, _cut(site.batch))
     seen = _seen(site, model, batch)
-    return Look(seen, size, where, targets_in(batch), _growth(site, size, batch, seen))
+    return Look(seen, size, where, amount(batch, site.whole_batch), _growth(site, size, batch, seen))
 
 
 def _cut(batch: Batch) -> Batch:
@@ -78,13 +82,24 @@ def _cut(batch: Batch) -> Batch:
     return few(batch, max(FEWEST, wanted))
 
 
+def _affordable(site: Site, model: nn.Module, batch: Batch) -> Batch:
+    work, examples = _forward(site, model, batch), examples_in(batch)
+    if site.deep or examples is None or work <= MOST_PASS:
+        return batch
+    return first_of(batch, max(FEWEST_EXAMPLES, int(examples * MOST_PASS / work)))
+
+
+def _forward(site: Site, model: nn.Module, batch: Batch) -> float:
+    """What a forward pass takes, in multiplications."""
+    with untouched_randomness(site.seed), evaluated(model), torch.no_grad():
+        return pass_work(lambda: site.workload.evaluate(model, batch)).total
+
+
 def _seen(site: Site, model: nn.Module, batch: Batch) -> Stream:
     """Blocks are skipped if that is not too much work: a forward pass for each branch and for each block."""
     loss = site.workload.loss
     first = stream(model, loss, batch, skip=False)
-    with untouched_randomness(site.seed), evaluated(model), torch.no_grad():
-        work, _ = pass_work(lambda: site.workload.evaluate(model, batch))
-    each = work + OPERATION * len(first.layout.graph.nodes)
+    each = _forward(site, model, batch) + OPERATION * len(first.layout.graph.nodes)
     passes = len(first.reaches) + len(first.blocks)
     if passes * each > (DEEP_WORK if site.deep else WORK):
         return first

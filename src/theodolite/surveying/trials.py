@@ -10,16 +10,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
 from theodolite.anatomy.part import Role
 from theodolite.anatomy.specimen import shapes_of
+from theodolite.building import untouched_randomness
 from theodolite.errors import UseError
 from theodolite.planning import Plan, plan
 from theodolite.planning.repeating import lone_branches
 from theodolite.size import Size
+from theodolite.surveying.batches import examples_in, first_of
+from theodolite.surveying.budget import pass_work
+from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
 from theodolite.workloads import Batch, Workload
 
@@ -37,6 +42,9 @@ MOST_ENTRIES, FEWEST_EXAMPLES = 512, 4
 examples, …"""
 MOST_LOGITS = 4_000_000
 """… unless each target has a large vocabulary of logits, which would take most of the time."""
+MOST_WORK, MOST_LEAST_WORK = 4e9, 1.6e10
+"""Unless there is time, most multiplications of a forward pass of a trial network, and of the narrowest of
+the wider ones. Where one takes more, batches are cut to two examples, and then larger networks left out."""
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -44,6 +52,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 class Untried(UseError):
     """No network is small enough to be tried, or none of the small ones can be built."""
+
+
+class Overworked(Untried):
+    """Trial networks take too much work."""
 
 
 class Unplannable(Untried):
@@ -54,13 +66,15 @@ class Unplannable(Untried):
 class Trials:
     """A base size, sizes that are wider and deeper, and the workload with smaller batches."""
 
+    site: Site = field(repr=False)
     workload: Workload
     base: Size
     widths: tuple[Size, ...]
     """The wider ones, the widest last; at least one."""
     depths: tuple[Size, ...]
     """The deeper ones; none where depth adds no residual block, or where they are too large."""
-    site: Site = field(repr=False)
+    left_out: tuple[Size, ...] = ()
+    """Sizes that would be among these, but for the work that they take."""
     _kept: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -74,6 +88,16 @@ class Trials:
         names = list(shapes_of(self.site.build_hollow(self.base)))
         given = self.site.roles or {}
         return {pattern: role for pattern, role in given.items() if fnmatch.filter(names, pattern)}
+
+    @property
+    def ground(self) -> dict[str, Value]:
+        """On what is trained, for the evidence."""
+        found: dict[str, Value] = {"sizes": ", ".join(map(str, (self.base, *self.widths, *self.depths)))}
+        if (examples := examples_in(self.workload.draw(self.seed, 0))) is not None:
+            found["examples in a batch"] = examples
+        if self.left_out:
+            found["left out, too much work"] = ", ".join(map(str, self.left_out))
+        return found
 
     @property
     def largest(self) -> tuple[Size, ...]:
@@ -138,7 +162,11 @@ def find_trials(site: Site) -> Trials:
         except UseError as error:
             problem = problem if isinstance(problem, Unplannable) else error
             continue
-        trials = Trials(workload, base, widths, depths, site)
+        try:
+            trials = _affordable(Trials(site, workload, base, widths, depths))
+        except Overworked as error:
+            problem = problem if isinstance(problem, Unplannable) else error
+            continue
         try:
             for size in trials.largest:
                 trials.planned(size)
@@ -150,6 +178,49 @@ def find_trials(site: Site) -> Trials:
             continue
         return trials
     raise problem if isinstance(problem, Unplannable) else Untried(str(problem))
+
+
+def _affordable(trials: Trials) -> Trials:
+    """The trials with fewer examples, or fewer sizes, where a forward pass takes much work."""
+    if trials.site.deep:
+        return trials
+    here = _forward(trials, trials.base)
+    if all(here * _times(trials.base, size) <= MOST_WORK for size in trials.largest):
+        return trials
+    larger = (*trials.widths, *trials.depths)
+    works = {size: _forward(trials, size) for size in larger}
+    if max(works.values()) > MOST_WORK and (examples_in(trials.workload.draw(trials.seed, 0)) or 0) > 2:
+        workload = trials.workload
+        halved = dataclasses.replace(
+            workload, batch=lambda seed, step: first_of(workload.draw(seed, step), 2)
+        )
+        trials = dataclasses.replace(trials, workload=halved)
+        works = {size: _forward(trials, size) for size in larger}
+    narrowest = trials.widths[0]
+    if works[narrowest] > MOST_LEAST_WORK:
+        raise Overworked(
+            f"a forward pass of {narrowest} takes {works[narrowest]:.1g} multiplications, and trials of more "
+            f"than {MOST_LEAST_WORK:.1g} are not made"
+        )
+    fitting = [size for size in larger if size == narrowest or works[size] <= MOST_WORK]
+    return dataclasses.replace(
+        trials,
+        widths=tuple(size for size in trials.widths if size in fitting),
+        depths=tuple(size for size in trials.depths if size in fitting),
+        left_out=tuple(size for size in larger if size not in fitting),
+    )
+
+
+def _forward(trials: Trials, size: Size) -> float:
+    """What a forward pass takes, in multiplications."""
+    model, batch = trials.site.build(size), trials.workload.draw(trials.seed, 0)
+    with untouched_randomness(trials.seed), torch.no_grad():
+        return pass_work(lambda: trials.workload.evaluate(model, batch)).total
+
+
+def _times(base: Size, size: Size) -> float:
+    """How many times the work of the base a forward pass takes at most."""
+    return (size.width / base.width) ** 2 * size.depth / base.depth
 
 
 def _bases(site: Site, has_depth: bool) -> Iterator[Size]:
@@ -211,8 +282,7 @@ def _lighter(workload: Workload, anatomy: Anatomy) -> Workload:
 
     def batch(seed: int, step: int) -> Batch:
         drawn = workload.draw(seed, step)
-        leaves = [leaf for leaf in tree_leaves(drawn) if isinstance(leaf, Tensor)]
-        if any(leaf.ndim == 0 for leaf in leaves) or len({leaf.shape[0] for leaf in leaves}) != 1:
+        if examples_in(drawn) is None:
             return drawn
         entries, targets = (
             max((leaf[0].numel() for leaf in tree_leaves(half) if isinstance(leaf, Tensor)), default=1)
@@ -220,7 +290,6 @@ def _lighter(workload: Workload, anatomy: Anatomy) -> Workload:
         )
         kept = max(FEWEST_EXAMPLES, MOST_ENTRIES // entries)
         kept = max(1, min(kept, MOST_LOGITS // (targets * vocabulary)))
-        lighter: Batch = tree_map(lambda leaf: leaf[:kept] if isinstance(leaf, Tensor) else leaf, drawn)
-        return lighter
+        return first_of(drawn, kept)
 
     return dataclasses.replace(workload, batch=batch)

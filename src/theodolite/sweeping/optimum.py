@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from theodolite.size import Size
 from theodolite.sweeping.curves import Curve, resampled_means
@@ -175,7 +175,7 @@ def interval(value: float, resampled: Floats, num_seeds: int, *, num_together: i
     if not np.isfinite(resampled).all():
         low, high = np.quantile(resampled, [outside, 1 - outside], method="nearest")
         return Interval(float(low), float(high))
-    wide = float(stats.t.ppf(1 - outside, num_seeds - 1)) * math.sqrt(num_seeds / (num_seeds - 1))
+    wide = float(stdtrit(num_seeds - 1, 1 - outside)) * math.sqrt(num_seeds / (num_seeds - 1))
     reach = wide * float(resampled.std())
     return Interval(value - reach, value + reach)
 

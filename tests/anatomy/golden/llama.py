@@ -148,8 +148,7 @@ def gemma2(d: int, n: int) -> Table:
         ]
 
     outside = {
-        # The buffer embed_scale holds √d.
-        "model.embed_tokens.weight": lookup(VOCAB, d, tied=("lm_head.weight",), looked_up=d**0.5),
+        "model.embed_tokens.weight": lookup(VOCAB, d, tied=("lm_head.weight",)),
         "model.norm.weight": zero_centred(d, reaches="a tied head"),
     }
     return Table(outside, [block(i) for i in range(n)])

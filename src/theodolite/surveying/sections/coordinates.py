@@ -16,7 +16,7 @@ from theodolite.probes.slopes import Slope, worst_first
 from theodolite.size import Size
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
-from theodolite.surveying.sections.plan import unmeasured, untried
+from theodolite.surveying.sections.plan import on_trials, unmeasured, untried
 from theodolite.surveying.site import Site
 from theodolite.surveying.trials import LR, OPTIMIZER, Trials, Untried
 from theodolite.surveying.wording import counted, times
@@ -72,7 +72,7 @@ def examine(site: Site) -> Iterator[Finding]:
         except UseError as error:
             yield unmeasured("TH201", TITLES["ok"], WHY, error)
         else:
-            yield coordinates_kept(check)
+            yield on_trials(coordinates_kept(check), trials)
 
 
 def measure(trials: Trials) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from theodolite.errors import UseError
@@ -10,8 +11,8 @@ from theodolite.planning.table import folded
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site
-from theodolite.surveying.trials import LR, OPTIMIZER, Unplannable, Untried
-from theodolite.surveying.wording import all_of
+from theodolite.surveying.trials import LR, OPTIMIZER, Trials, Unplannable, Untried
+from theodolite.surveying.wording import all_of, listed
 
 WHY = (
     "A plan absorbs the multiplier of every layer into its initialisation, learning rate and decay, and "
@@ -75,6 +76,16 @@ def untried(error: Untried) -> Finding:
         why=WHY,
         remedy="Survey the network at a smaller size, or with --deep, which tries larger ones.",
     )
+
+
+def on_trials(finding: Finding, trials: Trials) -> Finding:
+    """The finding with what it was measured on, and a sentence on what was left out."""
+    said = finding.sentence
+    if trials.left_out:
+        said += f" {listed([str(size) for size in trials.left_out])} would take too much work and "
+        said += f"{'was' if len(trials.left_out) == 1 else 'were'} left out."
+    evidence = dataclasses.replace(finding.evidence, numbers={**finding.evidence.numbers, **trials.ground})
+    return dataclasses.replace(finding, sentence=said, evidence=evidence)
 
 
 def unmeasured(code: str, title: str, why: str, error: UseError) -> Finding:

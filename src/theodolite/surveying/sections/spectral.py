@@ -13,7 +13,7 @@ from theodolite.probes.course import Training, observe
 from theodolite.probes.spectral import TOLERANCE, Condition, Line, Spectral, compare
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
-from theodolite.surveying.sections.plan import unmeasured, untried
+from theodolite.surveying.sections.plan import on_trials, unmeasured, untried
 from theodolite.surveying.site import Site
 from theodolite.surveying.trials import LR, OPTIMIZER, Trials, Untried
 from theodolite.surveying.wording import counted, listed, times
@@ -92,9 +92,9 @@ def examine(site: Site) -> Iterator[Finding]:
         except UseError as error:
             yield unmeasured("TH202", STEP_SIZES.titles["ok"], STEP_SIZES.why, error)
             return
-        yield judge(STEP_SIZES, growths)
+        yield on_trials(judge(STEP_SIZES, growths), trials)
         # With depth every initialisation that does not know about it leaves the condition: see TH104.
-        yield judge(START_SIZES, growths[:1])
+        yield on_trials(judge(START_SIZES, growths[:1]), trials)
 
 
 def measure(trials: Trials) -> list[Growth]:

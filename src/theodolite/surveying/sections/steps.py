@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from theodolite.anatomy import UnclassifiedError
 from theodolite.building import in_one_line, one_thread
 from theodolite.errors import UseError
-from theodolite.stepping.finder import find_lr
+from theodolite.stepping.finder import STRIDE, find_lr
+from theodolite.stepping.finder_legs import EXTRA
 from theodolite.stepping.finder_page import figure as range_figure
 from theodolite.stepping.lr_range import LrRange
+from theodolite.surveying.batches import few
 from theodolite.surveying.budget import Budget, TooLong
 from theodolite.surveying.edges import Rates, planned_rates
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
@@ -21,7 +23,7 @@ from theodolite.surveying.rates import step_work
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import untried
 from theodolite.surveying.site import Site
-from theodolite.surveying.spot import Spot, few, find_spot
+from theodolite.surveying.spot import Spot, find_spot
 from theodolite.surveying.trials import LR, OPTIMIZER, Untried
 from theodolite.surveying.wording import times
 from theodolite.workloads import Workload
@@ -43,12 +45,16 @@ WHY = {
     "may not come back. Whoever plans a learning rate should know on which side of the best one it lies: at "
     "twice the best rate little is lost, at eight times everything may be.",
 }
-QUICK_STEPS, QUICK_SEEDS, QUICK_WORK = 12, 1, 1.2e12
+QUICK_STEPS, QUICK_SEEDS, QUICK_WORK = 12, 1, 3e11
 DEEP_STEPS, DEEP_SEEDS, DEEP_WORK = 20, 3, 1.2e13
+FEWEST_STEPS = 4
+"""At each learning rate, to which they are cut down where steps are dear."""
 TARGETS = 256
 """In a batch, about, unless there is time."""
 REACH = 4.0**4
 """How many times lower and higher than the trials' the rates are that are tried."""
+LEGS = round(2 * math.log(REACH, STRIDE)) + 1 + EXTRA
+"""Short trainings that this takes about."""
 
 
 def examine(site: Site) -> Iterator[Finding]:
@@ -121,8 +127,8 @@ def within_parabola(spot: Spot, taken: FirstStep) -> Finding:
     )
 
 
-def within_range(found: LrRange, rates: Rates) -> Finding:
-    """TH703: the planned peak rate against the interval that short trainings find."""
+def within_range(found: LrRange, rates: Rates, usual: int) -> Finding:
+    """TH703: the planned peak rate against the interval that trainings of `usual` steps, or fewer, find."""
     rate = rates.highest
     if found.low is None or found.high is None or found.best is None:
         return Finding(
@@ -140,6 +146,8 @@ def within_range(found: LrRange, rates: Rates) -> Finding:
         f"{found.low:.2g} to {found.high:.2g}, best at {found.best:.2g}. Planned is {_planned(rates)}, "
         f"{_beside(rate, found.best)}."
     )
+    if found.steps < usual:
+        said += f" These are {found.steps} steps and not {usual}, as more would take too long."
     numbers: dict[str, Value] = {
         "planned": rate,
         "low": found.low,
@@ -178,16 +186,20 @@ def _first_step(site: Site, rates: Rates) -> Iterator[Finding]:
 
 def _tried(site: Site, rates: Rates) -> Iterator[Finding]:
     """TH703, at the base of the trials, where its own plan is the plain optimizer."""
-    budget = Budget(DEEP_WORK if site.deep else QUICK_WORK, deep=site.deep)
-    steps = DEEP_STEPS if site.deep else QUICK_STEPS
+    work = DEEP_WORK if site.deep else QUICK_WORK
+    budget = Budget(work, deep=site.deep)
+    usual, seeds = (DEEP_STEPS, DEEP_SEEDS) if site.deep else (QUICK_STEPS, QUICK_SEEDS)
     try:
         trials = site.trials
         workload = trials.workload if site.deep else _lighter(trials.workload)
         each = step_work(trials, workload, trials.base)
+        steps = min(usual, int(work / (seeds * LEGS * each)))
+        if steps < FEWEST_STEPS:
+            raise TooLong(f"{FEWEST_STEPS} steps of {trials.base} at each learning rate are too much work")
         found = find_lr(
             workload,
             trials.planned(trials.base),
-            seeds=[site.seed + k for k in range(DEEP_SEEDS if site.deep else QUICK_SEEDS)],
+            seeds=[site.seed + k for k in range(seeds)],
             low=LR / REACH,
             high=LR * REACH,
             steps=steps,
@@ -200,7 +212,7 @@ def _tried(site: Site, rates: Rates) -> Iterator[Finding]:
     except (UseError, RuntimeError) as error:
         yield unmeasured("TH703", error)
     else:
-        yield within_range(found, rates)
+        yield within_range(found, rates, usual)
 
 
 def _lighter(workload: Workload) -> Workload:
@@ -287,7 +299,7 @@ def _beside(rate: float, best: float) -> str:
 def _numbers(spot: Spot, taken: FirstStep) -> dict[str, Value]:
     return {
         "size": str(spot.size),
-        "targets in the batch": spot.targets,
+        "targets in the batch": spot.amount,
         "optimizer": OPTIMIZER,
         "learning rate": taken.rate,
         "length of the step": taken.length,
