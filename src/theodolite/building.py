@@ -60,16 +60,28 @@ def check_device(device: str) -> None:
 
 
 def build_hollow(build: Build, size: Size) -> nn.Module:
-    """The network without memory for its weights, or a real one where it cannot be built so."""
-    try:
-        with _Undrawn():
-            return build_model(build, size, device="meta")
-    except UseError:  # some builds read a tensor's value; if it fails for real as well, that is what to show
-        return build_model(build, size)
+    """The network without memory for its weights, or a real one where it cannot be built so.
+
+    Tensors of one element are real if they can be: a forward pass may multiply by them.
+    """
+    for numbers in (True, False):
+        try:
+            with _Hollow(numbers=numbers):
+                return build_model(build, size, device="meta")
+        except UseError:  # a number met a tensor without memory, or the build reads a tensor's values
+            continue
+    return build_model(build, size)  # if it fails for real as well, that is what to show
 
 
-class _Undrawn(TorchFunctionMode):
-    """Draw no random numbers into tensors without memory: torch spends most of such a build on them."""
+class _Hollow(TorchFunctionMode):
+    """Draw no random numbers into tensors without memory: torch spends most of such a build on them.
+
+    With `numbers`, what is made with one element is made on the CPU.
+    """
+
+    def __init__(self, *, numbers: bool) -> None:
+        super().__init__()
+        self.numbers = numbers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -77,9 +89,13 @@ class _Undrawn(TorchFunctionMode):
             tensor = args[0] if args else kwargs["tensor"]
             if tensor.is_meta:
                 return tensor
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        if self.numbers and func in _MAKING and made.is_meta and made.numel() == 1:
+            return func(*args, **kwargs | {"device": "cpu"})
+        return made
 
 
+_MAKING = {torch.tensor, torch.as_tensor, torch.full, torch.ones, torch.zeros, torch.empty}
 _DRAWING = {
     Tensor.normal_,
     Tensor.uniform_,

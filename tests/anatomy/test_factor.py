@@ -245,11 +245,11 @@ class Untold(nn.Module):
         self.embed = nn.Linear(8, width)
         self.next = nn.Linear(width, width, bias=False)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.scale = nn.Buffer(torch.tensor(5.0))
+        self.scale = nn.Parameter(torch.tensor(5.0))
         self.head = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.next(2 * self.embed(x)) * 3
+        x = self.next(self.embed(x)) * torch.tensor([2.0, 3.0]).repeat(x.shape[0] // 2)[:, None]
         for layer in self.layers:
             x = x + layer(x) * self.scale
         y = self.head(x)
@@ -316,3 +316,126 @@ def test_a_gain_on_such_a_weight_sets_the_size_of_the_branch(way: str) -> None:
     with torch.no_grad():
         added, before = model[1](x) - x, unscaled[1](x) - x
     torch.testing.assert_close(added, before / 4)
+
+
+NUMBERS: dict[str, Callable[[Held, Tensor], Any]] = {
+    "a number": lambda net, x: net.width**0.5,
+    "a tensor": lambda net, x: torch.tensor(net.width**0.5),
+    "a tensor of half precision": lambda net, x: torch.tensor(net.width**0.5, dtype=torch.bfloat16),
+    "a new tensor": lambda net, x: x.new_tensor(x.shape[-1] ** 0.5),
+    "a filled tensor": lambda net, x: x.new_full((1, 1), x.shape[-1] ** 0.5),
+    "of a shape": lambda net, x: torch.tensor(x.shape[-1]).sqrt(),
+    "of a shape, by full": lambda net, x: 1 / torch.full((), x.shape[-1]).pow(-0.5),
+    "a buffer": lambda net, x: net.buffer,
+    "a buffer of shape (1,)": lambda net, x: net.longer,
+    "made of a buffer": lambda net, x: net.buffer.square().mul(4).sqrt() / 2,
+    "a frozen parameter": lambda net, x: net.frozen,
+    "a plain attribute": lambda net, x: net.attribute,
+}
+
+
+class Held(nn.Module):
+    """An embedding times √width, which the network holds or makes in one of several ways."""
+
+    def __init__(self, width: int, way: str) -> None:
+        super().__init__()
+        self.width, self.way = width, way
+        self.embed, self.head = nn.Embedding(11, width), nn.Linear(width, 3)
+        self.register_buffer("buffer", torch.tensor(width**0.5))
+        self.longer = nn.Buffer(torch.full((1,), width**0.5))
+        self.frozen = nn.Parameter(torch.ones(1) * width**0.5, requires_grad=False)
+        self.attribute = torch.tensor(width**0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        return self.head((x * NUMBERS[self.way](self, x)).relu())
+
+
+@pytest.mark.parametrize("way", NUMBERS)
+def test_a_number_counts_wherever_it_is_held(way: str) -> None:
+    anatomy = th.dissect(lambda width, depth: Held(width, way), TOKENS, size=Size(64, 1))
+    assert anatomy["embed.weight"].factor == pytest.approx(8)
+    assert th.dissect(Held(64, way), TOKENS)["embed.weight"].factor == pytest.approx(8)
+
+
+def test_a_number_read_from_a_pass_on_values_counts_too() -> None:
+    class Peeking(Held):
+        def forward(self, tokens: Tensor) -> Tensor:
+            assert self.head.weight.sum() < 1e9  # a value decides
+            return super().forward(tokens)
+
+    anatomy = th.dissect(Peeking(64, "made of a buffer"), TOKENS)
+    assert anatomy["embed.weight"].factor == pytest.approx(8)
+
+
+LAYERS: dict[str, Callable[[Tensor, nn.Linear, int], Tensor]] = {
+    "in the weight": lambda x, layer, width: F.linear(x, layer.weight * width**-0.5),
+    "divided": lambda x, layer, width: F.linear(x, layer.weight / torch.tensor(width).sqrt()),
+    "behind the layer": lambda x, layer, width: layer(x) * width**-0.5,
+}
+
+
+@pytest.mark.parametrize("way", LAYERS)
+def test_a_number_on_every_layer_counts_once(way: str) -> None:
+    """Weights of std 1, layers of `1/√n`: as large at every width."""
+
+    class Layers(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.width = width
+            self.embed = nn.Linear(8, width)
+            self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(2))
+            for layer in self.layers:
+                nn.init.normal_(layer.weight)
+            self.head = nn.Linear(width, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.embed(x)
+            for layer in self.layers:
+                x = LAYERS[way](x, layer, self.width).tanh()
+            return self.head(x)
+
+    plan = th.plan(Layers, INPUTS, size=Size(256, 1), base=BASE, lr=1.0)
+    assert plan["layers.1.weight"].init.std == pytest.approx(1)
+    assert plan["layers.1.weight"].lr == pytest.approx(1 / 4)
+
+
+RMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "√n last": lambda x, g: F.normalize(x, dim=-1) * g * x.shape[-1] ** 0.5,
+    "√n first": lambda x, g: F.normalize(x, dim=-1) * x.shape[-1] ** 0.5 * g,
+    "√n below": lambda x, g: x / (x.norm(dim=-1, keepdim=True) * x.shape[-1] ** -0.5).clamp(min=1e-6) * g,
+    "n below a sum": lambda x, g: x * (x.square().sum(-1, keepdim=True) / x.shape[-1] + 1e-6).rsqrt() * g,
+    "a mean": lambda x, g: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * g,
+}
+
+
+class Normed(nn.Module):
+    """Branches behind a norm that is written by hand, and the same norm before the readout."""
+
+    def __init__(self, width: int, depth: int, way: str) -> None:
+        super().__init__()
+        self.norm = RMS[way]
+        self.embed, self.head = nn.Linear(8, width), nn.Linear(width, 3)
+        self.gains = nn.ParameterList(nn.Parameter(torch.ones(width)) for _ in range(depth + 1))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for gain, layer in zip(self.gains[:-1], self.layers, strict=True):
+            x = x + layer(self.norm(x, gain))
+        return self.head(self.norm(x, self.gains[-1]))
+
+
+@pytest.mark.parametrize("way", RMS)
+def test_the_numbers_of_a_norm_are_no_multipliers(way: str) -> None:
+    anatomy = th.dissect(lambda width, depth: Normed(width, depth, way), INPUTS, size=Size(64, 2))
+    assert [part.factor for part in anatomy.values()] == pytest.approx([1] * len(anatomy))
+    assert [branch.placement for branch in anatomy.branches] == ["pre", "pre"]
+
+
+def test_a_unit_vector_without_its_root_counts_as_a_number() -> None:
+    RMS["a unit vector"] = lambda x, g: F.normalize(x, dim=-1) * g
+    anatomy = th.dissect(lambda width, depth: Normed(width, depth, "a unit vector"), INPUTS, size=Size(64, 2))
+    assert anatomy["gains.0"].factor == pytest.approx(1 / 8)
+    assert anatomy["head.weight"].factor == pytest.approx(1 / 8)
+    assert anatomy["gains.2"].factor == 1

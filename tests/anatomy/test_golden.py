@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.part import Anatomy
-from theodolite.workloads.definition import call, logits
+from theodolite.calling import call, logits
 
 from .golden import GOLDENS, Golden
 

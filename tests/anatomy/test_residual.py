@@ -40,6 +40,18 @@ SAME: dict[str, Step] = {
     "in pieces": lambda b, x: x + torch.cat([_f(b, piece) for piece in x.split(1)]),
     "drop path": lambda b, x: x + _f(b, x).div(0.9) * torch.ones(2, 1, 1),
     "identity modules": lambda b, x: nn.Identity()(x) + nn.Identity()(_f(b, x)),
+    "lerp": lambda b, x: torch.lerp(x, _f(b, x), 0.5),
+    "lerp in place": lambda b, x: x.clone().lerp_(_f(b, x), 0.5),
+    "lerp by a learned vector": lambda b, x: x.lerp(_f(b, x), b.norm.bias.sigmoid()),
+    "stack and sum": lambda b, x: torch.stack([x, _f(b, x)]).sum(0),
+    "stack and mean": lambda b, x: 2 * torch.stack([x, _f(b, x)], dim=-1).mean(-1),
+    "addcmul": lambda b, x: torch.addcmul(x, _f(b, x), torch.ones(()), value=0.5),
+    "addmm": lambda b, x: (
+        torch.addmm(x[0], F.gelu(b.up(b.norm(x[0]))), b.down.weight.T, alpha=0.5).unsqueeze(0) + 0 * x
+    ),
+    "a learned scale on the stream": lambda b, x: b.norm.weight * x + _f(b, x),
+    "a token picked": lambda b, x: torch.cat([(x[:, 0] + _f(b, x)[:, 0])[:, None], x[:, 1:]], 1),
+    "a token sliced": lambda b, x: torch.cat([x[:, :1] + _f(b, x)[:, :1], x[:, 1:]], 1),
 }
 
 

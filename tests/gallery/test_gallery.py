@@ -11,31 +11,13 @@ from .exhibit import Exhibit
 from .measuring import over_depth, over_width, wrong_roles
 
 KNOWN_WRONG: dict[str, str] = {
-    "NFNet": "a weight that passes F.batch_norm is taken for a token",
-    "BiT": "a weight that passes F.batch_norm is taken for a token",
-    "DoRA": "a product of parameters that is added to a weight and divided by a norm",
-    "RealNVP": "no residual branch is seen where one half of the stream changes the other",
-    "Glow": "no residual branch is seen where one half of the stream changes the other",
-    "GAT": "`(h*a).sum(-1)` is taken for a gain",
-    "Set Transformer": "an attention branch is lost, those of the inducing points inside of it are counted",
-    "KAN": "a product of parameters with one output is taken for a gain, a factor of a weight for a weight",
-    "FT-Transformer": "numbers of the data times a vector are taken for a gain",
-    "weight-normed readout": "a direction with one row is taken for a gain",
-    "masked weights": "both factors of a weight are taken for a weight",
-    "scaled skip": "a learned scale on the stream hides its branches",
-    "lerp": "no residual branch is seen in torch.lerp",
-    "addcmul": "no residual branch is seen in torch.addcmul",
-    "stack and sum": "no residual branch is seen in the sum of a stack",
-    "addmm": "no residual branch is seen in torch.addmm",
     "Elman network": "U h of the loop over time is taken for a residual branch",
     "modded-nanoGPT": "λ₁ x₀ is added to the stream, and is not seen as a branch",
     "Reminders of the input": "λ₁ x₀ is added to the stream, and is not seen as a branch",
     "RWKV": "a decay that multiplies a state of zeros first is taken for a bias",
 }
 """By name of an exhibit, what dissect gets wrong."""
-KNOWN_STEEP: dict[str, str] = {
-    "x-transformers": "√width of a norm that is written out counts as a multiplier",
-}
+KNOWN_STEEP: dict[str, str] = {}
 """By name of a cheap exhibit, why a plan does not keep what its modules learn."""
 
 

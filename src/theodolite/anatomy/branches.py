@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from theodolite.anatomy.degrees import carriers
+from theodolite.anatomy.degrees import carriers, degree
 from theodolite.anatomy.flow import Flow, bits
 from theodolite.anatomy.norms import follows_normalisation, is_normalisation
 from theodolite.anatomy.operations import BENDING, BOUNDED, HOMOGENEOUS, SOFTMAXES
 from theodolite.anatomy.part import Placement
 from theodolite.anatomy.residual import Residual
 from theodolite.anatomy.trace import Node
-from theodolite.anatomy.uses import factors
+from theodolite.anatomy.uses import Use, factors
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,10 @@ def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
         if not residual.region >> value & 1:
             names.update(dict.fromkeys(use.name for use in uses if use.kind == "table"))  # a bias per expert
             continue
+        if _is_bent_gain(flow, uses):
+            waiting += [source for source in flow.signals(node) if source not in seen]
+            seen.update(flow.signals(node))
+            continue
         ending = carriers(flow, uses)
         if ending is None:
             return (), False
@@ -116,6 +120,13 @@ def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
         waiting += [source for source in sources if source not in seen]
         seen.update(sources)
     return tuple(names), by_norm
+
+
+def _is_bent_gain(flow: Flow, uses: Sequence[Use]) -> bool:
+    """Is it a gain such as sigmoid(g), which does not scale with its parameter, on a signal that does?"""
+    return bool(uses) and all(
+        use.kind == "gain" and degree(flow, use) != 1 and not follows_normalisation(flow, use) for use in uses
+    )
 
 
 def _is_gate(flow: Flow, value: int) -> bool:

@@ -10,12 +10,10 @@ import math
 from collections.abc import Iterable
 
 from theodolite.anatomy.flow import Flow
-from theodolite.anatomy.operations import REDUCTIONS, VIEWS
-from theodolite.anatomy.trace import Node
+from theodolite.anatomy.norms import POWERS, size_after
+from theodolite.anatomy.operations import NORMS, REDUCTIONS, VIEWS
+from theodolite.anatomy.trace import Node, Ref
 from theodolite.anatomy.uses import Use
-
-POWERS = {"square": 2.0, "var": 2.0, "var_mean": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
-"""Operations that raise their argument to a power; of several results, the first."""
 
 _PRODUCTS = frozenset({"mul", "dot", "vdot", "mm", "mv", "bmm"})
 _SAME = VIEWS | REDUCTIONS | {"add", "sub", "clamp", "clamp_min", "maximum", "neg", "abs", "cat", "stack"}
@@ -54,38 +52,38 @@ def scaled_weights(flow: Flow, use: Use) -> list[str]:
     return [one.name for one in weights if _value(flow, one) == _value(flow, use) and degree(flow, one) == 1]
 
 
-def norm_span(flow: Flow, use: Use) -> int:
-    """Of the g in `g·v/‖v‖`: how many entries of v one norm is taken over; 0 if it is no such g."""
+def leading_weight(flow: Flow, use: Use) -> str | None:
+    """Of a product of several parameters that one layer uses as its weight: the first weight in it.
+
+    None for that weight itself, and where they are not multiplied element by element.
+    """
     value = _value(flow, use)
-    directions = [
-        one
-        for one in flow.uses.at(use.node)
-        if one.kind in ("weight", "table") and _value(flow, one) == value and degree(flow, one) == 0
-    ]
-    if value is None or not directions or degree(flow, use) != 1:
-        return 0
-    nodes = _expression(flow, value)[0]
-    if any(node.op in ("mul", "div") and len(node.inputs) < 2 for node in nodes):
-        return 0  # times a number, which may go with the width
-    spans = {span for node in nodes if (span := _span(flow, node))}
-    return spans.pop() if len(spans) == 1 else 0
+    for one in flow.uses.at(use.node):
+        if one.name == use.name or value is None:
+            return None
+        if one.kind == "weight" and _value(flow, one) == value and _multiply(flow, value, one, use):
+            return one.name
+    return None
 
 
-def _span(flow: Flow, node: Node) -> int:
-    """How many entries one of a node's Euclidean norms is taken over; 0 if the node takes none."""
-    sizes = [math.prod(flow.graph.shapes[value]) for value in (node.inputs[:1] + node.outputs[-1:])]
-    if node.op == "_weight_norm_interface":
-        return sizes[0] // sizes[1]
-    if node.op in ("linalg_vector_norm", "norm"):
-        order = next((arg for arg in node.args[1:2] if isinstance(arg, (int, float))), 2)
-        return sizes[0] // sizes[1] if order == 2 else 0
-    squared = flow.maker(node.inputs[0]) if node.op == "sum" else None
-    is_square = squared is not None and (squared.op == "square" or _raises_to(squared, 2))
-    return sizes[0] // sizes[1] if is_square else 0
+def direction_size(flow: Flow, use: Use) -> float:
+    """The size of an entry of the value that is used if those of all parameters in it are of size one."""
+    value = _value(flow, use)
+    if value is None:
+        return math.nan
+    sizes = dict.fromkeys(flow.graph.parameters, 1.0)
+    for node in _expression(flow, value)[0]:
+        sizes.update(dict.fromkeys(node.outputs, size_after(flow.graph, node, sizes)))
+    return sizes[value]
 
 
-def _raises_to(node: Node, power: float) -> bool:
-    return node.op == "pow" and node.args[1] == power
+def _multiply(flow: Flow, value: int, lead: Use, use: Use) -> bool:
+    """Is the value a product of one parameter, or of its direction, and another?"""
+    own = _degree(flow, value, [use.name])
+    matrices = any(node.op in ("mm", "bmm") for node in _expression(flow, value)[0])
+    return (
+        own == 1 and not matrices and _degree(flow, value, [lead.name, use.name]) == own + degree(flow, lead)
+    )
 
 
 def _carriers_of(flow: Flow, value: int, names: list[str]) -> list[str] | None:
@@ -139,6 +137,9 @@ def _after(node: Node, held: list[float], found: dict[int, float]) -> float:
         return sum(held)
     if node.op == "div":
         return found.get(node.inputs[0], 0.0) - sum(found.get(value, 0.0) for value in node.inputs[1:])
+    if node.op in NORMS:  # of its gain, unless there is a shift
+        _, gain, shift = (found.get(_read(node, position), 0.0) for position in NORMS[node.op])
+        return gain if shift in (0.0, gain) else math.nan
     if node.op == "_weight_norm_interface":  # g·v/‖v‖ of v and g
         return found.get(node.inputs[1], 0.0)
     if node.op == "pow" and isinstance(node.args[1], (int, float)):
@@ -146,3 +147,10 @@ def _after(node: Node, held: list[float], found: dict[int, float]) -> float:
     if node.op in POWERS:
         return same * POWERS[node.op]
     return same if node.op in _SAME else math.nan
+
+
+def _read(node: Node, position: int | None) -> int:
+    """The value at a position of the arguments; -1 if there is none."""
+    if position is None or position >= len(node.args) or not isinstance(node.args[position], Ref):
+        return -1
+    return node.args[position].value

@@ -23,9 +23,9 @@ from theodolite.anatomy.branches import (
     placement_of,
     streams_of,
 )
-from theodolite.anatomy.degrees import degree, norm_span, scaled_weights
+from theodolite.anatomy.degrees import degree, direction_size, leading_weight, scaled_weights
 from theodolite.anatomy.growth import grown_axes
-from theodolite.anatomy.multipliers import factor_outside, factor_to_stream
+from theodolite.anatomy.multipliers import factor_elsewhere, factor_to_stream
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters
 from theodolite.anatomy.norms import follows_normalisation
 from theodolite.anatomy.part import (
@@ -276,9 +276,8 @@ class _Dissection:
             beside=last_weight(self.flow, use) if name not in self.lent and use.node >= 0 else None,
             offset=use.offset if use.kind == "gain" else 0.0,
             scale_free=all(one.node >= 0 and degree(self.flow, one) == 0 for one in uses),
-            span=norm_span(self.flow, use) if use.kind == "gain" and use.node >= 0 else 0,
-            factor=self._factor_outside(name, role, [one for one in uses if one.kind == use.kind]),
-            readout_factor=self._factor_outside(
+            factor=self._factor(name, role, [one for one in uses if one.kind == use.kind]),
+            readout_factor=self._factor(
                 name, "output", [one for one in uses if one.kind == "weight" != use.kind]
             ),
             rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and use.node >= 0 else (),
@@ -289,20 +288,40 @@ class _Dissection:
         if is_norm:
             return norm_role(self.flow, uses)
         weights = [scaled_weights(self.flow, use) for use in uses]
-        if not all(weights):
+        if not all(weights) or any(use.in_axes for use in uses):
             return None
         tables = {use.name for use in self.flow.uses.all if use.kind == "table"}
         return "input" if all(tables.isdisjoint(names) for names in weights) else "output"
 
     def _factor_to_stream(self, name: str) -> float:
         index = places(self.main).index(self.homes[name])
-        return factor_to_stream(self.flow, self.main.residuals[index], self.uses[self.lent.get(name, name)])
+        uses = self.uses[self.lent.get(name, name)]
+        number = factor_to_stream(self.flow, self.main.residuals[index], uses)
+        return number * self._factor_beside(uses[0])
 
-    def _factor_outside(self, name: str, role: Role, uses: list[Use]) -> float:
-        inside = name in self.homes and name not in self.queries
-        if inside or role == "hidden" or any(use.node < 0 for use in uses):
+    def _factor(self, name: str, role: Role, uses: list[Use]) -> float:
+        if any(use.node < 0 for use in uses):
             return 1.0
-        return factor_outside(self.flow, self.main.residuals, uses, role == "output")
+        inside = name in self.homes and name not in self.queries
+        number = factor_elsewhere(self.flow, self.main.residuals, uses, role == "output" and not inside)
+        return number * math.prod(self._factor_beside(use) for use in uses[:1])
+
+    def _factor_beside(self, use: Use) -> float:
+        """How what a tensor is multiplied by within a weight goes with the width.
+
+        A gain for each entry of a weight has entries of `1/√n` beside it. A gain on a
+        direction, a weight divided by a norm of itself, counts as the direction's entries over those of a
+        weight.
+        """
+        lead = leading_weight(self.flow, use)
+        part = self._part(lead) if lead else None
+        if not isinstance(part, Part):
+            return 1.0
+        entry = part.fan_in ** (-0.5 if part.width_out else -1.0) if part.width_in else 1.0
+        if use.in_axes:
+            return entry if part.width_out else 1.0
+        size = direction_size(self.flow, use) / (entry * abs(use.number or 1.0))
+        return size if part.scale_free and math.isfinite(size) and size > 0 else 1.0
 
     def _grown(self, name: str, fans: Fans) -> tuple[int, ...]:
         if self.grown is not None:

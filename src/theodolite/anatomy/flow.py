@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 
-from theodolite.anatomy.operations import PICKS, SUMS, VIEWS
+from theodolite.anatomy.operations import CARRIES, SUMS, VIEWS
 from theodolite.anatomy.trace import Graph, Node, Ref
 from theodolite.anatomy.uses import Uses, factors
 
@@ -103,19 +103,14 @@ class Flow:
         if node.op not in ("mul", "div") or len(self.signals(node)) != 1:
             return None
         others = [value for value in node.inputs if value not in self.uses.signal]
-        if any(self.graph.shapes[other] not in ((), (1,)) for other in others):
+        if any(math.prod(self.graph.shapes[other]) != 1 for other in others):
             return None
-        numbers = [
-            float(arg) for arg in node.args if isinstance(arg, (int, float)) and not isinstance(arg, bool)
-        ]
-        for other in others:  # a tensor of one element that the forward pass fills
-            while (maker := self.maker(other)) is not None and maker.op in VIEWS:
-                other = maker.inputs[0]
-            if maker is not None and maker.op in ("full", "scalar_tensor"):
-                numbers.append(float(maker.args[-1]))
-        if not numbers:
-            return math.nan
-        return 1.0 / numbers[0] if node.op == "div" and isinstance(node.args[0], Ref) else numbers[0]
+        numbers = [self.graph.numbers.get(other, math.nan) for other in others]
+        numbers += [float(arg) for arg in node.args if isinstance(arg, (int, float))]
+        number = numbers[0] if numbers else math.nan
+        if node.op == "div" and isinstance(node.args[0], Ref) and node.args[0].value in self.uses.signal:
+            return 1.0 / number if number else math.nan
+        return number
 
     def back(self, value: int) -> int:
         """Back through everything that only hands the signal on."""
@@ -128,19 +123,31 @@ class Flow:
         pair = factors(node)
         return pair is not None and all(value in self.uses.signal for value in pair)
 
+    def _is_exponential(self, value: int) -> bool:
+        node = self.maker(self.back(value))
+        return node is not None and node.op == "exp"
+
+    def _picks_token(self, node: Node) -> bool:
+        """Is one token picked out of what is also read as a whole? (Not so for the steps of a sequence.)"""
+        if node.op != "select":
+            return False
+        return any(reader.op not in ("select", "slice") for reader in self.readers(node.inputs[0]))
+
     @cached_property
     def lineage(self) -> list[int]:
-        """By value: the values it is a sum of, through views and whole-tensor scalings."""
+        """By value: the values it is a sum of, through views and factors that are not signals.
+
+        A stream may be multiplied by a number, a mask, a learned vector or `e^s` on its way, and a token or
+        a half of its channels may be picked out of it.
+        """
         masks = [1 << value for value in range(len(self.graph.shapes))]
         for node in self.graph.nodes:
             sources = self.signals(node)
-            if node.op in SUMS:
-                carried = sources
-            elif self.is_handed_on(node) and node.op not in PICKS:
-                carried = sources[:1]
-            else:
-                continue
-            for output in node.outputs:
-                for source in carried:
-                    masks[output] |= masks[source]
+            if node.op in ("mul", "div"):
+                sources = [source for source in sources if not self._is_exponential(source)]
+            moved = node.op in CARRIES or node.op in ("mul", "div") or self._picks_token(node)
+            if node.op in SUMS or (moved and len(sources) == 1):
+                for output in node.outputs:
+                    for source in sources:
+                        masks[output] |= masks[source]
         return masks

@@ -2,6 +2,8 @@
 
 `x + (2/L)·f(x)` and `head(h)·(32/width)` do a part of what a change of size asks for. A number counts for the
 last tensor it comes after; one in front of a readout, behind which there is a norm or a sum, for the readout.
+A norm that divides by the length of a vector makes entries of `1/√n`, and so counts as that number: with the
+`√n` that usually follows it, as nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import math
 from collections.abc import Iterable
 
 from theodolite.anatomy.flow import Flow, bits
-from theodolite.anatomy.operations import BENDING, HOMOGENEOUS, SOFTMAXES
+from theodolite.anatomy.norms import follows_normalisation, is_normalisation, norm_size
+from theodolite.anatomy.operations import HOMOGENEOUS
 from theodolite.anatomy.residual import Residual
 from theodolite.anatomy.trace import Node, Ref
 from theodolite.anatomy.uses import Use
@@ -23,20 +26,24 @@ def factor_to_stream(flow: Flow, residual: Residual, uses: Iterable[Use]) -> flo
     for use in uses:
         made = flow.graph.nodes[use.node].outputs[0]
         if residual.region >> made & 1:
-            found += _products(flow, made, added)
+            found += [use.number * _behind_norm(flow, use) * one for one in _products(flow, made, added)]
     return _told(found)
 
 
-def factor_outside(flow: Flow, residuals: Iterable[Residual], uses: Iterable[Use], reads_out: bool) -> float:
-    """By what a tensor outside of the branches is multiplied before the first branch, norm or output.
+def factor_elsewhere(
+    flow: Flow, residuals: Iterable[Residual], uses: Iterable[Use], reads_out: bool
+) -> float:
+    """By what any other tensor is multiplied before the next weight, branch, norm, nonlinearity or output.
 
-    For a readout also by what its input is; 1 if it cannot be told.
+    For a readout also by what its input is. 1 if it cannot be told, or if a product of two signals comes
+    next: the scale of attention is no tensor's.
     """
     residuals = list(residuals)
     found = []
     for use in uses:
-        behind = _number_behind(flow, use) if reads_out else 1.0
-        found.append(behind * _number_ahead(flow, residuals, use, CAPS if reads_out else HOMOGENEOUS))
+        behind = _number_behind(flow, use) if reads_out else _behind_norm(flow, use)
+        ahead = _number_ahead(flow, residuals, use, CAPS if reads_out else HOMOGENEOUS)
+        found.append(use.number * behind * ahead)
     return _told(found)
 
 
@@ -62,39 +69,88 @@ CAPS = HOMOGENEOUS | {"tanh"}
 def _number_ahead(flow: Flow, residuals: list[Residual], use: Use, passed: frozenset[str]) -> float:
     """The product of the numbers from a use on to what is more than a number, a view or a sum.
 
-    nan if that is a weight, as what stands between two weights may be either's, or a nonlinearity.
+    nan if that is a weight behind a sum, or a readout behind a norm: there the number is theirs.
     """
     first = flow.graph.nodes[use.node].outputs[0]
     additions = {residual.addition for residual in residuals}
     last = flow.graph.outputs | {residual.start for residual in residuals}
     products, found = {first: 1.0}, []
+    summed: set[int] = set()
     for value in bits(flow.descendants[first] & flow.live & ~(1 << first)):
         node = flow.maker(value)
         assert node is not None
         sources = [source for source in _carried(flow, node, products) if source not in last]
         if not sources:
             continue
+        is_sum = node.op in ("add", "sub") and len(flow.signals(node)) > 1
         passes = flow.is_handed_on(node) or node.op in passed | {"add", "sub"}
-        if _has(flow, node, "weight") or node.op in BENDING - SOFTMAXES - passed:
+        if _has(flow, node, "weight"):
+            of_weight = not summed.isdisjoint(sources) or _takes_numbers_behind(flow, node)
+            found += [math.nan] if of_weight else [products[source] for source in sources]
+        elif flow.is_product_of_signals(node):
             found.append(math.nan)
         elif node.index in additions or not passes or _has(flow, node, "gain"):
             found += [products[source] for source in sources]
         else:
             products[value] = _one([products[source] * _number(flow, node, source) for source in sources])
+            if is_sum or not summed.isdisjoint(sources):
+                summed.add(value)
     found += [product for value, product in products.items() if value in last]
     return _one(found)
 
 
+def _takes_numbers_behind(flow: Flow, node: Node) -> bool:
+    """Is it a readout, behind which there is a norm or a sum?"""
+    made = node.outputs[0]
+    weights = flow.descendants[made] & flow.live & flow.weighted & ~(1 << made)
+    return not weights and _walk_back(flow, node)[1]
+
+
 def _number_behind(flow: Flow, use: Use) -> float:
-    """The product of the numbers a weight's input was multiplied by since the last weight, norm or sum."""
+    """The product of the numbers a readout's input was multiplied by since the last norm or sum.
+
+    1 if a weight comes before: then they are that weight's.
+    """
+    product, is_told = _walk_back(flow, flow.graph.nodes[use.node])
+    return product if is_told else 1.0
+
+
+def _walk_back(flow: Flow, node: Node) -> tuple[float, bool]:
+    """The numbers on the way back from a weight, and whether no weight is at the end of it."""
     product = 1.0
-    (value, *_) = flow.signals(flow.graph.nodes[use.node]) or (-1,)
-    while value >= 0 and (node := flow.maker(value)) is not None and flow.is_handed_on(node):
-        if _has(flow, node, "gain") or not flow.signals(node):
+    signals = flow.signals(node)
+    while len(signals) == 1 and (maker := flow.maker(signals[0])) is not None:
+        uses = flow.uses.at(maker.index)
+        if any(use.kind in ("weight", "table") for use in uses):
+            return product, False
+        if is_normalisation(flow, maker):
+            return product * norm_size(flow, maker), True
+        vectors = [use for use in uses if use.kind in ("gain", "bias")]
+        if any(use.kind == "gain" and not follows_normalisation(flow, use) for use in vectors):
             break
-        value = flow.signals(node)[0]
-        product *= _number(flow, node, value)
-    return product
+        if not (vectors or flow.is_handed_on(maker) or maker.op in HOMOGENEOUS):
+            break
+        signals = flow.signals(maker)
+        product *= 1.0 if vectors or len(signals) != 1 else _number(flow, maker, signals[0])
+    return product, True
+
+
+def _behind_norm(flow: Flow, use: Use) -> float:
+    """The numbers between a tensor and the norm that it directly follows, with the norm's own."""
+    if use.kind not in ("weight", "gain"):
+        return 1.0
+    product = 1.0
+    signals = flow.signals(flow.graph.nodes[use.node])
+    while len(signals) == 1 and (node := flow.maker(signals[0])) is not None:
+        if _has(flow, node, "weight") or _has(flow, node, "gain"):
+            break
+        if is_normalisation(flow, node):
+            return product * norm_size(flow, node)
+        if not flow.is_handed_on(node):
+            break
+        signals = flow.signals(node)
+        product *= _number(flow, node, signals[0])
+    return 1.0
 
 
 def _number(flow: Flow, node: Node, source: int) -> float:

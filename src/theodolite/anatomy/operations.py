@@ -13,11 +13,8 @@ VIEWS = frozenset({
 })
 """Hand the signal on element by element: moved, copied, cast, masked, cut or repeated."""
 
-PICKS = frozenset({
-    "select", "split", "split_with_sizes", "unsafe_split", "unbind", "chunk", "index", "index_select",
-    "gather", "masked_select",
-})
-"""Views that pick one piece of several: the rest goes elsewhere, so they do not carry a stream on."""
+CARRIES = VIEWS - {"select", "unbind", "index", "index_select", "gather", "masked_select"}
+"""Views that carry a stream on, the whole of it or a half of its channels."""
 
 COPIES = frozenset({
     "clone", "contiguous", "_to_copy", "to", "type_as", "alias", "detach", "lift_fresh", "dropout",

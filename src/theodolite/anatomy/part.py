@@ -81,13 +81,11 @@ class Part:
     """What is added to a gain before it multiplies: 1 for a zero-centred one, `(1 + γ)·x`."""
     scale_free: bool = False
     """Is it divided by a norm of itself before it is used, so that only its direction counts?"""
-    span: int = 0
-    """Of a gain that multiplies a weight which is divided by its norm, as in weight normalisation: how many
-    entries of the weight `beside` it one norm is taken over. 0 for all others."""
     factor: float = 1.0
-    """The product of the plain numbers its output is multiplied by before it meets the stream (what ends a
-    branch), the logits (a readout; numbers on its input since the last weight, norm or sum count too) or the
-    first branch (what else stands outside of the blocks). 1 for all others, and where it cannot be told."""
+    """The product of the plain numbers the tensor and its output are multiplied by: up to the stream (what
+    ends a branch), the logits (a readout; numbers on its input since the last norm or sum count too) or the
+    next layer. A weight divided by a norm of itself counts as a number for the gain on it. 1 where it cannot
+    be told."""
     readout_factor: float = 1.0
     """Of a table that is a readout too: the same for the readout."""
     rows: tuple[tuple[tuple[int, int], ...], ...] = ()

@@ -145,9 +145,10 @@ def _bends(flow: Flow, start: int, end: int) -> bool:
 def _outermost(flow: Flow, joins: list[Join]) -> list[Join]:
     """Of residual additions inside one another's branches, those of the stream.
 
-    A branch that holds several residual additions is a skip around a whole stream (U-Net, long skips): it is
-    not one of the stream's. A single one inside a branch is an inner detail of that branch.
+    A branch that leads through several residual additions is a skip around a whole stream (U-Net, long
+    skips): it is not one of the stream's. Others inside a branch are inner details of it.
     """
+    joins = [_from_last_sum(flow, join, joins) for join in joins]
 
     def inside(outer: Join, candidates: list[Join]) -> list[Join]:
         region = flow.between(outer[1], outer[2]) & ~(1 << outer[1])
@@ -157,9 +158,47 @@ def _outermost(flow: Flow, joins: list[Join]) -> list[Join]:
             if join[0] != outer[0] and region >> flow.graph.nodes[join[0]].outputs[0] & 1
         ]
 
-    kept = [join for join in joins if len(inside(join, joins)) < 2]
+    def leads_through(outer: Join) -> int:
+        sums = [flow.graph.nodes[join[0]].outputs[0] for join in inside(outer, joins)]
+        return sum(_all_pass(flow, outer[1], outer[2], value) for value in sums)
+
+    kept = [join for join in joins if leads_through(join) < 2]
     details = {inner for join in kept for inner in inside(join, kept)}
     return [join for join in kept if join not in details]
+
+
+def _from_last_sum(flow: Flow, join: Join, joins: list[Join]) -> Join:
+    """The join, its branch beginning at the last sum it leads through if that is of the same stream.
+
+    Where the halves of a stream change each other in turn, a branch reads what the one before it made.
+    """
+    addition, start, end = join
+    for other in reversed(joins):
+        total = flow.graph.nodes[other[0]].outputs[0]
+        on_the_way = total != start and flow.between(start, end) >> total & 1
+        if (
+            on_the_way
+            and flow.lineage[total] & flow.lineage[start]
+            and not flow.lineage[total] >> start & 1
+            and flow.weights_between(total, end)
+            and _all_pass(flow, start, end, total)
+        ):
+            return addition, total, end
+    return join
+
+
+def _all_pass(flow: Flow, start: int, end: int, gate: int) -> bool:
+    """Does every path from start to end lead through a value?"""
+    inside = flow.between(start, end)
+    waiting, seen = [start], {start, gate}
+    while waiting:
+        for node in flow.readers(waiting.pop()):
+            fresh = [made for made in node.outputs if inside >> made & 1 and made not in seen]
+            if end in fresh:
+                return False
+            seen.update(fresh)
+            waiting += fresh
+    return True
 
 
 def _branches(flow: Flow, addition: int, start: int, end: int) -> list[Residual]:

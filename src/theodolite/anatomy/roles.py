@@ -36,7 +36,10 @@ def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
         in_axes = tuple(axis for axis in (*in_axes, *out_axes) if axis not in grown)
         out_axes = grown
     elif use.kind in ("bias", "gain"):
-        out_axes = tuple(sorted({*out_axes, *grown}))  # an axis of size one may yet grow
+        if not (set(in_axes) & set(grown) and set(out_axes) & set(grown)):  # else a gain for each entry
+            in_axes, out_axes = (), in_axes + out_axes
+        # An axis of size one may yet grow.
+        out_axes = tuple(sorted({*out_axes, *grown} - {*in_axes}))
     elif use.op == "linear":
         out_axes = _without_stack(out_axes, grown)
     width_in = any(axis in grown for axis in in_axes)
@@ -66,8 +69,10 @@ def fans_by_position(flow: Flow, use: Use, in_branch: bool) -> Fans:
     scaled = [other for other in flow.uses.at(use.node) if other.kind == "weight" and use.kind == "gain"]
     if scaled:  # a scale vector grows with the side of the weight that it runs over
         weight = fans_by_position(flow, scaled[0], in_branch)
+        if use.in_axes and weight.role == "hidden":
+            return Fans(use.in_axes, use.out_axes, True, True, "gain")
         grows = {"inputs": weight.width_in, "outputs": weight.width_out, None: False}[use.along]
-        return Fans(use.in_axes, use.out_axes, False, grows, "gain")
+        return Fans((), tuple(sorted(use.in_axes + use.out_axes)), False, grows, "gain")
     if use.kind == "bias" or use.kind == "gain":
         grows = bool(use.out_axes) and not (is_last and use.kind == "bias")
         return Fans(use.in_axes, use.out_axes, False, grows, use.kind)

@@ -64,6 +64,8 @@ class Graph:
     """By value: canonical name."""
     aliases: dict[int, str] = field(default_factory=dict)
     """By value: the name by which the network holds the parameter there; a tied one has a value for each."""
+    numbers: dict[int, float] = field(default_factory=dict)
+    """By value of one element: the number it holds, where no input and no trained parameter is in it."""
     inputs: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     """The logits where they can be told, else all that is returned."""
@@ -84,7 +86,7 @@ def trace(model: nn.Module, inputs: Any) -> Graph:
 
     Raises what the forward pass raises.
     """
-    names = {id(tensor): name for name, tensor in canonical_parameters(model)}
+    names = _names(model)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     try:
         return _trace_fake(model, inputs, names)
@@ -101,8 +103,16 @@ def watch(model: nn.Module, inputs: Any, seen: Callable[[int, Tensor], None]) ->
     `seen(value, tensor)` is called the moment an operation has made a value: an operation in place may
     overwrite it later.
     """
-    names = {id(tensor): name for name, tensor in canonical_parameters(model)}
-    return _trace_real(model, inputs, names, seen)
+    return _trace_real(model, inputs, _names(model), seen)
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    """By id of a parameter: its name. A frozen number is a constant."""
+    return {
+        id(tensor): name
+        for name, tensor in canonical_parameters(model)
+        if tensor.requires_grad or tensor.numel() > 1
+    }
 
 
 def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Graph:
@@ -118,6 +128,9 @@ def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Grap
             return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
 
     state = {id(tensor): fake(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.numel() == 1 and id(tensor) not in names and not tensor.is_meta:
+            state[id(tensor)].constant = tensor.detach().clone()  # torch works out what is made of it
     swapped = {name: state[id(tensor)] for name, tensor in named_tensors(model)}
     with mode, _silenced("torch._subclasses.fake_tensor"):
         fake_inputs = tree_map(fake, inputs)
@@ -154,7 +167,9 @@ def _record(
     for name, tensor in state.items():
         value = recorder.value(tensor)
         known = parameters.get(id(places[name][0])) if name in places else None
-        if known is not None:
+        if known is None:
+            recorder.note_number(tensor)
+        else:
             recorder.graph.parameters[value] = known
             recorder.graph.aliases.setdefault(value, places[name][1])
     for leaf in tree_leaves(inputs):
@@ -220,6 +235,15 @@ class _Recorder(TorchDispatchMode):
             self.seen(index, tensor)
         return index
 
+    def note_number(self, tensor: Tensor) -> None:
+        """Keep the number that a constant of one element holds."""
+        if tensor.numel() != 1 or tensor.is_complex():
+            return
+        held = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+        if held is not None and not held.is_meta:
+            with torch._C._DisableTorchDispatch():
+                self.graph.numbers[self.value(tensor)] = float(held.item())
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = _run(func, args, kwargs)
@@ -230,10 +254,30 @@ class _Recorder(TorchDispatchMode):
             self._add(
                 op_name(func), refs, {key: self._ref(arg) for key, arg in kwargs.items()}, made, written
             )
+            if len(made) == 1 and made[0].numel() == 1:
+                self._note_made(func, args, kwargs, made[0])
         return result
+
+    def _note_made(self, func: Any, args: Any, kwargs: Any, made: Tensor) -> None:
+        """Keep the number of a constant that was made just now, from a number or from other constants."""
+        name, inputs = op_name(func), self.graph.nodes[-1].inputs
+        drawn = torch.Tag.nondeterministic_seeded in func.tags or name.startswith("empty")
+        if drawn or not all(value in self.graph.numbers for value in inputs):
+            return
+        if not inputs and isinstance(made, FakeTensor) and made.constant is None:
+            filled = {"new_full": args[2:3], "full_like": args[1:2]}.get(name)
+            if filled is None and any(isinstance(arg, Tensor) for arg in args):
+                return
+            with torch._C._DisableTorchDispatch():
+                made.constant = (
+                    torch.full(made.shape, *filled, dtype=made.dtype) if filled else func(*args, **kwargs)
+                )
+        self.note_number(made)
 
     def _ref(self, arg: Any) -> Any:
         if isinstance(arg, Tensor):
+            if id(arg) not in self.values:  # a plain tensor that the network holds
+                self.note_number(arg)
             return Ref(self.value(arg))
         return [self._ref(item) for item in arg] if isinstance(arg, (list, tuple)) else arg
 

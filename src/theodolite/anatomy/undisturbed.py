@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -22,6 +24,8 @@ from theodolite.higher_order import plain_operators
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode, one plain path through attention and recurrent layers, no compilation, no inference mode.
+
+    Sums in disguise (`lerp`, `addcmul`, `addmm`, a sum over a stack) run as the sums they are.
 
     Undone after it: modes; switches of torch; attributes that a forward pass sets (a mask or a cache it
     keeps); what it writes to buffers, which are copies meanwhile. Not undone: what it writes into other
@@ -53,6 +57,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             sdpa_kernel(SDPBackend.MATH),
             torch.compiler.set_stance("force_eager"),
             plain_operators(),
+            _ByDefinition(),
         ):
             for module in attributes:
                 for name, buffer in module._buffers.items():
@@ -99,3 +104,78 @@ def _stand_in(tensor: Tensor, gradients: bool) -> Tensor:
     """The same numbers without a history, as the leaf of one."""
     leaf = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
     return leaf.requires_grad_(gradients and (tensor.is_floating_point() or tensor.is_complex()))
+
+
+class _ByDefinition(TorchFunctionMode):
+    """Runs operations that add something to a signal as additions, above autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stacks: dict[int, tuple[Tensor, list[Tensor], int]] = {}  # the first keeps the id taken
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DEFINITIONS and "out" not in kwargs:
+            defined = _DEFINITIONS[func](*args, **kwargs)
+            if defined is not None:
+                return defined
+        if func in _SUMS and (terms := self._terms(*args, **kwargs)) is not None:
+            return _SUMS[func](terms)
+        made = func(*args, **kwargs)
+        if func is torch.stack and isinstance(made, Tensor):
+            tensors = list(args[0] if args else kwargs["tensors"])
+            dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+            self.stacks[id(made)] = made, tensors, dim % made.dim()
+        return made
+
+    def _terms(
+        self, stacked: Any = None, dim: Any = None, *others: Any, **options: Any
+    ) -> list[Tensor] | None:
+        """The tensors of a stack that is summed over the dimension it was stacked along, and no other."""
+        known = self.stacks.get(id(stacked))
+        if known is None or others or options:
+            return None
+        dims = [dim] if isinstance(dim, int) else list(dim or ())
+        return known[1] if [one % stacked.dim() for one in dims] == [known[2]] else None
+
+
+def _lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
+    return (1 - weight) * start + weight * end
+
+
+def _addcmul(added: Tensor, first: Tensor, second: Tensor, *, value: float = 1) -> Tensor:
+    product = first * second
+    return added + (product if value == 1 else value * product)
+
+
+def _addmm(
+    added: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor | None:
+    if added.dim() < 2:  # the bias of a linear map
+        return None
+    product = first @ second
+    return (added if beta == 1 else beta * added) + (product if alpha == 1 else alpha * product)
+
+
+def _in_place(define: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    def run(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        made = define(tensor, *args, **kwargs)
+        return None if made is None else tensor.copy_(made)
+
+    return run
+
+
+_DEFINITIONS: dict[Any, Callable[..., Tensor | None]] = {
+    form: define
+    for name, define in (("lerp", _lerp), ("addcmul", _addcmul), ("addmm", _addmm), ("baddbmm", _addmm))
+    for form in (getattr(torch, name), getattr(Tensor, name))
+} | {
+    getattr(Tensor, f"{name}_"): _in_place(define)
+    for name, define in (("lerp", _lerp), ("addcmul", _addcmul), ("addmm", _addmm), ("baddbmm", _addmm))
+}
+_SUMS: dict[Any, Callable[[list[Tensor]], Tensor]] = {
+    torch.sum: lambda terms: functools.reduce(torch.add, terms),
+    Tensor.sum: lambda terms: functools.reduce(torch.add, terms),
+    torch.mean: lambda terms: functools.reduce(torch.add, terms) / len(terms),
+    Tensor.mean: lambda terms: functools.reduce(torch.add, terms) / len(terms),
+}

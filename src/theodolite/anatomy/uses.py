@@ -8,6 +8,7 @@ added is a bias.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from theodolite.anatomy.operations import (
     MULTIPLICATIONS,
     NORMS,
     PRODUCTS,
+    REDUCTIONS,
     VIEWS,
 )
 from theodolite.anatomy.trace import Graph, Node, Ref
@@ -47,6 +49,8 @@ class Use:
     """The number that was added to it before."""
     along: Along = None
     """Of a vector that multiplies a weight: whether it runs over the weight's inputs or outputs."""
+    number: float = 1.0
+    """What it was multiplied by before."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,12 @@ class _Finder:
         self.shapes = {name: graph.shapes[value] for value, name in graph.parameters.items()}
         self.alias = dict(graph.aliases)
         self.offset: dict[int, dict[str, float]] = {}
+        self.number: dict[int, float] = {}
+        self.scalers: dict[int, set[str]] = {}
+        """By expression: the parameters in it that others were multiplied by."""
         self.signal = {value for value in graph.inputs if graph.floating[value]}
+        self.raw = set(self.signal)
+        """The signal that no parameter has met yet."""
         self.uses: list[Use] = []
         self.unknown: dict[str, str] = {}
 
@@ -124,6 +133,8 @@ class _Finder:
             return
         elif not has_signal:
             return
+        elif all(value in self.raw or value not in self.signal for value in node.inputs):
+            self.raw.update(node.outputs)
         self.signal.update(output for output in node.outputs if self.graph.floating[output])
 
     def _is_use(self, node: Node, has_signal: bool) -> bool:
@@ -132,10 +143,11 @@ class _Finder:
         if has_signal:
             return True
         if node.op in NORMS:
-            return self._at(node, NORMS[node.op][0]) in self.expression
+            return self._at(node, NORMS[node.op][0]) in self.expression and not self._becomes_weight(node)
         # A constant or learned tokens going through a layer. Products with vectors alone are how
         # parametrizations (spectral norm) compute a weight.
-        return node.op in PRODUCTS and node.op not in ("mv", "addmv") and not self._composes(node)
+        composes = node.op == "mm" and self._becomes_weight(node)
+        return node.op in PRODUCTS and node.op not in ("mv", "addmv") and not composes
 
     def _selects_matrices(self, node: Node) -> bool:
         """`experts[chosen]`: which matrix, not which row."""
@@ -145,10 +157,8 @@ class _Finder:
         chosen = [position for position, index in enumerate(node.args[1]) if index is not None]
         return chosen == [0]
 
-    def _composes(self, node: Node) -> bool:
-        """Is it a product of parameters, or with a constant, that a layer uses as its weight (W + B A)?"""
-        if node.op != "mm":
-            return False
+    def _becomes_weight(self, node: Node) -> bool:
+        """Does a layer use as its weight what is made of parameters here, as in W + B A?"""
         waiting, seen = list(node.outputs), set(node.outputs)
         while waiting:
             value = waiting.pop()
@@ -158,6 +168,10 @@ class _Finder:
                     return (
                         read[1] == value and read[0] not in self.expression and reader.op in ("mm", "addmm")
                     )
+                if reader.op in CONVOLUTIONS:
+                    return self._at(reader, 1) == value
+                if reader.op in REDUCTIONS:
+                    continue  # what it is divided by
                 if reader.op not in VIEWS | ADDITIONS | {"mul", "div"}:
                     return False
                 waiting += [made for made in reader.outputs if made not in seen]
@@ -167,22 +181,29 @@ class _Finder:
     def _express(self, node: Node, weights: list[int]) -> None:
         """Still an expression of parameters: follow its axes."""
         args = tuple(arg for arg in node.args[1:] if not isinstance(arg, Ref))
-        composed = node.op in PRODUCTS and len(weights) > 1 and self._composes(node)
-        offset = self._offset(node, weights)
+        composed = node.op == "mm" and len(weights) > 1 and self._becomes_weight(node)
+        offset, number = self._offset(node, weights), self._number(node)
         # The largest first: a weight divided by a norm of itself has the axes of the weight.
         ordered = sorted(weights, key=lambda value: -math.prod(self.graph.shapes[value]))
+        scalers = {name for value in ordered for name in self.scalers.get(value, ())}
+        if node.op == "mul":
+            others = {name for value in ordered[1:] for name in self.expression[value]}
+            scalers |= others - self.expression[ordered[0]].keys()
         for output in node.outputs:
+            self.scalers[output] = scalers
             shape = self.graph.shapes[output]
             merged: Expression = {}
             for value in ordered:
                 for name, axes in self.expression[value].items():
                     if composed and not isinstance(axes, Factor):
                         axes = Factor(axes[1], axes[0])
+                    elif node.op in NORMS and value != self._at(node, NORMS[node.op][0]):
+                        axes = self._along_norm(node, axes, len(shape))
                     elif not isinstance(axes, Factor):
                         axes = moved(node.op, axes, self.graph.shapes[value], shape, args)
                     merged.setdefault(name, axes)
             self.expression[output] = merged
-            self.offset[output] = offset
+            self.offset[output], self.number[output] = offset, number
             if (alias := self.alias.get(ordered[0])) is not None:
                 self.alias[output] = alias
 
@@ -197,6 +218,31 @@ class _Finder:
         shift = numbers[0] if node.op == "add" else -numbers[0]
         names = (name for value in weights for name in self.expression[value])
         return {name: before.get(name, 0.0) + shift for name in names}
+
+    def _number(self, node: Node) -> float:
+        """What the parameters in an expression have been multiplied by; 1 where it is more than a product."""
+        read = [self._number_of(arg) for arg in node.args]
+        if node.op in VIEWS:
+            return read[0]
+        if node.op == "mul":
+            return read[0] * read[1]
+        if node.op == "div":
+            return read[0] / read[1] if read[1] else 1.0
+        if node.op == "neg":
+            return -read[0]
+        return 1.0
+
+    def _number_of(self, arg: Any) -> float:
+        if isinstance(arg, Ref):
+            return self.number.get(arg.value, self.graph.numbers.get(arg.value, 1.0))
+        return float(arg) if isinstance(arg, (int, float)) else 1.0
+
+    @staticmethod
+    def _along_norm(node: Node, axes: Axes | Factor, rank: int) -> Axes | Factor:
+        """Where the gain or shift of a fused norm lies in its result."""
+        if isinstance(axes, Factor) or "layer" in node.op or "rms" in node.op:
+            return axes if isinstance(axes, Factor) else ((),) * (rank - len(axes)) + axes
+        return ((), *axes, *((),) * (rank - 2))
 
     def _use(self, node: Node) -> None:
         if node.op in PRODUCTS:
@@ -215,7 +261,8 @@ class _Finder:
                 self._add_term(node, value)
         elif node.op in MULTIPLICATIONS:
             for value in node.inputs:
-                self._add(node, value, "gain", "scale")
+                if not self._use_contraction(node, value) and not self._use_outer(node, value):
+                    self._add(node, value, "gain", "scale")
         elif node.op in JOINTS:
             for value in node.inputs:
                 self._add(node, value, "token", "concat")
@@ -235,6 +282,52 @@ class _Finder:
             self._add(node, x, "token", "concat")
         else:
             self._add_matrix(node, x, inner=-1, outer=-2)
+
+    def _use_contraction(self, node: Node, value: int) -> bool:
+        """`(h·v).sum(-1)`: what is multiplied elementwise and summed at once is a weight."""
+        reader, dims = self._summed(node)
+        if value not in self.expression or reader is None:
+            return False
+        rank, out = len(self.graph.shapes[value]), len(self.graph.shapes[node.outputs[0]])
+        inner = [dim - (out - rank) for dim in dims]
+        for name, axes in self.expression[value].items():
+            summed = _flat(axes, [dim for dim in inner if dim >= 0])
+            if not any(self.shapes[name][axis] > 1 for axis in summed):
+                return False
+        for name, axes in self.expression[value].items():
+            kept = _flat(axes, [dim for dim in range(rank) if dim not in inner])
+            self._append_weight(node, value, name, _flat(axes, [dim for dim in inner if dim >= 0]), kept)
+        if reader.op == "mean":
+            before, after = (math.prod(self.graph.shapes[one.outputs[0]]) for one in (node, reader))
+            count = before / after
+            for index, use in enumerate(self.uses):
+                if use.node == node.index:
+                    self.uses[index] = dataclasses.replace(use, number=use.number / count)
+        return True
+
+    def _use_outer(self, node: Node, value: int) -> bool:
+        """A vector times one number of the data, as x·w of a single feature, is a weight of fan-in one."""
+        others = [other for other in node.inputs if other in self.raw]
+        if node.op != "mul" or value not in self.expression or len(others) != 1:
+            return False
+        signal, rank = self.graph.shapes[others[0]], len(self.graph.shapes[value])
+        padded = (1,) * (rank - len(signal)) + signal[max(0, len(signal) - rank) :]
+        varying = [dim for dim, size in enumerate(self.graph.shapes[value]) if size > 1]
+        if not varying or any(padded[dim] != 1 for dim in varying[-1:]):
+            return False
+        for name, axes in self.expression[value].items():
+            self._append(node, name, "weight", "linear", (), _flat(axes, varying[-1:]))
+        return True
+
+    def _summed(self, node: Node) -> tuple[Node | None, list[int]]:
+        """The sum or mean that alone reads an elementwise product, and the dimensions it sums over."""
+        readers = [self.graph.nodes[index] for index in self.graph.readers[node.outputs[0]]]
+        if node.op != "mul" or len(readers) != 1 or readers[0].op not in ("sum", "mean"):
+            return None, []
+        (reader,) = readers
+        rank = len(self.graph.shapes[node.outputs[0]])
+        named = reader.args[1] if len(reader.args) > 1 else None
+        return reader, [dim % rank for dim in named] if named else list(range(rank))
 
     def _use_convolution(self, node: Node) -> None:
         weight, bias, transposed = self._at(node, 1), self._at(node, 2), node.args[6]
@@ -308,13 +401,20 @@ class _Finder:
     def _append_factor(
         self, node: Node, value: int, name: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
     ) -> bool:
-        """One parameter of several is a gain if it runs over inputs or outputs only: a scale vector, or the
-        lengths of weight normalisation."""
+        """One parameter of several is a gain if it runs over fewer dimensions than another one does, as a
+        scale vector or the lengths of weight normalisation, or if it multiplies the other entry by entry."""
         inner, outer = (
             tuple(axis for axis in axes if self.shapes[name][axis] > 1) for axes in (in_axes, out_axes)
         )
-        if len(self.expression[value]) == 1 or (inner and outer):
+        others = [
+            self._varying(other, axes) for other, axes in self.expression[value].items() if other != name
+        ]
+        if not others:
             return False
+        if (inner and outer) or len(inner + outer) >= max(map(len, others)):
+            if name in self.scalers.get(value, ()):
+                self._append(node, name, "gain", "scale", inner, outer)
+            return name in self.scalers.get(value, ())
         along: Along = "inputs" if inner else "outputs" if outer else None
         self._append(node, name, "gain", "scale", (), inner + outer, along)
         return True
@@ -327,8 +427,18 @@ class _Finder:
             else:
                 self._append(node, name, kind, op, (), dims)
         if kind == "token" and value in self.expression:
-            del self.expression[value]  # from here on it is signal: a stream may begin as a parameter
+            self._begin_stream(value)
+
+    def _begin_stream(self, value: int) -> None:
+        """From here on it is signal, and so is what it is a view of: a stream may begin as a parameter."""
+        while value in self.expression:
+            del self.expression[value]
             self.signal.add(value)
+            maker = self.graph.maker[value]
+            node = None if maker is None else self.graph.nodes[maker]
+            if node is None or node.op not in VIEWS or node.inputs[0] in self.graph.parameters:
+                break
+            value = node.inputs[0]
 
     def _append(
         self,
@@ -352,6 +462,7 @@ class _Finder:
                 self.alias.get(value, name),
                 self.offset.get(value, {}).get(name, 0.0),
                 along,
+                self.number.get(value, 1.0),
             )
         )
 

@@ -6,7 +6,6 @@ import difflib
 import fnmatch
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from theodolite.planning.plan import Plan, Row
 from theodolite.planning.quantities import Case
 from theodolite.planning.readout import readouts
 from theodolite.planning.repeating import repeating
-from theodolite.planning.rows import kept_row, make_row, norm_growth, settled
+from theodolite.planning.rows import kept_row, make_row, settled
 from theodolite.rules import MATRIX_RULES, POLICIES, RULES, Base, Policy, Ratios, Rule
 from theodolite.size import Size
 
@@ -126,10 +125,6 @@ def plan(
             continue
         partner = partners[part.name]
         ratios = _ratios(part, partner, branches.depth(part))
-        direction = target.get(part.beside or "") if part.span and partner.span else None
-        if direction is not None and direction.trained:
-            fans = _ratios(direction, partners[direction.name], branches.depth(direction))
-            ratios = replace(ratios, own=ratios.own / norm_growth(part, partner, direction, fans))
         by_matrix = not vectors or _is_matrix(part, covers)
         its_rule, rule_name = (rule, name) if by_matrix else (RULES["adamw"], "adamw")
         given = Base(

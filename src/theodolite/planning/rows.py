@@ -12,7 +12,7 @@ from theodolite.planning.law import Law
 from theodolite.planning.plan import Row
 from theodolite.planning.quantities import Case
 from theodolite.rules import Base, Hyper, Policy, Ratios, Rule
-from theodolite.rules.condition import centre, deviation, multiplier
+from theodolite.rules.condition import centre, deviation
 from theodolite.rules.decay import decayed
 
 
@@ -65,15 +65,6 @@ def kept_row(part: Part) -> Row:
             "lr": "none: no optimizer has it",
         },
     )
-
-
-def norm_growth(gain: Part, partner: Part, direction: Part, ratios: Ratios) -> float:
-    """By how much the norm of a weight v grows that a gain g replaces, in `g·v/‖v‖`.
-
-    Divided by it, entries of v go as one over it: a number in the forward pass that g makes up for.
-    """
-    std = deviation(direction, ratios) * multiplier(direction, ratios)
-    return std * math.sqrt(gain.span / partner.span)
 
 
 def make_row(case: Case) -> Row:

@@ -148,7 +148,8 @@ def gemma2(d: int, n: int) -> Table:
         ]
 
     outside = {
-        "model.embed_tokens.weight": lookup(VOCAB, d, tied=("lm_head.weight",)),
+        # The buffer embed_scale holds √d.
+        "model.embed_tokens.weight": lookup(VOCAB, d, tied=("lm_head.weight",), looked_up=d**0.5),
         "model.norm.weight": zero_centred(d, reaches="a tied head"),
     }
     return Table(outside, [block(i) for i in range(n)])

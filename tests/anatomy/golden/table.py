@@ -33,6 +33,7 @@ class Fact:
     norm: Norm | None = None
     read_by: tuple[str, ...] = ()
     tied: tuple[str, ...] = ()
+    factor: float = 1.0
     readout_factor: float = 1.0
     readout: tuple[str, ...] = ()
     offset: float = 0.0
@@ -147,6 +148,7 @@ def _part(name: str, fact: Fact) -> Part:
         out_axes=fact.out_axes,
         norm=fact.norm,
         tied=fact.tied,
+        factor=fact.factor,
         readout_factor=fact.readout_factor,
         readout=fact.readout,
         offset=fact.offset,

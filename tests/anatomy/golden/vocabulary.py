@@ -34,12 +34,15 @@ def entry(fan_in: int, fan_out: int) -> Fact:
     return Fact((fan_out, fan_in), "linear", "input", (1,), (0,), "out")
 
 
-def lookup(count: int, d: int, tied: tuple[str, ...] = (), factor: float = 1.0) -> Fact:
+def lookup(
+    count: int, d: int, tied: tuple[str, ...] = (), factor: float = 1.0, looked_up: float = 1.0
+) -> Fact:
     """nn.Embedding (count, d). A tied head does not change it: the first use names the part.
 
-    Of several that share it, the head is the last, and `factor` is a number that it is multiplied by.
+    Of several that share it, the head is the last, and `factor` is a number that it is multiplied by;
+    `looked_up` multiplies what is looked up.
     """
-    head = {"tied": tied, "readout": tied[-1:], "readout_factor": factor}
+    head = {"tied": tied, "readout": tied[-1:], "factor": looked_up, "readout_factor": factor}
     return Fact((count, d), "embedding", "input", (0,), (1,), "out", **head)
 
 
