@@ -221,6 +221,10 @@ PLAN = ["plan", "mine.py:good", "--width", "64", "--lr", "0.1"]
         ([*PLAN, "--init", "last"], "--init last: write PATTERN=STD"),
         ([*PLAN, "--init", "last.*=wide"], "--init last.*=wide: write PATTERN=STD"),
         ([*PLAN, "--init", "lost.*=1"], "'lost.*'"),
+        (
+            [*PLAN, "--no-decay", "lost.*"],
+            "no_decay: no tensor that is trained has a name that matches 'lost.*'",
+        ),
         ([*PLAN, "--explain", "lost"], "'lost' is not a tensor of this plan"),
         ([*PLAN, "--diff", "mine.py"], "mine.py is not JSON"),
         ([*PLAN, "--out", "mine.py"], "mine.py: there is a file that is no plan"),

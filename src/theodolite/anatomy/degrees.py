@@ -7,11 +7,11 @@ of `g·v/‖v‖` changes nothing: it is of degree zero, or free of scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.norms import POWERS, size_after
-from theodolite.anatomy.operations import NORMS, REDUCTIONS, VIEWS
+from theodolite.anatomy.operations import NORMS, POSITIVE, REDUCTIONS, VIEWS
 from theodolite.anatomy.trace import Node, Ref
 from theodolite.anatomy.uses import Use
 
@@ -50,6 +50,51 @@ def scaled_weights(flow: Flow, use: Use) -> list[str]:
     """The weights that a gain is a factor of: those that set their size together with it."""
     weights = [one for one in flow.uses.at(use.node) if one.kind == "weight" and use.kind == "gain"]
     return [one.name for one in weights if _value(flow, one) == _value(flow, use) and degree(flow, one) == 1]
+
+
+def is_rate(flow: Flow, use: Use) -> bool:
+    """Does a parameter stand for a rate by its logarithm?
+
+    The A of `exp(Δ·A)` is `−exp(A_log)`, the time step Δ is `softplus(Wx + b)`: A_log and b do. Biases in
+    front of a gate or a softmax do not: no exponent is reached from there.
+    """
+    value = _value(flow, use)
+    reached = {at for at, name in flow.graph.parameters.items() if name == use.name}
+    for node in _expression(flow, value)[0] if value is not None else ():
+        if reached.intersection(node.inputs):
+            if node.op in POSITIVE:
+                return True
+            reached.update(node.outputs)
+    if use.kind != "bias":
+        return False
+    added = flow.graph.nodes[use.node].outputs[0]
+    return any(_leads_to(flow, one, ("exp", "exp2")) for one in _made_positive(flow, added))
+
+
+def _made_positive(flow: Flow, start: int) -> list[int]:
+    """What a positive function makes of a value, with nothing but views and clamps between them."""
+    waiting = [start]
+    found: list[int] = []
+    while waiting:
+        for node in flow.readers(waiting.pop()):
+            if node.op in POSITIVE:
+                found += node.outputs
+            elif node.op in VIEWS | {"clamp", "clamp_min", "neg"}:
+                waiting += node.outputs
+    return found
+
+
+def _leads_to(flow: Flow, start: int, ops: Collection[str]) -> bool:
+    """Is one of these operations reached through products by entries, sums over time and views alone?"""
+    waiting, seen = [start], {start}
+    while waiting:
+        for node in flow.readers(waiting.pop()):
+            if node.op in ops:
+                return True
+            if node.op in VIEWS | {"mul", "neg", "clamp", "clamp_min", "cumsum"}:
+                waiting += [made for made in node.outputs if made not in seen]
+                seen.update(node.outputs)
+    return False
 
 
 def leading_weight(flow: Flow, use: Use) -> str | None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from theodolite.anatomy.blocks import places
 from theodolite.anatomy.branches import (
@@ -23,7 +23,7 @@ from theodolite.anatomy.branches import (
     placement_of,
     streams_of,
 )
-from theodolite.anatomy.degrees import degree, direction_size, leading_weight, scaled_weights
+from theodolite.anatomy.degrees import degree, direction_size, is_rate, leading_weight, scaled_weights
 from theodolite.anatomy.growth import grown_axes
 from theodolite.anatomy.multipliers import factor_elsewhere, factor_to_stream
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters
@@ -136,6 +136,7 @@ class _Dissection:
         self.queries = {name for residual in main.residuals for name in residual.queries}
         self.homes = self._homes()
         self.aliases = _aliases(main.model)
+        self.undecayed = {name for name, one in canonical_parameters(main.model) if _is_marked(one)}
 
     def anatomy(self) -> Anatomy:
         branches = self._branches()
@@ -276,6 +277,8 @@ class _Dissection:
             beside=last_weight(self.flow, use) if name not in self.lent and use.node >= 0 else None,
             offset=use.offset if use.kind == "gain" else 0.0,
             scale_free=all(one.node >= 0 and degree(self.flow, one) == 0 for one in uses),
+            rate=any(one.node >= 0 and is_rate(self.flow, one) for one in uses),
+            undecayed=name in self.undecayed,
             factor=self._factor(name, role, [one for one in uses if one.kind == use.kind]),
             readout_factor=self._factor(
                 name, "output", [one for one in uses if one.kind == "weight" != use.kind]
@@ -342,6 +345,12 @@ def _readout(uses: list[Use]) -> tuple[str, ...]:
         return ()
     weights = [use for use in uses if use.kind == "weight"]
     return tuple(dict.fromkeys(use.op if use.alias in tables else use.alias for use in weights))
+
+
+def _is_marked(tensor: Tensor) -> bool:
+    """Does a network say of its tensor that it is not to decay? As Mamba's and S4's code do."""
+    by_options = (getattr(tensor, "_optim", None) or {}).get("weight_decay")
+    return bool(getattr(tensor, "_no_weight_decay", False)) or by_options == 0
 
 
 def _aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -43,6 +43,9 @@ BENDING = BOUNDED | {
 }
 """Nonlinearities."""
 
+POSITIVE = frozenset({"exp", "exp2", "softplus", "sigmoid"})
+"""Are positive at zero too: what goes through one stands for a rate by its logarithm, or the like."""
+
 HOMOGENEOUS = frozenset({"relu", "leaky_relu", "_prelu_kernel"})
 """Those that commute with a positive factor."""
 

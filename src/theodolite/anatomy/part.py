@@ -81,6 +81,11 @@ class Part:
     """What is added to a gain before it multiplies: 1 for a zero-centred one, `(1 + γ)·x`."""
     scale_free: bool = False
     """Is it divided by a norm of itself before it is used, so that only its direction counts?"""
+    rate: bool = False
+    """Does it stand for a rate by its logarithm, as time constants of state-space models do? It goes through
+    exp, softplus or a sigmoid before it is used; or, of a bias, its sum does on the way to an exponent."""
+    undecayed: bool = False
+    """Does the network mark it as not to decay, by `_no_weight_decay` or `_optim["weight_decay"] = 0`?"""
     factor: float = 1.0
     """The product of the plain numbers the tensor and its output are multiplied by: up to the stream (what
     ends a branch), the logits (a readout; numbers on its input since the last norm or sum count too) or the

@@ -48,6 +48,10 @@ def plan(
         typer.Option(metavar="PATTERN=STD", help="Std at base size, not the network's own; may be repeated."),
     ] = None,
     role: Roles = None,
+    no_decay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Tensors that do not decay; may be repeated."),
+    ] = None,
     explain: Annotated[
         str | None, typer.Option(metavar="NAME", help="Print where the numbers of one tensor come from.")
     ] = None,
@@ -105,6 +109,7 @@ def plan(
         vector_lr=vector_lr,
         init=stds_of(init),
         roles=roles_of(role),
+        no_decay=no_decay or (),
     )
     if json:
         print_result(to_json(made), end="")

@@ -168,11 +168,15 @@ def _lr(case: Case) -> str:
 def _decay(case: Case) -> str:
     if case.policy == "none":
         return "0: the policy is that nothing decays"
+    if case.part.undecayed:
+        return "0: no_decay names it, or the network marks it as not to decay"
     if not decays(case.part, case.policy):
         if case.policy == "matrices":
             return f"0: the policy is that no {case.part.role} decays"
         if case.part.scale_free:
             return "0: it is divided by a norm of itself, so decay would only enlarge its steps"
+        if case.part.rate:
+            return "0: it stands for a rate by its logarithm, which decay would pull to that of zero"
         whose = "an Output-Norm" if case.part.norm else "no norm"
         return f"0: the gain of {whose} never decays"
     if case.policy == "independent":

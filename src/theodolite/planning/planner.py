@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
 
@@ -45,6 +46,7 @@ def plan(
     vector_lr: float | None = None,
     init: Mapping[str, float] | None = None,
     roles: Mapping[str, Role] | None = None,
+    no_decay: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
     vector_options: Mapping[str, Any] | None = None,
     anatomies: Mapping[Size, Anatomy] | None = None,
@@ -70,6 +72,8 @@ def plan(
         init: by pattern of names, the std at base size where it should not be the network's own; 0 for zeros.
         roles: what tensors are that cannot be classified by looking, by pattern of names; `frozen` for those
             that the plan should leave alone.
+        no_decay: patterns of names of tensors that do not decay, whatever the policy. Parameters that the
+            network marks by `_no_weight_decay = True` or `_optim = {"weight_decay": 0.0}` do not either.
         options: further options of the optimizer, such as betas.
         vector_options: the same of the AdamW beside a matrix optimizer.
         anatomies: of the network at either size, if they are at hand: they need not be found again.
@@ -117,6 +121,7 @@ def plan(
     among = {part.name for part in reference.trained}
     own_depth = depth_in_init(build, base, among) if branches.ratio != 1 else {}
     laws = _overridden(read_laws(build, base, among), partners, init)
+    undecayed = _undecayed(no_decay, partners)
     multipliers, tied = readouts(target, partners)
     rows: dict[str, Row] = {}
     for part in target.values():
@@ -124,6 +129,7 @@ def plan(
             rows[part.name] = kept_row(part)
             continue
         partner = partners[part.name]
+        part = replace(part, undecayed=part.undecayed or part.name in undecayed)
         ratios = _ratios(part, partner, branches.depth(part))
         by_matrix = not vectors or _is_matrix(part, covers)
         its_rule, rule_name = (rule, name) if by_matrix else (RULES["adamw"], "adamw")
@@ -232,17 +238,30 @@ def _overridden(
         raise UseError(f"init is {init!r}: give the std by pattern of names, as in {{'embed.*': 0.02}}")
     found = {name: laws[partner.name] for name, partner in partners.items()}
     for pattern, std in (init or {}).items():
-        names = [name for name, partner in partners.items() if _matches(partner.name, pattern)]
-        names = names or [name for name in partners if _matches(name, pattern)]
-        if not names:
-            some = ", ".join(list(partners)[:4])
-            raise UseError(
-                f"init: no tensor that is trained has a name that matches {pattern!r}; there are {some}, …"
-            )
+        names = _matching(pattern, partners, "init")
         if not (isinstance(std, (int, float)) and math.isfinite(std) and std >= 0):
             raise UseError(f"init: the std for {pattern!r} is {std!r}: it has to be finite and not negative")
         found.update(dict.fromkeys(names, Law("normal", std=std) if std else Law("constant")))
     return found
+
+
+def _undecayed(no_decay: Sequence[str], partners: Mapping[str, Part]) -> set[str]:
+    """The tensors of the target that the caller wants not to decay."""
+    if isinstance(no_decay, str):
+        raise UseError(f"no_decay is {no_decay!r}: give a list of patterns, no_decay=[{no_decay!r}]")
+    return {name for pattern in no_decay for name in _matching(pattern, partners, "no_decay")}
+
+
+def _matching(pattern: str, partners: Mapping[str, Part], option: str) -> list[str]:
+    """The tensors of the target whose names at base size match, or else those whose own names do."""
+    names = [name for name, partner in partners.items() if _matches(partner.name, pattern)]
+    names = names or [name for name in partners if _matches(name, pattern)]
+    if not names:
+        some = ", ".join(list(partners)[:4])
+        raise UseError(
+            f"{option}: no tensor that is trained has a name that matches {pattern!r}; there are {some}, …"
+        )
+    return names
 
 
 def _matches(name: str, pattern: str) -> bool:

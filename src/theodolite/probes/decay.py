@@ -36,6 +36,7 @@ Verdict = Literal["right", "wrong", "advice", "note"]
 """`wrong` is certain; `advice` is the paper's, that a gain which only linear maps read could decay."""
 
 ONLY_STEPS = "only its direction counts: decay makes it shorter, and so its steps longer, and does no more"
+RATE = "it stands for a rate by its logarithm: decay pulls the rate to that of zero"
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,8 @@ def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]
     decaying, why = now.weight_decay > 0, ""
     if kind == "unused":
         why = "nothing in the forward pass reads it: no step moves it, and decay only shrinks it"
+    elif part.rate and decaying:
+        why = RATE
     elif kind == "bias":
         why = "a convention: a bias may decay or not, and little depends on it"
     elif kind == "table" and decaying:
@@ -254,9 +257,8 @@ def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]
 def _treated_gain(part: Part, kind: str, now: Handling, usual: float) -> Treatment:
     decaying, centre = now.weight_decay > 0, "one" if part.offset else "zero"
     if not decays(part):
-        why = (
-            ONLY_STEPS if part.scale_free else f"it sets the size of a signal, which decay pulls to {centre}"
-        )
+        why = f"it sets the size of a signal, which decay pulls to {centre}"
+        why = ONLY_STEPS if part.scale_free else RATE if part.rate else why
         return Treatment(part, kind, now, 0.0, "wrong" if decaying else "right", why if decaying else "")
     if decaying or usual == 0:
         why = (

@@ -14,6 +14,10 @@ does, and are here to compare with.
 A vector that multiplies a weight is read by that linear map alone and decays like an Input-Norm's gain. Where
 it is a magnitude times a direction, the magnitude does: decay on a direction that is divided by its own norm
 would change nothing but the size of its steps.
+
+What stands for a rate by its logarithm, as `A_log` and the bias of the time step in a state-space model, does
+not decay under the first two: decay would pull the rate to that of zero. Nor does, under any policy, what the
+network marks by `_no_weight_decay` or the caller names by `no_decay`.
 """
 
 from __future__ import annotations
@@ -39,11 +43,13 @@ def decays(part: Part, policy: Policy = "paper") -> bool:
         raise UseError(f"the decay policy is {policy!r}: it is one of {', '.join(POLICIES)}")
     if not part.trained:
         return False
+    if part.undecayed:
+        return False
     if policy in ("none", "everything"):
         return policy == "everything"
     if policy == "matrices":
         return part.role not in ("gain", "bias")
-    return part.role != "gain" or (part.norm == "input" and not part.scale_free)
+    return not part.rate and (part.role != "gain" or (part.norm == "input" and not part.scale_free))
 
 
 def decayed(policy: Policy, part: Part, hyper: Hyper, weight_decay: float) -> float:
