@@ -195,3 +195,36 @@ def test_a_stream_that_does_not_get_deeper_is_left_alone() -> None:
     assert made["encoder.5.weight"].init.std == pytest.approx(made["decoder.1.weight"].init.std / 3**0.5)
     assert made["decoder.1.weight"].lr == 2**-8
     assert any("2 residual branches do not repeat with depth" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_fixed_number_of_key_and_value_heads_is_said(fixed: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    def build(width: int, depth: int) -> nn.Module:
+        config = transformers.LlamaConfig(
+            vocab_size=17,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=depth,
+            num_attention_heads=width // 8,
+            num_key_value_heads=2 if fixed else width // 16,
+            head_dim=8,
+            use_cache=False,
+        )
+        return transformers.LlamaForCausalLM(config)
+
+    made = th.plan(build, TOKENS, size=th.Size(128, 2), base=BASE, lr=2**-8)
+    said = [note for note in made.notes if "key" in note]
+    key = made["model.layers.0.self_attn.k_proj.weight"]
+    assert key.role == ("output" if fixed else "hidden")
+    if fixed:
+        (note,) = said
+        assert "model.layers.*.self_attn.k_proj.weight, model.layers.*.self_attn.v_proj.weight" in note
+        assert "2 heads of 8 entries at every width" in note
+        assert "initial std is 0.25 times that at base size, and that of hidden weights 0.5 times" in note
+        assert "Let num_key_value_heads grow with width" in note
+        assert key.init.std == pytest.approx(0.02 / 4)  # what the note says
+        assert made["model.layers.0.self_attn.q_proj.weight"].init.std == pytest.approx(0.02 / 2)
+    else:
+        assert not said

@@ -70,6 +70,7 @@ def caveats(
             f"{', '.join(signed(value) for value in exponents)}. The plan starts from its value at the base "
             "depth, so that depth counts once."
         )
+    yield from _fixed_heads(target, base)
     for attention in [one for one in target.attentions if one.head_dim_grows][:1]:
         before, after = attention.scale, attention.scale_at_double_width
         if before is None or after is None or abs(after / before - 0.5) > 0.01:
@@ -77,3 +78,25 @@ def caveats(
                 f"Heads have {attention.head_dim} entries and grow with width, which wants attention logits "
                 "scaled by 1/d, not 1/√d: see TH106. The plan leaves the forward pass alone."
             )
+
+
+def _fixed_heads(target: Anatomy, base: Anatomy) -> Iterator[str]:
+    """Key and value heads that do not become more with width, as in grouped-query attention."""
+    heads = [
+        (target[name], branch.attention.head_dim)
+        for branch in target.branches
+        if branch.attention is not None
+        for name in branch.parts
+        if target[name].role == "output" and target[name].fan_out % branch.attention.head_dim == 0
+    ]
+    if not heads or not target.size or not base.size or target.size.width == base.size.width:
+        return
+    (first, dim), ratio = heads[0], target.size.width / base.size.width
+    count, named = first.fan_out // dim, ", ".join(one.pattern for one in fold(part for part, _ in heads))
+    yield (
+        f"{named}: {count} head{'s' * (count != 1)} of {dim} entries at every width, as in grouped-query "
+        "attention. As their outputs do not grow with width, these weights are planned as readouts are (role "
+        f"output): at {ratio:.4g} times the width their initial std is {1 / ratio:.4g} times that at base "
+        f"size, and that of hidden weights {ratio**-0.5:.4g} times. Let num_key_value_heads grow with width "
+        "to have them planned as hidden weights."
+    )
