@@ -134,7 +134,7 @@ EXHIBITS = [
         branches=2,
         shows="time constants of heads, a depthwise convolution, one fused projection",
         widths=WIDE,
-        depths=(8, 16, 32),
+        depths=(2, 8, 32),
         exceptions={"backbone.layers.-1": FADES},
     ),
     Exhibit(
