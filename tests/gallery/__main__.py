@@ -19,6 +19,7 @@ import torch
 
 import theodolite
 from theodolite import UseError, Workload
+from theodolite.workloads import OutputLoss
 
 from .collection import families
 from .exhibit import Exhibit
@@ -192,7 +193,7 @@ def _survey(exhibit: Exhibit) -> str:
         exhibit.name,
         exhibit.build,
         lambda seed, step: exhibit.batch(1000 * seed + step),
-        exhibit.loss,
+        OutputLoss(exhibit.loss),
         size=exhibit.base,
     )
     started = time.perf_counter()
