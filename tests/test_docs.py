@@ -205,7 +205,8 @@ def test_commands_exist(page: str, command: str) -> None:
             assert re.search(rf"{option}\b", shown), f"{' '.join(path)} has no {option}"
         assert path or arguments[0].startswith("--"), f"theodolite has no {arguments[0]}"
     elif program == "python":
-        assert (ROOT / arguments[0]).exists()
+        file = arguments[1].replace(".", "/") if arguments[0] == "-m" else arguments[0]
+        assert (ROOT / file).exists()
     else:
         assert program in ("pip", "git"), f"{page}: no test knows {program}"
 
