@@ -181,11 +181,12 @@ def _let_compiled_code_see_hooks() -> None:
 
     By default it does not, and runs what it compiled for another network of the same class, without hooks.
     """
-    from torch._dynamo import config, reset  # takes a while where nothing was compiled or traced yet
+    from torch._dynamo import config, reset, utils  # a second, which the first optimizer takes anyway
 
     if config.skip_nnmodule_hook_guards:
         config.skip_nnmodule_hook_guards = False
-        reset()
+        if utils.counters["frames"]:  # something was compiled; the reset imports all of torch's compiler
+            reset()
 
 
 def _bare(hook: Any) -> Any:
