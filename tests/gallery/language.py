@@ -351,7 +351,7 @@ EXHIBITS = [
             "*.mix": "gain",
             "blocks.*": "hidden",
         },
-        branches=6,
+        branches=4,
         shows="λ₀x + λ₁x₀ on the skip path, normed queries and keys, embedded values, zeros, capped logits",
         widths=WIDE,
     ),

@@ -126,7 +126,7 @@ class ReminderLayer(nn.Module):
         self.mlp = SwiGLU(width)
 
     def forward(self, x: Tensor, first: Tensor) -> Tensor:
-        """What is added of x₀ is a branch too."""
+        """What is added of x₀ passes no weight: it is no branch, and λ acts on the stream."""
         x = self.lambdas[0] * x + self.lambdas[1] * first
         return x + self.mlp(self.norm(x))
 
@@ -255,7 +255,7 @@ EXHIBITS = [
         batch=clusters,
         loss=F.cross_entropy,
         roles={"*.lambdas": "gain", "*.norm.weight": "gain", **LAYERS},
-        branches=4,
+        branches=2,
         shows="λ₀x + λ₁x₀ + f(x)",
         widths=WIDE,
     ),

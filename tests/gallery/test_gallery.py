@@ -10,12 +10,7 @@ from .collection import exhibits
 from .exhibit import Exhibit
 from .measuring import over_depth, over_width, wrong_roles
 
-KNOWN_WRONG: dict[str, str] = {
-    "Elman network": "U h of the loop over time is taken for a residual branch",
-    "modded-nanoGPT": "λ₁ x₀ is added to the stream, and is not seen as a branch",
-    "Reminders of the input": "λ₁ x₀ is added to the stream, and is not seen as a branch",
-    "RWKV": "a decay that multiplies a state of zeros first is taken for a bias",
-}
+KNOWN_WRONG: dict[str, str] = {}
 """By name of an exhibit, what dissect gets wrong."""
 KNOWN_STEEP: dict[str, str] = {}
 """By name of a cheap exhibit, why a plan does not keep what its modules learn."""

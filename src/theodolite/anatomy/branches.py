@@ -173,6 +173,22 @@ def streams_of(flow: Flow, residuals: list[Residual]) -> list[int]:
     return [order.index(one) for one in streams]
 
 
+def names_on_stream(flow: Flow, residuals: Sequence[Residual]) -> set[str]:
+    """The parameters that change the stream before, beside and after its branches, up to the next weight."""
+    inside = path = 0
+    for residual in residuals:
+        inside |= residual.region
+        total = flow.graph.nodes[residual.addition].outputs[0]
+        path |= flow.ancestors[residual.start]
+        path |= flow.between(residual.start, total) & ~(1 << residual.start)
+        after = flow.descendants[total] & flow.live
+        for value in bits(after & flow.weighted):
+            after &= ~flow.descendants[value]
+        path |= after
+    makers = (flow.maker(value) for value in bits(path & ~inside))
+    return {use.name for node in makers if node is not None for use in flow.uses.at(node.index)}
+
+
 def placement_of(flow: Flow, residual: Residual, ends_in_norm: bool) -> Placement:
     """Where the branch's norms stand; `post` only where a later branch reads the normalised sum."""
     opens_with_norm = any(

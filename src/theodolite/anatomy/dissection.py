@@ -19,6 +19,7 @@ from theodolite.anatomy.branches import (
     heads_outside,
     inside_of,
     names_in,
+    names_on_stream,
     normed_sum,
     placement_of,
     streams_of,
@@ -135,6 +136,7 @@ class _Dissection:
         self.grown = grown_axes(main, wider, size, left_alone) if wider and size else None
         self.queries = {name for residual in main.residuals for name in residual.queries}
         self.homes = self._homes()
+        self.on_stream = names_on_stream(self.flow, main.residuals) - self.homes.keys()
         self.aliases = _aliases(main.model)
         self.undecayed = {name for name, one in canonical_parameters(main.model) if _is_marked(one)}
 
@@ -274,6 +276,7 @@ class _Dissection:
             tied=self._tied(name, uses),
             uses=() if role == "unused" else tuple(dict.fromkeys(one.kind for one in uses)),
             readout=_readout(uses),
+            on_stream=name in self.on_stream,
             beside=last_weight(self.flow, use) if name not in self.lent and use.node >= 0 else None,
             offset=use.offset if use.kind == "gain" else 0.0,
             scale_free=all(one.node >= 0 and degree(self.flow, one) == 0 for one in uses),

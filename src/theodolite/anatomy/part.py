@@ -63,6 +63,9 @@ class Part:
     """Branch within the block, counted from 0."""
     ends_branch: bool = False
     """Scaling the tensors that end a branch scales what the branch adds to the stream."""
+    on_stream: bool = False
+    """Does it change the residual stream itself, between branches: the γ of `γ·x + f(x)`, or the gain of a
+    norm after the sum? Such changes add up over depth."""
     branch_layers: int | None = None
     """Weights on the longest path through its branch."""
     norm: Norm | None = None

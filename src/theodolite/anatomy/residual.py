@@ -122,6 +122,8 @@ def _shortcut(flow: Flow, node: Node, sums: int) -> Join | None:
     if not common:
         return None
     fork = common.bit_length() - 1
+    if all(reader.op in ("select", "unbind") for reader in flow.readers(fork)):
+        return None  # the steps of a sequence, in a loop
     added = node.outputs[0]
     elsewhere = flow.descendants[fork] & flow.live & ~flow.descendants[added] & ~flow.ancestors[added]
     if elsewhere:  # the fork is read by something that does not end here

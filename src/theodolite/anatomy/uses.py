@@ -113,6 +113,7 @@ class _Finder:
         self.scalers: dict[int, set[str]] = {}
         """By expression: the parameters in it that others were multiplied by."""
         self.signal = {value for value in graph.inputs if graph.floating[value]}
+        self.zeros: set[int] = set()
         self.raw = set(self.signal)
         """The signal that no parameter has met yet."""
         self.uses: list[Use] = []
@@ -124,6 +125,9 @@ class _Finder:
         return Uses(self.graph, tuple(self.uses), frozenset(self.signal), self.unknown)
 
     def _visit(self, node: Node) -> None:
+        if self._is_zero(node):
+            self.zeros.update(node.outputs)
+            return
         weights = [value for value in node.inputs if value in self.expression]
         has_signal = any(value in self.signal for value in node.inputs)
         if weights and self._is_use(node, has_signal):
@@ -136,6 +140,13 @@ class _Finder:
         elif all(value in self.raw or value not in self.signal for value in node.inputs):
             self.raw.update(node.outputs)
         self.signal.update(output for output in node.outputs if self.graph.floating[output])
+
+    def _is_zero(self, node: Node) -> bool:
+        """Is it zeros, a view of them, or a product with them, as a state that begins empty?"""
+        if node.op in ("zeros", "zeros_like", "new_zeros"):
+            return True
+        read = [value in self.zeros for value in node.inputs]
+        return any(read) if node.op == "mul" else bool(read) and all(read) and node.op in VIEWS
 
     def _is_use(self, node: Node, has_signal: bool) -> bool:
         if node.op in LOOKUPS:

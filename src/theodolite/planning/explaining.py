@@ -88,6 +88,8 @@ def _identity(case: Case) -> str:
         where.append("in a branch of one layer")
     if part.ends_branch:
         where.append("where its branch ends")
+    if part.on_stream:
+        where.append("on the residual stream")
     described = ", ".join([" ".join(words), *where])
     return f"{described}; trained by {case.rule}"
 
@@ -100,7 +102,7 @@ def _sizes(case: Case) -> str:
         f"r_out = {fraction(ratios.fan_out)}: "
         f"fan-out {case.part.fan_out} = {fraction(ratios.fan_out)} × {case.partner.fan_out}",
     ]
-    if case.part.block is not None:
+    if case.part.block is not None or case.part.on_stream:
         lines.append(
             f"r_L = {fraction(ratios.depth)}: residual branches {here} = {fraction(ratios.depth)} × {there}"
         )
@@ -222,6 +224,8 @@ def _allowed(case: Case) -> str:
     value = change(case.part, case.ratios)
     above = "r_in" if case.part.role == "output" else "1"
     symbol = f"{above}/√r_L" if case.part.branch_layers == 1 else above
+    if case.part.on_stream:
+        symbol = f"{above}/r_L"
     written = fraction(value) if symbol == "1" else f"{symbol} = {fraction(value)}"
     return f"c = {written}, the change allowed"
 

@@ -76,6 +76,7 @@ def _entry_symbol(case: Case) -> str:
 
 def _entry_factors(case: Case) -> list[str]:
     """What an entry of the gradient is inverse to."""
+    # On the stream 1/r_L and the 1/r_L of c leave 1.
     below = [] if case.part.block is None else ["√r_L" if case.part.branch_layers == 1 else "r_L"]
     return below + (["r_out", "r_in"] if case.part.role == "output" else ["r_out"])
 

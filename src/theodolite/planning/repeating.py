@@ -18,6 +18,8 @@ class Repeating:
     there: tuple[Branch, ...]
     lone: tuple[Branch, ...]
     """Those at the target size that do not repeat: there are as many at every depth."""
+    single: frozenset[str] = frozenset()
+    """Tensors outside of the branches that do not repeat."""
 
     @property
     def ratio(self) -> float:
@@ -27,6 +29,7 @@ class Repeating:
     def counts(self, part: Part) -> tuple[int, int]:
         """Between which branches a tensor's branch counts, at the target and at base size; 1 by itself."""
         alone = any((part.block, part.branch) == (one.block, one.branch) for one in self.lone)
+        alone |= part.name in self.single
         return (1, 1) if alone else (len(self.here), len(self.there))
 
     def depth(self, part: Part) -> float:
@@ -52,14 +55,19 @@ def repeating(target: Anatomy, base: Anatomy) -> Repeating:
     here, there = _lists(target), _lists(base)
     longer = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
 
+    def is_in_list(name: str) -> bool:
+        return any(before in longer for before, _ in _numbers(name))
+
     def repeats(branch: Branch) -> bool:
-        return any(before in longer for name in branch.parts for before, _ in _numbers(name))
+        return any(map(is_in_list, branch.ends or branch.parts))
 
     more, fewer = (tuple(filter(repeats, one.branches)) for one in (target, base))
     num_lone = len(target.branches) - len(more)
     if not more or not fewer or num_lone != len(base.branches) - len(fewer):
         return Repeating(target.branches, base.branches, ())
-    return Repeating(more, fewer, tuple(one for one in target.branches if not repeats(one)))
+    lone = tuple(one for one in target.branches if not repeats(one))
+    single = (part.name for part in target.values() if part.block is None and not is_in_list(part.name))
+    return Repeating(more, fewer, lone, frozenset(single))
 
 
 def _lists(names: Iterable[str]) -> dict[str, set[str]]:

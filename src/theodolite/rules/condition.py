@@ -93,8 +93,13 @@ def norm(part: Part, ratios: Ratios) -> float:
 
 
 def change(part: Part, ratios: Ratios) -> float:
-    """The `‖ΔW‖_R` the condition asks for: 1, for outputs `r_in`, in one-layer branches `1/√r_L` of that."""
+    """The `‖ΔW‖_R` the condition asks for: 1, for outputs `r_in`; in one-layer branches `1/√r_L` of that.
+
+    On the stream `1/r_L` of it, as all changes there add up.
+    """
     allowed = norm(part, ratios)
+    if part.on_stream:
+        return allowed / ratios.depth
     return allowed / math.sqrt(ratios.depth) if part.branch_layers == 1 else allowed
 
 
@@ -104,7 +109,7 @@ def gradient(part: Part, ratios: Ratios) -> float:
     The change allowed moves the loss by `⟨∇W, ΔW⟩ ~ ‖∇W‖₂·‖ΔW‖₂` (gradients are of low rank): by 1 outside of
     the branches, by 1/L in each of L. And `‖ΔW‖₂ = √(n_out/n_in)·‖ΔW‖_R`.
     """
-    share = 1.0 if part.block is None else 1 / ratios.depth
+    share = 1.0 if part.block is None and not part.on_stream else 1 / ratios.depth
     return share * math.sqrt(ratios.fan_in / ratios.fan_out) / change(part, ratios)
 
 
