@@ -367,6 +367,8 @@ EXHIBITS = [
         exceptions={
             "enter": "a spectral norm of one: the RMS of more outputs of as many inputs falls as 1/√width",
             "shrink": "it reads what falls so",
+            "head": "a readout of length one, whose outputs may change as √width; the plan says so",
+            "": "the head",
         },
     ),
     Exhibit(

@@ -333,6 +333,7 @@ EXHIBITS = [
             "*": "hidden",
         },
         branches=6,
+        widths=(64, 256, 512),
         lr=4 * SMALL_LR,
         shows="branches around a small stream of inducing points; a stream that begins as a parameter",
     ),

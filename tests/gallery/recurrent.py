@@ -258,6 +258,7 @@ EXHIBITS = [
         branches=2,
         shows="λ₀x + λ₁x₀ + f(x)",
         widths=WIDE,
+        depths=(4, 8, 16),
     ),
     Exhibit(
         name="Hyper-connections",

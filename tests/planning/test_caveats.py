@@ -99,7 +99,7 @@ def test_a_stack_without_branches_is_said_to_be_planned_for_its_width() -> None:
         )
 
     (note,) = plan(plain, DEEP).notes
-    assert "no residual branches" in note
+    assert "no residual branch is seen" in note
     assert not plan(plain, WIDE).notes
 
 

@@ -63,9 +63,6 @@ class Part:
     """Branch within the block, counted from 0."""
     ends_branch: bool = False
     """Scaling the tensors that end a branch scales what the branch adds to the stream."""
-    on_stream: bool = False
-    """Does it change the residual stream itself, between branches: the γ of `γ·x + f(x)`, or the gain of a
-    norm after the sum? Such changes add up over depth."""
     branch_layers: int | None = None
     """Weights on the longest path through its branch."""
     norm: Norm | None = None
@@ -89,6 +86,9 @@ class Part:
     exp, softplus or a sigmoid before it is used; or, of a bias, its sum does on the way to an exponent."""
     undecayed: bool = False
     """Does the network mark it as not to decay, by `_no_weight_decay` or `_optim["weight_decay"] = 0`?"""
+    on_stream: bool = False
+    """Does it change the residual stream itself, between branches: the γ of `γ·x + f(x)`, or the gain of a
+    norm after the sum? Such changes add up over depth."""
     factor: float = 1.0
     """The product of the plain numbers the tensor and its output are multiplied by: up to the stream (what
     ends a branch), the logits (a readout; numbers on its input since the last norm or sum count too) or the

@@ -33,6 +33,8 @@ def caveats(
     `branches` are those that repeat with depth, and those that do not. `own_depth` says for which tensors the
     network's own initial std changes with depth: by what factor at twice the depth.
     """
+    yield from _layers_outside(target, base)
+    yield from _free_readouts(target, base)
     if left := left_alone(target.values()):
         yield f"{left}: not trained, and left as built."
     held = [one for one in branches.here if one.ends and not any(target[end].trained for end in one.ends)]
@@ -48,11 +50,6 @@ def caveats(
             f"{count} residual {'branch does' if count == 1 else 'branches do'} not repeat with depth ({some}"
             f"{more}): the plan scales the other {len(branches.here)} with depth, and leaves "
             f"{'it' if count == 1 else 'them'} alone."
-        )
-    if not target.branches and target.size and base.size and target.size.depth != base.size.depth:
-        yield (
-            "The network has no residual branches: the plan is for its width. Nothing here keeps a plain "
-            "stack of layers trainable when it gets deeper."
         )
     here, there = (Counter(one.stream for one in held) for held in (branches.here, branches.there))
     ratios = [here[stream] / there[stream] for stream in here if stream in there]
@@ -78,6 +75,51 @@ def caveats(
                 f"Heads have {attention.head_dim} entries and grow with width, which wants attention logits "
                 "scaled by 1/d, not 1/√d: see TH106. The plan leaves the forward pass alone."
             )
+
+
+LOUD = "Warning: "
+"""What begins with it is printed above the table."""
+
+
+def _layers_outside(target: Anatomy, base: Anatomy) -> Iterator[str]:
+    """Layers that depth adds to no residual branch: nothing scales them with depth."""
+    if not target.size or not base.size or target.size.depth == base.size.depth:
+        return
+    added = [
+        part
+        for part in target.values()
+        if part.role == "hidden" and part.block is None and not part.on_stream and part.name not in base
+    ]
+    if not target.branches:
+        which = f": {', '.join(one.pattern for one in fold(added)[:3])}" if added else ""
+        yield (
+            f"{LOUD}no residual branch is seen in the network{which}. The plan is for its width alone. "
+            "Nothing here keeps a plain stack of layers trainable when it gets deeper; and if layers are added to a "
+            "stream in a way that is not seen, their sum grows with depth."
+        )
+    elif added:
+        yield (
+            f"{LOUD}depth adds {', '.join(one.pattern for one in fold(added)[:3])} outside of every residual "
+            "branch that is seen. The plan does not scale them with depth."
+        )
+
+
+def _free_readouts(target: Anatomy, base: Anatomy) -> Iterator[str]:
+    """Readouts whose size nothing sets: divided by a norm of themselves, with no gain on them."""
+    if not target.size or not base.size or target.size.width == base.size.width:
+        return
+    scaled = {part.beside for part in target.values() if part.role == "gain"}
+    free = [
+        part
+        for part in target.values()
+        if part.role == "output" and part.scale_free and part.block is None and part.name not in scaled
+    ]
+    if free:
+        yield (
+            f"{', '.join(one.pattern for one in fold(free))}: a readout that is divided by a norm of itself "
+            "has the same size at every width, where it should become smaller. The change of its outputs "
+            "grows up to as the square root of the width. Multiply it by a gain, as weight_norm does."
+        )
 
 
 def _fixed_heads(target: Anatomy, base: Anatomy) -> Iterator[str]:

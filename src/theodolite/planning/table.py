@@ -12,6 +12,7 @@ from rich.table import Table
 
 from theodolite.anatomy.folding import gather, ranges
 from theodolite.optim.choosing import CHOICES
+from theodolite.planning.caveats import LOUD
 from theodolite.planning.grouping import num_groups
 from theodolite.planning.law import Law
 from theodolite.planning.plan import Plan, Row
@@ -40,9 +41,16 @@ def table(plan: Plan, width: int | None = None) -> str:
     with console.capture() as captured:
         console.print(grid)
     body = "\n".join(line.rstrip() for line in captured.get().splitlines())
-    notes = "".join(f"\n\n{textwrap.fill(note, width, subsequent_indent='  ')}" for note in plan.notes)
+    loud, quiet = (
+        "".join(
+            f"\n\n{textwrap.fill(note, width, subsequent_indent='  ')}"
+            for note in plan.notes
+            if note.startswith(LOUD) == is_loud
+        )
+        for is_loud in (True, False)
+    )
     head = "\n".join(textwrap.fill(line, width) for line in heading(plan))
-    return f"{head}\n\n{body}{notes}"
+    return f"{head}{loud}\n\n{body}{quiet}"
 
 
 def heading(plan: Plan) -> tuple[str, str]:
