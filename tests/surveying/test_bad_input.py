@@ -89,7 +89,7 @@ def test_logits_may_come_dressed(rows, dress, skip):
 @pytest.mark.parametrize(
     "dress, described",
     [
-        (lambda logits: {"scores": logits}, "a dict with the keys ['scores']"),
+        (lambda logits: {"one": logits, "two": logits}, "a dict with the keys ['one', 'two']"),
         (lambda logits: (logits, logits), "a tuple of 2 (Tensor, Tensor)"),
     ],
 )

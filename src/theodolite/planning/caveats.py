@@ -94,8 +94,8 @@ def _layers_outside(target: Anatomy, base: Anatomy) -> Iterator[str]:
         which = f": {', '.join(one.pattern for one in fold(added)[:3])}" if added else ""
         yield (
             f"{LOUD}no residual branch is seen in the network{which}. The plan is for its width alone. "
-            "Nothing here keeps a plain stack of layers trainable when it gets deeper; and if layers are added to a "
-            "stream in a way that is not seen, their sum grows with depth."
+            "Nothing here keeps a plain stack of layers trainable when it gets deeper; and if layers are "
+            "added to a stream in a way that is not seen, their sum grows with depth."
         )
     elif added:
         yield (
