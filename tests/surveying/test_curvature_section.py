@@ -505,6 +505,16 @@ def test_where_each_direction_takes_a_product_fewer_examples_are_measured_and_to
         find_spot(site_of(Gated))
 
 
+def test_a_rough_look_is_cut_to_its_work_also_where_all_directions_go_at_once(monkeypatch):
+    monkeypatch.setattr(spot, "QUICK", dataclasses.replace(spot.QUICK, work=1.0))
+    whole = find_spot(site_of(MLP))
+    assert whole.effort == spot.ROUGH
+    monkeypatch.setattr(spot, "ROUGH", dataclasses.replace(spot.ROUGH, most=whole.planned / 2))
+    here = find_spot(site_of(MLP))
+    assert here.targets < whole.targets
+    here.spend(here.effort.products)  # which is not refused
+
+
 class Distances(MLP):
     """`cdist`, which torch differentiates once."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from scipy.special import ndtr
+
 from theodolite.figures import ACCENT, FAINT, QUIET, Figure, Panel, frame
 from theodolite.probes.gradient_covariance import BINS
 from theodolite.writing import plain
@@ -122,6 +124,4 @@ def _dots(title: str, names: Sequence[str], y: Sequence[float], errors: Sequence
 
 def _normal(low: float, high: float, spread: float) -> float:
     """The probability of a normal number between two."""
-    from scipy import stats
-
-    return float(stats.norm.cdf(high, scale=spread) - stats.norm.cdf(low, scale=spread))
+    return float(ndtr(high / spread) - ndtr(low / spread))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy.special import stdtrit
 
 from theodolite.probes.following import Track
 
@@ -104,9 +105,7 @@ def _gathered(quantity: str, axis: Axis, slopes: Sequence[float], expected: floa
     low = high = math.nan
     if len(slopes) > 1:
         error = float(np.std(slopes, ddof=1)) / math.sqrt(len(slopes))
-        from scipy import stats  # a second to import, which most processes need not wait
-
-        half = float(stats.t.ppf(0.975, len(slopes) - 1)) * error
+        half = float(stdtrit(len(slopes) - 1, 0.975)) * error
         low, high = mean - half, mean + half
     return Slope(quantity, axis, mean, low, high, expected)
 

@@ -97,8 +97,8 @@ HALVES = torch.float16, torch.bfloat16
 FEWEST = 16
 """Targets to which a batch is cut down for the work of one forward pass, …"""
 FEWEST_EXAMPLES, FEWEST_PRODUCTS = 4, 40
-"""… and examples to which it is for the work of all products, where each direction takes one; then so many
-products are left for the eigenvalues of an operator."""
+"""… and examples to which it is for the work of all products, where that is much; then so many products are
+left for the eigenvalues of an operator."""
 EXTRA = 5
 """Times the work that is put up with if the batch cannot be cut down further."""
 MOST_PARAMETERS = 30_000_000
@@ -248,7 +248,9 @@ def find_spot(site: Site) -> Spot:
         found = _spot(site, base, best) or _spot(site, base, ROUGH, limit=EXTRA)
     if found is None:
         raise TooLong(f"networks of {base} are too large for it")
-    return found if _is_swept(found) else _affordable(_rougher(found))
+    if not _is_swept(found):
+        return _affordable(_rougher(found))
+    return _affordable(found) if found.effort == ROUGH else found
 
 
 def _spot(site: Site, size: Size, effort: Effort, *, limit: float = 1.01) -> Spot | None:
