@@ -24,8 +24,8 @@ OPERATION = 3e5
 """What it takes to start one operation, whatever it computes: about 15 µs, in multiplications."""
 ENTRY = 20.0
 """What it takes to make one entry of a tensor: about 1 ns, in multiplications."""
-GROUPED = 10
-"""How many times as long a multiplication takes in a convolution by groups, such as a depthwise one."""
+GROUPED = 50
+"""As how many operations a convolution by groups counts, such as a depthwise one."""
 LAST_RESORT, DEEP_LAST_RESORT = 1800.0, 4 * 3600.0
 """Seconds after which a section is ended by the clock: ten times what its work takes on one core."""
 
@@ -69,9 +69,9 @@ class Work:
     """What was run."""
 
     multiplications: float
-    """In matrix products and convolutions; those by groups count several times."""
+    """In matrix products and convolutions."""
     operations: int
-    """Of any kind."""
+    """Of any kind; a convolution by groups counts as many."""
     entries: int
     """Of the tensors that operations made."""
 
@@ -104,12 +104,12 @@ class _Counter(TorchDispatchMode):
         self.flops = self.operations = self.entries = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations += 1
+        grouped = func is torch.ops.aten.convolution.default and args[8] > 1
+        self.operations += GROUPED if grouped else 1
         made = func(*args, **(kwargs or {}))
         flops = flop_registry.get(getattr(func, "_overloadpacket", None))
         if flops is not None:
-            grouped = func is torch.ops.aten.convolution.default and args[8] > 1
-            self.flops += (GROUPED if grouped else 1) * flops(*args, **(kwargs or {}), out_val=made)
+            self.flops += flops(*args, **(kwargs or {}), out_val=made)
         if not getattr(func, "is_view", False):
             self.entries += sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
         return made
