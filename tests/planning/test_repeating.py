@@ -126,3 +126,32 @@ def test_the_coordinate_check_leaves_it_out_of_the_branches() -> None:
         assert len(others) == track.size.depth
         assert track.values["branch.0"][0] == pytest.approx(mean)
     assert found.tracks[0].expected["branch.0"] == -1
+
+
+class Skips(nn.Module):
+    """`γ·x + f(x)` in every block, behind a layer and a gain that are there once."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.first, self.scale = nn.Linear(8, width), nn.Parameter(torch.ones(width))
+        self.gains = nn.ParameterList(nn.Parameter(torch.ones(width)) for _ in range(depth))
+        self.up = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.down = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x) * self.scale
+        for gain, up, down in zip(self.gains, self.up, self.down, strict=True):
+            x = gain * x + down(up(x).relu())
+        return self.head(x)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lion"])
+def test_what_acts_on_the_stream_in_every_block_learns_by_one_over_depth(optimizer: str) -> None:
+    plan = th.plan(
+        Skips, torch.zeros(2, 8), size=th.Size(16, 8), base=th.Size(16, 2), lr=1.0, optimizer=optimizer
+    )
+    assert {plan[f"gains.{block}"].lr for block in range(8)} == {1 / 4}
+    assert {plan[f"gains.{block}"].init.mean for block in range(8)} == {1.0}
+    assert plan["scale"].lr == plan["first.weight"].lr == plan["head.bias"].lr == 1.0
+    assert "c = 1/r_L = 1/4" in plan.explain("gains.3")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from theodolite.anatomy.degrees import carriers, degree
 from theodolite.anatomy.flow import Flow, bits
+from theodolite.anatomy.names import starred
 from theodolite.anatomy.norms import follows_normalisation, is_normalisation
 from theodolite.anatomy.operations import BENDING, BOUNDED, HOMOGENEOUS, SOFTMAXES
 from theodolite.anatomy.part import Placement
@@ -173,20 +174,29 @@ def streams_of(flow: Flow, residuals: list[Residual]) -> list[int]:
     return [order.index(one) for one in streams]
 
 
-def names_on_stream(flow: Flow, residuals: Sequence[Residual]) -> set[str]:
-    """The parameters that change the stream before, beside and after its branches, up to the next weight."""
-    inside = path = 0
-    for residual in residuals:
+def names_on_stream(flow: Flow, residuals: list[Residual]) -> set[str]:
+    """The parameters that change the stream beside and between its branches.
+
+    Also those before the first and after the last branch that are called as the others are, but for numbers.
+    """
+    inside = between = around = 0
+    sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
+    streams = streams_of(flow, residuals)
+    for residual, total, stream in zip(residuals, sums, streams, strict=True):
         inside |= residual.region
-        total = flow.graph.nodes[residual.addition].outputs[0]
-        path |= flow.ancestors[residual.start]
-        path |= flow.between(residual.start, total) & ~(1 << residual.start)
-        after = flow.descendants[total] & flow.live
-        for value in bits(after & flow.weighted):
-            after &= ~flow.descendants[value]
-        path |= after
-    makers = (flow.maker(value) for value in bits(path & ~inside))
-    return {use.name for node in makers if node is not None for use in flow.uses.at(node.index)}
+        between |= flow.between(residual.start, total) & ~(1 << residual.start)
+        for other, its_stream in zip(sums, streams, strict=True):
+            if its_stream == stream:
+                between |= flow.between(other, residual.start) & ~(1 << other)
+        around |= flow.ancestors[residual.start] | flow.descendants[total]
+
+    def used(path: int) -> set[str]:
+        makers = (flow.maker(value) for value in bits(path & ~inside))
+        return {use.name for node in makers if node is not None for use in flow.uses.at(node.index)}
+
+    found = used(between)
+    kinds = {starred(name) for name in found}
+    return found | {name for name in used(around & flow.live) if starred(name) in kinds}
 
 
 def placement_of(flow: Flow, residual: Residual, ends_in_norm: bool) -> Placement:

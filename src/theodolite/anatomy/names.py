@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from torch import Tensor, nn
@@ -55,3 +56,12 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
         return None
     child = _WRAPPERS.get(type(module).__name__)
     return getattr(module, child) if child else None
+
+
+def starred(name: str) -> str:
+    """A name without its numbers: those of one kind in different blocks have the same.
+
+    >>> starred("blocks.3.norm1.weight")
+    'blocks.*.norm*.weight'
+    """
+    return re.sub(r"\d+", "*", name)

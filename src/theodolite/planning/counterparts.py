@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Literal
 
 from theodolite.anatomy import Anatomy
+from theodolite.anatomy.names import starred
 from theodolite.anatomy.part import Part
 from theodolite.errors import UseError
 
@@ -89,7 +89,7 @@ def _named(part: Part, width: int) -> Hashable:
 
 def _roughly_named(part: Part, width: int) -> Hashable:
     """The same without any number, as for `weight_ih_l0`."""
-    return re.sub(r"\d+", "*", part.name), part.role, part.op, len(part.shape)
+    return starred(part.name), part.role, part.op, len(part.shape)
 
 
 def _fans(part: Part, width: int) -> Hashable:

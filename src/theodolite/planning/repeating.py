@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from theodolite.anatomy import Anatomy, Branch
+from theodolite.anatomy.names import starred
 from theodolite.anatomy.part import Part
 
 
@@ -19,7 +21,7 @@ class Repeating:
     lone: tuple[Branch, ...]
     """Those at the target size that do not repeat: there are as many at every depth."""
     single: frozenset[str] = frozenset()
-    """Tensors outside of the branches that do not repeat."""
+    """Tensors that there are as many of at every depth."""
 
     @property
     def ratio(self) -> float:
@@ -29,7 +31,7 @@ class Repeating:
     def counts(self, part: Part) -> tuple[int, int]:
         """Between which branches a tensor's branch counts, at the target and at base size; 1 by itself."""
         alone = any((part.block, part.branch) == (one.block, one.branch) for one in self.lone)
-        alone |= part.name in self.single
+        alone |= part.on_stream and part.name in self.single
         return (1, 1) if alone else (len(self.here), len(self.there))
 
     def depth(self, part: Part) -> float:
@@ -66,7 +68,8 @@ def repeating(target: Anatomy, base: Anatomy) -> Repeating:
     if not more or not fewer or num_lone != len(base.branches) - len(fewer):
         return Repeating(target.branches, base.branches, ())
     lone = tuple(one for one in target.branches if not repeats(one))
-    single = (part.name for part in target.values() if part.block is None and not is_in_list(part.name))
+    counts, counts_at_base = (Counter(map(starred, one)) for one in (target, base))
+    single = (name for name in target if counts[starred(name)] == counts_at_base[starred(name)])
     return Repeating(more, fewer, lone, frozenset(single))
 
 

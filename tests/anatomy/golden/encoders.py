@@ -82,7 +82,7 @@ def bert(d: int, n: int) -> Table:
     outside[f"bert.encoder.layer.{n - 1}.output.LayerNorm.weight"] = gain(
         d, read_by="cls.predictions.transform.dense.weight"
     )
-    return Table(outside, [block(i) for i in range(n)])
+    return Table(outside, [block(i) for i in range(n)], on_stream=("bert.encoder.layer.*LayerNorm.*",))
 
 
 # T5: two stacks, pre-norm; the decoder's blocks have a third branch, which reads the encoder too.
@@ -236,4 +236,4 @@ def torch_encoder(d: int, n: int, norm_first: bool) -> Table:
                 outside[f"encoder.layers.{i}.{norm}.bias"] = bias(d)
         # The stream ends at the last norm: only the head reads it.
         outside[f"encoder.layers.{n - 1}.norm2.weight"] = gain(d, read_by="head.weight")
-    return Table(outside, [block(i) for i in range(n)])
+    return Table(outside, [block(i) for i in range(n)], on_stream=("encoder.layers.*.norm*",))

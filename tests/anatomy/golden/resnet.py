@@ -77,7 +77,7 @@ def resnet(d: int, n: int) -> Table:
         "fc.weight": readout(2 * d, CLASSES),
         "fc.bias": bias(CLASSES, grows=False),
     }
-    return Table(outside, first + second)
+    return Table(outside, first + second, on_stream=("*.downsample.*",))
 
 
 # A ResNet with pre-activation: x + conv(relu(bn(conv(relu(bn(x)))))).

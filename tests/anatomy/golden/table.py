@@ -58,6 +58,8 @@ class Table:
 
     outside: dict[str, Fact]
     blocks: list[list[Limb]]
+    on_stream: tuple[str, ...] = ()
+    """Patterns of what changes the stream between branches: norms after sums, projections."""
 
     def parts(self) -> dict[str, Part]:
         """The Part that `dissect` should give for every name; a name written twice raises."""
@@ -70,7 +72,8 @@ class Table:
 
     def _parts(self) -> Iterator[tuple[str, Part]]:
         for name, fact in self.outside.items():
-            yield name, _part(name, fact)
+            on_stream = any(fnmatchcase(name, pattern) for pattern in self.on_stream)
+            yield name, replace(_part(name, fact), on_stream=on_stream)
         for b, limbs in enumerate(self.blocks):
             for r, limb in enumerate(limbs):
                 unknown = [end for end in limb.ends if end not in limb.facts]

@@ -144,4 +144,4 @@ def convnext(d: int, n: int) -> Table:
         "classifier.bias": bias(CLASSES, grows=False),
     }
     first = [block(0, layer, d) for layer in range(n)]
-    return Table(outside, first + [block(1, layer, 2 * d) for layer in range(n)])
+    return Table(outside, first + [block(1, layer, 2 * d) for layer in range(n)], ("*.downsampling_layer.*",))
