@@ -162,9 +162,9 @@ it is measured for modules outside of the repeated blocks, for the last block an
 The table shows the slope that is farthest from 0, the mean over three seeds.
 
 Sizes, learning rates, initial sizes and batches of each network were chosen so that what is finite at these
-sizes stays below the limit: at other widths, with fresh random batches or with branches that start large, slopes
-of many of them are larger, and become smaller from doubling to doubling. So the table shows that no tensor is
-planned wrongly, and is no measurement of how soon a network reaches its limit.
+sizes stays below the limit: at other widths, with fresh random batches or with branches that start large,
+slopes of many of them are larger, and become smaller from doubling to doubling. So the table shows that no
+tensor is planned wrongly, and is no measurement of how soon a network reaches its limit.
 
 <!-- no-run -->
 ```console
