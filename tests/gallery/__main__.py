@@ -89,7 +89,7 @@ def _examined(pairs: Sequence[tuple[str, Exhibit]], survey: bool, workers: int) 
             tell("")
             yield result
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
         found = pool.map(_examine_named, [one.name for _, one in pairs], [survey] * len(pairs))
         for (family, exhibit), rest in zip(pairs, found, strict=True):
             yield Result(exhibit, family, *rest)
