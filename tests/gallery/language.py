@@ -374,7 +374,6 @@ EXHIBITS = [
         branches=4,
         shows="norms made of F.normalize and √width",
         widths=WIDE,
-        cheap=True,
     ),
     Exhibit(
         name="GPT-J",

@@ -110,11 +110,17 @@ def rms(*tensors: Tensor) -> tuple[float, ...]:
 
     >>> rms(torch.tensor([3.0, 4.0, 0.0, 0.0]), torch.ones(3))
     (2.5, 1.0)
+    >>> rms(torch.tensor([3 + 4j]))
+    (5.0,)
     """
     if not tensors:
         return ()
     # One copy from the device for all of them.
-    return tuple(torch.stack([tensor.double().square().mean().sqrt() for tensor in tensors]).tolist())
+    return tuple(torch.stack([_rms(tensor) for tensor in tensors]).tolist())
+
+
+def _rms(tensor: Tensor) -> Tensor:
+    return (tensor.abs() if tensor.is_complex() else tensor).double().square().mean().sqrt()
 
 
 def _sizes(now: Sight, before: Sight, lone: Collection[tuple[int, int]] = ()) -> dict[str, float]:

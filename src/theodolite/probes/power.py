@@ -47,8 +47,14 @@ def spectral_norm(
     >>> found = spectral_norm(torch.diag(torch.tensor([3.0, 2.0, 1.0])))
     >>> found.value, found.converged
     (tensor(3.), True)
+    >>> spectral_norm(torch.diag(torch.tensor([3 + 4j, 1.0]))).value
+    tensor(5.)
     """
-    stack = matrices.detach().float().reshape(-1, *matrices.shape[-2:])
+    stack = matrices.detach().reshape(-1, *matrices.shape[-2:])
+    if stack.is_complex():  # a real matrix of the same singular values, each twice
+        real, imaginary = stack.real, stack.imag
+        stack = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
+    stack = stack.float()
     if stack.shape[1] < stack.shape[2]:
         stack = stack.mT  # the vectors live on the shorter side
     # Entries are brought to about one, so that squares of small gradients do not vanish.

@@ -196,7 +196,12 @@ def _sizes(site: Site) -> Iterator[tuple[Size, float]]:
 def _amounts(site: Site, model: nn.Module, effort: Effort) -> tuple[int, int, float]:
     """Units in a batch of training and in a sample, and the multiplications that all of it takes."""
     with untouched_randomness(site.seed), evaluated(model), torch.no_grad():
-        one = pass_work(lambda: site.workload.evaluate(model, take(site.batch, slice(0, 1))))
+        try:
+            one = pass_work(lambda: site.workload.evaluate(model, take(site.batch, slice(0, 1))))
+        except (IndexError, RuntimeError) as error:  # the network has run on the whole batch before
+            raise UseError(
+                f"a batch cannot be cut into single examples, as a graph cannot: {in_one_line(error)}"
+            ) from error
     each = one.multiplications + ENTRY * one.entries  # operations are as many for any number of units
     targets = max(1, targets_in(site.batch) // units_in(site.batch))
     fewest, most = effort.units
