@@ -6,9 +6,11 @@ With `‖A‖_R = √(n_in/n_out)·‖A‖₂`, features learn at the same speed
     outside of the branches      α‖W‖_R ~ 1               α‖ΔW‖_R ~ 1
     in branches of ≥ 2 layers    α₁α₂‖W₁‖_R‖W₂‖_R ~ 1/L    α₁α₂‖W₂‖_R‖ΔW₁‖_R ~ 1/L, and 1 ↔ 2
     in branches of one layer     α‖W‖_R ~ 1/√L            α‖ΔW‖_R ~ 1/L
+    on the stream, in each block α‖W‖_R ~ 1               α‖ΔW‖_R ~ 1/L
 
-(one layer: L independent vectors of mean zero add up to √L of one). All that follows is ratios to the base
-size. Vectors are matrices with one input, so that `‖b‖_R` is the root mean square of b.
+(one layer: L independent vectors of mean zero add up to √L of one; on the stream, as the γ of `γ·x + f(x)`,
+the changes of all blocks add up). All that follows is ratios to the base size. Vectors are matrices with one
+input, so that `‖b‖_R` is the root mean square of b.
 
 Everything is said in terms of a tensor's own fans, which answers the odd cases: a router or the keys of a
 fixed number of heads have a fan-out that does not grow and are output-like inside a branch; a depthwise
