@@ -133,7 +133,7 @@ class T5(nn.Module):
 
 def _relative(table: nn.Embedding, length: int) -> Tensor:
     """By head, query and key, the bias of their distance."""
-    places = torch.arange(length)
+    places = torch.arange(length, device=table.weight.device)
     return table(places[None] - places[:, None] + LENGTH).permute(2, 0, 1)
 
 

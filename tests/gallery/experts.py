@@ -24,7 +24,7 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The sum of the experts' outputs, weighted by a softmax over the chosen ones."""
         scores, chosen = self.router(x).topk(CHOSEN, dim=-1)
-        weights = torch.zeros(*x.shape[:-1], EXPERTS).scatter(-1, chosen, scores.softmax(-1))
+        weights = torch.zeros(*x.shape[:-1], EXPERTS, device=x.device).scatter(-1, chosen, scores.softmax(-1))
         outputs = torch.stack([expert(x) for expert in self.experts], dim=-2)
         return (weights.unsqueeze(-1) * outputs).sum(-2)
 

@@ -44,12 +44,13 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     ]
     registered = [dict(registry) for registry in registries]
     fast = torch.backends.mha.get_fastpath_enabled()
-    onednn = torch._C._get_mkldnn_enabled()
+    onednn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     copies: dict[int, Tensor] = {}
     try:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         torch._C._set_mkldnn_enabled(False)
+        torch._C._set_cudnn_enabled(False)  # it runs recurrent layers as one operation
         with (
             warnings.catch_warnings(action="ignore"),
             torch.inference_mode(False),
@@ -67,6 +68,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch._C._set_mkldnn_enabled(onednn)
+        torch._C._set_cudnn_enabled(cudnn)
         for module, held in attributes.items():
             vars(module).clear()
             vars(module).update(held)
