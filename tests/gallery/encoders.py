@@ -124,7 +124,7 @@ class T5(nn.Module):
         for layer in self.encoder:
             x = layer(x, _relative(self.encoder_bias, source.shape[1]))
         encoded = self.encoder_norm(x)
-        mask = torch.full((target.shape[1], target.shape[1]), -1e9).triu(1)
+        mask = torch.full((target.shape[1], target.shape[1]), -1e9, device=target.device).triu(1)
         x = self.shared(target)
         for layer in self.decoder:
             x = layer(x, _relative(self.decoder_bias, target.shape[1]) + mask, encoded)
