@@ -39,7 +39,8 @@ BOUNDED = SOFTMAXES | {"sigmoid", "tanh", "hardsigmoid", "topk"}
 
 BENDING = BOUNDED | {
     "relu", "relu6", "gelu", "silu", "exp", "hardtanh", "leaky_relu", "elu", "celu", "selu", "mish",
-    "softplus", "hardswish", "_prelu_kernel", "log_sigmoid_forward",
+    "softplus", "hardswish", "_prelu_kernel", "log_sigmoid_forward", "_thnn_fused_lstm_cell",
+    "_thnn_fused_gru_cell",
 }
 """Nonlinearities."""
 
@@ -70,6 +71,9 @@ PRODUCTS = {
     "baddbmm": (1, 2), "addmv": (1, 2), "_addmm_activation": (1, 2),
 }
 """Matrix products: positions of the two factors."""
+
+CELLS = {"_thnn_fused_lstm_cell": (3, 4), "_thnn_fused_gru_cell": (3, 4)}
+"""A step of a recurrent layer on a GPU: positions of the biases."""
 
 NORMS = {
     "native_layer_norm": (0, 2, 3), "_fused_rms_norm": (0, 2, None), "rms_norm": (0, 2, None),

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from theodolite.anatomy.axes import Axes, moved, own_axes
 from theodolite.anatomy.operations import (
     ADDITIONS,
+    CELLS,
     CONVOLUTIONS,
     JOINTS,
     LOOKUPS,
@@ -267,6 +268,9 @@ class _Finder:
             self._add(node, self._at(node, shift), "bias", "add")
         elif node.op in LOOKUPS:
             self._use_lookup(node)
+        elif node.op in CELLS:
+            for position in CELLS[node.op]:
+                self._add(node, self._at(node, position), "bias", "add")
         elif node.op in ADDITIONS:
             for value in node.inputs:
                 self._add_term(node, value)
