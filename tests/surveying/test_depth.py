@@ -248,6 +248,33 @@ def test_a_learning_rate_that_is_too_high_is_lowered(rows: Any) -> None:
     assert ground.rate < LR
 
 
+class Scaled(nn.Module):
+    """A branch that ends in a scale of its own, whose gradient autograd tells for a batch only."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.map, self.gamma = nn.Linear(width, width), nn.Parameter(torch.full((width,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gamma * self.map(x).relu()
+
+
+def scaled(width: int, depth: int) -> nn.Module:
+    blocks = (Scaled(width) for _ in range(depth))
+    return nn.Sequential(nn.Linear(8, width), nn.Sequential(*blocks), nn.Linear(width, 2))
+
+
+def test_units_that_are_run_one_by_one_are_as_many_as_there_is_work_for(
+    rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(depth_look, "QUICK", replace(depth_look.QUICK, units=(4, 256), work=1e9))
+    sites = [Site(rows(build, batch=product), Size(32, 2)) for build in (mlp, scaled)]
+    together, alone = map(find_ground, sites)
+    assert together.units == 256
+    each = depth_look._work_of_one(sites[1], sites[1].build()).total
+    assert alone.units == int(1e9 / (5 * 1.5 * each)) < 256
+
+
 def test_a_costly_network_is_looked_at_in_small(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = rows(mlp, batch=product, size=Size(256, 8))
     site = Site(workload, workload.size)

@@ -43,14 +43,19 @@ def test_the_network_is_dissected_once(gpt, monkeypatch):
     assert sorted(dissected) == sorted([workload.size, *site.trials.largest])
 
 
-def test_of_a_batch_of_many_numbers_the_first_examples_are_taken_unless_there_is_time(rows, monkeypatch):
-    workload = rows(lambda width, depth: nn.Linear(8, width))
+def test_of_large_images_the_first_examples_are_taken_unless_there_is_time(rows, monkeypatch):
+    def images(seed, step):
+        return torch.arange(32.0).reshape(4, 2, 2, 2), torch.arange(4)
+
+    workload = rows(lambda width, depth: nn.Linear(8, width), batch=images)
     monkeypatch.setattr("theodolite.surveying.site.MOST_NUMBERS", 24)
     monkeypatch.setattr("theodolite.surveying.site.FEWEST_EXAMPLES", 2)
     site = Site(workload, workload.size)
     assert torch.equal(site.inputs, workload.draw(0, 0)[0][:3])
     assert len(site.batch[1]) == 3
     assert len(Site(workload, workload.size, deep=True).inputs) == 4
+    graph = rows(lambda width, depth: nn.Linear(8, width), batch=lambda *_: (torch.eye(8), torch.zeros(8)))
+    assert len(Site(graph, graph.size).inputs) == 8
 
 
 def test_an_error_of_use_in_build_names_the_workload(gpt):

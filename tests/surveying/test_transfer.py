@@ -275,7 +275,7 @@ def test_deeper_networks_are_left_out_where_all_together_take_too_long(site, tol
     asked = told(lambda how, size, exponent, seed: bowl(exponent, -7))
     trials, workload = site.trials, rates._lighter(site.trials.workload)
     works = [rates._work(trials, workload, rates.QUICK, size) for size in (BASE, WIDE, DEEP)]
-    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, most=sum(works) - 1))
+    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, planned=sum(works) - 1))
     assert {curve.size for curve in seek(trials).plan.curves} == {BASE, WIDE}
     assert {run[1] for run in asked} == {BASE, WIDE}
 

@@ -15,7 +15,10 @@ from itertools import count
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
+from theodolite.anatomy.names import canonical_modules
 from theodolite.anatomy.specimen import shapes_of
 from theodolite.building import evaluated, in_one_line, untouched_randomness
 from theodolite.errors import UseError
@@ -25,7 +28,7 @@ from theodolite.probes.signal import Signal, signal
 from theodolite.probes.units import fingerprints, take, units_in
 from theodolite.size import Size
 from theodolite.surgery import Points, find_points
-from theodolite.surveying.budget import ENTRY, TooLong, pass_work
+from theodolite.surveying.budget import ENTRY, TooLong, Work, pass_work
 from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
 from theodolite.surveying.spot import MOST_PARAMETERS
@@ -52,11 +55,11 @@ class Effort:
     """Multiplications, to which batches and samples are cut down as far as they can be."""
 
 
-QUICK = Effort(steps=16, targets=256, sample=2048, units=(32, 1024), batches=16, work=7e10)
+QUICK = Effort(steps=16, targets=256, sample=2048, units=(32, 1024), batches=16, work=1.3e11)
 DEEP = Effort(steps=64, targets=1024, sample=8192, units=(64, 4096), batches=64, work=1.6e12)
 FEWEST = 16
 """Targets to which a batch of training is cut down."""
-EXTRA = 4
+EXTRA = 2
 """Times the work that is put up with for the base of the trials."""
 PASSES = 5
 """Forward passes that a unit of a sample takes: the network, the candidates in it, and the way back."""
@@ -64,6 +67,8 @@ FEWEST_JUDGES = signal_doubts.FEWEST
 """Units that judge: of fewer the standard error is not known."""
 PART, FEWEST_DIRECTIONS = 0.5, 8
 """Units that give the directions: so many for each that judges, and not fewer than these."""
+MAPS = (nn.Linear, _ConvNd, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
+"""Modules whose parameters have a gradient for each unit."""
 RATES = LR, LR / 4, LR / 16
 """Learning rates: the next is tried where one does not lower the loss."""
 
@@ -155,7 +160,10 @@ def find_ground(site: Site) -> Ground:
         model = site.build(size)
         batch, sample, work = _amounts(site, model, effort)
         if work <= extra * effort.work:
-            return _trained(site, size, _points(site, model), effort.steps, batch, sample)
+            points = _points(site, model)
+            if _are_run_one_by_one(model, points):
+                sample = min(sample, max(effort.units[0], _affordable(site, model, effort)))
+            return _trained(site, size, points, effort.steps, batch, sample)
     raise TooLong(f"networks of {size} are too large for it")
 
 
@@ -195,13 +203,7 @@ def _sizes(site: Site) -> Iterator[tuple[Size, float]]:
 
 def _amounts(site: Site, model: nn.Module, effort: Effort) -> tuple[int, int, float]:
     """Units in a batch of training and in a sample, and the multiplications that all of it takes."""
-    with untouched_randomness(site.seed), evaluated(model), torch.no_grad():
-        try:
-            one = pass_work(lambda: site.workload.evaluate(model, take(site.batch, slice(0, 1))))
-        except (IndexError, RuntimeError) as error:  # the network has run on the whole batch before
-            raise UseError(
-                f"a batch cannot be cut into single examples, as a graph cannot: {in_one_line(error)}"
-            ) from error
+    one = _work_of_one(site, model)
     each = one.multiplications + ENTRY * one.entries  # operations are as many for any number of units
     targets = max(1, targets_in(site.batch) // units_in(site.batch))
     fewest, most = effort.units
@@ -216,6 +218,32 @@ def _amounts(site: Site, model: nn.Module, effort: Effort) -> tuple[int, int, fl
     batch = max(min(batch, math.ceil(FEWEST / targets)), int(batch * share))
     sample = max(fewest, int(sample * share))
     return batch, sample, work(batch, sample)
+
+
+def _work_of_one(site: Site, model: nn.Module) -> Work:
+    """What a forward pass of one unit takes."""
+    with untouched_randomness(site.seed), evaluated(model), torch.no_grad():
+        try:
+            return pass_work(lambda: site.workload.evaluate(model, take(site.batch, slice(0, 1))))
+        except (IndexError, RuntimeError) as error:  # the network has run on the whole batch before
+            raise UseError(
+                f"a batch cannot be cut into single examples, as a graph cannot: {in_one_line(error)}"
+            ) from error
+
+
+def _are_run_one_by_one(model: nn.Module, points: Points) -> bool:
+    """Does a block end in a parameter whose gradient is known for all units of a batch together only?"""
+    modules = dict(canonical_modules(model))
+    return any(
+        not isinstance(modules[point.like].get_submodule(closer.name.rpartition(".")[0]), MAPS)
+        for point in points.found
+        for closer in point.closers
+    )
+
+
+def _affordable(site: Site, model: nn.Module, effort: Effort) -> int:
+    """Units of a sample that there is work for if each is run by itself."""
+    return int(effort.work / (PASSES * (1 + PART) * _work_of_one(site, model).total))
 
 
 def _points(site: Site, model: nn.Module) -> Points:

@@ -56,12 +56,14 @@ class Effort:
     """Are the half octaves beside the best one tried too?"""
     work: float
     """Most multiplications that one size may take."""
+    planned: float
+    """Most multiplications that all sizes together may take by the estimate, …"""
     most: float
-    """Most multiplications that all sizes together may take."""
+    """… and in the end, as an optimum may be farther away."""
 
 
-QUICK = Effort(steps=16, seeds=1, halves=False, work=2.6e11, most=4.5e11)
-DEEP = Effort(steps=32, seeds=3, halves=True, work=2e12, most=2.4e13)
+QUICK = Effort(steps=16, seeds=1, halves=False, work=2.6e11, planned=4.5e11, most=7e11)
+DEEP = Effort(steps=32, seeds=3, halves=True, work=2e12, planned=2.4e13, most=2.4e13)
 SURE_SEEDS = 3
 """Where the optimum seems to move under a plan, so many seeds decide."""
 
@@ -267,10 +269,10 @@ def _affordable(trials: Trials, workload: Workload, effort: Effort) -> list[Size
     wider, deeper = (
         [size for size in axis if works[size] <= effort.work] for axis in (trials.widths, trials.depths)
     )
-    if not wider or works[trials.base] + works[wider[0]] > effort.most:
+    if not wider or works[trials.base] + works[wider[0]] > effort.planned:
         raise Untold(f"networks wider than {trials.base} take too long to be trained for a few steps")
     chosen = [*wider, *deeper] if trials.site.deep else [*wider[-1:], *deeper[-1:]]
-    if sum(works[size] for size in (trials.base, *chosen)) > effort.most:
+    if sum(works[size] for size in (trials.base, *chosen)) > effort.planned:
         return [size for size in chosen if size in wider]
     return chosen
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from theodolite.surveying.trials import Trials
 
 MOST_NUMBERS, FEWEST_EXAMPLES = 2_000_000, 4
-"""In a batch, unless there is time."""
+"""In a batch of images, unless there is time."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ class Site:
 
     @cached_property
     def batch(self) -> Batch:
-        """The first batch, without the examples beyond `MOST_NUMBERS`, as large images have."""
+        """The first batch; of images, without the examples beyond `MOST_NUMBERS`.
+
+        Tensors of fewer dimensions are left whole: their first one may be the nodes of a graph.
+        """
         whole = self.whole_batch
-        numbers = max(
-            (leaf.numel() for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)), default=0
-        )
+        leaves = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, torch.Tensor)]
+        numbers = max((leaf.numel() for leaf in leaves if leaf.ndim >= 4), default=0)
         examples = examples_in(whole)
         if self.deep or examples is None or numbers <= MOST_NUMBERS:
             return whole

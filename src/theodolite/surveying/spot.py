@@ -101,6 +101,8 @@ FEWEST_EXAMPLES, FEWEST_PRODUCTS = 4, 40
 left for the eigenvalues of an operator."""
 EXTRA = 5
 """Times the work that is put up with if the batch cannot be cut down further."""
+MOST_EXTRA = 1.5
+"""Times the work of all products that is put up with then."""
 MOST_PARAMETERS = 30_000_000
 """Above this a network is not even built to see how much work it is."""
 PRODUCT = 6
@@ -339,6 +341,6 @@ def _affordable(spot: Spot) -> Spot:
     if over > 0:
         fewer = max(FEWEST_PRODUCTS, spot.effort.eigenvalues - math.ceil(over / 2))
         spot = replace(spot, effort=replace(spot.effort, eigenvalues=fewer))
-    if spot.planned > EXTRA * spot.effort.most:
+    if spot.planned > MOST_EXTRA * spot.effort.most:
         raise TooLong(f"networks of {spot.size} are too large for it")
     return replace(spot, budget=Budget(max(spot.planned, spot.effort.most), deep=spot.site.deep))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import nn
 
@@ -13,7 +12,6 @@ from theodolite.probes.scaled_maps import Map, Vector, find_maps, find_vectors
 from theodolite.surgery.editing import scaled_weights
 from theodolite.surgery.folded import prefix_of
 from theodolite.surgery.places import find_places
-from theodolite.surveying.batches import first_of
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site
@@ -41,7 +39,7 @@ def examine(site: Site) -> Iterator[Finding]:
     """TH511, and TH512 where there are vectors to look at."""
     model = site.build_traceable(site.size)
     try:
-        maps = find_maps(model, _inputs(site))
+        maps = find_maps(model, site.inputs)
     except UseError:
         sentence = (
             _left(site, model, ()) or "No gain of a norm is read by linear maps alone, so none is shared."
@@ -52,7 +50,7 @@ def examine(site: Site) -> Iterator[Finding]:
     yield shared([one for one in maps if one.weight not in own], len(own), _left(site, model, maps))
     if sum(tensor.numel() for tensor in model.parameters()) <= MOST_PARAMETERS:
         model = site.build()
-        vectors = [one for one in find_vectors(model, find_maps(model, _inputs(site))) if not one.obstacle]
+        vectors = [one for one in find_vectors(model, find_maps(model, site.inputs)) if not one.obstacle]
         if vectors:
             yield balance(vectors)
 
@@ -128,18 +126,13 @@ def balance(vectors: Sequence[Vector]) -> Finding:
     )
 
 
-def _inputs(site: Site) -> Any:
-    """Two examples: what reads what does not depend on how many there are."""
-    return first_of(site.batch, 2)[0]
-
-
 def _left(site: Site, model: nn.Module, maps: Sequence[Map]) -> str:
     """A sentence on gains that linear maps alone read and that cannot be moved into them, with a reason."""
     found = {one.place.gain for one in maps}
     parts = tuple(prefix_of(name) for name in found)  # of gains that surgery has made of a magnitude
     gains = [part.name for part in site.anatomy.trained if part.norm == "input" and part.op == "norm"]
     missing = [name for name in gains if name not in found and not name.startswith(parts)]
-    why = find_places(model, _inputs(site)).left if missing else {}
+    why = find_places(model, site.inputs).left if missing else {}
     names = [name for name in missing if name in why]
     if not names:
         return ""
