@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from theodolite import Size, UseError, survey
 from theodolite.models import ResidualMLP
@@ -120,6 +121,22 @@ def _seed_all(seed):
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
+
+
+def test_a_survey_takes_one_thread_unless_there_is_time(rows):
+    seen = []
+
+    def build(width, depth):
+        seen.append(torch.get_num_threads())
+        return nn.Sequential(nn.Linear(8, width), nn.Linear(width, 2))
+
+    torch.set_num_threads(2)
+    survey(rows(build), only=["anatomy"])
+    assert {*seen} == {1}
+    assert torch.get_num_threads() == 2
+    seen.clear()
+    survey(rows(build), only=["anatomy"], deep=True)
+    assert {*seen} == {2}
 
 
 def test_no_generator_is_moved_and_the_seed_decides_not_the_sections_that_ran(rows, monkeypatch):

@@ -18,7 +18,7 @@ import torch
 import theodolite
 from theodolite.anatomy import Anatomy, UnclassifiedError
 from theodolite.anatomy.part import Role
-from theodolite.building import untouched_randomness
+from theodolite.building import one_thread, untouched_randomness
 from theodolite.errors import UseError
 from theodolite.exclusive import exclusive
 from theodolite.size import Size
@@ -145,7 +145,10 @@ def survey(
     tell = progress or (lambda title, done: None)
     findings: list[Finding] = []
     seconds: dict[str, float] = {}
-    with untouched_randomness(seed):
+    threads = (
+        contextlib.nullcontext() if deep else one_thread()
+    )  # on a busy machine several wait for each other
+    with untouched_randomness(seed), threads:
         tell("Workload", 0.0)
         sound = check_usable(site)
         for done, (name, section) in enumerate(chosen.items(), start=1):

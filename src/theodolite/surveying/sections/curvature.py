@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 
 from theodolite.anatomy import UnclassifiedError
-from theodolite.building import in_one_line, one_thread
+from theodolite.building import in_one_line
 from theodolite.errors import UseError
 from theodolite.probes.second_order.curvature import Curvature, curvature
 from theodolite.probes.second_order.density import Density
@@ -46,11 +45,6 @@ DOMINANT = 2.0
 
 def examine(site: Site) -> Iterator[Finding]:
     """TH301, TH302 and TH303."""
-    with contextlib.nullcontext() if site.deep else one_thread():
-        yield from _examine(site)
-
-
-def _examine(site: Site) -> Iterator[Finding]:
     code = "TH301"
     try:
         spot = find_spot(site)

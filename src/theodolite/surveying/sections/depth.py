@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from theodolite.building import in_one_line, one_thread
+from theodolite.building import in_one_line
 from theodolite.errors import UseError
 from theodolite.figures import Figure
 from theodolite.probes.signal import PointSignal, Signal
@@ -60,19 +59,18 @@ def examine(site: Site) -> Iterator[Finding]:
         said = "There are no residual branches, so there is no place for a block that adds nothing."
         yield Finding("TH603", "ok", TITLES["TH603"], said, why=WHY_PLACE)
         return
-    with contextlib.nullcontext() if site.deep else one_thread():
-        try:
-            ground = find_ground(site)
-            judges = draw_judges(site, ground)
-            if site.workload.held_out is not None and judges.barred > LEAK * judges.drawn:
-                yield leaked(judges)
-                if judges.units < FEWEST_JUDGES:
-                    return
-            yield one_more(look_at(site, ground, judges))
-        except Untried as error:
-            yield untried(error)
-        except (UseError, RuntimeError) as error:  # of autograd, and of memory
-            yield unasked(error)
+    try:
+        ground = find_ground(site)
+        judges = draw_judges(site, ground)
+        if site.workload.held_out is not None and judges.barred > LEAK * judges.drawn:
+            yield leaked(judges)
+            if judges.units < FEWEST_JUDGES:
+                return
+        yield one_more(look_at(site, ground, judges))
+    except Untried as error:
+        yield untried(error)
+    except (UseError, RuntimeError) as error:  # of autograd, and of memory
+        yield unasked(error)
 
 
 def one_more(look: Look) -> Finding:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
 
 from theodolite.anatomy import UnclassifiedError
-from theodolite.building import in_one_line, one_thread
+from theodolite.building import in_one_line
 from theodolite.errors import UseError
 from theodolite.stepping.finder import STRIDE, find_lr
 from theodolite.stepping.finder_legs import EXTRA
@@ -59,10 +58,9 @@ LEGS = round(2 * math.log(REACH, STRIDE)) + 1 + EXTRA
 
 def examine(site: Site) -> Iterator[Finding]:
     """TH701, TH702 and TH703."""
-    with contextlib.nullcontext() if site.deep else one_thread():
-        rates = planned_rates(site)
-        yield from _first_step(site, rates)
-        yield from _tried(site, rates)
+    rates = planned_rates(site)
+    yield from _first_step(site, rates)
+    yield from _tried(site, rates)
 
 
 def within_radius(spot: Spot, taken: FirstStep) -> Finding:
