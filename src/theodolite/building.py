@@ -64,9 +64,9 @@ def build_hollow(build: Build, size: Size) -> nn.Module:
 
     Tensors of one element are real if they can be: a forward pass may multiply by them.
     """
-    for numbers in (True, False):
+    for most_dims in (8, 0, -1):
         try:
-            with _Hollow(numbers=numbers):
+            with _Hollow(most_dims):
                 return build_model(build, size, device="meta")
         except UseError:  # a number met a tensor without memory, or the build reads a tensor's values
             continue
@@ -76,12 +76,13 @@ def build_hollow(build: Build, size: Size) -> nn.Module:
 class _Hollow(TorchFunctionMode):
     """Draw no random numbers into tensors without memory: torch spends most of such a build on them.
 
-    With `numbers`, what is made with one element is made on the CPU.
+    What is made with one element and at most so many dimensions is made on the CPU. Without dimensions it may
+    meet tensors without memory.
     """
 
-    def __init__(self, *, numbers: bool) -> None:
+    def __init__(self, most_dims: int) -> None:
         super().__init__()
-        self.numbers = numbers
+        self.most_dims = most_dims
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -90,7 +91,7 @@ class _Hollow(TorchFunctionMode):
             if tensor.is_meta:
                 return tensor
         made = func(*args, **kwargs)
-        if self.numbers and func in _MAKING and made.is_meta and made.numel() == 1:
+        if func in _MAKING and made.is_meta and made.numel() == 1 and made.dim() <= self.most_dims:
             return func(*args, **kwargs | {"device": "cpu"})
         return made
 

@@ -439,3 +439,31 @@ def test_a_unit_vector_without_its_root_counts_as_a_number() -> None:
     assert anatomy["gains.0"].factor == pytest.approx(1 / 8)
     assert anatomy["head.weight"].factor == pytest.approx(1 / 8)
     assert anatomy["gains.2"].factor == 1
+
+
+BETWEEN: dict[str, tuple[Callable[[Any, Tensor, float], Tensor], str]] = {
+    "behind a nonlinearity": (lambda net, x, c: net.b(F.gelu(net.a(x)) * c), "b"),
+    "behind a homogeneous one": (lambda net, x, c: net.b(net.a(x).relu() * c), "a"),
+    "behind a sum": (lambda net, x, c: net.b((net.a(x) + net.c(x)) * c), "b"),
+    "before a sum": (lambda net, x, c: net.b(net.a(x) + net.c(x) * c), "c"),
+    "behind a gate": (lambda net, x, c: net.b(F.silu(net.a(x)) * net.c(x) * c), "b"),
+}
+
+
+@pytest.mark.parametrize("way", BETWEEN)
+def test_a_number_between_layers_counts_for_one_of_them(way: str) -> None:
+    step, owner = BETWEEN[way]
+
+    class Between(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(8, width), nn.Linear(width, 3)
+            self.a, self.b, self.c = (nn.Linear(width, width, bias=False) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x).tanh()
+            return self.head(x + step(self, x, 0.25))
+
+    anatomy = th.dissect(Between, INPUTS, size=Size(16, 1))
+    counted = {name for name, part in anatomy.items() if part.factor == pytest.approx(0.25)}
+    assert counted == {f"{owner}.weight"}

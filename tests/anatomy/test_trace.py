@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.anatomy import AnatomyError, dissect
+from theodolite.anatomy.trace import trace
+from theodolite.anatomy.undisturbed import undisturbed
 from theodolite.size import Size
 
 
@@ -336,3 +339,45 @@ def test_inference_mode_hides_nothing() -> None:
     with torch.inference_mode():
         anatomy = dissect(model, torch.zeros(2, 6))
     assert [branch.layers for branch in anatomy.branches] == [2, 2]
+
+
+def _written(stacked: Tensor) -> Tensor:
+    stacked[0] = 0
+    return stacked.sum(0)
+
+
+BY_NAME: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "lerp": lambda a, b: torch.lerp(input=a, end=b, weight=0.3),
+    "addcmul": lambda a, b: torch.addcmul(a, tensor1=b, tensor2=b, value=2),
+    "addmm": lambda a, b: torch.addmm(a, mat1=b, mat2=b, beta=0.5),
+    "a bias": lambda a, b: torch.addmm(input=a[0], mat1=b, mat2=b),
+    "baddbmm": lambda a, b: a[None].baddbmm(batch1=b[None], batch2=b[None], alpha=0.5),
+    "not read": lambda a, b: torch.baddbmm(a[None] * math.nan, b[None], b[None], beta=0, alpha=0.5),
+    "a stack that is written to": lambda a, b: _written(torch.stack([a, b])),
+    "a stack of masks": lambda a, b: torch.stack([a > 0, b > 0]).sum(0).float(),
+    "a stack": lambda a, b: torch.stack([a, b], dim=-1).mean(-1),
+}
+
+
+@pytest.mark.parametrize("way", BY_NAME)
+def test_sums_in_disguise_have_the_values_they_have_elsewhere(way: str) -> None:
+    a, b = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
+    with undisturbed(nn.Identity()):
+        found = BY_NAME[way](a.clone(), b.clone())
+    torch.testing.assert_close(found, BY_NAME[way](a.clone(), b.clone()))
+
+
+def test_a_buffer_that_the_forward_pass_writes_to_is_no_constant() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.scale = nn.Buffer(torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layer(x)
+            self.scale.copy_(x.abs().mean() * 0 + 100)
+            return x / self.scale.item()
+
+    (node,) = [node for node in trace(Net(), torch.randn(3, 4)).nodes if node.op == "div"]
+    assert node.args[1] == pytest.approx(100)

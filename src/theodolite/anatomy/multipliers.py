@@ -9,7 +9,7 @@ A norm that divides by the length of a vector makes entries of `1/√n`, and so 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from theodolite.anatomy.flow import Flow, bits
 from theodolite.anatomy.norms import follows_normalisation, is_normalisation, norm_size
@@ -26,7 +26,8 @@ def factor_to_stream(flow: Flow, residual: Residual, uses: Iterable[Use]) -> flo
     for use in uses:
         made = flow.graph.nodes[use.node].outputs[0]
         if residual.region >> made & 1:
-            found += [use.number * _behind_norm(flow, use) * one for one in _products(flow, made, added)]
+            behind = _behind(flow, [residual], use)
+            found += [use.number * behind * one for one in _products(flow, made, added)]
     return _told(found)
 
 
@@ -41,7 +42,7 @@ def factor_elsewhere(
     residuals = list(residuals)
     found = []
     for use in uses:
-        behind = _number_behind(flow, use) if reads_out else _behind_norm(flow, use)
+        behind = _number_behind(flow, use) if reads_out else _behind(flow, residuals, use)
         ahead = _number_ahead(flow, residuals, use, CAPS if reads_out else HOMOGENEOUS)
         found.append(use.number * behind * ahead)
     return _told(found)
@@ -69,13 +70,14 @@ CAPS = HOMOGENEOUS | {"tanh"}
 def _number_ahead(flow: Flow, residuals: list[Residual], use: Use, passed: frozenset[str]) -> float:
     """The product of the numbers from a use on to what is more than a number, a view or a sum.
 
-    nan if that is a weight behind a sum, or a readout behind a norm: there the number is theirs.
+    Up to a sum if a weight or a product of two signals follows it: numbers between are the weight's or
+    nobody's. nan where there is no sum before such a product, or before a readout, which takes the number.
     """
     first = flow.graph.nodes[use.node].outputs[0]
     additions = {residual.addition for residual in residuals}
     last = flow.graph.outputs | {residual.start for residual in residuals}
     products, found = {first: 1.0}, []
-    summed: set[int] = set()
+    until_sum: dict[int, float] = {}
     for value in bits(flow.descendants[first] & flow.live & ~(1 << first)):
         node = flow.maker(value)
         assert node is not None
@@ -85,16 +87,19 @@ def _number_ahead(flow: Flow, residuals: list[Residual], use: Use, passed: froze
         is_sum = node.op in ("add", "sub") and len(flow.signals(node)) > 1
         passes = flow.is_handed_on(node) or node.op in passed | {"add", "sub"}
         if _has(flow, node, "weight"):
-            of_weight = not summed.isdisjoint(sources) or _takes_numbers_behind(flow, node)
-            found += [math.nan] if of_weight else [products[source] for source in sources]
+            if _takes_numbers_behind(flow, node):
+                found += [until_sum.get(source, math.nan) for source in sources]
+            else:
+                found += [until_sum.get(source, products[source]) for source in sources]
         elif flow.is_product_of_signals(node):
-            found.append(math.nan)
+            found += [until_sum.get(source, math.nan) for source in sources]
         elif node.index in additions or not passes or _has(flow, node, "gain"):
             found += [products[source] for source in sources]
         else:
             products[value] = _one([products[source] * _number(flow, node, source) for source in sources])
-            if is_sum or not summed.isdisjoint(sources):
-                summed.add(value)
+            before = [until_sum[source] for source in sources if source in until_sum]
+            if is_sum or before:
+                until_sum[value] = _one(before or [products[value]])
     found += [product for value, product in products.items() if value in last]
     return _one(found)
 
@@ -115,13 +120,29 @@ def _number_behind(flow: Flow, use: Use) -> float:
     return product if is_told else 1.0
 
 
-def _walk_back(flow: Flow, node: Node) -> tuple[float, bool]:
-    """The numbers on the way back from a weight, and whether no weight is at the end of it."""
+def _behind(flow: Flow, residuals: Iterable[Residual], use: Use) -> float:
+    """The same of a weight that is no readout; numbers after a gain are the gain's."""
+    if use.kind != "weight":
+        return _behind_norm(flow, use)
+    starts = {residual.start for residual in residuals}
+    product, is_told = _walk_back(flow, flow.graph.nodes[use.node], starts, gains=False)
+    return product if is_told else 1.0
+
+
+def _walk_back(
+    flow: Flow, node: Node, starts: Collection[int] = (), *, gains: bool = True
+) -> tuple[float, bool]:
+    """The numbers on the way back from a weight, and whether no weight is at the end of it.
+
+    Without `gains` one at the end counts as a weight does: the numbers after it are its own.
+    """
     product = 1.0
     signals = flow.signals(node)
     while len(signals) == 1 and (maker := flow.maker(signals[0])) is not None:
+        if signals[0] in starts:
+            break
         uses = flow.uses.at(maker.index)
-        if any(use.kind in ("weight", "table") for use in uses):
+        if any(use.kind in ("weight", "table") or (use.kind == "gain" and not gains) for use in uses):
             return product, False
         if is_normalisation(flow, maker):
             return product * norm_size(flow, maker), True

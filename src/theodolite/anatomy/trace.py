@@ -130,7 +130,8 @@ def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Grap
     state = {id(tensor): fake(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.numel() == 1 and id(tensor) not in names and not tensor.is_meta:
-            state[id(tensor)].constant = tensor.detach().clone()  # torch works out what is made of it
+            state[id(tensor)].constant = tensor.detach().cpu().clone()  # torch works out what is made of it
+            mode.fake_tensor_converter.add_constant_storage_mapping(state[id(tensor)])
     swapped = {name: state[id(tensor)] for name, tensor in named_tensors(model)}
     with mode, _silenced("torch._subclasses.fake_tensor"):
         fake_inputs = tree_map(fake, inputs)
@@ -289,6 +290,9 @@ class _Recorder(TorchDispatchMode):
         index = len(graph.nodes)
         for tensor in written:
             del self.values[id(tensor)]  # what it held is another value from here on
+            for one in self.by_storage.get(_storage(tensor) or 0, ()):
+                if isinstance(one, FakeTensor):
+                    one.constant = None
         outputs = tuple(self.value(tensor, index) for tensor in dict.fromkeys([*written, *made]))
         graph.nodes.append(Node(index, op, args, kwargs, inputs, outputs))
         for value in dict.fromkeys(inputs):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +114,7 @@ class _ByDefinition(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stacks: dict[int, tuple[Tensor, list[Tensor], int]] = {}  # the first keeps the id taken
+        self.stacks: dict[int, _Stack] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -121,42 +122,66 @@ class _ByDefinition(TorchFunctionMode):
             defined = _DEFINITIONS[func](*args, **kwargs)
             if defined is not None:
                 return defined
-        if func in _SUMS and (terms := self._terms(*args, **kwargs)) is not None:
+        if func in _SUMS and args and (terms := self._terms(*args, **kwargs)) is not None:
             return _SUMS[func](terms)
         made = func(*args, **kwargs)
-        if func is torch.stack and isinstance(made, Tensor):
-            tensors = list(args[0] if args else kwargs["tensors"])
+        if func is torch.stack and isinstance(made, Tensor) and made.is_floating_point():
+            terms = list(args[0] if args else kwargs["tensors"])
             dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-            self.stacks[id(made)] = made, tensors, dim % made.dim()
+            self._remember(made, terms, dim)
         return made
 
-    def _terms(
-        self, stacked: Any = None, dim: Any = None, *others: Any, **options: Any
-    ) -> list[Tensor] | None:
+    def _remember(self, made: Tensor, terms: list[Tensor], dim: int) -> None:
+        key = id(made)
+
+        def forget(_: Any) -> None:
+            self.stacks.pop(key, None)
+
+        versions = _versions(made, *terms)
+        self.stacks[key] = _Stack(weakref.ref(made, forget), terms, dim % made.dim(), versions)
+
+    def _terms(self, stacked: Any, dim: Any = None, *others: Any, **options: Any) -> list[Tensor] | None:
         """The tensors of a stack that is summed over the dimension it was stacked along, and no other."""
         known = self.stacks.get(id(stacked))
-        if known is None or others or options:
+        if known is None or others or options or len(known.terms) < 2:
             return None
         dims = [dim] if isinstance(dim, int) else list(dim or ())
-        return known[1] if [one % stacked.dim() for one in dims] == [known[2]] else None
+        same = known.versions == _versions(stacked, *known.terms)  # nothing was written since
+        return known.terms if same and [one % stacked.dim() for one in dims] == [known.dim] else None
 
 
-def _lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
-    return (1 - weight) * start + weight * end
+class _Stack(NamedTuple):
+    """What was stacked, and along which dimension."""
+
+    made: weakref.ref[Tensor]
+    terms: list[Tensor]
+    dim: int
+    versions: tuple[int, ...]
 
 
-def _addcmul(added: Tensor, first: Tensor, second: Tensor, *, value: float = 1) -> Tensor:
-    product = first * second
-    return added + (product if value == 1 else value * product)
+def _versions(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
-def _addmm(
-    added: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Tensor | None:
-    if added.dim() < 2:  # the bias of a linear map
+def _lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
+    return (1 - weight) * input + weight * end
+
+
+def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    product = tensor1 * tensor2
+    return input + (product if value == 1 else value * product)
+
+
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor | None:
+    if input.dim() < 2:  # the bias of a linear map
         return None
-    product = first @ second
-    return (added if beta == 1 else beta * added) + (product if alpha == 1 else alpha * product)
+    product = mat1 @ mat2
+    product = product if alpha == 1 else alpha * product
+    return product if beta == 0 else (input if beta == 1 else beta * input) + product
+
+
+def _baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, **numbers: float) -> Tensor | None:
+    return _addmm(input, batch1, batch2, **numbers)
 
 
 def _in_place(define: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
@@ -167,14 +192,17 @@ def _in_place(define: Callable[..., Tensor | None]) -> Callable[..., Tensor | No
     return run
 
 
+_DEFINED: dict[str, Callable[..., Tensor | None]] = {
+    "lerp": _lerp,
+    "addcmul": _addcmul,
+    "addmm": _addmm,
+    "baddbmm": _baddbmm,
+}
 _DEFINITIONS: dict[Any, Callable[..., Tensor | None]] = {
     form: define
-    for name, define in (("lerp", _lerp), ("addcmul", _addcmul), ("addmm", _addmm), ("baddbmm", _addmm))
+    for name, define in _DEFINED.items()
     for form in (getattr(torch, name), getattr(Tensor, name))
-} | {
-    getattr(Tensor, f"{name}_"): _in_place(define)
-    for name, define in (("lerp", _lerp), ("addcmul", _addcmul), ("addmm", _addmm), ("baddbmm", _addmm))
-}
+} | {getattr(Tensor, f"{name}_"): _in_place(define) for name, define in _DEFINED.items()}
 _SUMS: dict[Any, Callable[[list[Tensor]], Tensor]] = {
     torch.sum: lambda terms: functools.reduce(torch.add, terms),
     Tensor.sum: lambda terms: functools.reduce(torch.add, terms),

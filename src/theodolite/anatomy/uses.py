@@ -147,7 +147,8 @@ class _Finder:
         if node.op in ("zeros", "zeros_like", "new_zeros"):
             return True
         read = [value in self.zeros for value in node.inputs]
-        return any(read) if node.op == "mul" else bool(read) and all(read) and node.op in VIEWS
+        moved = node.op in VIEWS - {"constant_pad_nd", "masked_fill", "where"}
+        return any(read) if node.op == "mul" else moved and bool(read) and all(read)
 
     def _is_use(self, node: Node, has_signal: bool) -> bool:
         if node.op in LOOKUPS:
