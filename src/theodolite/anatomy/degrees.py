@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.norms import POWERS, size_after
 from theodolite.anatomy.operations import NORMS, POSITIVE, REDUCTIONS, VIEWS
-from theodolite.anatomy.trace import Node, Ref
+from theodolite.anatomy.trace import Node
 from theodolite.anatomy.uses import Use
 
 _PRODUCTS = frozenset({"mul", "dot", "vdot", "mm", "mv", "bmm"})
@@ -183,7 +183,7 @@ def _after(node: Node, held: list[float], found: dict[int, float]) -> float:
     if node.op == "div":
         return found.get(node.inputs[0], 0.0) - sum(found.get(value, 0.0) for value in node.inputs[1:])
     if node.op in NORMS:  # of its gain, unless there is a shift
-        _, gain, shift = (found.get(_read(node, position), 0.0) for position in NORMS[node.op])
+        _, gain, shift = (found.get(node.read(position), 0.0) for position in NORMS[node.op])
         return gain if shift in (0.0, gain) else math.nan
     if node.op == "_weight_norm_interface":  # g·v/‖v‖ of v and g
         return found.get(node.inputs[1], 0.0)
@@ -192,10 +192,3 @@ def _after(node: Node, held: list[float], found: dict[int, float]) -> float:
     if node.op in POWERS:
         return same * POWERS[node.op]
     return same if node.op in _SAME else math.nan
-
-
-def _read(node: Node, position: int | None) -> int:
-    """The value at a position of the arguments; -1 if there is none."""
-    if position is None or position >= len(node.args) or not isinstance(node.args[position], Ref):
-        return -1
-    return node.args[position].value

@@ -157,8 +157,8 @@ def _walk_back(
 
 
 def _behind_norm(flow: Flow, use: Use) -> float:
-    """The numbers between a tensor and the norm that it directly follows, with the norm's own."""
-    if use.kind not in ("weight", "gain"):
+    """The numbers between a gain and the norm that it directly follows, with the norm's own."""
+    if use.kind != "gain":
         return 1.0
     product = 1.0
     signals = flow.signals(flow.graph.nodes[use.node])

@@ -18,7 +18,7 @@ def is_normalisation(flow: Flow, node: Node) -> bool:
     operands = flow.signals(node)
     if node.op not in ("mul", "div") or len(operands) != 2:
         return False
-    return any(_is_statistic(flow, statistic, x) for x, statistic in (operands, operands[::-1]))
+    return any(_reduced_from(flow, statistic, x) is not None for x, statistic in (operands, operands[::-1]))
 
 
 def norm_size(flow: Flow, node: Node) -> float:
@@ -89,11 +89,6 @@ def _reduced_size(graph: Graph, node: Node, size: float) -> float:
     if not isinstance(order, (int, float)) or not order:
         return math.nan
     return size * (before / after) ** (1 / order)
-
-
-def _is_statistic(flow: Flow, statistic: int, x: int) -> bool:
-    """Was it reduced, without a weight, from x or from what x was centred or scaled from?"""
-    return _reduced_from(flow, statistic, x) is not None
 
 
 def _reduced_from(flow: Flow, statistic: int, x: int) -> int | None:

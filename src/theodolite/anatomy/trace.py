@@ -47,6 +47,13 @@ class Node:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
+    def read(self, position: int | None) -> int:
+        """The value at a position of the arguments; -1 if there is none."""
+        if position is None or position >= len(self.args) or not isinstance(self.args[position], Ref):
+            return -1
+        value: int = self.args[position].value
+        return value
+
 
 @dataclass
 class Graph:

@@ -156,7 +156,7 @@ class _Finder:
         if has_signal:
             return True
         if node.op in NORMS:
-            return self._at(node, NORMS[node.op][0]) in self.expression and not self._becomes_weight(node)
+            return node.read(NORMS[node.op][0]) in self.expression and not self._becomes_weight(node)
         # A constant or learned tokens going through a layer. Products with vectors alone are how
         # parametrizations (spectral norm) compute a weight.
         composes = node.op == "mm" and self._becomes_weight(node)
@@ -164,7 +164,7 @@ class _Finder:
 
     def _selects_matrices(self, node: Node) -> bool:
         """`experts[chosen]`: which matrix, not which row."""
-        table = self._at(node, 0)
+        table = node.read(0)
         if node.op != "index" or table not in self.expression or len(self.graph.shapes[table]) < 3:
             return False
         chosen = [position for position, index in enumerate(node.args[1]) if index is not None]
@@ -182,7 +182,7 @@ class _Finder:
                         read[1] == value and read[0] not in self.expression and reader.op in ("mm", "addmm")
                     )
                 if reader.op in CONVOLUTIONS:
-                    return self._at(reader, 1) == value
+                    return reader.read(1) == value
                 if reader.op in REDUCTIONS:
                     continue  # what it is divided by
                 if reader.op not in VIEWS | ADDITIONS | {"mul", "div"}:
@@ -210,7 +210,7 @@ class _Finder:
                 for name, axes in self.expression[value].items():
                     if composed and not isinstance(axes, Factor):
                         axes = Factor(axes[1], axes[0])
-                    elif node.op in NORMS and value != self._at(node, NORMS[node.op][0]):
+                    elif node.op in NORMS and value != node.read(NORMS[node.op][0]):
                         axes = self._along_norm(node, axes, len(shape))
                     elif not isinstance(axes, Factor):
                         axes = moved(node.op, axes, self.graph.shapes[value], shape, args)
@@ -253,8 +253,10 @@ class _Finder:
     @staticmethod
     def _along_norm(node: Node, axes: Axes | Factor, rank: int) -> Axes | Factor:
         """Where the gain or shift of a fused norm lies in its result."""
-        if isinstance(axes, Factor) or "layer" in node.op or "rms" in node.op:
-            return axes if isinstance(axes, Factor) else ((),) * (rank - len(axes)) + axes
+        if isinstance(axes, Factor):
+            return axes
+        if "layer" in node.op or "rms" in node.op:
+            return ((),) * (rank - len(axes)) + axes
         return ((), *axes, *((),) * (rank - 2))
 
     def _use(self, node: Node) -> None:
@@ -264,14 +266,14 @@ class _Finder:
             self._use_convolution(node)
         elif node.op in NORMS:
             signal, gain, shift = NORMS[node.op]
-            self._add(node, self._at(node, signal), "token", "concat")
-            self._add(node, self._at(node, gain), "gain", "norm")
-            self._add(node, self._at(node, shift), "bias", "add")
+            self._add(node, node.read(signal), "token", "concat")
+            self._add(node, node.read(gain), "gain", "norm")
+            self._add(node, node.read(shift), "bias", "add")
         elif node.op in LOOKUPS:
             self._use_lookup(node)
         elif node.op in CELLS:
             for position in CELLS[node.op]:
-                self._add(node, self._at(node, position), "bias", "add")
+                self._add(node, node.read(position), "bias", "add")
         elif node.op in ADDITIONS:
             for value in node.inputs:
                 self._add_term(node, value)
@@ -289,9 +291,9 @@ class _Finder:
 
     def _use_product(self, node: Node) -> None:
         left, right = PRODUCTS[node.op]
-        x, w = self._at(node, left), self._at(node, right)
+        x, w = node.read(left), node.read(right)
         if left == 1:
-            self._add_term(node, self._at(node, 0))
+            self._add_term(node, node.read(0))
         if w in self.expression:
             vector = len(self.graph.shapes[w]) == 1
             self._add_matrix(node, w, inner=-1 if vector else -2, outer=None if vector else -1)
@@ -346,9 +348,9 @@ class _Finder:
         return reader, [dim % rank for dim in named] if named else list(range(rank))
 
     def _use_convolution(self, node: Node) -> None:
-        weight, bias, transposed = self._at(node, 1), self._at(node, 2), node.args[6]
+        weight, bias, transposed = node.read(1), node.read(2), node.args[6]
         self._add(node, bias, "bias", "add")
-        self._add(node, self._at(node, 0), "token", "concat")
+        self._add(node, node.read(0), "token", "concat")
         rank = len(self.graph.shapes[weight])
         kernel = range(2, rank)
         channels_in, channels_out = (0, 1) if transposed else (1, 0)
@@ -357,7 +359,7 @@ class _Finder:
             self._append_weight(node, weight, name, in_axes, _flat(axes, (channels_out,)))
 
     def _use_lookup(self, node: Node) -> None:
-        table = self._at(node, 0)
+        table = node.read(0)
         if node.op == "index":
             looked_up = [position for position, index in enumerate(node.args[1]) if index is not None]
         elif "embedding" in node.op:
@@ -488,12 +490,6 @@ class _Finder:
         if isinstance(axes, Factor):
             axes = (axes.out_axes, axes.in_axes)
         return tuple(sorted({axis for group in axes for axis in group if shape[axis] > 1}))
-
-    def _at(self, node: Node, position: int | None) -> int:
-        """The value at a position of the arguments; -1 if there is none."""
-        if position is None or position >= len(node.args) or not isinstance(node.args[position], Ref):
-            return -1
-        return node.args[position].value
 
 
 def _flat(axes: Axes | Factor, dims: Any) -> tuple[int, ...]:
