@@ -29,7 +29,7 @@ from theodolite.fleet.program import Program
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.stack import stack
 from theodolite.fleet.training import arithmetic, planned, precision_of
-from theodolite.probes.course import on_device
+from theodolite.probes.scaling.norm_history import on_device
 from theodolite.workloads import Batch, next_token_loss
 
 RATES = [2.0**-exponent for exponent in range(12, 4, -1)]

@@ -29,7 +29,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from theodolite.optim import Muon
+from theodolite.optimizers import Muon
 
 SIZES = {"cuda": ((256, 12), (768, 12), (1024, 24)), "cpu": ((64, 4), (128, 4), (256, 2), (512, 1))}
 TARGETS = {("cuda", 256): 6.0, ("cuda", 768): 3.0, ("cuda", 1024): 3.0, "cpu": 1 / 1.1, "floor": 2.5}

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import theodolite as th
-from theodolite.optim import Muon
+from theodolite.optimizers import Muon
 
 TOKENS = torch.zeros(1, 8, dtype=torch.long)
 RATIO, GROUPS, SECONDS = 1.05, 16, 60

@@ -14,7 +14,7 @@ import time
 import torch
 
 import theodolite as th
-from theodolite.stepping import SafeStep
+from theodolite.controllers import SafeStep
 from theodolite.workloads import next_token_loss
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

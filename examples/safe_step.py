@@ -46,6 +46,6 @@ start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 print("AdamW:   ", train(optimizer, lambda batch: optimizer.step()))
 
 model.load_state_dict(start)
-safe = th.optim.SafeStep(torch.optim.AdamW(model.parameters(), lr=1e-3), model, loss, limit=1.0)
+safe = th.controllers.SafeStep(torch.optim.AdamW(model.parameters(), lr=1e-3), model, loss, limit=1.0)
 print("SafeStep:", train(safe, safe.step))
 print(safe.report)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from theodolite import UseError, data
-from theodolite.building import seed_generators
+from theodolite.core.building import seed_generators
 
 from .forking import start_script
 from .shared_anatomies import shared_anatomies

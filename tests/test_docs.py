@@ -36,8 +36,8 @@ import pytest
 import torch
 
 import theodolite as th
-from theodolite.building import untouched_randomness
 from theodolite.cli import main
+from theodolite.core.building import untouched_randomness
 
 from .printed import COLUMNS, TOLERANCE, difference
 
@@ -239,7 +239,7 @@ def test_the_section_that_contributors_copy_works() -> None:
     namespace: dict[str, Any] = {}
     exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("theodolite.surveying.conduct.find_sections", lambda: {"new": namespace["section"]})
+        patch.setattr("theodolite.surveying.survey.find_sections", lambda: {"new": namespace["section"]})
         (finding,) = th.survey("mlp-mixture").findings
     assert finding.level == "ok"
     assert 1 < finding.evidence.numbers["loss"] < 10  # ln 10 is guessing

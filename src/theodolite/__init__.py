@@ -12,13 +12,24 @@ import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite import data, fits, fleet, growing, models, optim, probes, rules, surgery, workloads
+    from theodolite import (
+        controllers,
+        data,
+        fits,
+        fleet,
+        growing,
+        models,
+        optimizers,
+        probes,
+        surgery,
+        workloads,
+    )
     from theodolite.anatomy import Anatomy, AnatomyError, Part, UnclassifiedError, dissect
-    from theodolite.errors import UseError
+    from theodolite.core.errors import UseError
+    from theodolite.core.size import Size
     from theodolite.growing import Grown, grow
+    from theodolite.lr_finder import LrRange, find_lr
     from theodolite.planning import Plan, plan
-    from theodolite.size import Size
-    from theodolite.stepping import LrRange, find_lr
     from theodolite.surveying import Finding, Survey, survey
     from theodolite.sweeping import Sweep, sweep
     from theodolite.workloads import Workload, workload
@@ -42,9 +53,9 @@ __all__ = [
     # how each tensor is to be trained at another size
     "Plan",
     "plan",
-    "rules",
     # how it is trained
-    "optim",
+    "optimizers",
+    "controllers",
     # which base hyperparameters, and do they transfer
     "Sweep",
     "sweep",
@@ -76,27 +87,27 @@ _HOMES = {
     "AnatomyError": "anatomy",
     "Finding": "surveying",
     "Grown": "growing",
-    "LrRange": "stepping",
+    "LrRange": "lr_finder",
     "Part": "anatomy",
     "Plan": "planning",
-    "Size": "size",
+    "Size": "core.size",
     "Survey": "surveying",
     "Sweep": "sweeping",
     "UnclassifiedError": "anatomy",
-    "UseError": "errors",
+    "UseError": "core.errors",
     "Workload": "workloads",
+    "controllers": None,
     "data": None,
     "dissect": "anatomy",
-    "find_lr": "stepping",
+    "find_lr": "lr_finder",
     "fits": None,
     "fleet": None,
     "grow": "growing",
     "growing": None,
     "models": None,
-    "optim": None,
+    "optimizers": None,
     "plan": "planning",
     "probes": None,
-    "rules": None,
     "surgery": None,
     "survey": "surveying",
     "sweep": "sweeping",

@@ -27,7 +27,7 @@ from theodolite.commands.study_norm_placement import study_norm_placement
 from theodolite.commands.study_scale_vectors import study_scale_vectors
 from theodolite.commands.survey import dissect, survey
 from theodolite.commands.sweep import sweep
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 LONGEST = 1200
 """Characters of an error; of a longer one the middle is left out."""

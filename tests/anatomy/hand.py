@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy import Anatomy, dissect
-from theodolite.size import Size
+from theodolite.core.size import Size
 
 WIDTH, DEPTH, FEATURES, TOKENS, CLASSES = 32, 2, 6, 5, 3
 

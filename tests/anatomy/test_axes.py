@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.anatomy import Part, dissect
-from theodolite.size import Size
+from theodolite.core.size import Size
 
 W = 16
 

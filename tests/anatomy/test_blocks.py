@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.anatomy import Anatomy, dissect
-from theodolite.size import Size
+from theodolite.core.size import Size
 
 
 class Mlp(nn.Module):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from theodolite.anatomy import dissect
+from theodolite.core.size import Size
 from theodolite.models import GPT, ResNet
-from theodolite.size import Size
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.part import Anatomy
-from theodolite.calling import call, logits
+from theodolite.core.calling import call, logits
 
 from .golden import GOLDENS, Golden
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy import dissect
-from theodolite.errors import UseError
-from theodolite.size import Size
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 
 SIZE = Size(16, 2)
 INPUTS = torch.zeros(3, 5, 6)

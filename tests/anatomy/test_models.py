@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from theodolite.anatomy import Anatomy, dissect
+from theodolite.core.size import Size
 from theodolite.models import GPT, LeNet5, LeNet300, ResidualMLP, ResNet, ResNet4
-from theodolite.size import Size
 
 PLACEMENTS = ("pre", "post", "peri", "out", "none")
 VARIANTS = ("homogeneous", "bias", "residual", "layernorm", "all")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from theodolite.anatomy import dissect
+from theodolite.core.size import Size
 from theodolite.models import GPT, ResNet
-from theodolite.size import Size
 
 from .golden import GOLDENS
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from theodolite.anatomy import Anatomy, dissect
-from theodolite.size import Size
+from theodolite.core.size import Size
 
 Wrap = Callable[[nn.Module], nn.Module]
 

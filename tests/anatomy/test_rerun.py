@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.anatomy.rerun import rerun
 from theodolite.anatomy.undisturbed import undisturbed
-from theodolite.probes.sighting import find_layout, look
+from theodolite.probes.scaling.activation_layout import find_layout, look
 
 TOKENS = torch.arange(48).reshape(2, 24) % 64
 

@@ -10,9 +10,9 @@ from torch import nn
 
 import theodolite as th
 from theodolite.anatomy import dissect
+from theodolite.core.size import Size
 from theodolite.models import GPT
-from theodolite.probes.sighting import look
-from theodolite.size import Size
+from theodolite.probes.scaling.activation_layout import look
 
 from .hand import CLASSES, FEATURES, TOKENS, Block, attend, heads, mlp, vector
 

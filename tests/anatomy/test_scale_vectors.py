@@ -17,8 +17,8 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.part import Part
+from theodolite.core.size import Size
 from theodolite.models import GPT
-from theodolite.size import Size
 
 from .scaled import FORMS, Scaled, own_gain, retire, scale, scaled_gpt
 

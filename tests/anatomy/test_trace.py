@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from theodolite.anatomy import AnatomyError, dissect
 from theodolite.anatomy.trace import trace
 from theodolite.anatomy.undisturbed import undisturbed
-from theodolite.size import Size
+from theodolite.core.size import Size
 
 
 class Everything(nn.Module):

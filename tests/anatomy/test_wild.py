@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.anatomy import Anatomy, dissect
-from theodolite.size import Size
+from theodolite.core.size import Size
 
 WORDS = torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(0))
 IMAGES = torch.zeros(2, 3, 32, 32)

@@ -18,8 +18,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.utils.checkpoint import checkpoint
 
 from theodolite.anatomy import Anatomy, dissect
+from theodolite.core.size import Size
 from theodolite.models import GPT
-from theodolite.size import Size
 
 TOKENS = torch.zeros(2, 8, dtype=torch.long)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet.checkpoint import Checkpoint, clear
 from theodolite.fleet.engine import Means, serial
 from theodolite.fleet.ledger import Ledger

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet.ledger import Ledger, LedgerError
 
 from .attack import Attack

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet.ledger import Ledger
 
 from .attack import Attack

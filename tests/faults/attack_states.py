@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 import theodolite as th
 from theodolite import UseError
-from theodolite.rules import MATRIX_RULES, RULES
+from theodolite.optimizers.rules import MATRIX_RULES, RULES
 
 from .attack import Attack
 

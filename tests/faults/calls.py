@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite import fleet, growing, probes, surgery
-from theodolite.optim import DriftAdjusted, Muon, NormalizedSmoothness, SafeStep, SpectralSphere
+from theodolite.controllers import DriftAdjusted, NormalizedSmoothness, SafeStep
+from theodolite.optimizers import Muon, SpectralSphere
 from theodolite.planning.multiplier import attach_multipliers
 
 UNITS, INPUTS, WIDTH, CLASSES = 48, 6, 12, 4

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet import spare
 from theodolite.fleet.ledger import Ledger
 

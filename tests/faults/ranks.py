@@ -25,8 +25,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from theodolite import probes
-from theodolite.optim import DriftAdjusted, Muon, NormalizedSmoothness, SafeStep, SpectralSphere
-from theodolite.optim.sharding import local
+from theodolite.controllers import DriftAdjusted, NormalizedSmoothness, SafeStep
+from theodolite.optimizers import Muon, SpectralSphere
+from theodolite.optimizers.sharding import local
 
 PATIENCE = timedelta(seconds=60)
 """After which an exchange counts as one that nobody answers. Nothing waits so long unless it hangs."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet.ledger import Ledger
 
 from .driving import Driver, checked, open_ledger, outcome

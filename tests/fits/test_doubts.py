@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from theodolite import fits
-from theodolite.fits.doubts import of_intervals
+from theodolite.fits.diagnostics import of_intervals
 from theodolite.fits.power import WITH_OFFSET
 
 from .worlds import grid, noisy, surface

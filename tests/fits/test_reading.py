@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from theodolite import UseError, fits
+from theodolite.core.size import Size
 from theodolite.fits.reading import read, select
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
-from theodolite.size import Size
 
 ROWS = [
     {"N": 10.0**k, "kind": "plan" if k % 2 else "standard", "loss": 2 + 10 ** (-0.3 * k)}

@@ -22,7 +22,7 @@ from theodolite.fleet.engine import Means
 from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
-from theodolite.rules import RULES
+from theodolite.optimizers.rules import RULES
 
 from . import tiny
 

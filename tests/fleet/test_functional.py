@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from theodolite.fleet.functional import METHODS, lion, muon_average, muon_move, orthogonal
-from theodolite.optim import Muon
+from theodolite.optimizers import Muon
 
 STEPS, MODELS, SHAPE = 6, 3, (5, 4)
 LR, DECAY = (0.1, 0.02, 0.003), (0.0, 0.1, 0.5)

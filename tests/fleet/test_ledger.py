@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 import theodolite
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.fleet import schema
 from theodolite.fleet.ledger import Ledger, LedgerError
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
-from theodolite.size import Size
 
 SPEC = {"steps": 10, "axes": {"lr": [0.1, 0.2]}, "sizes": [[64, 2]]}
 PLANNED = Run(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from theodolite import Size, fleet
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet import Ledger, Run, gradient_norms
 from theodolite.workloads import workload
 

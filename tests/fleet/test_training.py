@@ -11,7 +11,7 @@ from theodolite import Size, Workload
 from theodolite.fleet.engine import Means, serial
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.training import planned, train
-from theodolite.rules import RULES
+from theodolite.optimizers.rules import RULES
 
 MODULUS = 997
 

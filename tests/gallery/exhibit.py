@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from theodolite import Size
-from theodolite.calling import Build
+from theodolite.core.calling import Build
 
 WIDTHS = (32, 64, 128)
 DEPTHS = (2, 4, 8)

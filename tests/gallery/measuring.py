@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import theodolite
 from theodolite import Size
 from theodolite.anatomy import Anatomy
-from theodolite.calling import call
+from theodolite.core.calling import call
 
 from .exhibit import Exhibit
 

@@ -21,7 +21,7 @@ from theodolite.growing import Splits, jump, longest_step, save_file, split
 from theodolite.growing.checkpoints import Checkpoint, load_file, load_folder, save
 from theodolite.planning.multiplier import attach_multipliers
 from theodolite.probes import signal
-from theodolite.probes.units import losses_of
+from theodolite.probes.signal.examples import losses_of
 from theodolite.surgery import insert_block
 
 WIDTH = 8

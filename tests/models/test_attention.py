@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models.attention import Attention, make_rotation, rotate
 from theodolite.models.residual import make_norm
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call, stack_module_state, vmap
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models.feed_forward import Experts, FeedForward
 
 

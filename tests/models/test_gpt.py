@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models import GPT
 
 SHAPES = {

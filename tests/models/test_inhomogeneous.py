@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models import LeNet5, LeNet300, ResNet4
 
 NETWORKS = {

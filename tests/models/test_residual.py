@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models.residual import Residual, make_norm
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models import ResidualMLP
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models import ResNet
 from theodolite.models.map_norm import make_map_norm
 from theodolite.models.resnet import ConvolutionalBlock

@@ -7,7 +7,7 @@ import torch
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models import GPT
 from theodolite.models.feed_forward import FeedForward
 from theodolite.models.residual import make_norm

@@ -14,11 +14,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "probes"))
 # Only torch and theodolite are needed for these, no pytest.
-from second_order.explicit import apart, explicit_of
-from second_order.networks import case
+from curvature.explicit import apart, explicit_of
+from curvature.networks import case
 
-from theodolite.probes.second_order.eigenvalues import eigenvalues
-from theodolite.probes.second_order.operator import hessian
+from theodolite.probes.curvature.eigenvalues import eigenvalues
+from theodolite.probes.curvature.operator import hessian
 
 NETWORKS = ("tanh", "rms norm", "layer norm", "batch norm, train", "group norm")
 TOP = 3

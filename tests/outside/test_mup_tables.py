@@ -17,7 +17,7 @@ import torch
 
 import theodolite as th
 from theodolite.anatomy.part import Part
-from theodolite.rules import RULES, Base, Hyper, Ratios
+from theodolite.optimizers.rules import RULES, Base, Hyper, Ratios
 
 BASE = Base(lr=3e-3, weight_decay=0.1, eps=1e-8, std=0.02)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from theodolite.optim import Muon, SpectralSphere
+from theodolite.optimizers import Muon, SpectralSphere
 
 if "expecttest" not in sys.modules:  # which torch's table imports and never uses
     try:
@@ -52,7 +52,7 @@ def _infos() -> list[Any]:
         SpectralSphere: _inputs({"momentum": 0.8, "nesterov": False}, {"radius": 0.5}),
     }
     try:
-        from theodolite.optim import borrowed
+        from theodolite.optimizers import borrowed
     except ModuleNotFoundError:
         pass
     else:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite.optim import Muon, SpectralSphere
+from theodolite.optimizers import Muon, SpectralSphere
 
 source = pytest.importorskip("pytorch_optimizer")
-from theodolite.optim import borrowed  # noqa: E402  (after the check that it is installed)
+from theodolite.optimizers import borrowed  # noqa: E402  (after the check that it is installed)
 
 SHAPES = [(12, 7), (7, 12), (9, 9)]
 

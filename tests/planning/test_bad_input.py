@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite import Plan, Size, UnclassifiedError, UseError, plan, rules
+from theodolite import Plan, Size, UnclassifiedError, UseError, plan
+from theodolite.optimizers import rules
 
 from .zoo import BASE, INPUTS, TARGET, Zoo, zoo_plan
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.calling import Build
-from theodolite.errors import UseError
+from theodolite.core.calling import Build
+from theodolite.core.errors import UseError
 
 TOKENS = torch.zeros(1, 8, dtype=torch.long)
 BASE, DEEP, WIDE = th.Size(32, 2), th.Size(32, 4), th.Size(64, 2)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from theodolite import Part, UseError
+from theodolite.optimizers.rules import MATRIX_RULES, RULES, Base, Ratios, adamw, meet
 from theodolite.planning.explaining import reasons
 from theodolite.planning.law import Law
 from theodolite.planning.quantities import Case
-from theodolite.rules import MATRIX_RULES, RULES, Base, Ratios, adamw, meet
 
 from .zoo import BASE, zoo_plan
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import theodolite as th
-from theodolite.errors import UseError
-from theodolite.optim import Muon
+from theodolite.core.errors import UseError
+from theodolite.optimizers import Muon
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
 
@@ -115,7 +115,7 @@ def test_at_base_size_a_pair_is_the_two_optimizers_bit_for_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(moved, _train(by_hand, muon, adamw), strict=True))
 
 
-@pytest.mark.parametrize("rule", list(th.rules.RULES))
+@pytest.mark.parametrize("rule", list(th.optimizers.RULES))
 def test_every_tensor_is_in_the_group_of_its_row(rule: str) -> None:
     size = th.Size(32, 4)
     plan = _plan(rule, size, weight_decay=0.1)
@@ -286,7 +286,7 @@ def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     import sys
 
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    monkeypatch.delitem(sys.modules, "theodolite.optim.borrowed", raising=False)
+    monkeypatch.delitem(sys.modules, "theodolite.optimizers.borrowed", raising=False)
     with pytest.raises(UseError, match=r"lion comes from pytorch_optimizer.*'theodolite\[optim\]'"):
         _plan("lion").optimizer(_model())
 

@@ -16,7 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 import theodolite as th
 from theodolite import Size, UseError
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.building import build_model
+from theodolite.core.building import build_model
 from theodolite.models import GPT, ResidualMLP
 from theodolite.planning import initialising
 

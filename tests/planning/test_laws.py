@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from theodolite import Size, UseError
-from theodolite.building import build_model
+from theodolite.core.building import build_model
 from theodolite.models import GPT, ResidualMLP
 from theodolite.planning import laws as laws_module
 from theodolite.planning.law import Law

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet.engine import Means
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
 from theodolite.fleet.vectorised import vectorised
 from theodolite.planning.laws import laws_without_values
-from theodolite.surveying.conduct import survey
+from theodolite.surveying.survey import survey
 
 BASE, TARGET = th.Size(8, 2), th.Size(16, 4)
 

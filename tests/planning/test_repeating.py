@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.planning.repeating import repeating
 
 BASE, DEEP = th.Size(8, 2), th.Size(8, 4)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import theodolite as th
+from theodolite.core.size import Size
 from theodolite.models import GPT
 from theodolite.planning import Plan
 from theodolite.planning.laws import laws_without_values, read_laws
-from theodolite.size import Size
 
 from ..anatomy.scaled import FORMS, retire, scale, scaled_gpt
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models import ResNet
-from theodolite.probes.signal import signal
+from theodolite.probes.signal.signal import signal
 from theodolite.studies import depth_expansion, depth_expansion_claims
 from theodolite.studies.depth_expansion import FULL, SMALL, Regime, cells, trained
 from theodolite.studies.depth_expansion_candidates import candidates

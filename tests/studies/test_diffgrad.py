@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from theodolite.core.files import write_whole
 from theodolite.studies.diffgrad import FUNCTIONS, STUDY, cells, run
 from theodolite.studies.study import report
-from theodolite.writing import write_whole
 
 pytest.importorskip("pytorch_optimizer")
 

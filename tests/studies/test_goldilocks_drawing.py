@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from theodolite.present.svg import GAP, LEFT, WIDE, Axis, Figure, Row
 from theodolite.studies.goldilocks.conduct import read
 from theodolite.studies.goldilocks.figures import figures
 from theodolite.studies.goldilocks.maps import labelled, maps
 from theodolite.studies.goldilocks.setting import Setting
 from theodolite.studies.goldilocks.tables import courses, trained, zones
-from theodolite.studies.panels import GAP, LEFT, WIDE, Axis, Figure, Row
 from theodolite.studies.verdict import Case, exceptions, settled
 
 SVG = "{http://www.w3.org/2000/svg}"

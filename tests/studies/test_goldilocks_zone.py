@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from theodolite.fleet.training import train
-from theodolite.probes.second_order.curvature import Projection, curvature
-from theodolite.probes.second_order.rescaling import scaled
+from theodolite.probes.curvature.curvature import Projection, curvature
+from theodolite.probes.curvature.rescaling import scaled
 from theodolite.studies.goldilocks.course import course, epochs_of_looks
 from theodolite.studies.goldilocks.setting import Setting
 from theodolite.studies.goldilocks.training import Cell

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from theodolite.core.files import write_whole
 from theodolite.studies.lion import STUDY, follow, run
 from theodolite.studies.study import report
-from theodolite.writing import write_whole
 
 pytest.importorskip("pytorch_optimizer")
 

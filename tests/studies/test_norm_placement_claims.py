@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.files import write_whole
 from theodolite.studies.norm_placement import STUDY
 from theodolite.studies.norm_placement_claims import claims
 from theodolite.studies.norm_placement_values import Table
 from theodolite.studies.records import Records
 from theodolite.studies.study import report
-from theodolite.writing import write_whole
 
 
 def streams(placement, depth, *, troubled):

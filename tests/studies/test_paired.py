@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.studies.paired import Paired, paired, standing
 
 

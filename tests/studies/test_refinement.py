@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from theodolite.optim.refining import refine
+from theodolite.optimizers.refining import refine
 from theodolite.studies.records import Records
 from theodolite.studies.refinement import COLOURS, FIXED, STUDY, claims, compared, figures, tuned
 from theodolite.studies.refinement_problems import logistic, mlp, quadratic, train

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.fleet.regions import repeated
 from theodolite.fleet.stack import kin
 from theodolite.fleet.training import planned
-from theodolite.size import Size
 from theodolite.studies import scale_vectors
 from theodolite.studies import scale_vectors_flow as flow
 from theodolite.studies.scale_vectors import FULL, SMALL, Arm, make, read, write_summary

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 import theodolite as th
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.surgery import fold, scale_vectors
 
 from .hand import INPUTS, Hand

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from theodolite import Survey, survey
+from theodolite.core.size import Size
 from theodolite.models import GPT
-from theodolite.size import Size
 from theodolite.workloads import Workload, next_token_loss
 
 
@@ -46,3 +47,17 @@ def rows() -> Callable[..., Workload]:
         return Workload("mine", build, **given)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def surveyed() -> Survey:
+    """A GPT with GPT-2's initialisation and biases: findings of every level but fail."""
+
+    def batch(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1_000_003 * seed + step)
+        tokens = torch.randint(32, (2, 9), generator=generator)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    build = partial(GPT, vocab=32, context=8, head_dim=16, norm="layer", bias=True, scaled_init=True)
+    workload = Workload("<small & sharp>", build, batch, next_token_loss, Size(64, 3))
+    return survey(workload, only=["anatomy", "growth", "norms", "decay", "initialisation"])

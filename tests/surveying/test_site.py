@@ -7,7 +7,7 @@ from torch import nn
 
 from theodolite import UseError, dissect, survey
 from theodolite.anatomy.specimen import shapes_of
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.surveying import Site
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.models import GPT, ResidualMLP
-from theodolite.size import Size
 from theodolite.surveying import Site, trials
 from theodolite.surveying.batches import first_of
 from theodolite.surveying.finding import Finding

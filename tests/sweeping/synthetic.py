@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 
 
 def rows_of(

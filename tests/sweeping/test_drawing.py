@@ -3,7 +3,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping import Sweep
 from theodolite.sweeping.colours import colours, luminance
 from theodolite.sweeping.drawing import draw

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping.families import analyse
 from theodolite.sweeping.optimum import losses_at, vertices
 from theodolite.sweeping.scale import Scale

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.sweeping.ranges import Range
 from theodolite.sweeping.searching import NUM_ASKS, search
 

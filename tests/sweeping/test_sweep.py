@@ -8,7 +8,7 @@ import pytest
 
 import theodolite as th
 from theodolite.cli import main
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping.families import analyse, bests
 from theodolite.sweeping.result import Sweep
 from theodolite.sweeping.table import family_table

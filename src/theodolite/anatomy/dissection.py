@@ -54,9 +54,9 @@ from theodolite.anatomy.rows import row_blocks
 from theodolite.anatomy.siblings import lend
 from theodolite.anatomy.specimen import Specimen, examine, examine_built
 from theodolite.anatomy.uses import Use
-from theodolite.calling import Build
-from theodolite.exclusive import exclusive
-from theodolite.size import Size
+from theodolite.core.calling import Build
+from theodolite.core.exclusive import exclusive
+from theodolite.core.size import Size
 
 Axes = tuple[int, ...]
 

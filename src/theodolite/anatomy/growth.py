@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from theodolite.anatomy.part import AnatomyError
 from theodolite.anatomy.specimen import Specimen
-from theodolite.size import Size
+from theodolite.core.size import Size
 
 
 def grown_axes(

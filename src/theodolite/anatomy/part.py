@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from theodolite.errors import UseError
-from theodolite.size import Size
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 
 Role = Literal["input", "hidden", "output", "bias", "gain", "frozen", "unused"]
 Norm = Literal["input", "output"]

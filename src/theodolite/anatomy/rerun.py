@@ -26,8 +26,8 @@ from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.operations import PRODUCTS, VIEWS
 from theodolite.anatomy.trace import Graph, Node, flat, op_name, written_by
 from theodolite.anatomy.undisturbed import run_under
-from theodolite.calling import logits
-from theodolite.errors import UseError
+from theodolite.core.calling import logits
+from theodolite.core.errors import UseError
 
 Kind = tuple[str, tuple[tuple[int, ...], ...]]
 """An operation's name, and the shapes of its tensors."""

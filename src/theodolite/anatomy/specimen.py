@@ -15,9 +15,9 @@ from theodolite.anatomy.part import AnatomyError
 from theodolite.anatomy.residual import Residual, find_residuals
 from theodolite.anatomy.trace import trace
 from theodolite.anatomy.uses import find_uses
-from theodolite.building import build_hollow, build_model, in_one_line
-from theodolite.calling import Build, see_inside
-from theodolite.size import Size
+from theodolite.core.building import build_hollow, build_model, in_one_line
+from theodolite.core.calling import Build, see_inside
+from theodolite.core.size import Size
 
 # Above this, a network that cannot be traced without computing is not built for real either.
 _MOST_REAL_PARAMETERS = 500_000_000

@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.anatomy.undisturbed import named_tensors, undisturbed
-from theodolite.building import untouched_randomness
-from theodolite.calling import call, described, logits, with_tensors
-from theodolite.errors import UseError
+from theodolite.core.building import untouched_randomness
+from theodolite.core.calling import call, described, logits, with_tensors
+from theodolite.core.errors import UseError
 
 T = TypeVar("T")
 

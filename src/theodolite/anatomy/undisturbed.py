@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from theodolite.building import untouched_randomness
-from theodolite.calling import call, with_tensors
-from theodolite.higher_order import plain_operators
+from theodolite.core.building import untouched_randomness
+from theodolite.core.calling import call, with_tensors
+from theodolite.core.higher_order import plain_operators
 
 
 @contextlib.contextmanager

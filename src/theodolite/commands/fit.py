@@ -10,7 +10,7 @@ import typer
 
 from theodolite.commands.options import progress_bar
 from theodolite.commands.output import print_result
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
     from theodolite.fits import Fit

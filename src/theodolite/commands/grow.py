@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from theodolite.commands.options import Depth, Width, progress_bar
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 Along = Literal["gradient", "preconditioned"]
 Method = Literal["bernstein", "betting"]
@@ -98,13 +98,14 @@ def grow(
 
       theodolite grow gpt.safetensors --workload gpt-sotu --write grown.safetensors
     """
-    from theodolite.building import check_device
-    from theodolite.growing import conduct, split
+    from theodolite.core.building import check_device
+    from theodolite.core.files import html_path
+    from theodolite.growing import grow as make
+    from theodolite.growing import split
     from theodolite.growing.checkpoints import build_again, check_target, example, save
     from theodolite.growing.material import units as gather
     from theodolite.growing.page import save_page
     from theodolite.growing.splits import Splits
-    from theodolite.writing import html_path
 
     check_device(device)
     html_path(out, kind="growth")
@@ -119,7 +120,7 @@ def grow(
         others = gather(found, certify, number=units, batch=batch, length=length)
         splits = Splits((*first.estimate, *first.certify), first.choose, others, first.repeated)
     with progress_bar() as tell, _threads(found.model):
-        grown = conduct.grow(
+        grown = make(
             found.model,
             found.loss,
             splits,
@@ -170,7 +171,7 @@ def _loaded(
 @contextmanager
 def _threads(model: nn.Module) -> Iterator[None]:
     """One thread for a small network, which is no slower for it and far faster on a busy machine."""
-    from theodolite.building import one_thread
+    from theodolite.core.building import one_thread
 
     if sum(tensor.numel() for tensor in model.parameters()) > SMALL:
         yield

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
     from theodolite.anatomy.part import Role
-    from theodolite.size import Size
+    from theodolite.core.size import Size
     from theodolite.workloads import Workload
 
 WorkloadName = Annotated[

@@ -10,11 +10,11 @@ import typer
 
 from theodolite.commands.options import Roles, WorkloadName, look_up, own_size, roles_of, sized, stds_of
 from theodolite.commands.output import print_result
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
+    from theodolite.optimizers.rules import Policy
     from theodolite.planning.planner import Covers
-    from theodolite.rules import Policy
 
 
 def plan(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
     from theodolite.studies.study import Study
@@ -32,7 +32,7 @@ def carry_out(
     import dataclasses
     import functools
 
-    from theodolite.building import check_device
+    from theodolite.core.building import check_device
     from theodolite.studies.study import conduct, report
 
     if draw is not None:
@@ -57,7 +57,7 @@ def carry_out(
 
 def drawn(report: Callable[[Path], str], path: Path) -> str:
     """What a file that was given says. If its records are not those of the study, the file is at fault."""
-    from theodolite.building import in_one_line
+    from theodolite.core.building import in_one_line
 
     try:
         return report(path)

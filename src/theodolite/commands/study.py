@@ -43,7 +43,7 @@ def study_coordinates(
 
       theodolite study coordinates --out docs/studies/coordinates.jsonl --draw
     """
-    from theodolite.building import check_device
+    from theodolite.core.building import check_device
     from theodolite.studies import reporting
     from theodolite.studies.coordinates import FULL, OPTIMIZERS, SMALL, conduct
     from theodolite.studies.networks import NETWORKS

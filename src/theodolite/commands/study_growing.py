@@ -45,7 +45,7 @@ def study_growing(
     """
     import dataclasses
 
-    from theodolite.errors import UseError
+    from theodolite.core.errors import UseError
     from theodolite.studies.growing import STUDY, cells
     from theodolite.studies.growing_claims import PARTS
 

@@ -54,9 +54,9 @@ def survey(
     """
     from rich.console import Console
 
-    from theodolite.report.terminal import view
+    from theodolite.core.files import html_path
     from theodolite.surveying import survey as conduct
-    from theodolite.writing import html_path
+    from theodolite.surveying.terminal import view
 
     html_path(out)
     chosen = look_up(workload)

@@ -10,10 +10,10 @@ import typer
 
 from theodolite.commands.options import WorkloadName
 from theodolite.commands.output import print_result
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
-    from theodolite.size import Size
+    from theodolite.core.size import Size
     from theodolite.sweeping import Range, Sweep
 
 USUAL_STEPS = 500
@@ -112,10 +112,10 @@ def sweep(
 
       theodolite sweep gpt-sotu --widths 128:512 --lr 2^-12:2^-5 --axis weight_decay=0.01:1:log --search tpe
     """
+    from theodolite.core.files import html_path
     from theodolite.fleet.progress import Shown
     from theodolite.sweeping import sweep as conduct
     from theodolite.sweeping.ranges import parse_axis, parse_whole_numbers
-    from theodolite.writing import html_path
 
     axes = _axes(axis)
     options: dict[str, Any] = {"steps": steps, "warmup": warmup, "schedule": schedule}
@@ -205,7 +205,7 @@ def _names(text: str) -> list[str]:
 def _base(text: str | None) -> Size | None:
     if text is None:
         return None
-    from theodolite.size import Size
+    from theodolite.core.size import Size
 
     width, _, depth = text.replace("×", "x").partition("x")
     try:

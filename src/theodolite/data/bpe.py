@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from theodolite.core.errors import UseError
 from theodolite.data.sets import Text
-from theodolite.errors import UseError
 
 
 @dataclass(frozen=True)

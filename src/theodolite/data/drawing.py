@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from theodolite.core.errors import UseError
 from theodolite.data.sets import Examples, Text
-from theodolite.errors import UseError
 
 
 def generator(*words: str | int) -> np.random.Generator:

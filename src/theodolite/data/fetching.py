@@ -20,10 +20,10 @@ from typing import IO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from theodolite.core.errors import UseError
 from theodolite.data import index
 from theodolite.data.reading import locate, packed, read
 from theodolite.data.sources import Package, Source, folder, source
-from theodolite.errors import UseError
 
 
 def fetch(name: str, *, progress: bool = False) -> Path:

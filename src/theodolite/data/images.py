@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from theodolite.core.errors import UseError
 from theodolite.data.png import Pixels, decode_png
 from theodolite.data.reading import locate, read
 from theodolite.data.sets import Examples, Split
 from theodolite.data.sources import File
-from theodolite.errors import UseError
 
 Located = tuple[Path, tuple[File, ...]]
 

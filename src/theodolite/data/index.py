@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import IO
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 PYPI = "https://pypi.org/simple"
 SECONDS = 60.0

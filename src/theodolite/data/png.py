@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 Pixels = NDArray[np.uint8]
 

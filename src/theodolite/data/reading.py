@@ -9,8 +9,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
+from theodolite.core.errors import UseError
 from theodolite.data.sources import File, Source, folder, source
-from theodolite.errors import UseError
 
 MEMORY = 2**28
 """Bytes that an .xz may ask for; xz -9 asks for 65 MiB."""

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def source(name: str) -> Source:
 
     >>> source("cifar")
     Traceback (most recent call last):
-    theodolite.errors.UseError: there is no data set 'cifar'. Did you mean 'cifar10'? There are ...
+    theodolite.UseError: there is no data set 'cifar'. Did you mean 'cifar10'? There are ...
     """
     for candidate in _SOURCES:
         if candidate.name == name:

@@ -9,9 +9,9 @@ from functools import cache
 import numpy as np
 import torch
 
+from theodolite.core.errors import UseError
 from theodolite.data.drawing import generator
 from theodolite.data.sets import Examples
-from theodolite.errors import UseError
 
 
 @cache

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from theodolite.core.errors import UseError
 from theodolite.data.reading import locate, read
 from theodolite.data.sets import Split, Text
 from theodolite.data.sources import File
-from theodolite.errors import UseError
 
 VALIDATION_EVERY = 10
 ENWIK8_SPLITS = {

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from theodolite.errors import UseError
-from theodolite.fits import doubts
+from theodolite.core.errors import UseError
+from theodolite.fits import diagnostics
 from theodolite.fits.estimating import check_draws, compare, estimates, largest
 from theodolite.fits.parabolas import Curve, noise, optimum, polynomial
 from theodolite.fits.points import checked, without_worst
@@ -68,9 +68,9 @@ def allocation(
     values = _line(budgets, best[None], surface.c)
     samples = _line(budgets, drawn, surface.c)
     constants, samples = estimates(FORM, {name: value[0] for name, value in values.items()}, samples)
-    said = doubts.of_intervals(FORM, constants) + doubts.of_ranges(data, ["parameters"])
+    said = diagnostics.of_intervals(FORM, constants) + diagnostics.of_ranges(data, ["parameters"])
     depths = np.unique(data["depth"])
-    if len(depths) < doubts.FEW_SIZES:
+    if len(depths) < diagnostics.FEW_SIZES:
         said.append(
             f"There are only {len(depths)} depths: a parabola through three fits by itself. Run more."
         )

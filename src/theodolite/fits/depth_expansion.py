@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fits.estimating import fit_law
 from theodolite.fits.laws import Law, depth_recursion
 from theodolite.fits.points import checked

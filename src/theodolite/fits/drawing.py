@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from theodolite.figures import ACCENT, QUIET, Figure, Panel, frame
 from theodolite.fits.result import Array, Fit
+from theodolite.present.figure import ACCENT, QUIET, Figure, Panel, frame
 
 NUM_CURVES = 6
 """Curves drawn where there are many: at quantiles of what sets them apart."""

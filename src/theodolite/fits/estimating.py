@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from theodolite.errors import UseError
-from theodolite.fits import doubts
+from theodolite.core.errors import UseError
+from theodolite.fits import diagnostics
 from theodolite.fits.laws import Law
 from theodolite.fits.minimizing import bootstrap, minimize
 from theodolite.fits.points import enough, without_worst
@@ -49,8 +49,8 @@ def fit_law(
         progress=progress,
     )
     constants, samples = estimates(form, law.constants(minimum.theta), law.constants(drawn))
-    said = doubts.of_search(law, minimum)
-    said += doubts.of_intervals(form, constants) + doubts.of_ranges(points, inputs)
+    said = diagnostics.of_search(law, minimum)
+    said += diagnostics.of_intervals(form, constants) + diagnostics.of_ranges(points, inputs)
     return Fit(
         form=form,
         constants=constants,

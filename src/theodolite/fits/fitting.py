@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fits.allocation import allocation
 from theodolite.fits.chinchilla import chinchilla
 from theodolite.fits.depth_expansion import depth_expansion

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from theodolite.errors import UseError
-from theodolite.fits import doubts
+from theodolite.core.errors import UseError
+from theodolite.fits import diagnostics
 from theodolite.fits.estimating import check_draws, compare, estimates
 from theodolite.fits.parabolas import Curve, noise, optimum, polynomial
 from theodolite.fits.points import checked, compute_split, without_worst
@@ -68,7 +68,7 @@ def isoflop(
     best = np.array([profile.best for profile in profiles])
     constants, samples = estimates(FORM, _line(at, best), _line(at, drawn))
     used = {name: np.concatenate([data[name][one.members] for one in profiles]) for name in data}
-    said = doubts.of_intervals(FORM, constants) + _doubts(data, profiles, left, best, drawn)
+    said = diagnostics.of_intervals(FORM, constants) + _doubts(data, profiles, left, best, drawn)
     return Fit(
         form=FORM,
         constants=constants,
@@ -165,7 +165,7 @@ def _doubts(
     data: Mapping[str, Array], profiles: Sequence[_Profile], left: int, best: Array, drawn: Array
 ) -> list[str]:
     at = np.log([profile.budget for profile in profiles])
-    said = doubts.of_ranges({"compute budget": np.exp(at)}, ["compute budget"])
+    said = diagnostics.of_ranges({"compute budget": np.exp(at)}, ["compute budget"])
     if left:
         taken = sum(len(profile.members) for profile in profiles)
         said.append(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from theodolite.errors import UseError
-from theodolite.fits.doubts import symbol
+from theodolite.core.errors import UseError
+from theodolite.fits.diagnostics import symbol
 from theodolite.fits.result import Fit
 from theodolite.fits.table import number, remarks
-from theodolite.report.sheet import figure_html, sheet, table_html
+from theodolite.present.page import figure_html, sheet, table_html
 
 
 def page_path(path: str | Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fits.result import Array
 
 Columns = Mapping[str, ArrayLike | None]
@@ -19,7 +19,7 @@ def checked(form: str, columns: Columns, *, zero_allowed: tuple[str, ...] = ()) 
 
     >>> checked("power", {"x": [1, 2], "loss": [3.0, float("nan")]})
     Traceback (most recent call last):
-    theodolite.errors.UseError: loss of point 2 is nan: ...
+    theodolite.UseError: loss of point 2 is nan: ...
     """
     found = {}
     for name, column in columns.items():

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.errors import UseError
-from theodolite.figures import Figure
+from theodolite.core.errors import UseError
+from theodolite.present.figure import Figure
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -167,8 +167,8 @@ class Fit:
 
     def save(self, path: str | Path) -> Path:
         """Write a page that carries everything it needs (`fit.html`)."""
+        from theodolite.core.files import write_whole
         from theodolite.fits.page import page, page_path
-        from theodolite.writing import write_whole
 
         path = page_path(path)
         write_whole(path, page(self))

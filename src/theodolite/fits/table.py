@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from theodolite.fits.doubts import symbol
+from theodolite.fits.diagnostics import symbol
 from theodolite.fits.result import LEVEL, Estimate, Fit, HeldOut
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from theodolite.core.files import plain_text
 from theodolite.fleet.digest import digest_of
 from theodolite.fleet.environment import Environment, environment
 from theodolite.fleet.schema import damage
-from theodolite.writing import plain_text
 
 if TYPE_CHECKING:  # a run needs torch, a ledger does not
     from theodolite.fleet.outcome import Outcome

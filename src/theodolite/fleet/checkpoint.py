@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.building import in_one_line
+from theodolite.core.building import in_one_line
 
 PART = ".part"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet.engine import Engine, Means, serial
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
@@ -33,7 +33,7 @@ def choose(engine: str, runs: Sequence[Run], means: Means) -> tuple[str, Engine]
     'serial'
     >>> choose("procesess", [], Means())
     Traceback (most recent call last):
-    theodolite.errors.UseError: there is no engine 'procesess'. Did you mean 'processes'? It is one of ...
+    theodolite.UseError: there is no engine 'procesess'. Did you mean 'processes'? It is one of ...
     """
     if engine not in ENGINES:
         near = difflib.get_close_matches(str(engine), ENGINES, n=1)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet.checkpoint import clear
 from theodolite.fleet.choosing import choose
 from theodolite.fleet.engine import Engine, Means

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.files import replacing
 from theodolite.fleet.attempts import ATTEMPT_COLUMNS, RUN_COLUMNS, Attempt, Series, fault_of, run_columns
 from theodolite.fleet.digest import digest_of
 from theodolite.fleet.optional import needed
-from theodolite.writing import replacing
 
 Line = Mapping[str, Any]
 

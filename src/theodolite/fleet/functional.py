@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.optim.matrices import LINEAR, Layout
-from theodolite.optim.muon import SCALES
-from theodolite.optim.orthogonal import newton_schulz
+from theodolite.optimizers.matrices import LINEAR, Layout
+from theodolite.optimizers.muon import SCALES
+from theodolite.optimizers.orthogonal import newton_schulz
 
 Hypers = Mapping[str, Tensor]
 """By name, (M, 1), on the device of the weights."""

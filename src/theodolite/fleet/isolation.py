@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from theodolite.building import untouched_randomness
-from theodolite.exclusive import exclusive
+from theodolite.core.building import untouched_randomness
+from theodolite.core.exclusive import exclusive
 
 Own = Mapping[str, Any]
 """By name, the settings that a workload's file has made while it was imported. They hold for its runs."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.files import plain_text
 from theodolite.fleet import attempts, opening, schema, spare
 from theodolite.fleet.attempts import Attempt, Entry
 from theodolite.fleet.locking import Lock
 from theodolite.fleet.opening import LedgerError
 from theodolite.fleet.optional import needed
-from theodolite.writing import plain_text
 
 if TYPE_CHECKING:  # a run needs torch, a ledger does not
     import pandas
@@ -40,7 +40,7 @@ class Ledger:
     >>> import tempfile
     >>> from theodolite.fleet.outcome import Outcome
     >>> from theodolite.fleet.run import Run
-    >>> from theodolite.size import Size
+    >>> from theodolite.core.size import Size
     >>> run = Run("mlp-mixture", Size(64, 2), lr=0.1, parameterization="standard")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with Ledger.open(folder, name="first", spec={"steps": 100}) as ledger:

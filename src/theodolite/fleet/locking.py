@@ -11,7 +11,7 @@ import struct
 import sys
 from pathlib import Path
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 
 class Lock:

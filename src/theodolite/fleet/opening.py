@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet import attempts, schema, spare
 from theodolite.fleet.locking import Lock
 

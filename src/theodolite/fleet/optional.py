@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 
 def needed(package: str, extra: str = "frame") -> Any:
@@ -13,7 +13,7 @@ def needed(package: str, extra: str = "frame") -> Any:
 
     >>> needed("no_such_package")
     Traceback (most recent call last):
-    theodolite.errors.UseError: no_such_package is missing: pip install 'theodolite[frame]'
+    theodolite.UseError: no_such_package is missing: pip install 'theodolite[frame]'
     """
     try:
         return importlib.import_module(package)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from theodolite.core.files import plain_text
 from theodolite.fleet.run import Run
-from theodolite.writing import plain_text
 
 Status = Literal["finished", "diverged", "failed"]
 

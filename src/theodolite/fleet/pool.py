@@ -20,8 +20,8 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Literal, TypeVar
 
-from theodolite.building import in_one_line
-from theodolite.errors import UseError
+from theodolite.core.building import in_one_line
+from theodolite.core.errors import UseError
 
 RETRIES = 2
 """How often an item is tried again whose worker was killed."""

@@ -24,13 +24,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from theodolite.calling import call, evaluate, logits, require_logits, with_tensors
+from theodolite.core.calling import call, evaluate, logits, require_logits, with_tensors
+from theodolite.core.higher_order import trainable_operators
 from theodolite.fleet.accuracy import HELD_OUT, TRAINED_ON, share_right
 from theodolite.fleet.functional import METHODS, muon_average, muon_move, orthogonal
 from theodolite.fleet.regions import compile_blocks
 from theodolite.fleet.stack import Stack, Tensors
 from theodolite.fleet.training import precision_of, targets_in
-from theodolite.higher_order import trainable_operators
 from theodolite.workloads import Batch, Workload
 
 ATTENTION = {

@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from theodolite.core.files import plain_text
 from theodolite.fleet.engine import cost
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
-from theodolite.writing import plain_text
 
 EVERY = 30.0
 """Seconds between two lines in a log."""

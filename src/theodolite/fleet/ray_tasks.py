@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from theodolite.building import in_one_line
-from theodolite.errors import UseError
+from theodolite.core.building import in_one_line
+from theodolite.core.errors import UseError
 from theodolite.fleet.engine import Means, attempt_in_worker, cost
 from theodolite.fleet.isolation import ON_THIS_MACHINE, Own
 from theodolite.fleet.outcome import Outcome

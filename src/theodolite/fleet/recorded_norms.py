@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet.ledger import Ledger
 
 PROBE = "gradient"

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.fleet.digest import digest_of
-from theodolite.optim.schedule import KINDS
-from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization
-from theodolite.rules import MATRIX_RULES, POLICIES, RULES
-from theodolite.size import Size
+from theodolite.optimizers.rules import MATRIX_RULES, POLICIES, RULES
+from theodolite.optimizers.schedule import KINDS
+from theodolite.probes.scaling.coordinates import PARAMETERIZATIONS, Parameterization
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
@@ -35,7 +35,7 @@ class Run:
         workload: the name it can be looked up by, see `theodolite.workload`.
         size: of the network.
         lr: learning rate at base size.
-        optimizer: a name in `theodolite.rules.RULES`.
+        optimizer: a name in `theodolite.optimizers.RULES`.
         parameterization: `plan`, or `standard`: the network's own initialisation and one learning rate for
             all tensors.
         base: the size that the plan starts from; None with `standard`, which has no such size.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet import attempts, opening, schema, spare
 from theodolite.fleet.attempts import Attempt
 

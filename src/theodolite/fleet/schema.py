@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.files import plain_text
 from theodolite.fleet.digest import digest_of
-from theodolite.writing import plain_text
 
 APPLICATION = 0x54484C47
 """`THLG` in the file's header: this is a ledger, not just any SQLite file."""

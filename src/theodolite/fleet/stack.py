@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from theodolite.fleet.functional import INDIFFERENT, METHODS
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import planned
-from theodolite.optim.schedule import Factor
+from theodolite.optimizers.schedule import Factor
 from theodolite.planning import Plan
 from theodolite.workloads import Workload
 

@@ -18,22 +18,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, dissect
-from theodolite.building import untouched_randomness
-from theodolite.exclusive import exclusive
+from theodolite.core.building import untouched_randomness
+from theodolite.core.exclusive import exclusive
+from theodolite.core.size import Size
 from theodolite.fleet.accuracy import accuracies
 from theodolite.fleet.checkpoint import Checkpoint
 from theodolite.fleet.isolation import Own, isolated
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
-from theodolite.optim.planned import Planned
-from theodolite.optim.schedule import Factor
+from theodolite.optimizers.planned import Planned
+from theodolite.optimizers.rules import MATRIX_RULES
+from theodolite.optimizers.schedule import Factor
 from theodolite.planning import Plan
 from theodolite.planning.plan import Row
-from theodolite.probes.coordinates import plan_for
-from theodolite.probes.course import on_device
-from theodolite.probes.following import measured
-from theodolite.rules import MATRIX_RULES
-from theodolite.size import Size
+from theodolite.probes.scaling.coordinates import plan_for
+from theodolite.probes.scaling.first_steps import measured
+from theodolite.probes.scaling.norm_history import on_device
 from theodolite.workloads import Batch, Workload
 from theodolite.workloads import workload as look_up
 from theodolite.workloads.lookup import put_neighbours_first

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from theodolite.building import build_hollow, in_one_line, untouched_randomness
-from theodolite.exclusive import exclusive
+from theodolite.core.building import build_hollow, in_one_line, untouched_randomness
+from theodolite.core.exclusive import exclusive
 from theodolite.fleet.engine import Means
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.program import Program
@@ -35,7 +35,7 @@ from theodolite.fleet.training import (
     with_readings,
     workload_of,
 )
-from theodolite.probes.course import on_device
+from theodolite.probes.scaling.norm_history import on_device
 from theodolite.workloads import Workload
 
 ENGINE = "vectorised"

@@ -3,10 +3,10 @@
 from theodolite.growing.certificate import Certificate, certificate, clip_from
 from theodolite.growing.checkpoints import load_file, save_file
 from theodolite.growing.concentration import least_units
-from theodolite.growing.conduct import grow
 from theodolite.growing.fallback import Kept, fallback
+from theodolite.growing.grow import grow
 from theodolite.growing.grown import Contender, Grown, Stage
-from theodolite.growing.jumpboard import Jump, jump, longest_step
+from theodolite.growing.line_search import Jump, jump, longest_step
 from theodolite.growing.splits import Splits, check_disjoint, split
 from theodolite.growing.theory import Theory, theory
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.calling import described
-from theodolite.errors import UseError
+from theodolite.core.calling import described
+from theodolite.core.errors import UseError
 from theodolite.growing.concentration import (
     Method,
     checked_level,
@@ -124,7 +124,7 @@ def certificate(
     """Certify that losses are lower after a change, in the mean of the clipped differences.
 
     Args:
-        before: the loss of each unit, (m,), as of `theodolite.probes.units.losses_of`.
+        before: the loss of each unit, (m,), as of `theodolite.probes.signal.examples.losses_of`.
         after: of the same units in the same order.
         bound: B. It must be fixed without a look at these losses: see `clip_from`.
         delta: the chance of being wrong.

@@ -14,14 +14,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, unwrap
-from theodolite.building import build_model, in_one_line, untouched_randomness
-from theodolite.calling import Loss
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
+from theodolite.core.building import build_model, in_one_line, untouched_randomness
+from theodolite.core.calling import Loss
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.core.files import replacing
+from theodolite.core.size import Size
 from theodolite.planning.fitting import matched
 from theodolite.planning.multiplier import MARK, attach_multipliers, attached, checked, missing
 from theodolite.planning.plan import Plan
-from theodolite.size import Size
 from theodolite.surgery.block_copies import make_block
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.inserting import put
@@ -32,7 +33,6 @@ from theodolite.workloads import Batch, Workload
 from theodolite.workloads import workload as look_up
 from theodolite.workloads.builtin import next_token_loss
 from theodolite.workloads.hugging_face import read_config
-from theodolite.writing import replacing
 
 
 @dataclass(frozen=True)
@@ -324,6 +324,6 @@ def _write(path: Path, model: nn.Module, about: Mapping[str, Any]) -> None:
 
 def example(batches: Sequence[Batch]) -> Any:
     """Inputs of two units."""
-    from theodolite.probes.units import each, take
+    from theodolite.probes.signal.examples import each, take
 
     return take(next(iter(each(batches))), slice(0, 2))[0]

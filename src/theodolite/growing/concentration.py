@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 Method = Literal["bernstein", "betting"]
 METHODS: tuple[str, ...] = get_args(Method)

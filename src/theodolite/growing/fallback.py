@@ -8,10 +8,10 @@ from typing import Literal
 
 from torch import nn
 
-from theodolite.calling import Loss
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
-from theodolite.probes.units import Batches, losses_of
+from theodolite.core.calling import Loss
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.probes.signal.examples import Batches, losses_of
 
 
 @dataclass(frozen=True)

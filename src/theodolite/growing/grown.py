@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from theodolite.growing.certificate import Certificate
-from theodolite.growing.jumpboard import Jump
-from theodolite.probes.signal import PointSignal, Signal
+from theodolite.growing.line_search import Jump
+from theodolite.probes.signal.signal import PointSignal, Signal
 from theodolite.surgery.block_copies import Point
 from theodolite.surgery.proof import Proof
 

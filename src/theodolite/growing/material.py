@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.building import in_one_line
-from theodolite.errors import UseError
+from theodolite.core.building import in_one_line
+from theodolite.core.errors import UseError
 from theodolite.growing.checkpoints import Checkpoint
-from theodolite.probes.units import units_in
+from theodolite.probes.signal.examples import units_in
 from theodolite.workloads import Batch
 
 LENGTH = 256

@@ -8,10 +8,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from theodolite.figures import ACCENT, FAINT, QUIET, Figure, Panel, frame
+from theodolite.core.files import html_path, plain, write_whole
 from theodolite.growing.certificate import Certificate
 from theodolite.growing.grown import Grown, Stage
-from theodolite.writing import html_path, plain, write_whole
+from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
 
 
 def save_page(grown: Grown, name: str, path: str | Path) -> Path:
@@ -24,7 +24,7 @@ def save_page(grown: Grown, name: str, path: str | Path) -> Path:
 
 def page(grown: Grown, name: str) -> str:
     """The whole as one self-contained HTML page."""
-    from theodolite.report.sheet import figure_html, sheet, table_html  # stands above
+    from theodolite.present.page import figure_html, sheet, table_html  # stands above
 
     figures: list[Figure] = []
     splits = ("estimate", "choose", "certify")
@@ -169,7 +169,7 @@ def certificate_figure(grown: Grown) -> Figure:
 
 
 def _contenders(stage: Stage) -> str:
-    from theodolite.report.sheet import table_html  # stands above
+    from theodolite.present.page import table_html  # stands above
 
     columns = ["point", "slope", "±", "step", "predicted", "fell by", "on the first split"]
     rows = [

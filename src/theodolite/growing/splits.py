@@ -17,8 +17,8 @@ from itertools import combinations, pairwise
 
 import torch
 
-from theodolite.errors import UseError
-from theodolite.probes.units import Batches, count, each, fingerprints, take, units_in
+from theodolite.core.errors import UseError
+from theodolite.probes.signal.examples import Batches, count, each, fingerprints, take, units_in
 from theodolite.workloads import Batch
 
 SHARES = (0.5, 0.25, 0.25)

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import unwrap
-from theodolite.building import evaluated, untouched_randomness
-from theodolite.calling import Loss, call, logits
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
+from theodolite.core.building import evaluated, untouched_randomness
+from theodolite.core.calling import Loss, call, logits
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
 from theodolite.growing.lemma.complexity import Complexity, Theorem, refuse_rise
 from theodolite.growing.lemma.constants import Factor, Layer, Side, amplified, measure
 from theodolite.growing.lemma.layers import cut_in_layers
-from theodolite.probes.course import on_device
-from theodolite.probes.units import Batches, device_of, each, losses_of, take, unit_losses, units_in
+from theodolite.probes.scaling.norm_history import on_device
+from theodolite.probes.signal.examples import Batches, device_of, each, losses_of, take, unit_losses, units_in
 from theodolite.workloads import Batch
 from theodolite.workloads.builtin import next_token_loss
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models.options import require_multiple, require_positive
 from theodolite.models.residual import MakeNorm
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 
 def hidden_features(width: int, *, gated: bool) -> int:

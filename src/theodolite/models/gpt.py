@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models.attention import Attention, Rotation, make_rotation
 from theodolite.models.feed_forward import Experts, FeedForward
 from theodolite.models.options import require_multiple, require_one_of, require_positive, require_size

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models.options import require_multiple, require_positive, require_size
 from theodolite.models.variant import EPS, Traits, Variant, activation, convolution, hidden, linear
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from theodolite.errors import UseError
-from theodolite.size import Size
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 
 
 def require_size(width: int, depth: int) -> None:
@@ -13,7 +13,7 @@ def require_size(width: int, depth: int) -> None:
 
     >>> require_size(256, 0)
     Traceback (most recent call last):
-    theodolite.errors.UseError: depth is 0: a size is two positive whole numbers, for example Size(256, 4)
+    theodolite.UseError: depth is 0: a size is two positive whole numbers, for example Size(256, 4)
     """
     Size(width, depth)
 
@@ -23,7 +23,7 @@ def require_positive(**options: int) -> None:
 
     >>> require_positive(vocab=-1)
     Traceback (most recent call last):
-    theodolite.errors.UseError: vocab is -1: give a positive whole number
+    theodolite.UseError: vocab is -1: give a positive whole number
     """
     for option, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -35,7 +35,7 @@ def require_one_of(option: str, value: object, choices: Iterable[str]) -> None:
 
     >>> require_one_of("norm", "rsm", ("rms", "layer"))
     Traceback (most recent call last):
-    theodolite.errors.UseError: norm is 'rsm': give one of 'rms', 'layer'
+    theodolite.UseError: norm is 'rsm': give one of 'rms', 'layer'
     """
     choices = tuple(choices)
     if value not in choices:
@@ -47,7 +47,7 @@ def require_multiple(option: str, value: int, of: int, why: str) -> None:
 
     >>> require_multiple("width", 100, 32, "heads have 32 dimensions")
     Traceback (most recent call last):
-    theodolite.errors.UseError: width is 100, not a multiple of 32 (heads have 32 dimensions): give 96 or 128
+    theodolite.UseError: width is 100, not a multiple of 32 (heads have 32 dimensions): give 96 or 128
     """
     if value % of:
         below = value // of * of

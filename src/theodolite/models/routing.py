@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models.residual import EPS, MakeNorm, Placement
 
 
@@ -130,7 +130,7 @@ def require_routable(placement: Placement) -> None:
 
     >>> require_routable("post")
     Traceback (most recent call last):
-    theodolite.errors.UseError: norm_placement is 'post': with residual='routed' a branch reads a mean of many
+    theodolite.UseError: norm_placement is 'post': with residual='routed' a branch reads a mean of many
     values, which is small, and has to begin with a norm. Give 'pre' or 'peri'
     """
     if placement not in ("pre", "peri"):

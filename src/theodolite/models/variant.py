@@ -7,7 +7,7 @@ from typing import Literal, TypeVar, get_args
 
 from torch import nn
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models.options import require_one_of
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -48,7 +48,7 @@ class Traits:
 
         >>> Traits.without_residual("residual", "LeNet300")
         Traceback (most recent call last):
-        theodolite.errors.UseError: variant is 'residual': LeNet300 has no two layers of equal width to
+        theodolite.UseError: variant is 'residual': LeNet300 has no two layers of equal width to
         bridge. Give 'homogeneous', 'bias' or 'layernorm', or take ResNet4
         """
         traits = cls.of(variant)

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from theodolite.anatomy import Anatomy
 from theodolite.anatomy.folding import fold, left_alone
-from theodolite.errors import UseError
-from theodolite.figures import signed
+from theodolite.core.errors import UseError
 from theodolite.planning.repeating import Repeating
+from theodolite.present.figure import signed
 
 
 def refuse_endless(branches: Repeating) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from theodolite.anatomy import Anatomy
 from theodolite.anatomy.names import starred
 from theodolite.anatomy.part import Part
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 
 def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:

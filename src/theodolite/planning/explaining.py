@@ -11,7 +11,9 @@ import fnmatch
 import math
 import textwrap
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.optimizers.condition import centre, change, deviation, multiplier, norm
+from theodolite.optimizers.decay_policies import decays
 from theodolite.planning.plan import Plan, Row
 from theodolite.planning.quantities import (
     COMPARED,
@@ -24,8 +26,6 @@ from theodolite.planning.quantities import (
     update_size,
 )
 from theodolite.planning.table import WITH_EXTENT, WITHOUT_EPS, folded
-from theodolite.rules.condition import centre, change, deviation, multiplier, norm
-from theodolite.rules.decay import decays
 
 
 def reasons(case: Case) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.planning.plan import Plan
 
 SHOWN = 3
@@ -22,7 +22,7 @@ def matched(plan: Plan, model: nn.Module) -> dict[str, Tensor]:
     >>> plan = th.plan(th.models.GPT, tokens, size=th.Size(64, 2), base=th.Size(64, 2), lr=1e-3)
     >>> matched(plan, th.models.GPT(64, 2, vocab=99))
     Traceback (most recent call last):
-    theodolite.errors.UseError: the plan is for width 64, depth 2 and does not fit this GPT.
+    theodolite.UseError: the plan is for width 64, depth 2 and does not fit this GPT.
     2 of another shape: embed.weight is (99, 64), planned (256, 64); readout.weight is (99, 64), ...
     Plan for this network, or build the network at the plan's size
     """

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.errors import UseError
-from theodolite.optim.choosing import CHOICES, Choice, maker
-from theodolite.optim.planned import Make, Planned
-from theodolite.optim.sharding import replicas_of
+from theodolite.core.errors import UseError
+from theodolite.optimizers.choosing import CHOICES, Choice, maker
+from theodolite.optimizers.planned import Make, Planned
+from theodolite.optimizers.sharding import replicas_of
 from theodolite.planning.fitting import matched
 from theodolite.planning.plan import Plan, Row
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from theodolite.building import build_model
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
+from theodolite.core.building import build_model
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
 from theodolite.planning.fitting import matched
 from theodolite.planning.laws import spread_of, widened
 from theodolite.planning.normalising import fit_singular_vectors

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.building import build_hollow, build_model
-from theodolite.calling import Build
-from theodolite.errors import UseError
+from theodolite.core.building import build_hollow, build_model
+from theodolite.core.calling import Build
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.planning.law import Law
 from theodolite.planning.recording import Recorder
-from theodolite.size import Size
 
 QUICK_PARAMETERS = 16_000_000
 """Drawn in a moment. A larger network is read without its values first, in the time of a few operations."""

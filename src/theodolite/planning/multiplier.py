@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_modules
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 MARK = "theodolite"
 """The key in a Hugging Face config, and in the metadata of a file of safetensors."""

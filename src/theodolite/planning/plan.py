@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theodolite.anatomy.part import LEFT_ALONE
-from theodolite.calling import Build
-from theodolite.errors import UseError
+from theodolite.core.calling import Build
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.planning.law import Law
-from theodolite.size import Size
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LambdaLR
 
-    from theodolite.optim.refining import Refined
+    from theodolite.optimizers.refining import Refined
     from theodolite.surgery.proof import Proof
 
 
@@ -177,7 +177,7 @@ class Plan:
         final: float = 0.0,
     ) -> LambdaLR:
         """One factor for all groups at every step, so that their ratios stay."""
-        from theodolite.optim.schedule import schedule
+        from theodolite.optimizers.schedule import schedule
 
         if self.optimizer_name == "schedule-free" and kind != "constant":
             raise UseError(

@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.part import Part, Role
-from theodolite.calling import Build
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
+from theodolite.core.calling import Build
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.core.size import Size
+from theodolite.optimizers.rules import MATRIX_RULES, POLICIES, RULES, Base, Policy, Ratios, Rule
 from theodolite.planning.caveats import caveats, refuse_endless
 from theodolite.planning.counterparts import counterparts
 from theodolite.planning.law import Law
@@ -24,8 +26,6 @@ from theodolite.planning.quantities import Case
 from theodolite.planning.readout import readouts
 from theodolite.planning.repeating import repeating
 from theodolite.planning.rows import kept_row, make_row, settled
-from theodolite.rules import MATRIX_RULES, POLICIES, RULES, Base, Policy, Ratios, Rule
-from theodolite.size import Size
 
 Covers = Literal["hidden", "all"]
 
@@ -54,19 +54,19 @@ def plan(
     """Say for every tensor how it has to start and to be trained at a size, from what is right at another.
 
     At the base size the plan is the network as it is, trained with the plain optimizer, except that gains
-    which should not decay (`theodolite.rules.decay`) do not.
+    which should not decay (`theodolite.optimizers.decay_policies`) do not.
 
     Args:
         build: `build(width, depth) -> nn.Module`.
         inputs: what the model is called with.
         size: the size to plan for.
         base: the size at which the hyperparameters below are right.
-        optimizer: a name in `theodolite.rules.RULES`, or a rule of your own.
+        optimizer: a name in `theodolite.optimizers.RULES`, or a rule of your own.
         lr: learning rate at base size.
         weight_decay: weight decay at base size, of `W ← W − lr·(A + weight_decay·W)`; under the policy
             `independent` the fraction that a weight loses per step, at base size too.
         eps: the optimizer's eps at base size; its usual value if not given.
-        decay: `paper`, `independent` or `none`, see `theodolite.rules.decay`.
+        decay: `paper`, `independent` or `none`, see `theodolite.optimizers.decay_policies`.
         covers: which weights a matrix optimizer trains: the `hidden` ones, or `all`. The rest gets AdamW.
         vector_lr: learning rate at base size of what a matrix optimizer leaves to AdamW; `lr` if not given.
         init: by pattern of names, the std at base size where it should not be the network's own; 0 for zeros.

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from theodolite.anatomy.part import Part
+from theodolite.optimizers.condition import change, gradient, gradient_entry
+from theodolite.optimizers.decay_policies import Policy
+from theodolite.optimizers.hyper import Base, Hyper, Ratios
 from theodolite.planning.law import Law
-from theodolite.rules.condition import change, gradient, gradient_entry
-from theodolite.rules.decay import Policy
-from theodolite.rules.hyper import Base, Hyper, Ratios
 
 
 @dataclass(frozen=True)

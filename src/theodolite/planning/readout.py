@@ -16,7 +16,7 @@ from torch import nn
 
 from theodolite.anatomy import Anatomy
 from theodolite.anatomy.part import Part
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.planning.multiplier import attach_multipliers
 from theodolite.planning.plan import Plan
 

@@ -6,14 +6,14 @@ import math
 from dataclasses import replace
 
 from theodolite.anatomy.part import Part
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.optimizers.condition import centre, deviation
+from theodolite.optimizers.decay_policies import decayed
+from theodolite.optimizers.rules import Base, Hyper, Policy, Ratios, Rule
 from theodolite.planning.explaining import reasons
 from theodolite.planning.law import Law
 from theodolite.planning.plan import Row
 from theodolite.planning.quantities import Case
-from theodolite.rules import Base, Hyper, Policy, Ratios, Rule
-from theodolite.rules.condition import centre, deviation
-from theodolite.rules.decay import decayed
 
 
 def settled(

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import numpy as np
 
 from theodolite.anatomy.part import ROLES
-from theodolite.calling import Build
-from theodolite.errors import UseError
+from theodolite.core.calling import Build
+from theodolite.core.errors import UseError
+from theodolite.core.files import read_json, write_whole
+from theodolite.optimizers.rules import POLICIES, RULES
 from theodolite.planning.law import Law
 from theodolite.planning.plan import Plan, Row
-from theodolite.rules import POLICIES, RULES
-from theodolite.writing import read_json, write_whole
 
 KIND = "theodolite plan"
 VERSION = 1

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from theodolite.anatomy.folding import gather, ranges
-from theodolite.optim.choosing import CHOICES
+from theodolite.optimizers.choosing import CHOICES
 from theodolite.planning.caveats import LOUD
 from theodolite.planning.grouping import num_groups
 from theodolite.planning.law import Law

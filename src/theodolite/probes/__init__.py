@@ -1,34 +1,34 @@
 """Measurements on a network that leave it as it was."""
 
-from theodolite.probes.amplification import Amplification, amplification
-from theodolite.probes.assumptions import Assumptions, assumptions
-from theodolite.probes.coordinates import Coordinates, coordinates
-from theodolite.probes.decay import Decay, decay
-from theodolite.probes.following import Track
-from theodolite.probes.power import SpectralNorm, spectral_norm
-from theodolite.probes.preconditioning import Preconditioning, preconditioning
-from theodolite.probes.second_order.curvature import Curvature, curvature
-from theodolite.probes.second_order.density import Density, density
-from theodolite.probes.second_order.eigenvalues import Eigenvalues, eigenvalues
-from theodolite.probes.second_order.estimate import Estimate
-from theodolite.probes.second_order.landscape import Landscape, landscape
-from theodolite.probes.second_order.operator import Hessian, Operator, hessian
-from theodolite.probes.second_order.outliers import Outliers, outliers
-from theodolite.probes.second_order.rescaling import scaled, tempered
-from theodolite.probes.second_order.sharpness import Sharpness, sharpness
-from theodolite.probes.second_order.trace import Trace, trace
-from theodolite.probes.second_order.tracking import Tracking, track
-from theodolite.probes.second_order.trajectory import Trajectory, trajectory
-from theodolite.probes.second_order.zone import along_scale, along_temperature
-from theodolite.probes.signal import PointSignal, Signal, signal
-from theodolite.probes.slopes import Slope
-from theodolite.probes.spectral import Spectral, spectral
+from theodolite.probes.curvature.curvature import Curvature, curvature
+from theodolite.probes.curvature.density import Density, density
+from theodolite.probes.curvature.eigenvalues import Eigenvalues, eigenvalues
+from theodolite.probes.curvature.estimate import Estimate
+from theodolite.probes.curvature.landscape import Landscape, landscape
+from theodolite.probes.curvature.operator import Hessian, Operator, hessian
+from theodolite.probes.curvature.outliers import Outliers, outliers
+from theodolite.probes.curvature.rescaling import scaled, tempered
+from theodolite.probes.curvature.sharpness import Sharpness, sharpness
+from theodolite.probes.curvature.trace import Trace, trace
+from theodolite.probes.curvature.tracking import Tracking, track
+from theodolite.probes.curvature.trajectory import Trajectory, trajectory
+from theodolite.probes.curvature.zone import along_scale, along_temperature
+from theodolite.probes.gains.amplification import Amplification, amplification
+from theodolite.probes.gains.decay import Decay, decay
+from theodolite.probes.gains.preconditioning import Preconditioning, preconditioning
+from theodolite.probes.scaling.assumptions import Assumptions, assumptions
+from theodolite.probes.scaling.coordinates import Coordinates, coordinates
+from theodolite.probes.scaling.first_steps import Track
+from theodolite.probes.scaling.slopes import Slope
+from theodolite.probes.scaling.spectral import Spectral, spectral
+from theodolite.probes.scaling.spectral_norm import SpectralNorm, spectral_norm
+from theodolite.probes.signal.signal import PointSignal, Signal, signal
 from theodolite.probes.steps.drift import Drift, drift
 from theodolite.probes.steps.profile import Profile, profile
 from theodolite.probes.steps.radius import Radius, radius
 from theodolite.probes.steps.update import optimizer_step
-from theodolite.probes.stream import Stream, stream
-from theodolite.probes.stream_course import StreamCourse, stream_course
+from theodolite.probes.stream.history import StreamCourse, stream_course
+from theodolite.probes.stream.stream import Stream, stream
 
 __all__ = [
     # the first steps of training

@@ -13,12 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.fleet.pool import Failure, pooled
-from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization, plan_for, with_zero_readout
-from theodolite.probes.following import Track, follow
-from theodolite.probes.slopes import AXES, Axis, Slope, fit_slopes, worst_first
-from theodolite.size import Size
+from theodolite.probes.scaling.coordinates import (
+    PARAMETERIZATIONS,
+    Parameterization,
+    plan_for,
+    with_zero_readout,
+)
+from theodolite.probes.scaling.first_steps import Track, follow
+from theodolite.probes.scaling.slopes import AXES, Axis, Slope, fit_slopes, worst_first
 from theodolite.studies.networks import NETWORKS, network
 from theodolite.studies.records import Record, Records
 

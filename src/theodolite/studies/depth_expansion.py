@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from theodolite.building import in_one_line, untouched_randomness
-from theodolite.errors import UseError
+from theodolite.core.building import in_one_line, untouched_randomness
+from theodolite.core.errors import UseError
 from theodolite.models import ResNet
 from theodolite.studies.depth_expansion_candidates import candidates
 from theodolite.studies.depth_expansion_claims import claims

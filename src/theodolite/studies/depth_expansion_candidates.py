@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from theodolite.probes.signal import signal
+from theodolite.probes.signal.signal import signal
 from theodolite.studies.depth_expansion_images import Images
 from theodolite.studies.depth_expansion_reading import brief
 from theodolite.workloads import Batch

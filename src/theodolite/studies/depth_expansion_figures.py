@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from theodolite.studies.depth_expansion_reading import BINS
-from theodolite.studies.depth_expansion_values import POINTS, Array, Grid, failures, grids, norm
-from theodolite.studies.panels import (
+from theodolite.present.svg import (
     BLUE,
     GREEN,
     INK,
@@ -25,6 +23,8 @@ from theodolite.studies.panels import (
     head,
     ticks,
 )
+from theodolite.studies.depth_expansion_reading import BINS
+from theodolite.studies.depth_expansion_values import POINTS, Array, Grid, failures, grids, norm
 from theodolite.studies.records import Record
 
 COLOURS = (BLUE, VIOLET, PINK, ORANGE, GREEN, INK)

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from theodolite.core.errors import UseError
 from theodolite.data import Examples, Split, cifar10, generator
-from theodolite.errors import UseError
 
 PAD = 4
 """Black pixels on each side of an image that is cropped."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from theodolite.models import ResNet
-from theodolite.probes.alignment import alignment_bound
+from theodolite.probes.signal.alignment import alignment_bound
 from theodolite.studies.depth_expansion_images import Images
 
 NEAR = 0.1

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from theodolite.core.errors import UseError
 from theodolite.data import generator
-from theodolite.errors import UseError
 from theodolite.studies.depth_expansion_images import PAD, Images
 
 EAGER_STEPS = 3

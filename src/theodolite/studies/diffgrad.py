@@ -115,7 +115,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., tuple[Tensor, T
 
 
 def _made(cell: Cell, params: list[Tensor]) -> Optimizer:
-    from theodolite.optim.choosing import maker
+    from theodolite.optimizers.choosing import maker
 
     rule = OPTIMIZERS[cell["optimizer"]]
     group = {"params": params, "lr": 2.0 ** cell["rate"], "weight_decay": 0.0, "eps": 1e-8}

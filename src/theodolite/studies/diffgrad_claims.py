@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.studies.panels import BLUE, INK, ORANGE, Axis, Figure, Line, Row, power_of, ticks
+from theodolite.present.svg import BLUE, INK, ORANGE, Axis, Figure, Line, Row, power_of, ticks
 from theodolite.studies.records import Record
 from theodolite.studies.verdict import Case, Claim, settled
 

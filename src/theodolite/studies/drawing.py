@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from theodolite.probes.coordinates import PARAMETERIZATIONS
-from theodolite.probes.following import Track
-from theodolite.probes.slopes import Axis, fit_slopes
-from theodolite.size import Size
+from theodolite.core.size import Size
+from theodolite.probes.scaling.coordinates import PARAMETERIZATIONS
+from theodolite.probes.scaling.first_steps import Track
+from theodolite.probes.scaling.slopes import Axis, fit_slopes
 from theodolite.studies.coordinates import tracks_of
 from theodolite.studies.records import Record
 

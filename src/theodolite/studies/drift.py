@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from theodolite.building import untouched_randomness
-from theodolite.errors import UseError
-from theodolite.probes.second_order.tracking import track
+from theodolite.controllers.drift_adjusted import DriftAdjusted
+from theodolite.core.building import untouched_randomness
+from theodolite.core.errors import UseError
+from theodolite.probes.curvature.tracking import track
 from theodolite.probes.steps.drift import drift
-from theodolite.stepping.drift_adjusted import DriftAdjusted
 from theodolite.studies.drift_claims import claims, figures, notes
 from theodolite.studies.records import Record
 from theodolite.studies.study import Cell, Study

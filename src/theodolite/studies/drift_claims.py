@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.studies.panels import BLUE, GREEN, INK, ORANGE, PINK, Axis, Figure, Line, Row, ticks
+from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, Axis, Figure, Line, Row, ticks
 from theodolite.studies.records import Record
 from theodolite.studies.verdict import Case, Claim, settled
 

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.building import untouched_randomness
-from theodolite.calling import call, logits
+from theodolite.controllers.safe_step import SafeStep
+from theodolite.core.building import untouched_randomness
+from theodolite.core.calling import call, logits
 from theodolite.probes import Profile, profile
 from theodolite.probes.steps.direction import Direction
-from theodolite.stepping.safe_step import SafeStep
 from theodolite.studies.ghosts_claims import claims, notes
 from theodolite.studies.ghosts_figures import figures
 from theodolite.studies.ghosts_setting import SETTINGS, Setting, adam, muon, sgd

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from theodolite.studies.panels import BLUE, GREEN, ORANGE, VIOLET, Axis, Figure, Line, Row, ticks
+from theodolite.present.svg import BLUE, GREEN, ORANGE, VIOLET, Axis, Figure, Line, Row, ticks
 from theodolite.studies.records import Record
 
 COLOURS = {"gradient": BLUE, "random": ORANGE, "adam": GREEN, "muon": VIOLET}

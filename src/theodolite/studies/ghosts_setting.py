@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite import data
-from theodolite.building import untouched_randomness
+from theodolite.core.building import untouched_randomness
 from theodolite.models import GPT
-from theodolite.optim import Muon
+from theodolite.optimizers import Muon
 from theodolite.workloads import Batch, next_token_loss
 
 PIXELS = 8

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from theodolite.building import one_thread
+from theodolite.core.building import one_thread
 from theodolite.studies.growing_claims import claims
 from theodolite.studies.growing_coverage import REGIMES, WAYS, covered
 from theodolite.studies.growing_envelope import coupled, grown_block_by_block

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, Axis, Figure, Line, Row
 from theodolite.studies.growing_claims import PARTS
 from theodolite.studies.growing_ranking import VARIANTS, realised
-from theodolite.studies.panels import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, Axis, Figure, Line, Row
 from theodolite.studies.records import Record
 
 COLOURS = {

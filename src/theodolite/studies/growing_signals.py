@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.building import evaluated
-from theodolite.growing.jumpboard import Jump, jump, longest_step
-from theodolite.probes.signal import PointSignal, Signal, signal
+from theodolite.core.building import evaluated
+from theodolite.growing.line_search import Jump, jump, longest_step
+from theodolite.probes.signal.signal import PointSignal, Signal, signal
 from theodolite.studies.growing_training import Lesson, Pupil
 from theodolite.surgery import Point, Points, find_points, insert_block
 from theodolite.workloads import next_token_loss

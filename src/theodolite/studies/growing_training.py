@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from theodolite import data
-from theodolite.building import evaluated, untouched_randomness
+from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.models import GPT
 from theodolite.models.attention import make_rotation
 from theodolite.studies.growing_setting import Setting

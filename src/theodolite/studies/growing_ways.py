@@ -10,7 +10,7 @@ from typing import Any
 
 from theodolite import data
 from theodolite.growing import certificate, clip_from
-from theodolite.probes.units import losses_of
+from theodolite.probes.signal.examples import losses_of
 from theodolite.studies.growing_setting import ADDED, Setting
 from theodolite.studies.growing_signals import Jumps, Look, inserted, jumped, looked_at, tried
 from theodolite.studies.growing_training import (

@@ -85,7 +85,7 @@ def follow(
     betas: tuple[float, float] = BETAS,
 ) -> Followed:
     """Train one vector of weights by Lion, with the loss and H of every point on the way."""
-    from theodolite.optim.choosing import maker
+    from theodolite.optimizers.choosing import maker
 
     options = {"lr": lr, "weight_decay": decay}
     optimizer = maker("lion", {"betas": betas})([{"params": [weights], **options}])

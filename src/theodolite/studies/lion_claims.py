@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from theodolite.studies.panels import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, Axis, Figure, Line, Row, ticks
+from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, Axis, Figure, Line, Row, ticks
 from theodolite.studies.records import Record
 from theodolite.studies.verdict import Case, Claim, settled
 

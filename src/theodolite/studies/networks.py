@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.models import GPT
 from theodolite.models.residual import Placement
 from theodolite.studies.texts import batch_of

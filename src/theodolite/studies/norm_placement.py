@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from theodolite.building import untouched_randomness
+from theodolite.core.building import untouched_randomness
+from theodolite.core.size import Size
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Precision, Run
 from theodolite.fleet.stack import Stack, stack
 from theodolite.fleet.training import LOOK_EVERY, arithmetic, precision_of
 from theodolite.models import GPT
 from theodolite.models.residual import Placement
-from theodolite.probes.course import on_device
-from theodolite.size import Size
+from theodolite.probes.scaling.norm_history import on_device
 from theodolite.studies.norm_placement_claims import claims
 from theodolite.studies.norm_placement_figures import figures
 from theodolite.studies.norm_placement_reading import read_stream

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from theodolite.studies.norm_placement_values import KINDS, Array, Table
-from theodolite.studies.panels import (
+from theodolite.present.svg import (
     BLUE,
     GREEN,
     ORANGE,
@@ -21,6 +20,7 @@ from theodolite.studies.panels import (
     power_of,
     ticks,
 )
+from theodolite.studies.norm_placement_values import KINDS, Array, Table
 from theodolite.studies.records import Record
 
 COLOURS = {"pre": ORANGE, "post": BLUE, "peri": GREEN, "out": VIOLET, "none": PINK}

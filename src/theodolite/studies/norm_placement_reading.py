@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from theodolite.building import evaluated
-from theodolite.calling import logits
+from theodolite.core.building import evaluated
+from theodolite.core.calling import logits
 from theodolite.workloads import Workload
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.studies.verdict import Verdict
 
 LEVEL = 0.95

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
-from theodolite.writing import parse_json, read_text, write_whole
+from theodolite.core.errors import UseError
+from theodolite.core.files import parse_json, read_text, write_whole
 
 Record = Mapping[str, Any]
 

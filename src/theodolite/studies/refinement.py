@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from theodolite.optim.refining import Refined, refine
-from theodolite.optim.schedule import Factor
-from theodolite.studies.panels import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, Axis, Figure, Line, Row, ticks
+from theodolite.optimizers.refining import Refined, refine
+from theodolite.optimizers.schedule import Factor
+from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, Axis, Figure, Line, Row, ticks
 from theodolite.studies.records import Record
 from theodolite.studies.refinement_problems import PROBLEMS, Problem, train
 from theodolite.studies.study import Cell, Study

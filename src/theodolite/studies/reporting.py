@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from theodolite.errors import UseError
-from theodolite.probes.slopes import AXES
-from theodolite.size import Size
+from theodolite.core.errors import UseError
+from theodolite.core.files import write_whole
+from theodolite.core.size import Size
+from theodolite.probes.scaling.slopes import AXES
 from theodolite.studies.coordinates import claims, table
 from theodolite.studies.drawing import draw
 from theodolite.studies.records import read_records
-from theodolite.writing import write_whole
 
 
 def report(path: str | Path) -> str:

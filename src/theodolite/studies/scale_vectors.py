@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.files import write_whole
+from theodolite.core.size import Size
 from theodolite.fleet.driver import Report, conduct
 from theodolite.fleet.engine import Means
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Precision, Run
-from theodolite.size import Size
 from theodolite.studies.records import Record, Records, read_records
 from theodolite.studies.scale_vectors_flow import experiments
 from theodolite.studies.scale_vectors_networks import name_of, workload
-from theodolite.writing import write_whole
 
 EXACT = "exact"
 """The part that trains no network."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from theodolite.studies.panels import (
+from theodolite.present.svg import (
     BLUE,
     FAINT,
     GREEN,

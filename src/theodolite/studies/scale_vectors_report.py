@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.files import write_whole
 from theodolite.studies.scale_vectors import STUDY, read
 from theodolite.studies.scale_vectors_claims import claims, notes
 from theodolite.studies.scale_vectors_figures import figures
 from theodolite.studies.verdict import exceptions, table, tally
-from theodolite.writing import write_whole
 
 
 def report(path: str | Path) -> str:

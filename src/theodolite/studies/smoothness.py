@@ -1,6 +1,6 @@
 """Does γ find its way, and do Newton steps with an approximate Hessian converge linearly from anywhere?
 
-Gradient-normalized smoothness, `th.optim.NormalizedSmoothness`, in full batch and float64 on logistic
+Gradient-normalized smoothness, `th.controllers.NormalizedSmoothness`, in full batch and float64 on logistic
 regression, softmax regression and a small network, with the Hessian, the Gauss–Newton matrix and the
 empirical Fisher matrix; beside it gradient descent with the line search of the paper's code.
 
@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from theodolite.calling import Loss
-from theodolite.stepping.smoothness import NormalizedSmoothness
+from theodolite.controllers.smoothness import NormalizedSmoothness
+from theodolite.core.calling import Loss
 from theodolite.studies.records import Record
 from theodolite.studies.smoothness_claims import CONVEX, CURVATURES, claims, slowest
 from theodolite.studies.smoothness_figures import figures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from theodolite.studies.panels import BLUE, GREEN, INK, ORANGE, Axis, Figure, Line, Row, ticks
+from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, Axis, Figure, Line, Row, ticks
 from theodolite.studies.records import Record
 from theodolite.studies.smoothness_claims import TITLES
 

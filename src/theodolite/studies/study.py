@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.files import write_whole
 from theodolite.fleet.pool import Failure, pooled
 from theodolite.studies.records import Record, Records, read_records
 from theodolite.studies.verdict import Claim, exceptions, table, tally
-from theodolite.writing import write_whole
 
 Cell = Mapping[str, Any]
 """What one run of a study is of, as values that JSON knows: `{"network": "mlp", "seed": 0}`."""

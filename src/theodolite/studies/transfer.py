@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.files import write_whole
+from theodolite.core.size import Size
 from theodolite.fleet.driver import Report, conduct
 from theodolite.fleet.engine import Means
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Precision, Run
 from theodolite.fleet.training import Workloads
-from theodolite.probes.coordinates import PARAMETERIZATIONS, Parameterization
-from theodolite.size import Size
+from theodolite.probes.scaling.coordinates import PARAMETERIZATIONS, Parameterization
 from theodolite.studies.networks import network
 from theodolite.sweeping.curves import Row
-from theodolite.writing import write_whole
 
 WIDE = tuple(Size(width, 4) for width in (128, 256, 512, 1024))
 DEEP = tuple(Size(128, depth) for depth in (2, 4, 8, 16, 32, 64))

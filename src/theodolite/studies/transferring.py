@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from theodolite.errors import UseError
-from theodolite.size import Size
+from theodolite.core.errors import UseError
+from theodolite.core.files import write_whole
+from theodolite.core.size import Size
 from theodolite.studies.transfer import BARE, FULL, SMALL, Setting, read_rows
 from theodolite.sweeping import Drift, Family, Optimum, analyse
 from theodolite.sweeping.curves import Row
 from theodolite.sweeping.drawing import draw
 from theodolite.sweeping.drift import ALONG
 from theodolite.sweeping.table import family_table, signed
-from theodolite.writing import write_whole
 
 MOST = 1.0
 """Octaves by which the optimum of a plan may move."""

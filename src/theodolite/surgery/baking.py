@@ -21,11 +21,11 @@ from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.anatomy.norms import follows_normalisation, is_normalisation
 from theodolite.anatomy.readers import Readings, read_by
 from theodolite.anatomy.uses import Use
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
 from theodolite.planning.multiplier import attach_multipliers, attached, detach_multipliers, missing
 from theodolite.planning.plan import Plan
-from theodolite.surgery.conduct import Done, conduct
+from theodolite.surgery.apply import Done, conduct
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.places import Finder, SurgeryError
 from theodolite.surgery.proof import Proof

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
 from theodolite.anatomy.undisturbed import named_tensors
-from theodolite.exclusive import exclusive
+from theodolite.core.exclusive import exclusive
 from theodolite.surgery.passing import watched
 from theodolite.surgery.places import SurgeryError
 

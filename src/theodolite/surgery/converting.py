@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
-from theodolite.surgery.conduct import Done, conduct, reasons
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.surgery.apply import Done, conduct, reasons
 from theodolite.surgery.editing import Edits, order_of, scaled_weights
 from theodolite.surgery.folded import Folded, along
 from theodolite.surgery.holding import held

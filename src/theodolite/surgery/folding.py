@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.exclusive import exclusive
-from theodolite.surgery.conduct import Done, conduct, reasons
+from theodolite.core.exclusive import exclusive
+from theodolite.surgery.apply import Done, conduct, reasons
 from theodolite.surgery.editing import Edits, scaled_gains, scaled_weights
 from theodolite.surgery.folded import Folded, unplaced
 from theodolite.surgery.holding import Held, held

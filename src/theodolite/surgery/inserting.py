@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from theodolite.anatomy.dissection import dissect
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
 from theodolite.anatomy.undisturbed import named_tensors
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.surgery.apply import Done, conduct
 from theodolite.surgery.block_copies import Point, close, make_block
-from theodolite.surgery.conduct import Done, conduct
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.groups import Groups
 from theodolite.surgery.numbering import renumber

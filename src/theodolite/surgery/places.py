@@ -20,8 +20,8 @@ from theodolite.anatomy.rows import row_blocks
 from theodolite.anatomy.specimen import examine
 from theodolite.anatomy.trace import Node
 from theodolite.anatomy.uses import Use, factors
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
 from theodolite.surgery.vectors import Shape
 
 

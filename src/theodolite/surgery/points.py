@@ -24,9 +24,9 @@ from theodolite.anatomy.names import all_parameter_names, canonical_modules, unw
 from theodolite.anatomy.part import Anatomy, Branch
 from theodolite.anatomy.trace import tensors_in
 from theodolite.anatomy.undisturbed import undisturbed
-from theodolite.building import in_one_line, untouched_randomness
-from theodolite.calling import call as call_network
-from theodolite.exclusive import exclusive
+from theodolite.core.building import in_one_line, untouched_randomness
+from theodolite.core.calling import call as call_network
+from theodolite.core.exclusive import exclusive
 from theodolite.surgery.block_copies import Closer, Point, close, copied, shared
 from theodolite.surgery.passing import Call, uncached, watched
 from theodolite.surgery.places import SurgeryError

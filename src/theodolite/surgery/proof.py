@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.anatomy.trace import tensors_in
-from theodolite.building import evaluated, untouched_randomness
-from theodolite.calling import call, with_tensors
-from theodolite.higher_order import plain_operators
+from theodolite.core.building import evaluated, untouched_randomness
+from theodolite.core.calling import call, with_tensors
+from theodolite.core.higher_order import plain_operators
 from theodolite.surgery.editing import scaled_gains, scaled_weights
 from theodolite.surgery.randomness import draw_others, kept_randomness
 

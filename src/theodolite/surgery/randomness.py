@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from theodolite.building import seed_generators
+from theodolite.core.building import seed_generators
 
 
 def remembered(model: nn.Module) -> Callable[[], None]:

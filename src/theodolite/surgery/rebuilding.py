@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from theodolite.anatomy.dissection import dissect
 from theodolite.anatomy.names import canonical_parameters, unwrap
-from theodolite.exclusive import exclusive
-from theodolite.surgery.conduct import refuse_shards
+from theodolite.core.exclusive import exclusive
+from theodolite.surgery.apply import refuse_shards
 from theodolite.surgery.places import SurgeryError
 from theodolite.surgery.proof import TOLERANCE, Proof, apart, farthest, gathered, said
 from theodolite.surgery.state import POWERS

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
-from theodolite.exclusive import exclusive
-from theodolite.surgery.conduct import Done, conduct
+from theodolite.core.exclusive import exclusive
+from theodolite.surgery.apply import Done, conduct
 from theodolite.surgery.editing import Edits, scaled_gains, scaled_weights
 from theodolite.surgery.folding import folding
 from theodolite.surgery.holding import holders

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
-from theodolite.errors import UseError
-from theodolite.optim.planned import Planned
-from theodolite.surgery.conduct import Done
+from theodolite.core.errors import UseError
+from theodolite.optimizers.planned import Planned
+from theodolite.surgery.apply import Done
 from theodolite.surgery.editing import scaled_gains, scaled_weights
 from theodolite.surgery.folded import Folded, along, wide
 from theodolite.surgery.groups import Groups

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from theodolite.errors import UseError
-from theodolite.higher_order import plain_operators
+from theodolite.core.errors import UseError
+from theodolite.core.higher_order import plain_operators
 
 OPERATION = 3e5
 """What it takes to start one operation, whatever it computes: about 15 µs, in multiplications."""

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from theodolite.errors import UseError
-from theodolite.probes.second_order.density import Density, density
-from theodolite.probes.second_order.eigenvalues import eigenvalues
-from theodolite.probes.second_order.operator import Operator, hessian
+from theodolite.core.errors import UseError
+from theodolite.probes.curvature.density import Density, density
+from theodolite.probes.curvature.eigenvalues import eigenvalues
+from theodolite.probes.curvature.operator import Operator, hessian
+from theodolite.surveying.curvature_setup import Spot
 from theodolite.surveying.site import Site
-from theodolite.surveying.spot import Spot
 from theodolite.surveying.trials import LR
 
 BETA, EPS = 0.9, 1e-8

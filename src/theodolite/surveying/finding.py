@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from theodolite.figures import Figure
+from theodolite.present.figure import Figure
 
 Level = Literal["ok", "error", "note", "warn", "fail"]
 Value = str | int | float | bool | None

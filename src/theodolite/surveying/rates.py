@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from theodolite.building import untouched_randomness
-from theodolite.errors import UseError
+from theodolite.core.building import untouched_randomness
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import targets_in, train
-from theodolite.probes.coordinates import Parameterization
-from theodolite.size import Size
+from theodolite.probes.scaling.coordinates import Parameterization
 from theodolite.surveying.batches import few
 from theodolite.surveying.budget import Budget, TooLong, pass_work
 from theodolite.surveying.trials import LR, OPTIMIZER, Trials

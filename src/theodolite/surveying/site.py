@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
 from theodolite.anatomy.part import Role
 from theodolite.anatomy.specimen import examine_built
-from theodolite.building import build_hollow, build_model, in_one_line
-from theodolite.errors import UseError
-from theodolite.size import Size
+from theodolite.core.building import build_hollow, build_model, in_one_line
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.surveying.batches import examples_in, first_of
 from theodolite.workloads import Batch, Workload
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from theodolite.anatomy import UnclassifiedError
-from theodolite.building import in_one_line
+from theodolite.core.building import in_one_line
 from theodolite.surveying.finding import Finding
 
 WHY_RULED = (

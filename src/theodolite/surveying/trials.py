@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_leaves
 from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
 from theodolite.anatomy.part import Role
 from theodolite.anatomy.specimen import shapes_of
-from theodolite.building import untouched_randomness
-from theodolite.errors import UseError
+from theodolite.core.building import untouched_randomness
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.planning import Plan, plan
 from theodolite.planning.repeating import lone_branches
-from theodolite.size import Size
 from theodolite.surveying.batches import examples_in, first_of
 from theodolite.surveying.budget import pass_work
 from theodolite.surveying.finding import Value

@@ -7,9 +7,9 @@ import math
 import torch
 
 from theodolite.anatomy.specimen import shapes_of
-from theodolite.calling import described
-from theodolite.errors import UseError
-from theodolite.size import Size
+from theodolite.core.calling import described
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.surveying.site import Site
 
 TRIAL_PARAMETERS = 50_000_000

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from theodolite.building import check_device
-from theodolite.errors import UseError
+from theodolite.core.building import check_device
+from theodolite.core.errors import UseError
 from theodolite.fleet.choosing import choose
 from theodolite.fleet.engine import Means
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.opening import SUFFIXES, file_of
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import planned
-from theodolite.optim.choosing import maker
-from theodolite.optim.schedule import Factor
+from theodolite.optimizers.choosing import maker
+from theodolite.optimizers.schedule import Factor
 from theodolite.workloads import Workload
 
 FILES = (*SUFFIXES, ".html", ".json", ".csv", ".parquet")
@@ -44,7 +44,7 @@ def check_engine(
 
     >>> check_engine("serial", device="gpu", address=None, resources=None)
     Traceback (most recent call last):
-    theodolite.errors.UseError: device is 'gpu': it is cpu, cuda or cuda:1
+    theodolite.UseError: device is 'gpu': it is cpu, cuda or cuda:1
     """
     name, _ = choose(engine, (), Means(address=address, timeout=timeout))
     for what, value in (("address", address), ("resources", resources)):

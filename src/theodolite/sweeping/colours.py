@@ -5,7 +5,7 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Sequence
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 
 FIRST_HUE, LAST_HUE = 0.58, 1.07
 """From blue through violet and red to orange."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping.scale import Floats
 
 Row = Mapping[str, Any]

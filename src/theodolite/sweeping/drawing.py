@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping.colours import colours
 from theodolite.sweeping.curves import Curve, Row
 from theodolite.sweeping.drift import ALONG, Along, extent

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping.optimum import UNKNOWN, Interval, Optimum, interval
 from theodolite.sweeping.scale import Floats, Scale
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping.curves import Curve, Row, curves_of, resampled_means, resamples, setting
 from theodolite.sweeping.drift import Along, Drift, drifts
 from theodolite.sweeping.optimum import Optimum, find_optimum

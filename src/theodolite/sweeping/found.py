@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping.curves import Row, setting
 
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from theodolite.core.size import Size
 from theodolite.fleet.choosing import choose
 from theodolite.fleet.driver import Report, conduct
 from theodolite.fleet.engine import Means
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Grid, Run
-from theodolite.size import Size
 from theodolite.sweeping.searching import Settings, Space, search
 
 AROUND = (0.5, 1.0, 2.0)

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import stdtrit
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping.curves import Curve, resampled_means
 from theodolite.sweeping.scale import Floats, Scale
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from theodolite.report.sheet import figure_html, sheet, table_html
+from theodolite.present.page import figure_html, sheet, table_html
 from theodolite.sweeping.families import Best, Family
 from theodolite.sweeping.pictures import figures
 from theodolite.sweeping.sentences import verdicts

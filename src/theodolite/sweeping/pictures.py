@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from theodolite.figures import INK, Figure, Panel, frame
-from theodolite.size import Size
+from theodolite.core.size import Size
+from theodolite.present.figure import INK, Figure, Panel, frame
 from theodolite.sweeping.colours import colours
 from theodolite.sweeping.curves import Curve
 from theodolite.sweeping.drift import ALONG, Along, lines_of

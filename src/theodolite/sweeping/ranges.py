@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from theodolite.errors import UseError
-from theodolite.writing import parse_json
+from theodolite.core.errors import UseError
+from theodolite.core.files import parse_json
 
 MOST_VALUES = 200
 """Of a range: more are a slip of the pen."""
@@ -21,7 +21,7 @@ class Range:
     Range(low=0.01, high=1.0, log=True)
     >>> Range(1.0, 0.01)
     Traceback (most recent call last):
-    theodolite.errors.UseError: the range goes from 1 to 0.01: write the lower end first
+    theodolite.UseError: the range goes from 1 to 0.01: write the lower end first
     """
 
     low: float

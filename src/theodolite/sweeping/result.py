@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from theodolite.errors import UseError
-from theodolite.figures import Figure
-from theodolite.size import Size
+from theodolite.core.errors import UseError
+from theodolite.core.files import plain
+from theodolite.core.size import Size
+from theodolite.present.figure import Figure
 from theodolite.sweeping.curves import Row
 from theodolite.sweeping.families import Best, Family, analyse, bests
 from theodolite.sweeping.found import of_the_best
 from theodolite.sweeping.sentences import movement_sentence
 from theodolite.sweeping.table import bests_table, family_table
-from theodolite.writing import plain
 
 if TYPE_CHECKING:
     from theodolite.fleet.driver import Report
@@ -96,8 +96,8 @@ class Sweep:
 
     def save(self, path: str | Path) -> Path:
         """Write one self-contained page, and the same as JSON beside it (`sweep.html`, `sweep.json`)."""
+        from theodolite.core.files import html_path, write_whole
         from theodolite.sweeping.page import page
-        from theodolite.writing import html_path, write_whole
 
         path = html_path(path, kind="sweep")
         write_whole(path, page(self.workload, self.verdict, self.families, self.bests))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 Floats = NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping.drift import Drift
 from theodolite.sweeping.families import Family
 from theodolite.sweeping.optimum import Optimum

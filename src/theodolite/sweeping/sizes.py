@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from theodolite.errors import UseError
-from theodolite.size import Size
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 
 
 def sizes_of(

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from theodolite.size import Size
+from theodolite.core.size import Size
 from theodolite.sweeping.curves import Curve
 from theodolite.sweeping.drift import ALONG, Along, lines_of
 from theodolite.sweeping.optimum import UNKNOWN, Interval, Optimum, interval, losses_at, vertices

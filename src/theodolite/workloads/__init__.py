@@ -1,6 +1,6 @@
 """What is trained: `Workload`, the built-in ones by name, and the user's own."""
 
-from theodolite.calling import ModelLoss, OutputLoss
+from theodolite.core.calling import ModelLoss, OutputLoss
 from theodolite.workloads.builtin import built_in, next_token_loss
 from theodolite.workloads.definition import Batch, Workload
 from theodolite.workloads.hugging_face import config_size

@@ -11,8 +11,8 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from theodolite import data
+from theodolite.core.size import Size
 from theodolite.models import GPT, LeNet300, ResidualMLP, ResNet
-from theodolite.size import Size
 from theodolite.workloads.definition import Batch, Workload
 
 MODULUS = 59

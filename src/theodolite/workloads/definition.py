@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
-from theodolite.calling import Build, Loss, described, evaluate, see_inside
-from theodolite.errors import UseError
-from theodolite.size import Size
+from theodolite.core.calling import Build, Loss, described, evaluate, see_inside
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 
 Batch = tuple[Any, Any]
 
@@ -32,7 +32,7 @@ class Workload:
             same batch in every process, which is what lets a run resume. `inputs` is a tensor, a tuple
             (`model(*inputs)`), a dict (`model(**inputs)`), or an object with tensors in it, such as a
             dataclass (`model(inputs)`).
-        loss: `loss(logits, targets) -> scalar`, where `theodolite.calling.logits` finds the logits in what
+        loss: `loss(logits, targets) -> scalar`, with the logits as `core.calling.logits` finds them in what
             the model returns. A loss of the whole output is `OutputLoss(loss)`, called as
             `loss(output, targets)`; one that calls the model by itself is `ModelLoss(loss)`, called as
             `loss(model, batch)`.

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from theodolite.building import in_one_line
-from theodolite.errors import UseError
+from theodolite.core.building import in_one_line
+from theodolite.core.errors import UseError
+from theodolite.core.files import read_json
+from theodolite.core.size import Size
 from theodolite.models.options import require_multiple
-from theodolite.size import Size
 from theodolite.workloads.definition import Workload
 from theodolite.workloads.scaling import scale_values, size_of
 from theodolite.workloads.tasks import TASKS, Task, find_task, shortened
-from theodolite.writing import read_json
 
 # A default network is about this large, and never larger than the config's own.
 SMALL = Size(128, 4)

@@ -11,8 +11,8 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from theodolite.building import in_one_line
-from theodolite.errors import UseError
+from theodolite.core.building import in_one_line
+from theodolite.core.errors import UseError
 from theodolite.workloads.builtin import built_in
 from theodolite.workloads.definition import Workload
 from theodolite.workloads.hugging_face import hugging_face
@@ -39,7 +39,7 @@ def workload(spec: str) -> Workload:
     'mlp-mixture'
     >>> workload("mlp-mixtures")
     Traceback (most recent call last):
-    theodolite.errors.UseError: there is no workload 'mlp-mixtures'. Did you mean 'mlp-mixture'? Built in ...
+    theodolite.UseError: there is no workload 'mlp-mixtures'. Did you mean 'mlp-mixture'? Built in ...
     """
     if not isinstance(spec, str):
         raise UseError(f"a workload is looked up by a text such as 'gpt-sotu', not by {_a(spec)}")

@@ -6,8 +6,8 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from theodolite.errors import UseError
-from theodolite.size import Size
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 
 # Sizes that go with the width, besides the config's own key for it.
 _SIZES = re.compile(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite import data
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.workloads.builtin import next_token_loss
 from theodolite.workloads.definition import Batch
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from theodolite.anatomy.part import Attention, Branch, Norm, Part, Placement, Role
-from theodolite.size import Size
+from theodolite.core.size import Size
 
 TWO_LAYERS, THREE_LAYERS = Size(64, 2), Size(64, 3)
 

@@ -12,7 +12,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
 from theodolite import probes
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.probes.steps.flow import Descent, follow
 
 mse = nn.functional.mse_loss

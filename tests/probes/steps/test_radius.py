@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.probes import radius
-from theodolite.probes.second_order.objective import Objective
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.steps.ghosts import nearest_ghost
 from theodolite.probes.steps.pushing import push
 

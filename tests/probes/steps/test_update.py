@@ -16,8 +16,8 @@ from torch.autograd import grad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import theodolite as th
-from theodolite.optim.muon import Muon
-from theodolite.optim.planned import Planned
+from theodolite.optimizers.muon import Muon
+from theodolite.optimizers.planned import Planned
 from theodolite.probes import optimizer_step
 
 
@@ -207,7 +207,7 @@ class ByName(torch.optim.Optimizer):
 
 
 def sophia(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return pytest.importorskip("theodolite.optim.borrowed").SophiaH(params, lr=1e-2)
+    return pytest.importorskip("theodolite.optimizers.borrowed").SophiaH(params, lr=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 MOST_UNITS = 1e300
 

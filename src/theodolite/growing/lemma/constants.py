@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from theodolite.anatomy.rerun import Rerun, rerun
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.growing.lemma.jacobian import jacobian_norm
 from theodolite.growing.lemma.layers import Cut, Step
 from theodolite.growing.lemma.lipschitz import Bound, upper_bound

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 
 Edge = GradientEdge | Tensor
 """Where autograd hands on a gradient, as of `theodolite.anatomy.rerun`."""

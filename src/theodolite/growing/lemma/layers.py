@@ -17,8 +17,8 @@ from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.residual import Residual, find_residuals
 from theodolite.anatomy.uses import find_uses
-from theodolite.errors import UseError
-from theodolite.probes.sighting import Layout, find_layout
+from theodolite.core.errors import UseError
+from theodolite.probes.scaling.activation_layout import Layout, find_layout
 
 Step = tuple[Literal["norm", "shortcut", "top", "branch"], int]
 """`norm` or `shortcut` of a layer, a `branch`, or the `top`: from the last stream to the logits."""

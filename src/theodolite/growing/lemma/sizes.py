@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from theodolite.anatomy.flow import Flow
-from theodolite.probes.power import spectral_norm
+from theodolite.probes.scaling.spectral_norm import spectral_norm
 
 ROUNDING = 1e-5
 """More than what float32 loses in a spectral norm."""

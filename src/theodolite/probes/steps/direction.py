@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.calling import described
-from theodolite.errors import UseError
-from theodolite.probes.second_order.objective import Objective
+from theodolite.core.calling import described
+from theodolite.core.errors import UseError
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.steps.update import optimizer_step
 
 Direction = Mapping[str, Tensor] | Optimizer | None

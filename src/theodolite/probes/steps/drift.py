@@ -30,13 +30,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from theodolite.calling import Loss
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
-from theodolite.probes.second_order.eigenvalues import Eigenvalues, eigenvalues
-from theodolite.probes.second_order.objective import Batches
-from theodolite.probes.second_order.products import require_at_least
-from theodolite.probes.second_order.sharpness import sharpness
+from theodolite.core.calling import Loss
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.probes.curvature.eigenvalues import Eigenvalues, eigenvalues
+from theodolite.probes.curvature.objective import Batches
+from theodolite.probes.curvature.products import require_at_least
+from theodolite.probes.curvature.sharpness import sharpness
 from theodolite.probes.steps.flow import Descent, Followed, follow
 
 

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import unwrap
-from theodolite.calling import Loss
-from theodolite.errors import UseError
-from theodolite.probes.second_order.objective import Batches, Objective
-from theodolite.probes.second_order.operator import Hessian, hessian
+from theodolite.core.calling import Loss
+from theodolite.core.errors import UseError
+from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.operator import Hessian, hessian
 from theodolite.workloads import Batch
 
 Field = Callable[[Tensor], Tensor]

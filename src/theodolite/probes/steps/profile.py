@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from theodolite.calling import Loss
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
-from theodolite.probes.second_order.axes import Axes
-from theodolite.probes.second_order.objective import Batches
-from theodolite.probes.second_order.replicas import on_all_ranks
-from theodolite.probes.second_order.surface import losses
+from theodolite.core.calling import Loss
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.probes.curvature.axes import Axes
+from theodolite.probes.curvature.objective import Batches
+from theodolite.probes.curvature.replicas import on_all_ranks
+from theodolite.probes.curvature.surface import losses
 from theodolite.probes.steps.direction import Direction
 from theodolite.probes.steps.radius import Radius, begun, radius
 

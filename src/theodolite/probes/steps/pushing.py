@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from theodolite.calling import Loss
-from theodolite.errors import UseError
-from theodolite.probes.second_order.objective import Objective
-from theodolite.probes.second_order.operator import Point
-from theodolite.probes.second_order.score import CrossEntropy
+from theodolite.core.calling import Loss
+from theodolite.core.errors import UseError
+from theodolite.probes.curvature.objective import Objective
+from theodolite.probes.curvature.operator import Point
+from theodolite.probes.curvature.score import CrossEntropy
 from theodolite.workloads import Batch
 
 

@@ -24,14 +24,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from theodolite.calling import Loss
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
-from theodolite.probes.second_order.objective import Batches, Objective
-from theodolite.probes.second_order.operator import Hessian, Operator, hessian
-from theodolite.probes.second_order.replicas import on_all_ranks, together
-from theodolite.probes.second_order.sharpness import Sharpness
-from theodolite.probes.second_order.sharpness import sharpness as measure_sharpness
+from theodolite.core.calling import Loss
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.operator import Hessian, Operator, hessian
+from theodolite.probes.curvature.replicas import on_all_ranks, together
+from theodolite.probes.curvature.sharpness import Sharpness
+from theodolite.probes.curvature.sharpness import sharpness as measure_sharpness
 from theodolite.probes.steps.direction import Direction, given_step, norm
 from theodolite.probes.steps.ghosts import binary_radii, bounds, nearest_ghost
 from theodolite.probes.steps.pushing import by_rows, least_of_all, push, require_cross_entropy

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from theodolite.calling import Loss
-from theodolite.probes.second_order.objective import Objective
+from theodolite.core.calling import Loss
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.steps.ghosts import bounds
 from theodolite.probes.steps.pushing import by_rows, push, require_cross_entropy
 from theodolite.workloads import Batch

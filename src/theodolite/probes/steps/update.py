@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.building import untouched_randomness
-from theodolite.calling import described
-from theodolite.errors import UseError
-from theodolite.exclusive import exclusive
+from theodolite.core.building import untouched_randomness
+from theodolite.core.calling import described
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
 
 Closure = Callable[[], Any]
 

@@ -10,7 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.files import write_whole
 from theodolite.fleet.driver import Report, conduct
 from theodolite.fleet.engine import Means
 from theodolite.fleet.ledger import Ledger
@@ -21,7 +22,6 @@ from theodolite.studies.goldilocks.setting import PARTS, Setting
 from theodolite.studies.goldilocks.training import TRAINING_PARTS, cells, runs_of_a_map, training_records
 from theodolite.studies.goldilocks.zone import Start, logit_curve, scale_curves, scale_rows, temperature_curve
 from theodolite.studies.records import Record, Records, read_records
-from theodolite.writing import write_whole
 
 RECORDS, RUNS = "records.jsonl", "ledger"
 Tell = Callable[[str], None]

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from theodolite.fleet.accuracy import share_right
 from theodolite.fleet.training import arithmetic
-from theodolite.probes.course import on_device
-from theodolite.probes.second_order.curvature import curvature
+from theodolite.probes.curvature.curvature import curvature
+from theodolite.probes.scaling.norm_history import on_device
 from theodolite.studies.goldilocks.networks import Column, Network
 from theodolite.studies.goldilocks.setting import Setting
 from theodolite.studies.goldilocks.training import Cell

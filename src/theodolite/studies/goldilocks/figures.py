@@ -7,12 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from theodolite.studies.goldilocks.course import TEMPERATURES
-from theodolite.studies.goldilocks.curves import Array, Curve, curve
-from theodolite.studies.goldilocks.networks import NETWORKS, NORMED, TRAINED, VARIANTS, Column
-from theodolite.studies.goldilocks.setting import DECADES, Setting
-from theodolite.studies.goldilocks.zone_claims import projected_excess
-from theodolite.studies.panels import (
+from theodolite.present.svg import (
     BLUE,
     GREEN,
     INK,
@@ -26,6 +21,11 @@ from theodolite.studies.panels import (
     power_of_ten,
     ticks,
 )
+from theodolite.studies.goldilocks.course import TEMPERATURES
+from theodolite.studies.goldilocks.curves import Array, Curve, curve
+from theodolite.studies.goldilocks.networks import NETWORKS, NORMED, TRAINED, VARIANTS, Column
+from theodolite.studies.goldilocks.setting import DECADES, Setting
+from theodolite.studies.goldilocks.zone_claims import projected_excess
 from theodolite.studies.records import Record
 
 COLOURS = dict(zip(NETWORKS, (BLUE, ORANGE, GREEN, PINK), strict=True))

@@ -9,9 +9,9 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from theodolite.present.svg import GAP, INK, LEFT, head, power_of_ten, turned
 from theodolite.studies.goldilocks.curves import Accuracies, Array, Zone, accuracies, curve, zone
 from theodolite.studies.goldilocks.networks import NORMED, RESNET, TRAINED, VARIANTS, Column
-from theodolite.studies.panels import GAP, INK, LEFT, head, power_of_ten, turned
 from theodolite.studies.records import Record
 
 CELL, SIDE = 15, 18

@@ -11,11 +11,11 @@ from typing import Literal
 from torch import nn
 
 from theodolite import data
+from theodolite.core.size import Size
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import planned
 from theodolite.models import LeNet5, LeNet300, ResNet4
 from theodolite.models.variant import Variant
-from theodolite.size import Size
 from theodolite.workloads import Batch, Workload
 
 Column = Literal["A", "B", "C", "D", "E"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
+from theodolite.core.files import write_whole
 from theodolite.studies.goldilocks.conduct import read
 from theodolite.studies.goldilocks.figures import figures
 from theodolite.studies.goldilocks.maps import maps
@@ -15,7 +16,6 @@ from theodolite.studies.goldilocks.training_claims import training_claims
 from theodolite.studies.goldilocks.zone_claims import zone_claims
 from theodolite.studies.records import Record
 from theodolite.studies.verdict import Claim, exceptions, table, tally
-from theodolite.writing import write_whole
 
 
 def report(path: str | Path) -> str:

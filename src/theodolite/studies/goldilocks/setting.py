@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.fleet.run import PRECISIONS, Precision
 from theodolite.studies.goldilocks.networks import LENET, NETWORKS, RESNET, Network
 

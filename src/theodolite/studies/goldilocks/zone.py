@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
-from theodolite.probes.course import on_device
-from theodolite.probes.second_order.curvature import Curvature, Projection, measure
-from theodolite.probes.second_order.directions import draw
-from theodolite.probes.second_order.objective import Objective
-from theodolite.probes.second_order.rescaling import scaled
-from theodolite.probes.second_order.zone import along_temperature
+from theodolite.probes.curvature.curvature import Curvature, Projection, measure
+from theodolite.probes.curvature.directions import draw
+from theodolite.probes.curvature.objective import Objective
+from theodolite.probes.curvature.rescaling import scaled
+from theodolite.probes.curvature.zone import along_temperature
+from theodolite.probes.scaling.norm_history import on_device
 from theodolite.studies.goldilocks.networks import NORMED, RESIDUAL, Column, Network
 from theodolite.studies.goldilocks.setting import Setting
 from theodolite.workloads import Batch

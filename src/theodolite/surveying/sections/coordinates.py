@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from theodolite.errors import UseError
-from theodolite.figures import Figure, Panel, power_law, signed
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
 from theodolite.planning import Plan
-from theodolite.probes.coordinates import Coordinates, Parameterization, with_zero_readout
-from theodolite.probes.following import LAYER, Track, follow
-from theodolite.probes.slopes import Slope, worst_first
-from theodolite.size import Size
+from theodolite.present.figure import Figure, Panel, power_law, signed
+from theodolite.probes.scaling.coordinates import Coordinates, Parameterization, with_zero_readout
+from theodolite.probes.scaling.first_steps import LAYER, Track, follow
+from theodolite.probes.scaling.slopes import Slope, worst_first
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import on_trials, unmeasured, untried

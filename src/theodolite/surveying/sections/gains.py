@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from theodolite.anatomy.folding import starred_name
-from theodolite.errors import UseError
-from theodolite.probes.scaled_maps import Map, Vector, find_maps, find_vectors
+from theodolite.core.errors import UseError
+from theodolite.probes.gains.scaled_maps import Map, Vector, find_maps, find_vectors
 from theodolite.surgery.editing import scaled_weights
 from theodolite.surgery.folded import prefix_of
 from theodolite.surgery.places import find_places

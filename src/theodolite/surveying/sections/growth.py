@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from theodolite.anatomy.folding import fold, ranges
 from theodolite.anatomy.part import Anatomy, Attention
 from theodolite.anatomy.specimen import shapes_of
-from theodolite.figures import signed
-from theodolite.size import Size
+from theodolite.core.size import Size
+from theodolite.present.figure import signed
 from theodolite.surveying.finding import LEVELS, Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site

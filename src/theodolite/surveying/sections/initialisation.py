@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from theodolite.anatomy import dissect
 from theodolite.anatomy.folding import starred_name
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.errors import UseError
-from theodolite.figures import Figure, Panel, power_law, signed
-from theodolite.size import Size
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
+from theodolite.present.figure import Figure, Panel, power_law, signed
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from theodolite.errors import UseError
+from theodolite.core.errors import UseError
 from theodolite.planning import Plan
 from theodolite.planning.table import folded
 from theodolite.surveying.finding import Evidence, Finding, Value

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from theodolite.building import in_one_line
-from theodolite.errors import UseError
+from theodolite.core.building import in_one_line
+from theodolite.core.errors import UseError
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import untried

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from theodolite.errors import UseError
-from theodolite.figures import signed
+from theodolite.core.errors import UseError
 from theodolite.planning import Plan
-from theodolite.probes.course import Training, observe
-from theodolite.probes.spectral import TOLERANCE, Condition, Line, Spectral, compare
+from theodolite.present.figure import signed
+from theodolite.probes.scaling.norm_history import Training, observe
+from theodolite.probes.scaling.spectral import TOLERANCE, Condition, Line, Spectral, compare
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import on_trials, unmeasured, untried

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from theodolite.errors import UseError
-from theodolite.figures import signed
-from theodolite.size import Size
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
+from theodolite.present.figure import signed
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.rates import Move, Rates, Untold, moves, seek
 from theodolite.surveying.section import Section

@@ -1,0 +1,181 @@
+"""A learning rate that the curvature along the gradient sets: DAL.
+
+    lr = min(cap, 2/(‖Hg‖/‖g‖)^p)
+
+‖Hg‖/‖g‖ is the curvature that the step is about to meet: h²/2·Hg is, to the lowest order, what carries
+gradient descent off the gradient flow. On a quadratic it is never above λ_max, and along an eigenvector it is
+λ, where p = 1 is the edge of stability. A smaller p takes shorter steps where the curvature is below 1 and
+longer ones where it is above.
+
+References:
+    Rosca et al., On a continuous time model of gradient descent dynamics and instability in deep learning,
+    2023, section 7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from theodolite.anatomy.names import canonical_parameters
+from theodolite.core.calling import Loss
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.probes.curvature.objective import Batches
+from theodolite.probes.curvature.operator import hessian
+from theodolite.probes.curvature.replicas import on_all_ranks
+
+CAP = 5.0
+"""The largest learning rate, where the landscape is flat; the paper's."""
+
+
+class DriftAdjusted:
+    """Sets the learning rates of an optimizer before its step, from one Hessian product on the batch.
+
+    The group with the largest learning rate gets `min(cap, 2/(‖Hg‖/‖g‖)^power)`, the others their share of
+    it: ratios between groups stay what they were when this was made. Nothing else of the optimizer's own
+    learning rates matters.
+
+    Args:
+        optimizer: gradient descent is what the rule is about. With momentum or Adam it is a rule of thumb.
+            Of its parameters those count that require a gradient at the time.
+        model: what is trained.
+        loss: `loss(logits, targets) -> scalar`.
+        power: p. 1 is DAL, less is DAL-p.
+        cap: the largest learning rate.
+        every: measure at every so many calls; in between the learning rate stays.
+
+    A call that measures costs a forward pass and two backward passes, one of them of second order.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    >>> adjusted = DriftAdjusted(optimizer, model, nn.functional.mse_loss)
+    >>> batch = torch.tensor([[2.0]]), torch.zeros(1, 1)  # the second derivative is 8
+    >>> adjusted.step(batch)
+    >>> adjusted.get_last_lr()
+    [0.25]
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        power: float = 1.0,
+        cap: float = CAP,
+        every: int = 1,
+    ) -> None:
+        for name, value in (("power", power), ("cap", cap)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise UseError(f"{name} is {value!r}: it has to be a finite number above 0")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise UseError(f"every is {every!r}: it has to be a whole number of at least 1")
+        self.optimizer, self.power, self.cap, self.every = optimizer, float(power), float(cap), every
+        self._model, self._loss = model, loss
+        _trained(optimizer, model)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        if not 0 < max(rates) < math.inf:
+            raise UseError(f"the learning rates are {rates}: the largest has to be a finite number above 0")
+        self._shares = [rate / max(rates) for rate in rates]
+        self.curvature = math.nan
+        """‖Hg‖/‖g‖, when it was last measured."""
+        self.lr = max(rates)
+        """Of the group with the largest."""
+        self.calls = 0
+
+    @exclusive()
+    @on_all_ranks
+    def step(self, batch: Batches) -> None:
+        """Set the learning rates for the optimizer's next step, which is to be made on this batch.
+
+        The gradient is taken anew, so it does not matter whether `backward` has run. A batch whose loss is
+        not finite is refused, and learning rates stay.
+        """
+        if len(self.optimizer.param_groups) != len(self._shares):
+            raise UseError(
+                f"the optimizer has {len(self.optimizer.param_groups)} parameter groups, and had "
+                f"{len(self._shares)} when this was made: nothing is known of the others' share. Make a "
+                "DriftAdjusted anew"
+            )
+        if self.calls % self.every == 0:
+            self.curvature = self._measured(batch)
+            # Compared before it is divided: where nothing bends, or there is no gradient, the cap holds.
+            bent = self.curvature**self.power
+            self.lr = min(self.cap, 2 / bent) if bent > 0 else self.cap
+        self.calls += 1
+        for group, rate in zip(self.optimizer.param_groups, self.get_last_lr(), strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rate of each group."""
+        return [share * self.lr for share in self._shares]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the optimizer and the model, as values that JSON knows."""
+        return {
+            "power": self.power,
+            "cap": self.cap,
+            "every": self.every,
+            "shares": list(self._shares),
+            "curvature": None if math.isnan(self.curvature) else self.curvature,
+            "lr": self.lr,
+            "calls": self.calls,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a saved one was."""
+        missing = [key for key in self.state_dict() if key not in state_dict]
+        if missing:
+            raise UseError(f"the state has no {missing[0]!r}: give what DriftAdjusted.state_dict() returned")
+        if len(state_dict["shares"]) != len(self.optimizer.param_groups):
+            raise UseError(
+                f"the state is of {len(state_dict['shares'])} parameter groups, and the optimizer has "
+                f"{len(self.optimizer.param_groups)}"
+            )
+        self.power, self.cap, self.every = (state_dict[key] for key in ("power", "cap", "every"))
+        self.lr, self.calls, self._shares = (
+            state_dict["lr"],
+            state_dict["calls"],
+            list(state_dict["shares"]),
+        )
+        self.curvature = math.nan if state_dict["curvature"] is None else state_dict["curvature"]
+
+    def _measured(self, batch: Batches) -> float:
+        names = _trained(self.optimizer, self._model)
+        if not names:
+            raise UseError("no parameter of the optimizer requires a gradient. Set it on what is trained")
+        here = hessian(self._model, self._loss, batch, parameters=names)
+        slope = here.gradient
+        length = float(torch.linalg.vector_norm(slope, dtype=torch.float64))
+        if length == 0:
+            return 0.0
+        # Of a unit vector, so that halves neither overflow nor vanish.
+        bent = float(torch.linalg.vector_norm(here @ (slope / length), dtype=torch.float64))
+        if not math.isfinite(bent):
+            raise UseError(
+                f"‖Hg‖/‖g‖ is {bent} at ‖g‖ = {length:.3g}: there is no learning rate to set. Look at the "
+                "batch and the weights"
+            )
+        return bent
+
+
+def _trained(optimizer: Optimizer, model: nn.Module) -> list[str]:
+    """The names of what the optimizer moves now: what is frozen does not count."""
+    own = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+    named = list(canonical_parameters(model))
+    strange = own - {id(tensor) for _, tensor in named}
+    if strange:
+        raise UseError(
+            f"{len(strange)} of the {len(own)} tensors of the optimizer are no parameters of the model: give "
+            "the model whose parameters the optimizer was made with"
+        )
+    return [name for name, tensor in named if id(tensor) in own and tensor.requires_grad]

@@ -1,0 +1,1 @@
+"""What everybody uses: sizes, errors, building and calling models, arguments, batches, files, progress."""

@@ -1,0 +1,198 @@
+"""Building a network at a size: its own exceptions are errors of use, and no random number is spent."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
+
+from theodolite.core.calling import Build
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import LOCK
+from theodolite.core.size import Size
+
+
+def build_model(build: Build, size: Size, *, seed: int | None = None, device: str = "cpu") -> nn.Module:
+    """`build(width, depth)` on a device, its random numbers from the seed if there is one."""
+    called = f"build(width={size.width}, depth={size.depth})"
+    try:
+        with untouched_randomness(seed), torch.device(device):
+            model = build(size.width, size.depth)
+    except UseError as error:  # our own models say what is wrong with the size themselves
+        raise UseError(f"{called}: {error}") from error
+    except Exception as error:
+        raise UseError(f"{called} failed: {in_one_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise UseError(f"{called} returned a {type(model).__name__}, not a torch.nn.Module")
+    lazy = [name for name, tensor in model.named_parameters() if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise UseError(f"{called}: {lazy[0]} has no shape yet. Give lazy modules their sizes from width")
+    return model
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there.
+
+    >>> check_device("gpu")
+    Traceback (most recent call last):
+    theodolite.UseError: device is 'gpu': it is cpu, cuda or cuda:1
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda") or (found.type == "cpu" and found.index):
+        raise UseError(f"device is {device!r}: it is cpu, cuda or cuda:1")
+    if found.type == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise UseError(f"device is {device!r}, and torch {torch.__version__} sees no GPU here: take cpu")
+    count = torch.cuda.device_count()
+    if (found.index or 0) >= count:
+        raise UseError(f"device is {device!r}, and there are {count} GPUs: they are counted from cuda:0")
+
+
+def build_hollow(build: Build, size: Size) -> nn.Module:
+    """The network without memory for its weights, or a real one where it cannot be built so.
+
+    Tensors of one element are real if they can be: a forward pass may multiply by them.
+    """
+    for most_dims in (8, 0, -1):
+        try:
+            with _Hollow(most_dims):
+                return build_model(build, size, device="meta")
+        except UseError:  # a number met a tensor without memory, or the build reads a tensor's values
+            continue
+    return build_model(build, size)  # if it fails for real as well, that is what to show
+
+
+class _Hollow(TorchFunctionMode):
+    """Draw no random numbers into tensors without memory: torch spends most of such a build on them.
+
+    What is made with one element and at most so many dimensions is made on the CPU. Without dimensions it may
+    meet tensors without memory.
+    """
+
+    def __init__(self, most_dims: int) -> None:
+        super().__init__()
+        self.most_dims = most_dims
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWING:
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        made = func(*args, **kwargs)
+        if func in _MAKING and made.is_meta and made.numel() == 1 and made.dim() <= self.most_dims:
+            return func(*args, **kwargs | {"device": "cpu"})
+        return made
+
+
+_MAKING = {torch.tensor, torch.as_tensor, torch.full, torch.ones, torch.zeros, torch.empty}
+_DRAWING = {
+    Tensor.normal_,
+    Tensor.uniform_,
+    nn.init.normal_,
+    nn.init.trunc_normal_,
+    nn.init.uniform_,
+    nn.init.kaiming_normal_,
+    nn.init.kaiming_uniform_,
+    nn.init.xavier_normal_,
+    nn.init.xavier_uniform_,
+}
+
+
+@contextmanager
+def untouched_randomness(seed: int | None = None) -> Iterator[None]:
+    """Leave the generators of torch (on all devices in use), numpy and Python as they were found.
+
+    Other threads wait: a generator must not yield inside, which would keep them waiting.
+
+    >>> before = torch.get_rng_state()
+    >>> with untouched_randomness(seed=0):
+    ...     first = torch.rand(1)
+    >>> with untouched_randomness(seed=0):
+    ...     assert torch.equal(first, torch.rand(1))
+    >>> torch.equal(torch.get_rng_state(), before)
+    True
+    """
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with LOCK, torch.random.fork_rng(devices=devices):
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            if seed is not None:
+                seed_generators(seed)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed torch, numpy and Python.
+
+    Without a GPU, `torch.manual_seed` writes down its caller's stack for one that may come: milliseconds.
+    """
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def in_one_line(error: BaseException) -> str:
+    """An exception as the last line of its traceback would name it."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def kept_generators(data: object) -> Iterator[None]:
+    """The generators that a DataLoader and its samplers hold are as before at the end."""
+    if not isinstance(data, DataLoader):
+        yield
+        return
+    samplers = [data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None)]
+    states = {
+        value: value.get_state()
+        for owner in (data, *samplers)
+        for value in getattr(owner, "__dict__", {}).values()
+        if isinstance(value, torch.Generator)
+    }
+    try:
+        yield
+    finally:
+        for generator, state in states.items():
+            generator.set_state(state)
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; each of its modules is in its own mode again at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums come out the same whatever the number of cores, and small networks are no slower for it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

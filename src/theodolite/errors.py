@@ -1,8 +1,0 @@
-"""Errors that are the caller's to mend."""
-
-
-class UseError(ValueError):
-    """Something handed to Theodolite cannot be used; the message names the culprit, the value and the fix.
-
-    The command line prints it without a traceback and exits with 2.
-    """

@@ -1,0 +1,246 @@
+"""The optimizer of a plan: one object, whatever the number of rules."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from theodolite.core.errors import UseError
+from theodolite.optimizers.finite import check_step
+from theodolite.optimizers.restoring import restored, shapes_of
+
+Make = Callable[[list[dict[str, Any]]], Optimizer]
+"""Parameter groups to an optimizer."""
+
+SQUARED = ("adamw", "diffgrad", "schedule-free", "shampoo", "soap")
+"""Rules whose optimizer keeps squares of gradients."""
+
+
+class BrokenRatiosWarning(UserWarning):
+    """Something has changed the learning rates of a plan by different factors (TH205)."""
+
+
+class Planned(Optimizer):
+    """One torch optimizer over groups that several optimizers train.
+
+    Each group says by `rule` which one. They all work on the groups and the state of this object, which is
+    what schedulers, scalers and checkpoints see. State is loaded by the names of the parameters, and keeps
+    its dtype.
+
+    Made by `plan.optimizer(model)`.
+
+    Args:
+        groups: parameter groups with the keys `param_names`, `rule` and `planned_lr`, as
+            `plan.param_groups(model)` gives them.
+        makes: by rule, what makes the optimizer of its groups.
+        defaults: options of a group that has none of its own, as at base size: schedulers take the learning
+            rate in `optimizer.defaults` for the one that training was asked for.
+        check_gradients: refuse a step along a gradient that is not finite? To know it, a step waits for the
+            device.
+
+    >>> weight, bias = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    >>> slow = {"params": [weight], "param_names": ["w"], "rule": "sgd", "lr": 0.1, "planned_lr": 0.1}
+    >>> fast = {"params": [bias], "param_names": ["b"], "rule": "adamw", "lr": 0.2, "planned_lr": 0.2}
+    >>> optimizer = Planned([slow, fast], {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW})
+    >>> optimizer
+    Planned(
+        sgd: 1 tensor, lr 0.1, weight decay 0
+        adamw: 1 tensor, lr 0.2, weight decay 0.01
+    )
+    >>> (weight.sum() + bias.sum()).backward()
+    >>> optimizer.step()
+    >>> weight.tolist(), [round(value, 3) for value in bias.tolist()]
+    ([0.8999..., 0.8999...], [0.798, 0.798])
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        makes: Mapping[str, Make],
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        check_gradients: bool = True,
+    ) -> None:
+        self._makes = dict(makes)
+        self._planned = dict(defaults or {})
+        self._refuses = check_gradients
+        self._warned = False
+        for group in groups:
+            self._check_group(group)
+            group["shapes"] = shapes_of(group)
+        inner = self._made(groups)
+        # What only some of them know is no default of all: OneCycleLR takes it for a key of every group.
+        first, *others = (one.defaults for one in inner.values())
+        common = {key: first[key] for key in first if all(key in other for other in others)}
+        self._inner: dict[str, Optimizer] = {}
+        super().__init__(groups, {**common, **self._planned})
+        self._inner = inner
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of every group. A closure is called once, unless the only optimizer calls it oftener.
+
+        Raises, with nothing moved, where a gradient (NonFiniteError) or a number of a group is not finite.
+        """
+        inner = list(self._inner.items())
+        loss = None
+        if closure is not None and len(inner) > 1:
+            with torch.enable_grad():
+                loss = closure()
+            closure = None
+        if closure is None:
+            self._check_gradients()
+        if not self._warned:
+            self._check_ratios()
+        for rule, one in inner:
+            self._share(rule, one)
+            own_loss = one.step() if closure is None else one.step(self._checked(closure))
+            loss = own_loss if len(inner) == 1 else loss
+        return loss
+
+    def train(self) -> None:
+        """Parameters are what gradients are taken at; for optimizers that evaluate others (schedule-free)."""
+        self._switch("train")
+
+    def eval(self) -> None:
+        """Parameters are what is to be evaluated and kept: averages, of schedule-free; else as they are."""
+        self._switch("eval")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with `param_names` and a `rule`, such as `plan.param_groups(model)` gives."""
+        if self._inner:
+            self._check_group(param_group)
+            for option, value in self._planned.items():
+                param_group.setdefault(option, value)
+            param_group["shapes"] = shapes_of(param_group)
+            made = self._made([param_group])
+            self._inner = {**made, **self._inner}
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a saved state, matched by the names of the parameters; their shapes have to agree.
+
+        Learning rates are afterwards those of the state, as with any torch optimizer. Moments go to the
+        device of their parameter and keep their dtype. A state without names is matched by position if
+        numbers and the shapes of its moments agree.
+        """
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        state, options = restored(self.param_groups, state_dict)
+        self.state.clear()
+        self.state.update(state)
+        for group, saved in zip(self.param_groups, options, strict=True):
+            group.update(saved)
+        for rule, one in self._inner.items():
+            # Optimizers mend states of older versions here.
+            one.__setstate__({"state": self.state, "param_groups": _of(rule, self.param_groups)})
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("_makes", "_planned", "_warned", "_refuses")}
+        return {**super().__getstate__(), **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._inner = self._made(self.param_groups)
+
+    def __repr__(self) -> str:
+        lines = []
+        for group in self.param_groups:
+            count = len(group["params"])
+            lines.append(
+                f"    {group['rule']}: {count} tensor{'s' * (count != 1)}, lr {float(group['lr']):.4g}, "
+                f"weight decay {group['weight_decay']:.4g}\n"
+            )
+        return f"Planned(\n{''.join(lines)})"
+
+    def _made(self, groups: list[dict[str, Any]]) -> dict[str, Optimizer]:
+        """The optimizers of some groups, by rule; groups get the options they leave open."""
+        inner = {}
+        for rule in dict.fromkeys(group["rule"] for group in groups):
+            own = _of(rule, groups)
+            inner[rule] = one = self._makes[rule](own)
+            one.check_gradients = False  # type: ignore[attr-defined]  # all are looked at together
+            if len(one.param_groups) != len(own):
+                raise UseError(f"make gave {type(one).__name__} other groups than it was given")
+            for group, filled in zip(own, one.param_groups, strict=True):
+                group.update({key: value for key, value in filled.items() if key not in group})
+                group.setdefault("planned_lr", group["lr"])
+        return inner
+
+    def _share(self, rule: str, one: Optimizer) -> None:
+        """Give an optimizer its groups: lists may have been replaced since, by a checkpoint or a wrapper."""
+        one.state = self.state
+        one.param_groups = _of(rule, self.param_groups)
+
+    def _checked(self, closure: Callable[[], float]) -> Callable[[], float]:
+        """The closure, which raises if it has made gradients that are not finite."""
+
+        def checked() -> float:
+            loss = closure()
+            self._check_gradients()
+            return loss
+
+        return checked
+
+    def _check_gradients(self) -> None:
+        shared = [getattr(one, "_replicas", None) for one in self._inner.values()]
+        check_step(
+            self.param_groups,
+            {rule: _of(rule, self.param_groups) for rule in self._inner if rule != "sgd"},
+            squared=[group for group in self.param_groups if group["rule"] in SQUARED],
+            look=self._refuses,
+            over=[replicas.group for replicas in shared if replicas is not None],
+        )
+
+    def _switch(self, mode: str) -> None:
+        for rule, one in self._inner.items():
+            if hasattr(one, mode):
+                self._share(rule, one)
+                getattr(one, mode)()
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        if group.get("rule") not in self._makes:
+            raise UseError(
+                f"the group's rule is {group.get('rule')!r}: say which optimizer trains it, "
+                f"{' or '.join(map(repr, self._makes))}"
+            )
+        names, params = group.get("param_names"), group["params"]
+        if names is None or isinstance(params, Tensor) or len(names) != len(params):
+            raise UseError("a group of a planned optimizer has lists params and param_names of one length")
+
+    def _check_ratios(self) -> None:
+        factors = []
+        for group in self.param_groups:
+            if isinstance(group["lr"], Tensor):
+                return  # reading it would wait for the device
+            # What was planned not to move has no ratio to the others.
+            factors.append(group["lr"] / group["planned_lr"] if group["planned_lr"] else math.nan)
+        known = [factor for factor in factors if not math.isnan(factor)]
+        if not known:
+            return
+        low, high = min(known), max(known)
+        if high - low <= 1e-6 * abs(high):
+            return
+        self._warned = True
+        slow, fast = self.param_groups[factors.index(low)], self.param_groups[factors.index(high)]
+        warnings.warn(
+            f"TH205: learning rates no longer have the plan's ratios. {slow['param_names'][0]} and "
+            f"{fast['param_names'][0]} were planned at {slow['planned_lr']:.4g} and {fast['planned_lr']:.4g} "
+            f"(ratio {slow['planned_lr'] / fast['planned_lr']:.4g}) and are at {slow['lr']:.4g} and "
+            f"{fast['lr']:.4g} (ratio {slow['lr'] / fast['lr'] if fast['lr'] else float('nan'):.4g}). "
+            "Schedulers with an absolute minimum or maximum do this: use plan.schedule(optimizer, …)",
+            BrokenRatiosWarning,
+            stacklevel=3,
+        )
+
+
+def _of(rule: str, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [group for group in groups if group["rule"] == rule]

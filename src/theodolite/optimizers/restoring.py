@@ -1,0 +1,153 @@
+"""What a saved optimizer state means for the parameters there are: matched by name, dtypes kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from theodolite.core.errors import UseError
+from theodolite.optimizers.finite import names_of
+
+Group = dict[str, Any]
+
+OWN = ("params", "param_names", "name", "shapes", "rule", "axes", "rows")
+"""What a group is, which no saved state changes."""
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "momentum", "hessian_moment")
+"""State that has the shape of its parameter."""
+
+
+def restored(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[Tensor, Any], list[Group]]:
+    """The state by parameter, and for each group the options it was saved with.
+
+    Groups need not be cut or ordered as they were: the options of a group are those its parameters had. The
+    keys of `saved["state"]` are whatever stands in the saved groups' `params`: numbers, or the names that
+    `torch.distributed.checkpoint` puts there.
+    """
+    keys, homes = _named(groups, saved)
+    by_key = saved["state"]
+    state = {}
+    for group in groups:
+        for name, param in zip(group["param_names"], group["params"], strict=True):
+            _check_shape(name, param, "shape", homes[name].get("shapes", {}).get(name))
+            if keys[name] in by_key:
+                state[param] = _moved(by_key[keys[name]], param, homes[name])
+                _check_shapes(name, param, state[param])
+    return state, [_options(group, homes) for group in groups]
+
+
+def shapes_of(group: Group) -> dict[str, tuple[int, ...]]:
+    """By name: SGD without momentum keeps nothing else that would tell one network from another."""
+    return {
+        name: tuple(param.shape) for name, param in zip(group["param_names"], group["params"], strict=True)
+    }
+
+
+def refuse_other_shapes(groups: Sequence[Group], saved: Mapping[str, Any]) -> None:
+    """Refuse a saved state, matched by position, whose moments have other shapes than the parameters."""
+    keys = [key for group in saved["param_groups"] for key in group["params"]]
+    named = [pair for group in groups for pair in zip(names_of(group), group["params"], strict=True)]
+    for key, (name, param) in zip(keys, named, strict=False):  # torch itself compares how many there are
+        _check_shapes(name, param, saved["state"].get(key, {}))
+
+
+def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Group]]:
+    """By the name of each parameter: its key in the saved state, and its saved group."""
+    names = [name for group in groups for name in group["param_names"]]
+    saved_groups = saved["param_groups"]
+    if all(isinstance(key, str) for group in saved_groups for key in group["params"]):
+        found = [(key, key, group) for group in saved_groups for key in group["params"]]
+    elif all("param_names" in group for group in saved_groups):
+        found = [
+            (name, key, group)
+            for group in saved_groups
+            for name, key in zip(group["param_names"], group["params"], strict=True)
+        ]
+    else:
+        sizes = [len(group["params"]) for group in groups]
+        saved_sizes = [len(group["params"]) for group in saved_groups]
+        if sizes != saved_sizes:
+            raise UseError(
+                "the saved state has no names, so it can only be matched by position, and it has groups of "
+                f"{saved_sizes} parameters where this optimizer has {sizes}"
+            )
+        if not saved["state"]:
+            raise UseError(
+                "the saved state has neither names nor moments: nothing in it shows which network it is of. "
+                "Save the state of a planned optimizer, or one after its first step"
+            )
+        ordered = [(key, group) for group in saved_groups for key in group["params"]]
+        found = [(name, key, group) for name, (key, group) in zip(names, ordered, strict=True)]
+    missing = sorted(set(names) - {name for name, _, _ in found})
+    unknown = sorted({name for name, _, _ in found} - set(names))
+    if missing or unknown:
+        raise UseError(
+            "the saved state is of another network."
+            + _said(" Not in the state", missing)
+            + _said(" Not in this optimizer", unknown)
+            + " Load it into the optimizer of the network it was saved with"
+        )
+    return {name: key for name, key, _ in found}, {name: group for name, _, group in found}
+
+
+def _options(group: Group, homes: Mapping[str, Group]) -> Group:
+    """The options that the parameters of a group were saved with; they have to agree."""
+    first, *others = group["param_names"]
+    for key in ("rule", "axes", "rows"):
+        if key in homes[first] and key in group and _tupled(homes[first][key]) != _tupled(group[key]):
+            raise UseError(
+                f"{first} was saved with {key} {homes[first][key]!r} and now has {group[key]!r}. "
+                "Load the state into the optimizer of the same plan"
+            )
+    options = {key: value for key, value in homes[first].items() if key not in OWN}
+    for name in others:
+        if homes[name] is homes[first]:
+            continue
+        for key, value in options.items():
+            if homes[name].get(key) != value:
+                raise UseError(
+                    f"{first} was saved with {key} {value!r} and {name} with {homes[name].get(key)!r}, and "
+                    "here they are in one group. Load the state into the optimizer of the same plan"
+                )
+    return options
+
+
+def _moved(value: Any, param: Tensor, group: Group, key: Any = None) -> Any:
+    """The same values on the device of the parameter; counts of steps where their optimizer wants them."""
+    if isinstance(value, Tensor):
+        if key != "step":
+            return value.to(param.device)
+        on_device = group.get("capturable") or group.get("fused")
+        return value.to(param.device, torch.float32) if on_device else value
+    if isinstance(value, dict):
+        return {inner: _moved(one, param, group, inner) for inner, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(one, param, group) for one in value)
+    return value
+
+
+def _check_shapes(name: str, param: Tensor, state: Any) -> None:
+    for key in MOMENTS:
+        value = state.get(key)
+        if isinstance(value, Tensor):
+            _check_shape(name, param, key, value.shape)
+
+
+def _check_shape(name: str, param: Tensor, key: str, saved: Sequence[int] | None) -> None:
+    if saved is not None and tuple(saved) != tuple(param.shape):
+        raise UseError(
+            f"{name} has shape {tuple(param.shape)}, and the saved {key} {'is ' * (key == 'shape')}"
+            f"{tuple(saved)}. Load the state into the optimizer of the network it was saved with"
+        )
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _said(heading: str, names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{heading}: {', '.join(names[:3])}{rest}." if names else ""

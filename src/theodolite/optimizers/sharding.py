@@ -1,0 +1,216 @@
+"""Matrices that several processes hold: each goes to one owner, and comes back from there.
+
+Replicas (DistributedDataParallel) all hold the whole of every matrix: each of them works on its share, and
+one `all_gather` gives all results to all. Shards (`fully_shard`, a `DTensor` cut along one dimension) are
+sent to the owner of their matrix by one `all_to_all`, and another sends the shards of the results back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from theodolite.core.errors import UseError
+
+Work = Callable[[list[int], list[Tensor]], list[Tensor]]
+"""Places among all tensors, and those tensors whole; gives for each of them one of the same shape."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replicas:
+    """The processes that hold copies of a model. Not copied with the optimizer: they are the same ones."""
+
+    group: Any
+
+    @staticmethod
+    def of(given: Any) -> Replicas | None:
+        """From a DistributedDataParallel model, a process group, or nothing; None for a single process."""
+        if given is None or isinstance(given, Replicas):
+            return given
+        group = getattr(given, "process_group", given)
+        if not isinstance(group, torch.distributed.ProcessGroup):
+            raise UseError(
+                f"shared_over is a {type(given).__name__}: give the DistributedDataParallel model, or its "
+                "process group"
+            )
+        return Replicas(group) if group.size() > 1 else None
+
+    def __deepcopy__(self, memo: Any) -> Replicas:
+        return self
+
+    def results(self, tensors: Sequence[Tensor], costs: Sequence[float], work: Work) -> list[Tensor]:
+        """What the work makes of all tensors, each of them done in one process."""
+        rank, size = self.group.rank(), self.group.size()
+        owners = shared_out(costs, size)
+        mine = [place for place, owner in enumerate(owners) if owner == rank]
+        done = work(mine, [tensors[place] for place in mine])
+        counts = [
+            sum(tensors[i].numel() for i, own in enumerate(owners) if own == one) for one in range(size)
+        ]
+        packed = tensors[0].new_zeros(max(counts))  # all_gather wants the same from everyone
+        if done:
+            packed[: counts[rank]] = torch.cat([one.reshape(-1) for one in done])
+        every = packed.new_empty(size * len(packed))
+        torch.distributed.all_gather_into_tensor(every, packed, group=self.group)
+        found: list[Tensor] = list(tensors)
+        for one, part in enumerate(every.chunk(size)):
+            places = [place for place, owner in enumerate(owners) if owner == one]
+            pieces = part[: counts[one]].split([tensors[place].numel() for place in places])
+            for place, piece in zip(places, pieces, strict=True):
+                found[place] = piece.view(tensors[place].shape)
+        return found
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a tensor is cut over processes: along which of its dimensions, over which dimension of the mesh."""
+
+    mesh: Any
+    over: int
+    dim: int
+
+    @staticmethod
+    def of(param: Any) -> Cut | None:
+        """None if it is whole in every process, or cut in a way that only torch can put together."""
+        if not is_sharded(param):
+            return None
+        from torch.distributed.tensor import Shard
+
+        cuts = [(over, place) for over, place in enumerate(param.placements) if not place.is_replicate()]
+        if len(cuts) != 1 or type(cuts[0][1]) is not Shard:
+            return None
+        return Cut(param.device_mesh, cuts[0][0], cuts[0][1].dim)
+
+    def shape(self, whole: Sequence[int], rank: int) -> tuple[int, ...]:
+        """Of the piece that a process holds, as `torch.chunk` cuts: the last may be smaller, or empty."""
+        each = -(-whole[self.dim] // self.mesh.size(self.over))
+        left = max(0, whole[self.dim] - rank * each)
+        return (*whole[: self.dim], min(each, left), *whole[self.dim + 1 :])
+
+
+def sharded_results(
+    cuts: Sequence[Cut],
+    shapes: Sequence[Sequence[int]],
+    pieces: Sequence[Tensor],
+    costs: Sequence[float],
+    work: Work,
+) -> list[Tensor]:
+    """What the work makes of all tensors, of which each process holds pieces; its pieces of the results.
+
+    All cuts are over the same dimension of the same mesh.
+    """
+    mesh, over = cuts[0].mesh, cuts[0].over
+    group, rank, size = mesh.get_group(over), mesh.get_local_rank(over), mesh.size(over)
+    owners = shared_out(costs, size)
+    owned = [[place for place, owner in enumerate(owners) if owner == one] for one in range(size)]
+    mine = owned[rank]
+    held = [[cuts[place].shape(shapes[place], one) for place in mine] for one in range(size)]
+    counts = [[_numel(shape) for shape in some] for some in held]
+
+    sent = [pieces[place].reshape(-1) for some in owned for place in some]
+    leaving = [sum(pieces[place].numel() for place in some) for some in owned]
+    arriving = [sum(some) for some in counts]
+    parts = _exchanged(sent, leaving, arriving, pieces[0], group).split(arriving)
+    by_rank = [part.split(some) for part, some in zip(parts, counts, strict=True)]
+    wholes = [
+        torch.cat([by_rank[one][i].view(held[one][i]) for one in range(size)], dim=cuts[place].dim)
+        for i, place in enumerate(mine)
+    ]
+    done = work(mine, wholes)
+
+    cut = [
+        one.split([held[rank][i][cuts[place].dim] for rank in range(size)], dim=cuts[place].dim)
+        for i, (place, one) in enumerate(zip(mine, done, strict=True))
+    ]
+    back = [cut[i][one].reshape(-1) for one in range(size) for i in range(len(mine))]
+    returned = _exchanged(back, arriving, leaving, pieces[0], group).split(leaving)
+    found: list[Tensor] = list(pieces)
+    for some, part in zip(owned, returned, strict=True):
+        for place, piece in zip(some, part.split([pieces[place].numel() for place in some]), strict=True):
+            found[place] = piece.view(pieces[place].shape)
+    return found
+
+
+def replicas_of(model: Any) -> Replicas | None:
+    """The processes that hold copies of a model, if it is distributed so, compiled or not."""
+    model = getattr(model, "_orig_mod", model)
+    return Replicas.of(model) if isinstance(model, DistributedDataParallel) else None
+
+
+def shared_out(costs: Sequence[float], size: int) -> list[int]:
+    """Who does what: the dearest first, each to whom has least to do. The same in every process.
+
+    >>> shared_out([1.0, 5.0, 2.0, 2.0], 2)
+    [1, 0, 1, 1]
+    """
+    loads = [0.0] * size
+    owners = [0] * len(costs)
+    for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
+        owners[place] = loads.index(min(loads))
+        loads[owners[place]] += costs[place]
+    return owners
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Is it a DTensor, of which this process may hold a part only?"""
+    return hasattr(tensor, "full_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor; the memory is the tensor's."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def gathered(piece: Tensor, like: Any) -> Tensor:
+    """The whole of a tensor of which this process holds a piece, cut as `like` is."""
+    if not is_sharded(like):
+        return piece
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = like.device_mesh, like.placements
+    whole = DTensor.from_local(
+        piece, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return whole.full_tensor()
+
+
+def scattered(whole: Tensor, like: Any) -> Tensor:
+    """This process's piece of a tensor that is the same in all of them, cut as `like` is."""
+    if not is_sharded(like):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    replicated = [Replicate()] * like.device_mesh.ndim
+    held = DTensor.from_local(whole.contiguous(), like.device_mesh, replicated, run_check=False)
+    return held.redistribute(placements=like.placements).to_local()
+
+
+def mesh_groups(tensors: Iterable[Any]) -> list[Any]:
+    """The process groups over which any of the tensors is cut, each once, in the same order everywhere."""
+    found: dict[tuple[int, int], Any] = {}
+    for tensor in tensors:
+        if is_sharded(tensor):
+            for over in range(tensor.device_mesh.ndim):
+                found.setdefault((id(tensor.device_mesh), over), tensor.device_mesh.get_group(over))
+    return list(found.values())
+
+
+def _exchanged(
+    parts: list[Tensor], leaving: list[int], arriving: list[int], like: Tensor, group: Any
+) -> Tensor:
+    sent = torch.cat(parts) if parts else like.new_empty(0)
+    received = sent.new_empty(sum(arriving))
+    torch.distributed.all_to_all_single(received, sent, arriving, leaving, group=group)
+    return received
+
+
+def _numel(shape: Sequence[int]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count

@@ -1,0 +1,207 @@
+"""The spectral sphere optimizer: steps along the sphere of matrices of one spectral norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import outside_autocast
+from theodolite.optimizers.finite import check_step, names_of
+from theodolite.optimizers.matrices import Axes, Layout, as_matrices, check_matrices, from_matrices
+from theodolite.optimizers.moving import ahead
+from theodolite.optimizers.muon import averaged
+from theodolite.optimizers.orthogonal import normalised, polar
+from theodolite.optimizers.restoring import refuse_other_shapes
+from theodolite.optimizers.sharding import gathered, local, scattered
+
+
+class SpectralSphere(Optimizer):
+    """`W ← W − lr·√(out/in)·Φ`, then scaled back to its spectral norm.
+
+    Φ is the steepest direction of spectral norm one that leaves `‖W‖₂` as it is: `Φ = msign(M + λΘ)` with
+    the momentum M, `Θ = u₁v₁ᵀ` of the leading singular vectors of W, and λ such that `⟨Θ, Φ⟩ = 0`.
+
+    Args:
+        params: matrices, or groups of them.
+        lr: learning rate.
+        momentum: of the moving average of gradients.
+        nesterov: look one step ahead?
+        weight_decay: decoupled, before the step. The retraction undoes what it does to the norm.
+        radius: the norm kept is `radius·√(out/in)`; the one the weight has at its first step if not given.
+        axes: (in, out), the dimensions inputs and outputs run over, as `Muon` has them.
+        eps: added to the Frobenius norm the momentum is divided by.
+
+    >>> weight = torch.nn.Parameter(torch.diag(torch.tensor([2.0, 1.0])))
+    >>> weight.grad = torch.ones(2, 2)
+    >>> SpectralSphere([weight], lr=0.1).step()
+    >>> round(torch.linalg.matrix_norm(weight, 2).item(), 5)
+    2.0
+
+    References:
+        Xie et al., Controlled LLM training on spectral sphere, 2026.
+    """
+
+    # Of the class, as torch copies groups and state of an optimizer and nothing else.
+    check_gradients = True
+    """Are gradients looked at? False where somebody else has done so."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        radius: float | None = None,
+        axes: Axes | None = None,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "nesterov": nesterov,
+                "weight_decay": weight_decay,
+                "radius": radius,
+                "axes": axes,
+                "eps": eps,
+            },
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add matrices; options not given are the optimizer's."""
+        super().add_param_group(param_group)
+        try:
+            radius = param_group["radius"]
+            if radius is not None and not (math.isfinite(radius) and radius > 0):
+                raise UseError(f"radius is {radius!r}: it has to be positive, or None for the weight's own")
+            for option in ("lr", "weight_decay", "eps"):
+                if not float(param_group[option]) >= 0:
+                    raise UseError(f"{option} is {param_group[option]!r}: it has to be 0 or more")
+            check_matrices("SpectralSphere", param_group)
+        except UseError:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step for every matrix that has a gradient; with a learning rate of 0 nothing moves."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        check_step(self.param_groups, {"SpectralSphere": self.param_groups}, look=self.check_gradients)
+        moving = [
+            (group, [param for param in group["params"] if param.grad is not None and param.numel()])
+            for group in self.param_groups
+        ]
+        for group, params in moving:  # before anything has moved: a weight of zero is refused
+            for param in params:
+                if "radius" not in self.state[param]:
+                    self.state[param]["radius"] = _radius(group, param)
+        for group, params in moving:
+            if params:
+                updates = ahead(*averaged(params, self.state, group["momentum"]), group)
+                for param, update in zip(params, updates, strict=True):
+                    self._move(group, param, update)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch does it, but the radius keeps the dtype it was saved in, and shapes have to agree."""
+        refuse_other_shapes(self.param_groups, state_dict)
+        super().load_state_dict(state_dict)
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        own = [param for group in self.param_groups for param in group["params"]]
+        for key, param in zip(saved, own, strict=True):
+            if "radius" in state_dict["state"].get(key, {}):
+                self.state[param]["radius"] = state_dict["state"][key]["radius"].to(param.device, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "check_gradients": self.check_gradients}
+
+    @outside_autocast()
+    def _move(self, group: dict[str, Any], param: Tensor, update: Tensor) -> None:
+        axes, lr = Layout.of(group, param).axes, float(group["lr"])
+        if lr == 0:
+            return
+        weight = _matrices(param, axes)
+        moment = as_matrices(gathered(update, param).to(weight.dtype), axes)
+        aspect = math.sqrt(weight.shape[-2] / weight.shape[-1])
+        _, direction = leading(weight)
+        # No direction is the steepest for a moment of zero.
+        is_there = (moment != 0).any(-1, keepdim=True).any(-2, keepdim=True)
+        phi = tangent(normalised(moment, group["eps"]), direction) * is_there
+        weight = weight * (1 - lr * group["weight_decay"]) - lr * aspect * phi
+        weight = weight * (self.state[param]["radius"] / leading(weight)[0])
+        local(param).copy_(scattered(from_matrices(weight, param, axes).to(param.dtype), param))
+
+
+@outside_autocast()
+def _radius(group: dict[str, Any], param: Tensor) -> Tensor:
+    """The spectral norm that is kept: given, or the one that the weight has."""
+    weight = _matrices(param, Layout.of(group, param).axes)
+    norm, _ = leading(weight)
+    if group["radius"] is not None:
+        return torch.full_like(norm, group["radius"] * math.sqrt(weight.shape[-2] / weight.shape[-1]))
+    if not bool((norm > 0).all()):
+        name = names_of(group)[[id(one) for one in group["params"]].index(id(param))]
+        raise UseError(
+            f"{name}, of shape {tuple(param.shape)}, is zero: it has no radius of its own to keep. Give "
+            "radius=, or initial values that are not zero"
+        )
+    return norm
+
+
+def _matrices(param: Tensor, axes: Axes) -> Tensor:
+    """The whole of a parameter. Singular vectors need more digits than bfloat16 has."""
+    dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
+    return as_matrices(gathered(local(param), param).to(dtype), axes)
+
+
+def tangent(moment: Tensor, direction: Tensor) -> Tensor:
+    """`msign(M + λΘ)` with `⟨Θ, msign(M + λΘ)⟩ = 0`, by bisection.
+
+    The product is the slope at λ of the convex function `‖M + λΘ‖_*`, which is at most `‖M‖_*` at its
+    lowest point and at least `|λ| − ‖M‖_*` everywhere: the root lies within `±2‖M‖_*`.
+
+    Args:
+        moment: M, (…, m, n) of Frobenius norm one at most, so that `‖M‖_* ≤ √min(m, n)`.
+        direction: Θ, of rank one and norm one.
+    """
+    high = moment.new_full((*moment.shape[:-2], 1, 1), 2 * math.sqrt(min(moment.shape[-2:])))
+    low = -high
+    for _ in range(24 if moment.dtype == torch.float32 else 48):  # as many halvings as there are digits
+        middle = (low + high) / 2
+        slope = (direction * polar(moment + middle * direction)).sum((-2, -1), keepdim=True)
+        low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
+    return polar(moment + (low + high) / 2 * direction)
+
+
+def leading(matrices: Tensor, width: int = 8, rounds: int = 12) -> tuple[Tensor, Tensor]:
+    """The largest singular value σ₁ (…, 1, 1), and `u₁v₁ᵀ`, by subspace iteration.
+
+    Each round is eight power iterations at once, on `(WWᵀ)⁸`, for a few vectors together: one alone would
+    hardly tell the crowded leading singular values of a random matrix apart.
+    """
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    wide = matrices.mT if tall else matrices
+    power = wide @ wide.mT
+    tiny = torch.finfo(power.dtype).tiny
+    for _ in range(3):
+        power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(tiny)
+        power = power @ power
+    # Random, as columns of the matrix may all miss the leading direction; the same at every call.
+    start = torch.randn(power.shape[-1], width, generator=torch.Generator().manual_seed(0))
+    vectors = power @ start.to(power)
+    for _ in range(rounds):
+        vectors, _ = torch.linalg.qr(power @ vectors)
+    left, values, right = torch.linalg.svd(vectors.mT @ wide, full_matrices=False)
+    outer = (vectors @ left[..., :1]) @ right[..., :1, :]
+    return values[..., :1, None], outer.mT if tall else outer

@@ -1,0 +1,372 @@
+"""The curvature of a loss in a few random directions, its excess, and what that says of the whole Hessian.
+
+`H_d = RᵀHR` for sparse orthonormal directions R (P × d). Its excess of positive curvature is
+`Tr(H_d)/‖H_d‖_F`, which for large d tends to `√d·t/√(t² + d + 1)` with `t = Tr(H)/‖H‖_F`: it saturates at √d,
+so t itself is estimated beside it.
+"""
+
+# d directions
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.core.calling import Loss
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.probes.curvature.directions import Directions, draw
+from theodolite.probes.curvature.estimate import Estimate
+from theodolite.probes.curvature.exact import gauss_newton_trace
+from theodolite.probes.curvature.fan import Unsupported
+from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.operator import Hessian, Linearised
+from theodolite.probes.curvature.replicas import on_all_ranks
+from theodolite.probes.curvature.score import CrossEntropy, agrees, score
+from theodolite.probes.curvature.sweep import Coupled, Outlook, scout, sweeps
+from theodolite.probes.finite import among, not_finite
+from theodolite.workloads import Batch
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One symmetric matrix, seen in d directions."""
+
+    matrix: Tensor
+    """`RᵀHR`, (d, d), float64."""
+    trace: Estimate
+    frobenius: Estimate
+    """`‖H‖_F`. Of the diagonal only `Tr²/P` is in it, the least that its squares add up to: where a diagonal
+    of very unequal entries prevails, as in a large embedding alone, it is too small, and t too large."""
+    t: Estimate
+    """`Tr(H)/‖H‖_F`, from −√P to √P."""
+
+    @property
+    def excess(self) -> float:
+        """`Tr(H_d)/‖H_d‖_F`, from −√d to √d; 0 of a zero matrix."""
+        norm = float(self.matrix.norm())
+        return float(self.matrix.trace()) / norm if norm else 0.0
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """The Hessian `H = G + S` and its two parts in d random directions."""
+
+    hessian: Projection
+    gauss_newton: Projection
+    residual: Projection
+    loss: float
+    temperature: float
+    size: int
+    """P, the number of parameters."""
+    route: str
+    """How it was measured: `sweep`, or `products` and why."""
+
+    @property
+    def excess(self) -> float:
+        """Of the Hessian: `Tr(H_d)/‖H_d‖_F`."""
+        return self.hessian.excess
+
+    @property
+    def trace(self) -> Estimate:
+        """`Tr(H)`."""
+        return self.hessian.trace
+
+    @property
+    def frobenius(self) -> Estimate:
+        """`‖H‖_F`."""
+        return self.hessian.frobenius
+
+    @property
+    def t(self) -> Estimate:
+        """`Tr(H)/‖H‖_F`."""
+        return self.hessian.t
+
+    @property
+    def residual_share(self) -> float:
+        """`‖S‖_F/(‖G‖_F + ‖S‖_F)`: 0 where the Gauss–Newton part is all there is."""
+        norms = self.gauss_newton.frobenius.value, self.residual.frobenius.value
+        return norms[1] / sum(norms) if sum(norms) else math.nan
+
+    def __str__(self) -> str:
+        d = len(self.hessian.matrix)
+        if not float(self.hessian.matrix.abs().max()):
+            return (
+                f"the Hessian is zero in all {d} directions: loss {self.loss:.4g} at temperature "
+                f"{self.temperature:g} has no curvature left in this precision"
+            )
+        return (
+            f"excess {self.excess:.3g} of at most {math.sqrt(d):.3g} in {d} directions of {self.size:,}\n"
+            f"t = Tr(H)/‖H‖ {self.t}\ntrace {self.trace}, Frobenius norm {self.frobenius}\n"
+            f"excess of G {self.gauss_newton.excess:.3g}, of S {self.residual.excess:.3g}; "
+            f"S has {100 * self.residual_share:.0f} % of the size of both\n"
+            f"loss {self.loss:.4g} at temperature {self.temperature:g}"
+        )
+
+
+@exclusive()
+@on_all_ranks
+def curvature(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batches,
+    *,
+    directions: int = 50,
+    temperature: float = 1.0,
+    parameters: str | Sequence[str] | None = None,
+    seed: int = 0,
+) -> Curvature:
+    """The projected Hessian, its excess, its two parts, and trace, norm and t with their errors.
+
+    All directions go through the network in one sweep where it consists of operations that are known
+    (`theodolite.probes.curvature.fan`); otherwise they are multiplied one by one. Both are exact. The
+    trace is exact for a cross-entropy on a network of linear maps, convolutions and piecewise linear
+    operations, of which `Tr(H) = Tr(G)`; otherwise it is estimated.
+
+    Args:
+        model, loss, batch, parameters: as in `hessian`.
+        directions: d.
+        temperature: the loss is taken of logits/temperature.
+        seed: of the directions.
+
+    >>> import theodolite as th
+    >>> _ = torch.manual_seed(0)
+    >>> batch = torch.randn(64, 784), torch.randint(10, (64,))
+    >>> found = curvature(th.models.LeNet300(), nn.functional.cross_entropy, batch)
+    >>> found.excess > 0, found.trace.exact, found.route
+    (True, True, 'sweep')
+    """
+    objective = Objective(model, loss, batch, parameters=parameters, temperature=temperature)
+    rays = draw(objective.shapes, directions, seed=seed, dtype=objective.dtype, device=objective.device)
+    return measure(Objective(model, loss, batch, parameters=parameters), rays, [temperature])[0]
+
+
+def measure(
+    objective: Objective, directions: Directions, temperatures: Sequence[float]
+) -> tuple[Curvature, ...]:
+    """The curvature at each temperature, all of them from one sweep. The objective's own has to be 1."""
+    found, route = objective.together(lambda: _swept(objective, directions, temperatures))
+    # All ranks go the same way: each asks the others for what they have on theirs.
+    swept = objective.averaged(lambda: torch.tensor(float(found is not None), device=objective.device))
+    if found is not None and float(swept) == 1:
+        found = [one.averaged(objective) for one in found]
+    else:
+        route = route if found is None else "products: another rank has to"
+        found = _by_products(objective, directions, temperatures)
+    for parts, temperature in zip(found, temperatures, strict=True):
+        if not parts.finite:
+            raise UseError(_not_finite(objective, temperature))
+    return tuple(
+        _judged(parts, directions, temperature, objective.size, route)
+        for parts, temperature in zip(found, temperatures, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """`RᵀGR`, `RᵀSR` and what goes with them, at one temperature."""
+
+    gauss_newton: Tensor
+    residual: Tensor
+    loss: float
+    trace: float | None
+    """`Tr(G)` where it is known and `Tr(S) = 0`."""
+
+    @property
+    def finite(self) -> bool:
+        known = math.isfinite(self.loss) and (self.trace is None or math.isfinite(self.trace))
+        return known and all(bool(one.isfinite().all()) for one in (self.gauss_newton, self.residual))
+
+    def times(self, share: float) -> _Parts:
+        trace = None if self.trace is None else self.trace * share
+        return _Parts(self.gauss_newton * share, self.residual * share, self.loss * share, trace)
+
+    def plus(self, other: _Parts) -> _Parts:
+        trace = None if self.trace is None or other.trace is None else self.trace + other.trace
+        return _Parts(
+            self.gauss_newton + other.gauss_newton,
+            self.residual + other.residual,
+            self.loss + other.loss,
+            trace,
+        )
+
+    def averaged(self, objective: Objective) -> _Parts:
+        """The mean over the ranks."""
+        trace = math.nan if self.trace is None else self.trace
+        numbers = torch.tensor([self.loss, trace], dtype=torch.float64).to(objective.device)
+        loss, trace = objective.averaged(lambda: numbers).tolist()
+        gauss_newton = objective.averaged(lambda: self.gauss_newton)
+        residual = objective.averaged(lambda: self.residual)
+        return _Parts(gauss_newton, residual, loss, None if math.isnan(trace) else trace)
+
+
+def _swept(
+    objective: Objective, directions: Directions, temperatures: Sequence[float]
+) -> tuple[list[_Parts] | None, str]:
+    """What one sweep finds, and the route; nothing where there is no way, and why."""
+    try:
+        with objective.conditions():
+            return _by_sweep(objective, directions, temperatures), "sweep"
+    except (Unsupported, torch.OutOfMemoryError) as reason:
+        return None, f"products: {reason}"
+
+
+def _by_sweep(objective: Objective, directions: Directions, temperatures: Sequence[float]) -> list[_Parts]:
+    total: list[_Parts] = []
+    for batch, share in objective.draw():
+        outlook = scout(objective, batch, directions)
+        try:
+            found = _of_batch(objective, batch, directions, outlook, temperatures)
+        except Coupled:
+            outlook = dataclasses.replace(outlook, separable=False)
+            found = _of_batch(objective, batch, directions, outlook, temperatures)
+        found = [one.times(share) for one in found]
+        total = [one.plus(other) for one, other in zip(total, found, strict=True)] if total else found
+    return total
+
+
+def _of_batch(
+    objective: Objective,
+    batch: Batch,
+    directions: Directions,
+    outlook: Outlook,
+    temperatures: Sequence[float],
+) -> list[_Parts]:
+    logits, num = outlook.logits, directions.num
+    losses = [objective.evaluate(logits / one, batch) for one in temperatures]
+    known = objective.cross_entropy(logits, batch)
+    if known is not None and not all(
+        agrees(known, objective.loss, logits / one, batch[1]) for one in temperatures
+    ):
+        known = None
+    seeds = [_score(objective, logits / one, batch, known).detach() / one for one in temperatures]
+    gauss_newton = logits.new_zeros((len(temperatures), num, num), dtype=torch.float64)
+    residual = torch.zeros_like(gauss_newton)
+    kept: list[Tensor] = []
+    for part, sweep in sweeps(objective, batch, directions, outlook, seeds):
+        residual += sweep.residual
+        if known is None:
+            kept.append(sweep.tangents)
+            continue
+        weights = known.weights[part] if logits.ndim > 1 else known.weights
+        for place, one in enumerate(temperatures):
+            gauss_newton[place] += _centred(sweep.tangents / one, sweep.logits / one, weights, known.dim)
+    if known is None:
+        tangents = torch.cat(kept, dim=1) if logits.ndim else kept[0]
+        for place, one in enumerate(temperatures):
+            gauss_newton[place] = _by_autograd(objective, tangents / one, logits / one, batch)
+    traces = None
+    if outlook.multilinear and known is not None:
+        traces = gauss_newton_trace(objective, batch, known, temperatures)
+    return [
+        _Parts(gauss_newton[place], residual[place], losses[place], None if traces is None else traces[place])
+        for place in range(len(temperatures))
+    ]
+
+
+def _score(objective: Objective, logits: Tensor, batch: Batch, known: CrossEntropy | None) -> Tensor:
+    with torch.enable_grad():
+        return score(objective.loss, logits.detach().requires_grad_(), batch[1], known)
+
+
+def _centred(tangents: Tensor, logits: Tensor, weights: Tensor, dim: int) -> Tensor:
+    """`ż_iᵀ B ż_j = Σ w p (ż_i − z̄_i)(ż_j − z̄_j)` of a cross-entropy, which loses nothing where p is 1."""
+    num, p = len(tangents), logits.softmax(dim)
+    inner = dim if dim < 0 else dim + 1
+    top = p.argmax(dim, keepdim=True)
+    relative = tangents - tangents.gather(inner, top.expand(num, *top.shape))
+    centred = relative - (p * relative).sum(inner, keepdim=True)
+    flat = centred.reshape(num, -1)
+    return ((flat * (weights.to(p) * p).reshape(-1)) @ flat.mT).double()
+
+
+def _by_autograd(objective: Objective, tangents: Tensor, logits: Tensor, batch: Batch) -> Tensor:
+    """`ż_iᵀ B ż_j` of any other loss."""
+    with torch.enable_grad():
+        point = logits.detach().requires_grad_()
+        slope = score(objective.loss, point, batch[1], None)
+        if not slope.requires_grad:
+            return tangents.new_zeros((len(tangents), len(tangents)), dtype=torch.float64)
+        curved = [torch.autograd.grad(slope, point, one, retain_graph=True)[0] for one in tangents]
+    return (tangents.flatten(1) @ torch.stack(curved).flatten(1).mT).double()
+
+
+def _by_products(objective: Objective, directions: Directions, temperatures: Sequence[float]) -> list[_Parts]:
+    matrix = directions.matrix
+    found = []
+    for temperature in temperatures:
+        operator = Hessian(Linearised(objective.at(temperature)))
+        gauss_newton = matrix.mT @ (operator.gauss_newton @ matrix)
+        residual = matrix.mT @ (operator.residual @ matrix)
+        found.append(_Parts(gauss_newton.double(), residual.double(), operator.loss, None))
+    return found
+
+
+def _judged(parts: _Parts, directions: Directions, temperature: float, size: int, route: str) -> Curvature:
+    gauss_newton, residual = (_symmetric(one) for one in (parts.gauss_newton, parts.residual))
+    exact = parts.trace
+    return Curvature(
+        hessian=_projection(gauss_newton + residual, directions, size, exact),
+        gauss_newton=_projection(gauss_newton, directions, size, exact),
+        residual=_projection(residual, directions, size, None if exact is None else 0.0),
+        loss=parts.loss,
+        temperature=temperature,
+        size=size,
+        route=route,
+    )
+
+
+def _not_finite(objective: Objective, temperature: float) -> str:
+    """Why there is no curvature, with the names of the tensors."""
+    operator = Hessian(Linearised(objective.at(temperature)))
+    what, found = "the gradient of the loss", operator.gradient
+    if bool(found.isfinite().all()):
+        what = "the gradient of the loss is finite, but the product of the Hessian with a vector of ones"
+        found = operator @ torch.ones_like(found)
+    names = not_finite(objective.split(found))
+    where = f" in {among(names, len(objective.names))}" if names else " in one of the directions"
+    if not names:
+        what = "the Hessian"
+    return (
+        f"{what} is not finite{where}, so that the curvature is not known. Look at the weights and the batch "
+        "for nan and for very large numbers, and at the network for operations without a derivative, such "
+        "as a square root or a norm of zeros"
+    )
+
+
+def _symmetric(matrix: Tensor) -> Tensor:
+    return ((matrix + matrix.mT) / 2).cpu()
+
+
+def _projection(matrix: Tensor, directions: Directions, size: int, exact: float | None) -> Projection:
+    """Estimates from `s_i s_j (r_iᵀHr_j)²`, which has the expectation Σ H_ab² over the block (i, j).
+
+    Errors are those of the jackknife over the directions.
+    """
+    d, counts = len(matrix), directions.counts.double()
+    diagonal = counts * matrix.diagonal()
+    blocks = counts[:, None] * counts * matrix.square()
+    blocks = blocks - torch.diag(blocks.diagonal())
+    everything = torch.ones(d, dtype=torch.float64)
+
+    def estimates(kept: Tensor) -> Tensor:
+        num = kept.sum(-1)
+        trace = (kept @ diagonal) * d / num if exact is None else torch.full_like(num, exact)
+        # Of the diagonal only its sum is seen; Tr²/P is the least that its squares can add up to.
+        norm = ((kept @ blocks * kept).sum(-1) * d**2 / (num * (num - 1)) + trace.square() / size).sqrt()
+        return torch.stack([trace, norm, torch.where(norm == 0, torch.zeros_like(norm), trace / norm)])
+
+    values = estimates(everything[None])[:, 0]
+    left_out = estimates(everything - torch.eye(d, dtype=torch.float64))
+    errors = ((d - 1) / d * (left_out - left_out.mean(1, keepdim=True)).square().sum(1)).sqrt()
+    trace, norm, t = (
+        Estimate(float(value), float(error)) for value, error in zip(values, errors, strict=True)
+    )
+    if exact is not None:
+        trace = Estimate(exact, 0.0)
+    return Projection(matrix, trace, norm, t)

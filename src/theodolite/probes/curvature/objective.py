@@ -1,0 +1,420 @@
+"""A loss as a function of some of a model's parameters, on one batch or several.
+
+The model itself is left alone: its forward pass runs on tensors that stand in for its parameters and buffers
+(`torch.func.functional_call`), random numbers come from a seed, attention from the kernel that has a second
+derivative, and code that was compiled, and has none, runs as it was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_leaves
+
+from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
+from theodolite.core.building import kept_generators, seed_generators, untouched_randomness
+from theodolite.core.calling import (
+    Loss,
+    ModelLoss,
+    OutputLoss,
+    call,
+    described,
+    evaluate,
+    logits,
+    require_logits,
+    with_tensors,
+)
+from theodolite.core.errors import UseError
+from theodolite.core.higher_order import plain_operators
+from theodolite.probes.curvature.graph import nodes_behind
+from theodolite.probes.curvature.replicas import group_of, together
+from theodolite.probes.curvature.score import CrossEntropy, LogitLoss, recognise
+from theodolite.probes.scaling.norm_history import on_device
+from theodolite.workloads import Batch
+
+Batches = Batch | Iterable[Batch]
+"""One pair (inputs, targets), or what gives such pairs each time it is asked: a list, a DataLoader.
+
+A pair may be a list too, as a DataLoader makes them: a list of two is one, unless it holds pairs.
+"""
+
+T = TypeVar("T")
+
+SEED = 0
+"""Of what a forward pass draws at random: a dropout mask is the same one in every pass."""
+
+
+class Objective:
+    """What is differentiated.
+
+    Args:
+        model: any module, in the mode it is to be looked at; wrapped or not.
+        loss: `loss(logits, targets) -> scalar`.
+        batch: a pair, or several.
+        parameters: patterns of names; all that require a gradient if None.
+        temperature: logits are divided by it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batch: Batches,
+        *,
+        parameters: str | Sequence[str] | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        if not (_is_real(temperature) and 0 < temperature < math.inf):
+            raise UseError(f"temperature is {temperature!r}: it has to be a finite number above 0")
+        if not isinstance(model, nn.Module):
+            raise UseError(f"model is {described(model)}, not a torch.nn.Module")
+        _refuse_shards(model)
+        _refuse_renormed(model)
+        self.group = group_of(model)
+        self.given = model
+        """The model, wrapped as it was given."""
+        batch = _one_pair(batch)
+        self.given_loss = _own(loss)
+        """The loss as it was given."""
+        self.of_logits = not isinstance(loss, OutputLoss | ModelLoss)
+        """Is it a loss of the logits? If not, `forward` returns the loss itself."""
+        if temperature != 1:
+            require_logits(loss, "A temperature")
+        self.model, self.batches, self.temperature = unwrap(model), batch, float(temperature)
+        self.loss: LogitLoss = self.given_loss if self.of_logits else _itself
+        """The loss of what `forward` returns."""
+        self.single = isinstance(batch, tuple) and len(batch) == 2
+        if not self.single and not isinstance(batch, Iterable):
+            raise UseError(
+                f"batch is {batch!r}: give a pair (inputs, targets), a list of pairs or a DataLoader"
+            )
+        if not self.single and isinstance(batch, Iterator):
+            raise UseError(
+                f"batch is {described(batch)}, which gives its batches only once, and they are needed "
+                "several times. Give a pair (inputs, targets), a list of pairs or a DataLoader"
+            )
+        own = {id(tensor): name for name, tensor in self.model.named_parameters()}
+        self._all = {name: own[id(tensor)] for name, tensor in canonical_parameters(model)}
+        """The model's own names by canonical name; they differ where a wrapper is inside."""
+        self.names = _chosen(model, parameters)
+        self.shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
+        self.size = sum(tensor.numel() for tensor in self.tensors.values())
+        self.dtype, self.device = _one_kind(self.tensors)
+
+    def at(self, temperature: float) -> Objective:
+        """The same at another temperature."""
+        return Objective(
+            self.given, self.given_loss, self.batches, parameters=self.names, temperature=temperature
+        )
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The chosen parameters, as the model has them now."""
+        every = dict(canonical_parameters(self.given))
+        return {name: every[name] for name in self.names}
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What changes when a parameter, a buffer, the batch, a hook or the mode of the model does."""
+        modules = list(self.model.modules())
+        batch = (
+            [leaf for leaf in tree_leaves(self.batches) if isinstance(leaf, Tensor)] if self.single else []
+        )
+        tensors = [*self.model.parameters(), *self.model.buffers(), *batch]
+        modes = tuple(
+            (module.training, *module._forward_hooks, *module._forward_pre_hooks) for module in modules
+        )
+        return (*((tensor.data_ptr(), tensor._version) for tensor in tensors), modes)
+
+    def draw(self) -> Iterator[tuple[Batch, float]]:
+        """The batches on the model's device, each with its share of all examples."""
+        if self.single:
+            yield on_device(self.batches, str(self.device)), 1.0  # type: ignore[arg-type]
+            return
+        count = sum(_examples(pair) for pair in self._pairs())
+        for pair in self._pairs():
+            yield on_device(pair, str(self.device)), _examples(pair) / count
+
+    def stand_ins(self, *, grad: bool) -> dict[str, Tensor]:
+        """The chosen parameters as tensors of their own, which share the memory, by canonical name."""
+        return {name: tensor.detach().requires_grad_(grad) for name, tensor in self.tensors.items()}
+
+    def forward(self, chosen: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """The logits over the temperature, with the chosen parameters replaced; under `conditions` only.
+
+        The loss itself, as a tensor without dimensions, where it is not one of the logits.
+        """
+        seed_generators(SEED)
+        state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in self.model.named_parameters()}
+        state |= {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
+        state |= {self._all[name]: tensor for name, tensor in chosen.items()}
+        if not self.of_logits:
+            value: Tensor = with_tensors(self.model, state, partial(evaluate, self.given_loss), batch)
+            return value
+        found = logits(with_tensors(self.model, state, call, batch[0]))
+        return found if self.temperature == 1 else found / self.temperature
+
+    def evaluate(self, found: Tensor, batch: Batch) -> float:
+        """The loss of logits; refused if it is not one finite number."""
+        value = self.loss(found.detach(), batch[1])
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise UseError(
+                f"loss(logits, targets) returned {described(value)}, not one number. Reduce it, as with "
+                ".mean()"
+            )
+        if value.requires_grad and (other := _reached(value, self.model)):
+            raise UseError(
+                f"the loss depends on {other} besides by the logits, and what it adds to the curvature would "
+                "be lost. Take such a term out of the loss: a penalty λ/2·‖θ‖² adds λ to every eigenvalue"
+            )
+        number = float(value)
+        if not math.isfinite(number):
+            raise UseError(
+                f"the loss is {number}: there is no curvature to measure. Look at the batch, at the weights, "
+                f"or at the temperature ({self.temperature:g})"
+            )
+        return number
+
+    def cross_entropy(self, found: Tensor, batch: Batch) -> CrossEntropy | None:
+        """The loss on this batch as a cross-entropy, if it is one."""
+        return recognise(self.loss, found.detach(), batch[1])
+
+    @contextlib.contextmanager
+    def conditions(self) -> Iterator[None]:
+        """What a forward pass needs that is to be differentiated twice, and leaves no trace."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(untouched_randomness())
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(_PlainWeightNorm())
+            stack.enter_context(without_checkpoints())
+            stack.enter_context(plain_operators())
+            stack.enter_context(torch.enable_grad())
+            yield
+
+    def together(self, act: Callable[[], T]) -> T:
+        """What `act` returns; if the model is one of several replicas, all of them fail or none does."""
+        return together(self.given, act)
+
+    def averaged(self, find: Callable[[], Tensor]) -> Tensor:
+        """The mean of what each rank finds, if the model is one of several replicas; none if one fails."""
+        tensor = self.together(find)
+        if self.group is not None:
+            torch.distributed.all_reduce(tensor, group=self.group)
+            tensor /= torch.distributed.get_world_size(self.group)
+        return tensor
+
+    def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The values under all names, one after the other."""
+        self.check(tensors)
+        return torch.cat([tensors[name].reshape(-1) for name in self.names]).to(self.device, self.dtype)
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Are these tensors by name a vector of this space?"""
+        if set(tensors) != set(self.names):
+            odd = sorted(set(tensors) ^ set(self.names))[0]
+            raise UseError(
+                f"{odd!r} is {'not ' if odd not in tensors else ''}among the tensors given, and "
+                f"{'' if odd in self.names else 'not '}among the {len(self.names)} parameters of the operator"
+            )
+        for name in self.names:
+            if tensors[name].shape != self.shapes[name]:
+                raise UseError(
+                    f"{name} has the shape {tuple(tensors[name].shape)} in the vector and "
+                    f"{tuple(self.shapes[name])} in the model"
+                )
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """A vector (P,), or several (…, P), by name and in shape (…, *shape)."""
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        pieces = flat.split(sizes, dim=-1)
+        return {
+            name: piece.unflatten(-1, shape) if shape else piece[..., 0]
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    def _pairs(self) -> Iterator[Batch]:
+        empty = True
+        for pair in _untouched(self.batches):
+            if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+                raise UseError(f"the batches hold {described(pair)}, not pairs (inputs, targets)")
+            empty = False
+            yield pair[0], pair[1]
+        if empty:
+            raise UseError("batch holds no batches at all. Give a pair (inputs, targets) or a list of them")
+
+
+class _PlainWeightNorm(TorchFunctionMode):
+    """Weight norm by plain operations: the second derivative of torch's fused one is wrong (torch 2.13)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._weight_norm:
+            direction, gain, dim = (*args, 0)[:3]
+            return direction * (gain / torch.norm_except_dim(direction, 2, dim))
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Activation checkpoints keep what they would compute again.
+
+    They would do it with the model's own parameters, not with those that stand in for them.
+    """
+
+    def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    class Kept:
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    names = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Kept}
+    before = {name: getattr(checkpoint, name) for name in names}
+    try:
+        for name, instead in names.items():
+            setattr(checkpoint, name, instead)
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(checkpoint, name, own)
+
+
+def _untouched(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches; random numbers that a DataLoader draws are given back, so that every pass is the same."""
+    with kept_generators(batches):
+        with untouched_randomness():
+            waiting = iter(batches)
+        while True:
+            with untouched_randomness():
+                try:
+                    pair = next(waiting)
+                except StopIteration:
+                    return
+            yield pair
+
+
+def _reached(value: Tensor, model: nn.Module) -> str | None:
+    """The first of a model's parameters that a value depends on."""
+    names = {id(tensor): name for name, tensor in model.named_parameters()}
+    met = (names.get(id(getattr(node, "variable", None))) for node in nodes_behind(value))
+    return next((name for name in met if name is not None), None)
+
+
+def _own(loss: Loss) -> Loss:
+    """A loss that keeps account of what it sees keeps it elsewhere while probes ask."""
+    return copy.deepcopy(loss) if isinstance(loss, nn.Module) and any(True for _ in loss.buffers()) else loss
+
+
+def _itself(value: Tensor, targets: Any) -> Tensor:
+    """The loss of a loss."""
+    return value
+
+
+def _one_pair(batch: Any) -> Any:
+    """A DataLoader's own batch is a list of two; a list of two pairs stays what it is."""
+    if not (isinstance(batch, list) and len(batch) == 2):
+        return batch
+    first, second = batch
+    paired = isinstance(first, (tuple, list)) and len(first) == 2 and not isinstance(second, Tensor)
+    return batch if paired else (first, second)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _one_kind(tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, torch.device]:
+    kinds = {name: _Kind(tensor.dtype, tensor.device) for name, tensor in tensors.items()}
+    (first, kind), *others = kinds.items()
+    for name, other in others:
+        if other != kind:
+            raise UseError(
+                f"{first} is {kind.dtype} on {kind.device} and {name} {other.dtype} on {other.device}: "
+                "vectors need one dtype and one device. Choose among them with parameters=…"
+            )
+    return kind.dtype, kind.device
+
+
+def _chosen(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple[str, ...]:
+    tensors = dict(canonical_parameters(model))
+    if not tensors:
+        raise UseError(
+            f"{type(unwrap(model)).__name__} has no parameters, so there is nothing to differentiate"
+        )
+    if patterns is None:
+        names = [name for name, tensor in tensors.items() if tensor.requires_grad]
+        if not names:
+            raise UseError(
+                f"none of the {len(tensors)} parameters requires a gradient. Name those that are meant with "
+                "parameters=…, as in parameters=['blocks.*']"
+            )
+    else:
+        patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+        aliases = [name for name, _ in all_parameter_names(model)]
+        for pattern in patterns:
+            if pattern not in aliases and not fnmatch.filter(aliases, pattern):
+                near = difflib.get_close_matches(pattern, aliases, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" The first is {aliases[0]!r}"
+                raise UseError(f"parameters: {pattern!r} matches none of the {len(tensors)} names.{hint}")
+        wanted = {
+            id(tensor)
+            for name, tensor in all_parameter_names(model)
+            if any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        }
+        names = [name for name, tensor in tensors.items() if id(tensor) in wanted]
+        if not names:
+            raise UseError("parameters is empty: give at least one pattern, or leave it out for all of them")
+    for name in names:
+        if not tensors[name].is_floating_point():
+            raise UseError(
+                f"{name} is {tensors[name].dtype}: only floating-point parameters have derivatives. Leave "
+                "it out with parameters=…"
+            )
+    return tuple(names)
+
+
+def _examples(pair: Batch) -> int:
+    """How many examples a batch has: the length of its first tensor."""
+    tensors = [leaf for leaf in tree_leaves(pair[0]) if isinstance(leaf, Tensor)]
+    return tensors[0].shape[0] if tensors and tensors[0].ndim else 1
+
+
+def _refuse_renormed(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise UseError(
+                f"{name} is {module}, which changes its weights in every forward pass (max_norm), so the "
+                "loss is no function of them. Set its max_norm to None while you measure"
+            )
+
+
+def _refuse_shards(model: nn.Module) -> None:
+    for name, tensor in model.named_parameters():
+        if type(tensor).__name__ in ("DTensor", "FlatParameter"):
+            raise UseError(
+                f"{name} is sharded ({type(tensor).__name__}), and what gathers shards during a backward "
+                "pass cannot be differentiated again. Measure an unsharded copy: build the model once more, "
+                "and load "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+                "options=StateDictOptions(full_state_dict=True)) into it"
+            )

@@ -1,0 +1,432 @@
+"""The Hessian of a loss as an operator, and its two parts.
+
+With logits `z(θ)` and loss `ℓ(z)`, `J = ∂z/∂θ`, `B = ∂²ℓ/∂z²`:
+
+    H = G + S,   G = Jᵀ B J   (Gauss–Newton),   S = Σ_k ∂ℓ/∂z_k ∇²z_k   (residual)
+
+A product is a second backward pass through the graph of the first, which is kept from one product to the
+next. Neither `jvp(jacrev)` nor `grad(jvp)` is used: both are wrong through LayerNorm and BatchNorm in today's
+torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.core.calling import Loss, described
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.probes.curvature.graph import own_functions
+from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.replicas import on_all_ranks
+from theodolite.probes.curvature.score import score
+from theodolite.workloads import Batch
+
+Kind = Literal["hessian", "gauss_newton", "residual", "fisher"]
+Vector = TypeVar("Vector", Tensor, dict[str, Tensor])
+
+MOST_AT_ONCE = 64
+"""Vectors that a GPU is given at a time; half as many when its memory is full."""
+
+
+class Operator:
+    """A symmetric matrix over named parameters, known by its products.
+
+    `operator @ v` takes a vector (P,), a block of vectors (P, k) or a dict of tensors by name, and gives the
+    same. It is of the weights that the model has when the product is taken; only what is changed through
+    `.data`, of which torch keeps no count, is not noticed.
+    """
+
+    def __init__(self, source: Linearised, kind: Kind) -> None:
+        self._source, self._kind = source, kind
+        objective = source.objective
+        self._model = objective.given
+        self.names = objective.names
+        """Canonical names of the parameters, in the order of a vector."""
+        self.shapes = objective.shapes
+        self.size = objective.size
+        """P, the number of entries of a vector."""
+        self.dtype, self.device = objective.dtype, objective.device
+        self.products = 0
+        """How many were made so far."""
+
+    def __matmul__(self, vector: Vector) -> Vector:
+        if isinstance(vector, Mapping):
+            self.products += 1
+            return self._source.product(self._kind, vector)
+        if not isinstance(vector, Tensor):
+            raise UseError(
+                f"an operator is multiplied by a tensor or a dict by name, not by {described(vector)}"
+            )
+        if vector.ndim not in (1, 2) or vector.shape[0] != self.size:
+            raise UseError(
+                f"the vector has the shape {tuple(vector.shape)}, and the operator is over {self.size:,} "
+                f"parameters: give ({self.size},), ({self.size}, k) or a dict by name"
+            )
+        block = vector.to(self.device, self.dtype)
+        rows = block[None] if block.ndim == 1 else block.mT.contiguous()
+        self.products += len(rows)
+        found = self._source.products(self._kind, rows)
+        return found[0] if vector.ndim == 1 else found.mT
+
+    def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A dict by name as a vector (P,)."""
+        return self._source.objective.flat(tensors)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """A vector (P,) as a dict by name."""
+        return self._source.objective.split(flat)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._kind}, {self.size:,} parameters in {len(self.names)} tensors)"
+
+
+class Hessian(Operator):
+    """The Hessian `H = G + S` of a loss. Made by `hessian`."""
+
+    def __init__(self, source: Linearised) -> None:
+        super().__init__(source, "hessian")
+
+    @property
+    def gauss_newton(self) -> Operator:
+        """`G = Jᵀ B J`, positive semi-definite where the loss is convex in the logits; of the same pass."""
+        return Operator(self._source, "gauss_newton")
+
+    @property
+    def fisher(self) -> Operator:
+        """The empirical Fisher matrix, the mean of `gᵢ gᵢᵀ` over the gradients of single examples.
+
+        An example is an entry of the logits' first dimension, and the loss has to be the mean over them.
+        """
+        return Operator(self._source, "fisher")
+
+    @property
+    def residual(self) -> Operator:
+        """`S = H − G`, of the same pass."""
+        return Operator(self._source, "residual")
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient of the loss, (P,)."""
+        return self._source.gradient()
+
+    @property
+    def loss(self) -> float:
+        """The loss itself."""
+        return self._source.value()
+
+
+@exclusive()
+@on_all_ranks
+def hessian(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batches,
+    *,
+    parameters: str | Sequence[str] | None = None,
+    temperature: float = 1.0,
+) -> Hessian:
+    """The Hessian of a model's loss as an operator over its parameters.
+
+    Args:
+        model: any module, in train or in eval mode as you want it looked at. Dropout has one fixed mask. A
+            compiled model is differentiated as it was written. Under DDP products are averaged over ranks.
+        loss: `loss(logits, targets) -> scalar`.
+        batch: `(inputs, targets)`, or several such pairs in a list or a DataLoader: the mean over examples.
+        parameters: patterns of names, as in `"blocks.*"`; all that require a gradient if left out.
+        temperature: the loss is taken of logits/temperature.
+
+    >>> model = nn.Linear(2, 1, bias=False).double()
+    >>> batch = torch.eye(2).double(), torch.zeros(2, 1).double()
+    >>> H = hessian(model, nn.functional.mse_loss, batch)
+    >>> H @ torch.tensor([1.0, 2.0], dtype=torch.float64)
+    tensor([1., 2.], dtype=torch.float64)
+    >>> H.residual @ torch.tensor([1.0, 2.0], dtype=torch.float64)
+    tensor([0., 0.], dtype=torch.float64)
+    """
+    return Hessian(Linearised(Objective(model, loss, batch, parameters=parameters, temperature=temperature)))
+
+
+def operator_of(
+    measured: Operator | nn.Module,
+    loss: Loss | None = None,
+    batch: Batches | None = None,
+    *,
+    parameters: str | Sequence[str] | None = None,
+    temperature: float = 1.0,
+) -> Operator:
+    """An operator as it is, or the Hessian of a model."""
+    if isinstance(measured, nn.Module):
+        if loss is None or batch is None:
+            raise UseError("a model is measured with a loss and a batch: give (model, loss, batch)")
+        return hessian(measured, loss, batch, parameters=parameters, temperature=temperature)
+    if not hasattr(measured, "__matmul__") or not hasattr(measured, "size"):
+        raise UseError(f"what is measured is {described(measured)}: give a torch.nn.Module or an operator")
+    if loss is not None or batch is not None or parameters is not None or temperature != 1:
+        raise UseError("an operator has its loss, batch, parameters and temperature already: leave them out")
+    return measured
+
+
+class Linearised:
+    """The graphs behind an objective: of one batch they are kept, of several made anew for each product."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+        self._kept: tuple[tuple[object, ...], Point] | None = None
+        self._at_once = MOST_AT_ONCE
+        self._batched: dict[Kind, bool] = {}
+
+    @exclusive()
+    def product(self, kind: Kind, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """By name, without a copy to and from a long vector where there is one batch."""
+        objective = self.objective
+        if not objective.single or objective.group is not None:
+            return objective.split(self.products(kind, objective.flat(vector)[None])[0])
+        objective.check(vector)
+        seeds = [vector[name].to(objective.device, objective.dtype) for name in objective.names]
+        return dict(zip(objective.names, self._point().product(kind, seeds), strict=True))
+
+    @exclusive()
+    def products(self, kind: Kind, rows: Tensor) -> Tensor:
+        """(k, P) → (k, P)."""
+        return self._mean(lambda point: self._block(point, kind, rows))
+
+    @exclusive()
+    def gradient(self) -> Tensor:
+        """(P,)."""
+        return self._mean(lambda point: _joined(point.slope).detach())
+
+    @exclusive()
+    def value(self) -> float:
+        """The loss."""
+        device = self.objective.device
+        return float(self._mean(lambda point: torch.tensor(point.loss, dtype=torch.float64, device=device)))
+
+    def _mean(self, measure: Callable[[Point], Tensor]) -> Tensor:
+        return self.objective.averaged(lambda: self._own_mean(measure))
+
+    def _own_mean(self, measure: Callable[[Point], Tensor]) -> Tensor:
+        total: Tensor | None = None
+        if self.objective.single:
+            total = measure(self._point())
+        else:
+            for batch, share in self.objective.draw():
+                found = measure(Point(self.objective, batch)) * share
+                total = found if total is None else total + found
+        assert total is not None
+        return total
+
+    def _point(self) -> Point:
+        state = self.objective.state
+        if self._kept is None or self._kept[0] != state:
+            self._kept = None
+            ((batch, _),) = self.objective.draw()
+            self._kept = state, Point(self.objective, batch)
+        return self._kept[1]
+
+    def _block(self, point: Point, kind: Kind, rows: Tensor) -> Tensor:
+        # On a CPU many vectors at once take as long as one after the other, and more memory.
+        if len(rows) == 1:
+            return self._one(point, kind, rows[0])[None]
+        if rows.device.type == "cpu" or not self._batches(point, kind, rows[:2]):
+            return torch.stack([self._one(point, kind, row) for row in rows])
+        found: list[Tensor] = []
+        done = 0
+        while done < len(rows):
+            some = rows[done : done + self._at_once]
+            try:
+                found.append(self._many(point, kind, some))
+            except torch.OutOfMemoryError:
+                if self._at_once == 1:
+                    raise
+                self._at_once = max(1, min(self._at_once, len(some)) // 2)
+                torch.cuda.empty_cache()
+                continue
+            done += len(some)
+        return torch.cat(found)
+
+    def _batches(self, point: Point, kind: Kind, rows: Tensor) -> bool:
+        """Can the network's operations be taken for many vectors at once? Some cannot, or give nonsense."""
+        if kind not in self._batched:
+            alone = torch.stack([self._one(point, kind, row) for row in rows])
+            try:
+                together = self._many(point, kind, rows)
+                off = float((together - alone).abs().max() / alone.abs().max().clamp(min=1e-30))
+                self._batched[kind] = off < 1e-3
+            except RuntimeError:
+                self._batched[kind] = False
+        return self._batched[kind]
+
+    def _one(self, point: Point, kind: Kind, row: Tensor) -> Tensor:
+        return _joined(point.product(kind, self._split(row)))
+
+    def _many(self, point: Point, kind: Kind, rows: Tensor) -> Tensor:
+        return _joined(point.product(kind, self._split(rows), many=True), many=True)
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        return list(self.objective.split(flat).values())
+
+
+class Point:
+    """One batch at the present weights: the logits, and graphs through which products go."""
+
+    def __init__(self, objective: Objective, batch: Batch) -> None:
+        chosen = objective.stand_ins(grad=True)
+        self._names, self._leaves = tuple(chosen), tuple(chosen.values())
+        with objective.conditions():
+            self.logits = objective.forward(chosen, batch)
+            self.loss = objective.evaluate(self.logits, batch)
+            if not self.logits.requires_grad:
+                raise UseError(
+                    f"the loss does not depend on {self._names[0]}, nor on any other parameter chosen"
+                )
+            known = objective.cross_entropy(self.logits, batch)
+            with _naming_culprit(self.logits):
+                self._score = score(objective.loss, self.logits, batch[1], known)
+
+    @cached_property
+    def slope(self) -> tuple[Tensor, ...]:
+        """The gradient `Jᵀ s`, with a graph in which the loss's derivative s is a function of the weights."""
+        return self._pulled(self._score)
+
+    @cached_property
+    def _frozen(self) -> tuple[tuple[Tensor, ...], Tensor]:
+        """`Jᵀ u` at u = s, and u: by the weights along v its derivative is `S v`, by u it is `J v`."""
+        seed = self._score.detach().requires_grad_()
+        return self._pulled(seed), seed
+
+    def product(self, kind: Kind, vectors: list[Tensor], *, many: bool = False) -> tuple[Tensor, ...]:
+        """One product; with `many`, of vectors that are stacked along a first dimension."""
+        with _naming_culprit(self.logits):
+            if kind == "hessian":
+                return self._back(self.slope, self._leaves, vectors, many)
+            if kind == "residual":
+                return self._back(self._frozen[0], self._leaves, vectors, many)
+            pushed = self.pushed(vectors, many=many)
+            if kind == "fisher":
+                # n·sᵢ is the derivative of one example's loss by its logits, and Jᵢᵀ of it is its gradient.
+                slope, num = self._score.detach(), len(self.logits)
+                along = (slope * pushed).reshape(*pushed.shape[:many], num, -1).sum(-1)
+                seeds = num * along.reshape(along.shape + (1,) * (slope.ndim - 1)) * slope
+                return self._back((self.logits,), self._leaves, [seeds], many)
+            (curved,) = self._back((self._score,), (self.logits,), [pushed], many)
+            return self._back((self.logits,), self._leaves, [curved], many)
+
+    def pushed(self, vectors: list[Tensor], *, many: bool = False) -> Tensor:
+        """`J v`, of the shape of the logits."""
+        pulled, seed = self._frozen
+        (found,) = self._back(pulled, (seed,), vectors, many)
+        return found
+
+    def _pulled(self, seed: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad(), _naming_culprit(self.logits), _watching_own_functions(self.logits):
+            found = torch.autograd.grad(
+                self.logits, self._leaves, seed, create_graph=True, allow_unused=True, retain_graph=True
+            )
+        for name, one in zip(self._names, found, strict=True):
+            if one is None:
+                raise UseError(unused(name))
+        return found
+
+    @staticmethod
+    def _back(
+        outputs: Sequence[Tensor], inputs: Sequence[Tensor], seeds: Sequence[Tensor], many: bool
+    ) -> tuple[Tensor, ...]:
+        """One backward pass; where nothing depends on an input, zero."""
+        reached = [index for index, output in enumerate(outputs) if output.requires_grad]
+        found: Sequence[Tensor | None] = [None] * len(inputs)
+        if reached:
+            with warnings.catch_warnings():
+                # Of operations that vmap takes one by one: slower, but right.
+                warnings.filterwarnings("ignore", message=".*batching rule.*")
+                found = torch.autograd.grad(
+                    [outputs[index] for index in reached],
+                    inputs,
+                    [seeds[index] for index in reached],
+                    retain_graph=True,
+                    allow_unused=True,
+                    is_grads_batched=many,
+                )
+        lead = seeds[0].shape[:1] if many else ()
+        return tuple(
+            one if one is not None else into.new_zeros((*lead, *into.shape))
+            for one, into in zip(found, inputs, strict=True)
+        )
+
+
+class _naming_culprit:
+    """Turn autograd's complaint that there is no second derivative into one that names the operation."""
+
+    def __init__(self, output: Tensor) -> None:
+        self._output = output
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, (RuntimeError, NotImplementedError)) or isinstance(
+            error, torch.OutOfMemoryError
+        ):
+            return
+        said = str(error)
+        operation = re.search(r"derivative for '?(?:aten::)?(\w+)'? is not implemented", said)
+        if operation:
+            culprit = operation[1]
+        else:
+            return
+        raise UseError(_no_second_derivative(culprit)) from error
+
+
+@contextlib.contextmanager
+def _watching_own_functions(output: Tensor) -> Iterator[None]:
+    """Refuse an autograd.Function whose backward has no derivative: autograd would take it for zero."""
+    culprits: list[str] = []
+
+    def watch(node: Any) -> Any:
+        def look(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+            if any(one is not None and one.requires_grad for one in outputs) and any(
+                one is not None and (not one.requires_grad or "Error" in type(one.grad_fn).__name__)
+                for one in inputs
+            ):
+                culprits.append(type(node).__name__.removesuffix("Backward"))
+
+        return node.register_hook(look)
+
+    handles = [watch(node) for node in own_functions(output)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if culprits:
+        raise UseError(_no_second_derivative(culprits[-1]))
+
+
+def _no_second_derivative(culprit: str) -> str:
+    return (
+        f"{culprit} has no second derivative, so the loss has no Hessian by autograd. Exchange it for an "
+        "operation that has one while you measure"
+    )
+
+
+def unused(name: str) -> str:
+    """What is said of a parameter that the loss does not depend on."""
+    return (
+        f"the loss does not depend on {name}. Leave it out: freeze it with requires_grad_(False), or choose "
+        "others where there is parameters=…"
+    )
+
+
+def _joined(tensors: Sequence[Tensor], *, many: bool = False) -> Tensor:
+    """Tensors as one vector (P,); with `many`, stacked ones (k, *shape) as (k, P)."""
+    return torch.cat(
+        [tensor.reshape(len(tensor), -1) if many else tensor.reshape(-1) for tensor in tensors], dim=-1
+    )

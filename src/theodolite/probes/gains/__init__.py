@@ -1,0 +1,1 @@
+"""What the optimizer does to gains and other vectors: decay, preconditioning, amplification."""

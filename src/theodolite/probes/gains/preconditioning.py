@@ -1,0 +1,300 @@
+"""What a norm's gain does to the speed at which the linear maps behind it learn.
+
+`y = W(γ∘n)` has the effective matrix `A = W diag γ`, column by column `a_j = γ_j w_j`. With `G = ∂L/∂A` a
+gradient step on W and γ moves it, to first order in the step, by
+
+    dA = −[G diag γ² + W diag(colsum(W∘G))],    da_j = −P_j g_j,    P_j = γ_j²I + w_j w_jᵀ
+
+against −G if A were trained itself: the vector is a preconditioner. P_j has the eigenvalue `γ_j² + ‖w_j‖²`
+along w_j and γ_j² across it. Gradient flow conserves `c_j = γ_j² − ‖w_j‖²`, so
+`γ_j² = (c_j + √(c_j² + 4‖a_j‖²))/2`: as the map grows its own learning rate does.
+
+References:
+    Negligible in size, significant in effect: on scale vectors in large language models, 2026.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.anatomy.undisturbed import undisturbed
+from theodolite.core.building import untouched_randomness
+from theodolite.core.calling import Loss, described, evaluate
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.probes.gains.scaled_maps import (
+    Map,
+    Vector,
+    find_maps,
+    find_vectors,
+    obstacles,
+    raw_names,
+    replaced,
+)
+from theodolite.probes.scaling.norm_history import on_device
+from theodolite.probes.steps.update import optimizer_step
+from theodolite.surgery.folded import along
+from theodolite.surgery.holding import Held, held
+from theodolite.workloads import Batch
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far one linear map moves in a step on what it is computed from."""
+
+    weight: str
+    move: float
+    """`‖dA‖/‖G‖`: by a small gradient step, against the same step on A itself."""
+    fall: float
+    """`⟨G, −dA⟩/‖G‖²`: the same of the fall of the loss."""
+    step: float | None
+    """`‖ΔA‖/‖A‖` of the optimizer's step, to first order, if one was given."""
+    step_by_weight: float | None
+    """The same if only W had moved."""
+
+
+@dataclass(frozen=True, eq=False)
+class Preconditioning:
+    """The preconditioner of every map that reads an Input-Norm. Made by `preconditioning`."""
+
+    vectors: tuple[Vector, ...]
+    maps: tuple[Moved, ...]
+    fall: float
+    """`Σ⟨G, −dA⟩/Σ‖G‖²`, over all maps."""
+
+    def __str__(self) -> str:
+        """A table: medians over the columns, and the speed of the maps."""
+        name = max(len("scale vector"), *(len(one.name) for one in self.vectors))
+        lines = [
+            f"{'scale vector':<{name}}  columns      γ²    ‖w‖²  γ²+‖w‖² (10 % to 90 %)    γ²−‖w‖²",
+            *(_vector_row(one, name) for one in self.vectors),
+            *obstacles(self.vectors),
+            "",
+        ]
+        name = max(len(one.weight) for one in self.maps)
+        steps = any(one.step is not None for one in self.maps)
+        lines.append(f"{'map':<{name}}  ‖dA‖/‖G‖    fall{'   ‖ΔA‖/‖A‖  by W alone' if steps else ''}")
+        for one in self.maps:
+            line = f"{one.weight:<{name}}  {one.move:8.3f}  {one.fall:6.3f}"
+            if one.step is not None and one.step_by_weight is not None:
+                line += f"  {one.step:10.2e}  {one.step_by_weight:10.2e}"
+            lines.append(line)
+        lines.append(f"{'all':<{name}}  {'':8}  {self.fall:6.3f}")
+        return "\n".join(lines)
+
+
+@exclusive()
+def preconditioning(
+    model: nn.Module, loss: Loss, batch: Batch, *, optimizer: Optimizer | None = None
+) -> Preconditioning:
+    """Read the scale vectors of a network's Input-Norms as preconditioners.
+
+    Args:
+        model: any module that `theodolite.dissect` understands, converted by `theodolite.surgery` or not.
+            Dropout is off. It is left as it was.
+        loss: `loss(logits, targets) -> scalar`.
+        batch: a pair (inputs, targets).
+        optimizer: its next step is looked at too, for the gradient of this batch.
+
+    Each scale vector is read with all columns that it multiplies: the maps that share a gain share a vector,
+    and what gradient flow conserves is `γ_j² − Σ‖w_j‖²` over all of them. A LayerNorm's shift is a part of
+    the maps' biases in this.
+
+    >>> import theodolite as th
+    >>> model = nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4, bias=False)).double()
+    >>> _ = nn.init.eye_(model[1].weight), nn.init.constant_(model[0].weight, 2.0)
+    >>> batch = torch.randn(8, 4).double(), torch.zeros(8, 4).double()
+    >>> found = preconditioning(model, nn.functional.mse_loss, batch)
+    >>> found.vectors[0].speeds, found.vectors[0].balance
+    (tensor([5., 5., 5., 5.], dtype=torch.float64), tensor([3., 3., 3., 3.], dtype=torch.float64))
+    >>> 4 <= found.fall <= 5                                              # between the eigenvalues of P
+    True
+    """
+    inputs, targets = _pair(batch)
+    inner = unwrap(model)
+    loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
+    inputs, targets = on_device((inputs, targets), str(next(inner.parameters()).device))
+    maps = find_maps(inner, inputs)
+    with untouched_randomness(0), undisturbed(inner), torch.enable_grad():
+        inputs, targets = tree_map(_own, (inputs, targets))
+        gradients = _effective_gradients(inner, loss, inputs, targets, maps)
+        effective = [one.effective() for one in maps]
+        parameters = {name: tensor for name, tensor in canonical_parameters(inner) if tensor.requires_grad}
+        slopes = _slopes(_evaluated(inner, loss, inputs, targets), parameters)
+        moves = _pushed(effective, parameters, slopes)
+        steps: Sequence[Tensor | None] = [None] * len(maps)
+        by_weight = steps
+        if optimizer is not None:
+            update = _update(inner, parameters, slopes, optimizer)
+            weights = raw_names(inner, maps)
+            steps = _pushed(effective, parameters, update)
+            by_weight = _pushed(
+                effective, parameters, {name: update[name] for name in update.keys() & weights}
+            )
+        vectors = find_vectors(inner, maps)
+    rows = [
+        Moved(
+            one.weight,
+            _ratio(move, gradient),
+            _inner(move, gradient) / max(_inner(gradient, gradient), _TINY),
+            None if step is None else _ratio(step, matrix),
+            None if alone is None else _ratio(alone, matrix),
+        )
+        for one, move, gradient, step, alone, matrix in zip(
+            maps, moves, gradients, steps, by_weight, effective, strict=True
+        )
+    ]
+    falls = sum(_inner(move, gradient) for move, gradient in zip(moves, gradients, strict=True))
+    squares = sum(_inner(gradient, gradient) for gradient in gradients)
+    return Preconditioning(vectors, tuple(rows), falls / max(squares, _TINY))
+
+
+_TINY = 1e-300
+
+
+def _effective_gradients(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, maps: Sequence[Map]
+) -> list[Tensor]:
+    """G of every map: the network runs on the effective matrices, its gains at one, shifts in the biases."""
+    leaves = {one.held: one.effective().detach().requires_grad_() for one in maps}
+    others: dict[Held, Tensor] = {}
+    for one in maps:
+        others[one.gain] = torch.full_like(one.gain.tensor.detach(), 1.0 - one.place.offset)
+        if one.place.shift is not None and one.reader.bias is not None:
+            shift, bias = held(model, one.place.shift), held(model, one.reader.bias)
+            others[shift] = torch.zeros_like(shift.tensor.detach())
+            entries = along(one.reader, shift.tensor.detach().reshape(-1), nothing=0.0)
+            added = (one.held.tensor.detach() * entries).sum(one.reader.shape.in_axis)
+            others[bias] = bias.tensor.detach() + added.view_as(bias.tensor)
+    with replaced({**others, **leaves}):
+        value = _evaluated(model, loss, inputs, targets)
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    return [
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(leaves.values(), found, strict=True)
+    ]
+
+
+def _evaluated(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
+    with replaced(_copied_buffers(model)):
+        value = evaluate(loss, model, (inputs, targets))
+    if value.dim() or not bool(value.isfinite()):
+        raise UseError(
+            f"the loss is {described(value)} of value {value.tolist()}: it has to be one finite number"
+        )
+    return value
+
+
+def _copied_buffers(model: nn.Module) -> dict[Held, Tensor]:
+    """What a pass may write to, in every place that holds it."""
+    copies = {id(tensor): tensor.clone() for tensor in model.buffers()}
+    return {
+        Held(module, name): copies[id(tensor)]
+        for module in model.modules()
+        for name, tensor in module._buffers.items()
+        if tensor is not None
+    }
+
+
+def _slopes(value: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+    """The gradients of the loss, by name; None where it does not depend on a parameter."""
+    if not (value.requires_grad and parameters):
+        return dict.fromkeys(parameters)
+    found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    return dict(zip(parameters, found, strict=True))
+
+
+def _pushed(
+    effective: Sequence[Tensor], parameters: Mapping[str, Tensor], tangents: Mapping[str, Tensor | None]
+) -> list[Tensor]:
+    """How the matrices move when the parameters do, to first order: the derivative along a direction.
+
+    Those that are made of frozen tensors alone do not.
+    """
+    chosen = {name: tangent for name, tangent in tangents.items() if tangent is not None}
+    moving = [place for place, matrix in enumerate(effective) if matrix.requires_grad]
+    moves = [torch.zeros_like(matrix) for matrix in effective]
+    if not (chosen and moving):
+        return moves
+    covectors = [torch.zeros_like(effective[place], requires_grad=True) for place in moving]
+    # The derivative of the vector–Jacobian product by its vector is the Jacobian–vector product.
+    back = torch.autograd.grad(
+        [effective[place] for place in moving],
+        [parameters[name] for name in chosen],
+        covectors,
+        create_graph=True,
+        allow_unused=True,
+    )
+    used = [(one, chosen[name]) for one, name in zip(back, chosen, strict=True) if one is not None]
+    if not used:
+        return moves
+    found = torch.autograd.grad(
+        [one for one, _ in used],
+        covectors,
+        [tangent for _, tangent in used],
+        allow_unused=True,
+    )
+    for place, move in zip(moving, found, strict=True):
+        if move is not None:
+            moves[place] = move.detach()
+    return moves
+
+
+def _update(
+    model: nn.Module,
+    parameters: Mapping[str, Tensor],
+    slopes: Mapping[str, Tensor | None],
+    optimizer: Optimizer,
+) -> dict[str, Tensor]:
+    """What the optimizer would do with this gradient; gradients are as before at the end."""
+    before = {name: parameter.grad for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.grad = slopes[name]
+        with torch.no_grad():
+            update = optimizer_step(optimizer, model)
+        return {name: update[name] for name in update.keys() & parameters.keys()}
+    finally:
+        for name, parameter in parameters.items():
+            parameter.grad = before[name]
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        raise UseError(f"batch is {described(batch)}: give a pair (inputs, targets)")
+    return batch[0], batch[1]
+
+
+def _own(leaf: Any) -> Any:
+    """A tensor that was made in inference mode cannot be part of a gradient; its copy can."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _inner(one: Tensor, other: Tensor) -> float:
+    return float((one.detach().double() * other.detach().double()).sum())
+
+
+def _ratio(one: Tensor, other: Tensor) -> float:
+    return math.sqrt(_inner(one, one) / max(_inner(other, other), _TINY))
+
+
+def _vector_row(one: Vector, width: int) -> str:
+    gain, weight, speed, balance = (
+        values.flatten().median().item()
+        for values in (one.gain_squares, one.weight_squares, one.speeds, one.balance)
+    )
+    line = f"{one.name:<{width}}  {one.speeds.numel():7}  {gain:6.3g}  {weight:6.3g}"
+    if one.obstacle:
+        return f"{line}  {'–':>7}  {'–':>23}"
+    low, high = torch.quantile(one.speeds.flatten(), one.speeds.new_tensor([0.1, 0.9])).tolist()
+    return f"{line}  {speed:7.3g} {f'({low:.3g} to {high:.3g})':<15}  {balance:+8.3g}"

@@ -1,0 +1,218 @@
+"""The linear maps that read an Input-Norm, as their effective matrices `A = W diag γ`.
+
+Also of a network that surgery has given other vectors: there `A = diag(b) W diag γ`, and each map may have
+vectors of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.part import AnatomyError
+from theodolite.core.errors import UseError
+from theodolite.surgery.editing import Edits, scaled_weights
+from theodolite.surgery.folded import along
+from theodolite.surgery.folding import folding
+from theodolite.surgery.holding import Held, held
+from theodolite.surgery.places import Place, Reader, SurgeryError
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """One linear map, where it is held."""
+
+    weight: str
+    """Canonical name, as it was before surgery."""
+    reader: Reader
+    place: Place
+    held: Held
+    gain: Held
+
+    @property
+    def raw(self) -> Tensor:
+        """W, without the vectors that surgery put into it."""
+        return _raw(self.held)
+
+    def effective(self) -> Tensor:
+        """A, as a function of whatever it is computed from."""
+        if not self.reader.channels:  # surgery has left the norm's gain at one
+            return self.held.tensor
+        return self.held.tensor * along(self.reader, self.gamma(), nothing=1.0)
+
+    def gamma(self) -> Tensor:
+        """What the norm itself multiplies by."""
+        return self.gain.tensor.reshape(-1) + self.place.offset
+
+
+@dataclass(frozen=True, eq=False)
+class Vector:
+    """One scale vector γ with the columns that it multiplies."""
+
+    name: str
+    maps: tuple[str, ...]
+    """The weights whose columns they are."""
+    gain_squares: Tensor
+    """γ_j², float64; one row for each expert that has a vector of its own."""
+    weight_squares: Tensor
+    """‖w_j‖² over all the rows that γ_j multiplies."""
+    obstacle: str = ""
+    """Why columns do not learn by `P_j = γ_j²I + w_j w_jᵀ`; empty where they do."""
+
+    @property
+    def speeds(self) -> Tensor:
+        """`γ_j² + ‖w_j‖²`, the largest eigenvalue of P_j, all others being γ_j²; nan if it has not."""
+        return self._known(self.gain_squares + self.weight_squares)
+
+    @property
+    def balance(self) -> Tensor:
+        """`γ_j² − ‖w_j‖²`, which gradient flow conserves; nan if there is an obstacle."""
+        return self._known(self.gain_squares - self.weight_squares)
+
+    @property
+    def effective_squares(self) -> Tensor:
+        """`‖a_j‖² = γ_j²‖w_j‖²`."""
+        return self.gain_squares * self.weight_squares
+
+    def _known(self, values: Tensor) -> Tensor:
+        return torch.full_like(values, torch.nan) if self.obstacle else values
+
+
+def find_maps(model: nn.Module, inputs: Any) -> tuple[Map, ...]:
+    """Every linear map that reads a norm's gain, where nothing else reads it, by dataflow.
+
+    Found on a copy without memory, whose vectors are folded; or on a real copy if it cannot be traced so.
+    """
+    try:
+        try:
+            done = folding(_copied(model, hollow=True), inputs, Edits())
+        except AnatomyError:
+            done = folding(_copied(model, hollow=False), inputs, Edits())
+    except SurgeryError as error:
+        raise UseError(f"there is no scale vector to look at in {type(model).__name__}: {error}") from error
+    return tuple(
+        Map(reader.weight, reader, one.place, held(model, reader.weight), held(model, one.place.gain))
+        for one in done.maps
+        for reader in one.place.readers
+    )
+
+
+@torch.no_grad()
+def find_vectors(model: nn.Module, maps: Sequence[Map]) -> tuple[Vector, ...]:
+    """The scale vectors of these maps: the norms' own, or those that surgery has put into the weights."""
+    converted = scaled_weights(model)
+    found: list[Vector] = []
+    shared: dict[str, list[Map]] = {}
+    for one in maps:
+        if one.weight in converted and converted[one.weight][1].inputs:
+            found += _own_vectors(one, converted[one.weight][1])
+        else:
+            shared.setdefault(one.place.gain, []).append(one)
+    for name, readers in shared.items():
+        gamma = readers[0].gamma().double()
+        squares = torch.zeros_like(gamma)
+        for one in readers:
+            squares += _into_channels(_column_squares(one.raw, one.reader), one.reader, len(gamma))
+        weights = tuple(one.weight for one in readers)
+        outputs = any(name in converted and converted[name][1].outputs for name in weights)
+        plain = not parametrize.is_parametrized(readers[0].gain.module, readers[0].gain.attribute)
+        trained = [readers[0].gain.tensor, *(one.raw for one in readers)]
+        found.append(Vector(name, weights, gamma.square(), squares, _obstacle(plain, trained, outputs)))
+    return tuple(found)
+
+
+def obstacles(vectors: Sequence[Vector]) -> list[str]:
+    """For how many vectors numbers are left out, and why, as lines."""
+    found = Counter(one.obstacle for one in vectors if one.obstacle)
+    return [f"– for {count} of {len(vectors)} scale vectors: {why}." for why, count in found.items()]
+
+
+def _copied(model: nn.Module, *, hollow: bool) -> nn.Module:
+    tensors = [*model.parameters(), *model.buffers()]
+    empty = {
+        id(each): nn.Parameter(each.detach().to("meta"), each.requires_grad)
+        if isinstance(each, nn.Parameter)
+        else each.detach().to("meta")
+        for each in tensors
+    }
+    return copy.deepcopy(model, dict(empty) if hollow else None)
+
+
+def _own_vectors(one: Map, how: Any) -> Iterator[Vector]:
+    shape, weight = one.reader.shape, one.raw.double()
+    for block, vector in enumerate(how.inputs):
+        rows = torch.cat([torch.arange(*each) for each in shape.rows[block]]).to(weight.device)
+        mine = weight.index_select(shape.out_axis, rows)
+        name = one.weight if len(how.inputs) == 1 else f"{one.weight}[{block}]"
+        squares = vector().double().square(), mine.square().sum(shape.out_axis)
+        obstacle = _obstacle(vector.form == "plain", [*vector.parameters(), one.raw], bool(how.outputs))
+        yield Vector(name, (one.weight,), *squares, obstacle)
+
+
+def _obstacle(plain: bool, trained: Sequence[Tensor], outputs: bool) -> str:
+    if not all(tensor.requires_grad for tensor in trained):
+        return "the gain or a weight is frozen"
+    if not plain:
+        return "γ is a magnitude times a direction, and these are what is trained"
+    return "a vector on the output side moves the columns too" if outputs else ""
+
+
+def _column_squares(weight: Tensor, reader: Reader) -> Tensor:
+    """‖w_j‖² by input, over the rows and all matrices of a stack."""
+    shape = reader.shape
+    others = [axis for axis in range(weight.dim()) if axis != shape.in_axis]
+    return weight.double().square().sum(others)
+
+
+def _into_channels(squares: Tensor, reader: Reader, length: int) -> Tensor:
+    """By entry of the gain what is there by input."""
+    channels = torch.tensor(reader.channels, device=squares.device)
+    found = squares.new_zeros(length)
+    return found.index_add_(0, channels[channels >= 0], squares[channels >= 0])
+
+
+def _raw(where: Held) -> Tensor:
+    if parametrize.is_parametrized(where.module, where.attribute):
+        lists: Any = where.module.parametrizations
+        original: Tensor = lists[where.attribute].original
+        return original
+    return where.tensor
+
+
+def raw_names(model: nn.Module, maps: Sequence[Map]) -> set[str]:
+    """The canonical names of the weights themselves, without their vectors."""
+    weights = {id(one.raw) for one in maps}
+    return {name for name, tensor in canonical_parameters(model) if id(tensor) in weights}
+
+
+@contextlib.contextmanager
+def replaced(values: Mapping[Held, Tensor]) -> Iterator[None]:
+    """The network uses other tensors in these places, parametrized or not."""
+    handles, before = [], []
+    try:
+        for where, value in values.items():
+            if parametrize.is_parametrized(where.module, where.attribute):
+                lists: Any = where.module.parametrizations
+                handles.append(lists[where.attribute].register_forward_hook(lambda *_, value=value: value))
+                continue
+            module = where.module
+            registry: dict[str, Any] = (
+                module._parameters if where.attribute in module._parameters else module._buffers
+            )
+            before.append((registry, where.attribute, registry[where.attribute]))
+            registry[where.attribute] = value
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for registry, attribute, tensor in before:
+            registry[attribute] = tensor

@@ -1,0 +1,1 @@
+"""Do values, weights and steps keep their size as the network grows?"""

@@ -1,0 +1,238 @@
+"""What a network's branches, its stream and its logits are on a batch, without a hook and without a name.
+
+The forward pass is recorded as for the anatomy, on the real weights. The dataflow says which of the values
+are branches and which the stream; the next passes only look at these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.anatomy.axes import moved, own_axes
+from theodolite.anatomy.blocks import places
+from theodolite.anatomy.branches import normed_sum
+from theodolite.anatomy.flow import Flow
+from theodolite.anatomy.names import unwrap
+from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, PRODUCTS
+from theodolite.anatomy.residual import Residual, find_residuals
+from theodolite.anatomy.specimen import Specimen, shapes_of
+from theodolite.anatomy.trace import Graph, Ref, watch
+from theodolite.anatomy.uses import find_uses
+from theodolite.core.errors import UseError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where in one recorded forward pass the values stand. Made by `find_layout`."""
+
+    places: tuple[tuple[int, int], ...]
+    """By branch: its block, and which branch of the block it is."""
+    layers: tuple[int, ...]
+    """By branch: weights on the longest path through it."""
+    branches: tuple[tuple[int, ...], ...]
+    """By branch: the values whose sum it adds to the stream."""
+    factors: tuple[tuple[float, ...], ...]
+    """By branch: what the addition itself multiplies each of them by: alpha in `torch.add(h, f, alpha=…)`."""
+    stream: tuple[int, ...]
+    """By branch: the value of the stream after it; of a post-norm, what the norm makes of the sum."""
+    starts: tuple[int, ...]
+    """By branch: the value of the stream that it reads."""
+    channels: tuple[int, ...]
+    """By branch: the dimension of the stream that holds its channels."""
+    is_routed: bool
+    """Is the stream a mixture of all branches, in place of their sum?"""
+    outside: Mapping[str, tuple[int, ...]]
+    """By weight or table outside of every branch: the values it makes. Those of the last layers, which no
+    further weight reads, are left out: they are the logits."""
+    outputs: tuple[int, ...]
+    """The logits, or all that is returned where these cannot be told."""
+    ops: tuple[str, ...]
+    """All operations of the pass; another pass with the same operations has the same layout."""
+    graph: Graph = field(repr=False, compare=False)
+
+    def added(self, index: int, values: Mapping[int, Tensor]) -> Tensor:
+        """What a branch adds to the stream."""
+        first, *rest = (
+            values[end] if factor == 1 else values[end] * factor
+            for end, factor in zip(self.branches[index], self.factors[index], strict=True)
+        )
+        return sum(rest, first)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The values of one forward pass, as copies."""
+
+    layout: Layout
+    branches: tuple[Tensor, ...]
+    stream: tuple[Tensor, ...]
+    outside: Mapping[str, tuple[Tensor, ...]]
+    logits: Tensor
+    """All that is returned, in one row, where the logits cannot be told."""
+
+
+def find_layout(model: nn.Module, inputs: Any) -> Layout:
+    """Record a forward pass and find the residual branches in it."""
+    model = unwrap(model)
+    graph = watch(model, inputs, lambda value, tensor: None)
+    flow = Flow(find_uses(graph))
+    residuals = find_residuals(flow)
+    return Layout(
+        places=tuple(places(Specimen(model, shapes_of(model), flow, residuals))),
+        layers=tuple(residual.layers for residual in residuals),
+        branches=tuple(residual.ends for residual in residuals),
+        factors=tuple(_factors(flow, residual) for residual in residuals),
+        stream=tuple(_stream(flow, residuals)),
+        starts=tuple(residual.start for residual in residuals),
+        channels=tuple(_channels(flow, residuals)),
+        is_routed=any(residual.history is not None for residual in residuals),
+        outside=_outside(flow, residuals),
+        outputs=tuple(
+            value
+            for value in sorted(graph.outputs)
+            if len(graph.outputs) == 1 or (graph.floating[value] and graph.maker[value] is not None)
+        ),
+        ops=_ops(graph),
+        graph=graph,
+    )
+
+
+def look(model: nn.Module, inputs: Any, layout: Layout | None = None) -> Sight:
+    """Run the model on the inputs, in eval mode and without gradients; it is left as it was.
+
+    Args:
+        model: any module.
+        inputs: what it is called with, on its device.
+        layout: of an earlier pass, which saves finding it. If the pass took another way this time (experts
+            pick their tokens by value), it is found again.
+
+    >>> import torch, theodolite as th
+    >>> sight = look(th.models.GPT(64, 2), torch.zeros(1, 8, dtype=torch.long))
+    >>> len(sight.branches), sight.logits.shape
+    (4, torch.Size([1, 8, 256]))
+    """
+    found = layout or find_layout(model, inputs)
+    sight = _look(model, inputs, found)
+    if sight is None and layout is not None:
+        sight = _look(model, inputs, find_layout(model, inputs))
+    if sight is None:
+        raise UseError(
+            f"two forward passes of {type(model).__name__} on the same inputs ran different operations, so "
+            "its values cannot be told apart. Make it deterministic in eval mode"
+        )
+    return sight
+
+
+def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
+    """The values at the places of a layout; None if the pass ran other operations."""
+    kept: dict[int, Tensor] = {}
+    several = (*layout.branches, *layout.outside.values())
+    wanted = {value for values in several for value in values} | {*layout.stream, *layout.outputs}
+
+    def keep(value: int, tensor: Tensor) -> None:
+        if value in wanted:
+            kept[value] = tensor.detach().clone()
+
+    if _ops(watch(unwrap(model), inputs, keep)) != layout.ops:
+        return None
+    return Sight(
+        layout,
+        branches=tuple(layout.added(index, kept) for index in range(len(layout.branches))),
+        stream=tuple(kept[value] for value in layout.stream),
+        outside={name: tuple(kept[value] for value in values) for name, values in layout.outside.items()},
+        logits=kept[layout.outputs[0]]
+        if len(layout.outputs) == 1
+        else torch.cat([kept[value].flatten() for value in layout.outputs]),
+    )
+
+
+def _outside(flow: Flow, residuals: list[Residual]) -> dict[str, tuple[int, ...]]:
+    """The values that weights and tables outside of every branch make, but for those of the last layers."""
+    inside = 0
+    for residual in residuals:
+        inside |= residual.region
+    found: dict[str, tuple[int, ...]] = {}
+    for use in flow.uses.all:
+        if use.kind not in ("weight", "table") or use.node < 0:
+            continue
+        value = flow.graph.nodes[use.node].outputs[0]
+        is_read_by_another = flow.descendants[value] & flow.weighted & ~(1 << value)
+        if is_read_by_another and not inside >> value & 1:
+            found[use.name] = (*found.get(use.name, ()), value)
+    return found
+
+
+def _stream(flow: Flow, residuals: list[Residual]) -> list[int]:
+    """The stream after each branch; a norm after the sum counts if the next branch reads what it makes."""
+    starts = {flow.back(residual.start) for residual in residuals}
+    normed = [normed_sum(flow, residual) for residual in residuals]
+    post = any(value is not None and flow.back(value) in starts for value in normed)
+    sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
+    return [value if post and value is not None else total for value, total in zip(normed, sums, strict=True)]
+
+
+def _factors(flow: Flow, residual: Residual) -> tuple[float, ...]:
+    """What the additions on the way to the stream multiply the branch's values by."""
+    found = dict.fromkeys(residual.ends, 1.0)
+    if residual.history is not None:
+        return tuple(found.values())
+    waiting = [(flow.graph.nodes[residual.addition].outputs[0], 1.0)]
+    while waiting:
+        value, factor = waiting.pop()
+        node = flow.maker(flow.back(value))
+        if value in found:
+            found[value] = factor
+        elif (
+            node is not None
+            and node.op in ("add", "sub")
+            and any(flow.ancestors[value] >> end & 1 for end in found)
+        ):
+            alpha = float(node.kwargs.get("alpha", 1)) * (-1 if node.op == "sub" else 1)
+            operands = [arg.value for arg in node.args[:2] if isinstance(arg, Ref)]
+            waiting += [(one, factor * weight) for one, weight in zip(operands, (1.0, alpha), strict=False)]
+    return tuple(found.values())
+
+
+def _channels(flow: Flow, residuals: list[Residual]) -> Iterator[int]:
+    """The dimension in which most branches of a rank end with the outputs of a weight; in doubt, the last."""
+    votes: dict[int, Counter[int]] = {}
+    for residual in residuals:
+        for end in residual.ends:
+            rank, found = len(flow.graph.shapes[end]), _outputs_of_a_weight(flow, end, residual.region)
+            if found is not None:
+                votes.setdefault(rank, Counter())[found] += 1
+    for residual in residuals:
+        rank = len(flow.graph.shapes[residual.ends[0]])
+        counts = votes.get(rank, Counter())
+        yield max(counts, key=lambda dim: (counts[dim], dim), default=rank - 1)
+
+
+def _outputs_of_a_weight(flow: Flow, value: int, region: int) -> int | None:
+    """The dimension of a value along which the outputs of the weight behind it run; None if it is lost."""
+    node, shape = flow.maker(value), flow.graph.shapes[value]
+    if node is None or not region >> value & 1:
+        return None
+    if node.op in CONVOLUTIONS and isinstance(weight := node.args[1], Ref):
+        return len(shape) + 1 - len(flow.graph.shapes[weight.value])
+    if node.op in PRODUCTS:
+        return len(shape) - 1
+    for signal in flow.signals(node):
+        channels, before = _outputs_of_a_weight(flow, signal, region), flow.graph.shapes[signal]
+        if channels is None:
+            continue
+        if node.op in NORMS:
+            return channels
+        args = tuple(arg for arg in node.args[1:] if not isinstance(arg, Ref))
+        after = moved(node.op, own_axes(before), before, shape, args)
+        return next((dim for dim, axes in enumerate(after) if channels in axes), None)
+    return None
+
+
+def _ops(graph: Graph) -> tuple[str, ...]:
+    return tuple(node.op for node in graph.nodes)

@@ -1,0 +1,194 @@
+"""One network followed through its first steps: how large its values are, and how far they moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.core.building import untouched_randomness
+from theodolite.core.size import Size
+from theodolite.planning import Plan
+from theodolite.probes.scaling.activation_layout import Layout, Sight, look
+from theodolite.probes.scaling.norm_history import on_device
+from theodolite.workloads import Workload
+
+Status = Literal["finished", "diverged"]
+
+LAYER = "layer."
+"""What the names of quantities of layers outside of every branch begin with."""
+PROBE_STEP = 10_000
+"""The batch that is looked at is one that is not trained on."""
+
+
+@dataclass(frozen=True)
+class Track:
+    """The root mean squares of one run, by step: `steps + 1` of each, the first before training.
+
+    Quantities are `stream` (after the last block), `stream.first` and `stream.middle` (after the first and
+    the middle one), `branch.0`, `branch.1`, … (of each block's first branch, second branch, …; the root mean
+    square over the blocks that repeat with depth), `layer.NAME` (of what the weight of that name makes,
+    outside of every branch and with outputs that grow with the width), `logits`, and for the stream, the
+    branches, the layers and the logits `change of …`: how far the values are from where they were before
+    training.
+    """
+
+    size: Size
+    seed: int
+    status: Status
+    values: Mapping[str, tuple[float, ...]]
+    """By quantity, by step. nan from where the run diverged."""
+    expected: Mapping[str, float]
+    """By quantity: the power of the depth it should follow. Everything should follow the width's 0th."""
+    branches: tuple[tuple[float, ...], ...]
+    """By step, by branch: what each branch adds to the stream."""
+    stream: tuple[tuple[float, ...], ...]
+    """By step, by branch: the stream after each branch."""
+
+
+def follow(
+    workload: Workload,
+    plan: Plan,
+    *,
+    seed: int,
+    steps: int,
+    device: str = "cpu",
+    lone: Collection[tuple[int, int]] = (),
+) -> Track:
+    """Build the network by the plan, train it for some steps, and look at it before and after each.
+
+    Branches that do not repeat with depth, `lone` by block and number, are not counted with the others. The
+    batches are `workload.batch(seed, step)`, and the one looked at `workload.batch(seed, 10_000)`. No
+    random number is spent.
+    """
+    with untouched_randomness(seed):
+        probe = on_device(workload.draw(seed, PROBE_STEP), device)[0]
+        model = plan.build(seed, device=device).train()
+        optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
+        first = last = look(model, probe)
+        sizes = [_sizes(first, first, lone)]
+        branches, stream = [rms(*first.branches)], [rms(*first.stream)]
+        for step in range(steps):
+            batch = on_device(workload.draw(seed, step), device)
+            optimizer.zero_grad()
+            workload.evaluate(model, batch).backward()
+            optimizer.step()
+            last = look(model, probe, last.layout)
+            sizes.append(_sizes(last, first, lone))
+            branches.append(rms(*last.branches))
+            stream.append(rms(*last.stream))
+            if not all(math.isfinite(value) for value in sizes[-1].values()):
+                break
+    finished = all(math.isfinite(value) for value in sizes[-1].values())
+    missing = [math.nan] * (steps + 1 - len(sizes))
+    names = [name for name in sizes[0] if _is_wide(name, plan) and all(name in one for one in sizes)]
+    return Track(
+        size=plan.size,
+        seed=seed,
+        status="finished" if finished else "diverged",
+        values={name: (*(one[name] for one in sizes), *missing) for name in names},
+        expected=_expected(first.layout, lone),
+        branches=tuple(branches),
+        stream=tuple(stream),
+    )
+
+
+def measured(model: nn.Module, inputs: Any) -> dict[str, float]:
+    """The root mean squares of stream, branches and logits of a network as it is, named as in `Track`."""
+    sight = look(model, inputs)
+    return {
+        name: size for name, size in _sizes(sight, sight).items() if not name.startswith(("change of", LAYER))
+    }
+
+
+def rms(*tensors: Tensor) -> tuple[float, ...]:
+    """The root mean square of the entries of each.
+
+    >>> rms(torch.tensor([3.0, 4.0, 0.0, 0.0]), torch.ones(3))
+    (2.5, 1.0)
+    >>> rms(torch.tensor([3 + 4j]))
+    (5.0,)
+    """
+    if not tensors:
+        return ()
+    # One copy from the device for all of them.
+    return tuple(torch.stack([_rms(tensor) for tensor in tensors]).tolist())
+
+
+def _rms(tensor: Tensor) -> Tensor:
+    return (tensor.abs() if tensor.is_complex() else tensor).double().square().mean().sqrt()
+
+
+def _sizes(now: Sight, before: Sight, lone: Collection[tuple[int, int]] = ()) -> dict[str, float]:
+    sizes: dict[str, float] = {}
+    if now.stream:
+        first, middle, last = 0, (len(now.stream) - 1) // 2, -1
+        chosen = rms(*(now.stream[index] for index in (first, middle, last)))
+        sizes |= dict(zip(("stream.first", "stream.middle", "stream"), chosen, strict=True))
+    sizes |= _by_kind("branch", _kinds(now.layout, lone), now.branches)
+    sizes |= {f"{LAYER}{name}": _rms_of_all(values) for name, values in now.outside.items()}
+    (sizes["logits"],) = rms(now.logits)
+    if now.stream:
+        (sizes["change of stream"],) = rms(now.stream[-1] - before.stream[-1])
+    moved = tuple(one - other for one, other in zip(now.branches, before.branches, strict=True))
+    sizes |= _by_kind("change of branch", _kinds(now.layout, lone), moved)
+    for name, values in now.outside.items():
+        were = before.outside.get(name, ())
+        if [one.shape for one in values] == [one.shape for one in were]:  # not so where routing picks rows
+            moved = tuple(one - other for one, other in zip(values, were, strict=True))
+            sizes[f"change of {LAYER}{name}"] = _rms_of_all(moved)
+    (sizes["change of logits"],) = rms(now.logits - before.logits)
+    return sizes
+
+
+def _is_wide(quantity: str, plan: Plan) -> bool:
+    """Is it not of a layer whose outputs stay few, such as the scores of a router or a bottleneck?
+
+    These may start the smaller the wider the network is, as logits do, and a softmax does not heed a number
+    that is added to all scores.
+    """
+    _, is_layer, name = quantity.partition(LAYER)
+    return not is_layer or plan[name].role in ("input", "hidden")
+
+
+def _rms_of_all(tensors: Sequence[Tensor]) -> float:
+    """The root mean square of the entries of all of them: what a recurrent weight makes at each time."""
+    (size,) = rms(torch.cat([tensor.flatten() for tensor in tensors]))
+    return size
+
+
+def _by_kind(
+    name: str, kinds: Iterable[tuple[int, list[int]]], tensors: tuple[Tensor, ...]
+) -> dict[str, float]:
+    """The root mean square over all blocks, for each block's first branch, second branch, …"""
+    each = rms(*tensors)
+    return {
+        f"{name}.{kind}": math.sqrt(sum(each[index] ** 2 for index in members) / len(members))
+        for kind, members in kinds
+    }
+
+
+def _expected(layout: Layout, lone: Collection[tuple[int, int]]) -> dict[str, float]:
+    """A branch of L is 1/L of the stream, if of one layer 1/√L at first; its change is 1/L in any case.
+
+    A stream that is a mean of L values, one of which is the embedding, is 1/L of the sum.
+    """
+    names = ("stream.middle", "stream", "change of stream") if layout.is_routed else ()
+    expected: dict[str, float] = dict.fromkeys(names, -1.0)
+    for kind, members in _kinds(layout, lone):
+        one_layer = layout.layers[members[0]] == 1
+        expected |= {f"branch.{kind}": -0.5 if one_layer else -1.0, f"change of branch.{kind}": -1.0}
+    return expected
+
+
+def _kinds(layout: Layout, lone: Collection[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
+    """Branches that repeat, by which of their block they are."""
+    kinds: dict[int, list[int]] = {}
+    for index, (block, branch) in enumerate(layout.places):
+        if (block, branch) not in lone:
+            kinds.setdefault(branch, []).append(index)
+    yield from sorted(kinds.items())

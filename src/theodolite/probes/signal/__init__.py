@@ -1,0 +1,1 @@
+"""What a block would do that is not there yet."""

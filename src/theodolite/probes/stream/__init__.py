@@ -1,0 +1,1 @@
+"""The residual stream: how large it is after each branch, at the start and during training."""

@@ -1,0 +1,121 @@
+"""The page: one HTML file that carries everything it needs and asks nobody for anything."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from importlib import resources
+from typing import Any
+
+from theodolite.anatomy.folding import Fold, fold
+from theodolite.present.figure import Figure
+from theodolite.surveying import Survey
+from theodolite.surveying.network import ROLE_MEANINGS, parameters_by_block, stages
+
+_DOTTED = re.compile(r"(?<![\w/*.])[A-Za-z_*][\w*]*(?:\.[\w*]+)+")
+
+
+def page(survey: Survey) -> str:
+    """The survey as one self-contained HTML page."""
+    import jinja2
+
+    anatomy = survey.anatomy
+    overview = parameters_by_block(anatomy) if anatomy is not None else None
+    figures = _numbered(survey, overview)
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"value": _value, "numeric": _numeric, "tensors": _tensors}
+    environment.filters |= {"breakable": _breakable, "remarks": _remarks, "id_of": id}
+    present = {part.role for part in anatomy.values()} if anatomy is not None else set()
+    return environment.get_template("page.html").render(
+        survey=survey,
+        anatomy=anatomy,
+        stages=stages(anatomy) if anatomy is not None else [],
+        folds=fold(anatomy.values()) if anatomy is not None else [],
+        roles={role: meaning for role, meaning in ROLE_MEANINGS.items() if role in present},
+        overview=overview,
+        numbers={id(figure): number for number, figure in enumerate(figures)},
+        specs=_inlined_json([figure.to_dict()["panels"] for figure in figures]),
+        style=_asset("page.css"),
+        script=_asset("page.js"),
+        plotly=_plotly() if figures else "",
+    )
+
+
+def _numbered(survey: Survey, overview: Figure | None) -> list[Figure]:
+    found = [figure for finding in survey.ranked for figure in finding.evidence.figures]
+    return found if overview is None else [*found, overview]
+
+
+def _asset(name: str) -> str:
+    return (resources.files("theodolite.present") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return script.replace("</script", r"<\/script")
+
+
+def _inlined_json(value: Any) -> str:
+    """JSON that no HTML parser can mistake for the end of its script."""
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _value(value: object) -> str:
+    """A value of the evidence as a reader expects it."""
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:#.3g}".rstrip(".").replace("-", "−")
+    return str(value)
+
+
+def _numeric(column: Iterable[object]) -> bool:
+    """Should this column be set flush right?"""
+    return all(
+        value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in column
+    )
+
+
+def _tensors(text: str) -> Any:
+    """Set dotted names in the type of code, and let them break at their dots."""
+    from markupsafe import Markup, escape
+
+    pieces, end = [], 0
+    for match in _DOTTED.finditer(text):
+        pieces += [escape(text[end : match.start()]), Markup("<code>{}</code>").format(_breakable(match[0]))]
+        end = match.end()
+    return Markup("").join([*pieces, escape(text[end:])])
+
+
+def _breakable(name: str) -> Any:
+    """A name that may break after each of its dots."""
+    from markupsafe import Markup
+
+    return Markup(".<wbr>").join(name.split("."))
+
+
+def _remarks(one: Fold) -> str:
+    """What else is known of a line of the table."""
+    part = one.part
+    said = [
+        (part.ends_branch, "ends its branch"),
+        (part.norm is not None and part.op == "norm", f"{(part.norm or '').capitalize()}-Norm"),
+        (part.norm is not None and part.op != "norm", "inside a weight"),
+        (part.stack > 1, f"{part.stack} matrices in one tensor"),
+        (len(part.rows) > 1, f"{len(part.rows)} fused"),
+        (bool(part.tied), f"also {', '.join(part.tied)}"),
+    ]
+    return ", ".join(remark for holds, remark in said if holds)

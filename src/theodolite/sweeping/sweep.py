@@ -1,0 +1,241 @@
+"""Conduct a sweep: the runs of a grid or of a search into a ledger, and a Sweep out of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
+from theodolite.fleet.engine import Means
+from theodolite.fleet.isolation import isolated
+from theodolite.fleet.ledger import Ledger
+from theodolite.fleet.progress import Progress
+from theodolite.fleet.run import Grid, Run
+from theodolite.sweeping.checking import check_engine, check_folder, check_runs
+from theodolite.sweeping.making import Maker, Stopped
+from theodolite.sweeping.ranges import Range
+from theodolite.sweeping.result import ALWAYS, Sweep
+from theodolite.sweeping.scale import scale_of
+from theodolite.sweeping.searching import Space
+from theodolite.sweeping.sizes import sizes_of
+from theodolite.workloads import Workload
+from theodolite.workloads import workload as look_up
+
+MOST_SEEDS = 10_000
+"""More are a slip of the pen."""
+
+Axis = Sequence[Any] | Range
+
+
+def sweep(
+    workload: Workload | str,
+    *,
+    lr: Axis | float,
+    sizes: Iterable[Size] | None = None,
+    widths: Sequence[int] = (),
+    depths: Sequence[int] = (),
+    product: bool = False,
+    base: Size | None = None,
+    optimizer: str | Sequence[str] = "adamw",
+    parameterization: str | Sequence[str] = ("plan", "standard"),
+    seeds: int | Sequence[int] = 3,
+    steps: int | None = None,
+    warmup: int | None = None,
+    axes: Mapping[str, Axis] | None = None,
+    over: str = "lr",
+    search: Literal["tpe"] | None = None,
+    trials: int = 20,
+    out: str | Path = "sweep",
+    engine: str = "auto",
+    device: str = "cpu",
+    jobs: int | None = None,
+    chunk: int | None = None,
+    address: str | None = None,
+    resources: Mapping[str, float] | None = None,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+    **fields: Any,
+) -> Sweep:
+    """Train a network at several sizes and learning rates: where is the optimum, and does it stay there?
+
+    The runs are kept in the ledger `out/ledger.sqlite`. The same call again runs what is missing; a call with
+    more sizes, learning rates, seeds, optimizers or values of an axis adds them; with anything else that
+    differs it is another sweep, and needs another folder.
+
+    Args:
+        workload: a `Workload`, or the name of one.
+        lr: learning rates at base size.
+        sizes: those to train; or `widths` and `depths`.
+        widths: to train at the depth of the base.
+        depths: to train at the width of the base.
+        product: train all combinations of widths and depths.
+        base: the size that the plan starts from and optima are transferred from; the least width and depth
+            that are given, or the workload's own. It is always among the sizes.
+        optimizer: names in `theodolite.optimizers.RULES`.
+        parameterization: `plan`, `standard` or both.
+        seeds: how many, or which.
+        steps: of every run; 100 if they are not given.
+        warmup: steps; a tenth of all if it is not given.
+        axes: further fields of a run by name, with their values: `{"weight_decay": [0, 0.1]}`,
+            `{"options.betas": [(0.9, 0.95), (0.9, 0.99)]}`.
+        over: the swept quantity whose optimum is sought, if it is not the learning rate: one of the axes.
+        search: `tpe` searches the base for the best learning rate and axes with Optuna instead of trying all,
+            then tries half, once and twice the learning rate it found at every size. Axes may be a `Range`.
+        trials: of the search.
+        out: the folder of the ledger.
+        engine: `auto`, `serial`, `processes`, `vectorised` or `ray`.
+        device: `cpu`, `cuda` or `cuda:1`.
+        jobs: processes at a time; as many as there are cores.
+        chunk: most models in one program of the vectorised engine.
+        address: of a Ray cluster.
+        resources: of one run on it, such as `{"GPU": 0.25}`.
+        timeout: seconds that a run may take; one that takes longer has failed. The runs are then made in
+            processes, which can be ended.
+        progress: told what happens, such as `theodolite.fleet.progress.Shown()`.
+        fields: further fields of all runs, see `theodolite.fleet.run.Run`: `weight_decay`, `schedule`,
+            `final`, `precision`, `held_out`, `every`, `probes`, `options`, …
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = sweep("mlp-mixture", widths=[16, 32], depths=[1], lr=[2**-8, 2**-6, 2**-4], seeds=2,
+    ...                  parameterization="plan", steps=20, held_out=2, engine="serial", out=folder)
+    >>> [str(optimum.size) for optimum in made.families[0].optima]
+    ['16 × 1', '32 × 1']
+    """
+    with isolated() as settings:
+        found = look_up(workload) if isinstance(workload, str) else workload
+    if not isinstance(found, Workload):
+        raise UseError(f"the workload is {found!r}: give a Workload, or the name of one such as 'gpt-sotu'")
+    all_sizes, base = sizes_of(
+        sizes=sizes, widths=widths, depths=depths, product=product, base=base, own=found.size
+    )
+    name = workload if isinstance(workload, str) else found.name
+    if axes and "lr" in axes:
+        raise UseError("lr is among the axes: it is an argument of its own")
+    swept = {"lr": [lr] if isinstance(lr, int | float) else lr, **(axes or {})}
+    _check(swept, over, search, trials)
+    fixed = {"workload": name, "base": base, **_timing(steps, warmup, swept), **fields}
+    kinds = {
+        "optimizer": _listed(optimizer),
+        "parameterization": _listed(parameterization),
+        "seed": _seeds(seeds),
+    }
+    grid = Grid({"size": all_sizes, **kinds, **{key: _values(axis) for key, axis in swept.items()}}, fixed)
+    first = grid.runs[0]  # values that no run may have are refused here
+    space = None if search is None else {**swept, "lr": _ends(swept["lr"])}
+    scale_of(over, _values(swept[over]))
+    spec = _spec(first, base, [*grid.axes], space)
+    folder = check_folder(out)
+    check_engine(engine, device=device, address=address, resources=resources, timeout=timeout)
+    with isolated(settings):  # as the runs themselves
+        check_runs(grid.runs, found, folder)
+    means = Means(
+        workloads={} if isinstance(workload, str) else {name: found},
+        device=device,
+        jobs=jobs or os.cpu_count() or 1,
+        chunk=chunk,
+        checkpoints=folder / "checkpoints",
+        address=address,
+        resources=resources or {},
+        timeout=timeout,
+    )
+    with Ledger.open(folder, name=f"sweep of {name}", spec=spec) as ledger:
+        maker = Maker(ledger, engine, means, progress or Progress())
+        with suppress(Stopped):  # what is there is analysed
+            if space is None:
+                maker.tell(grid.runs)
+                maker.make(grid.runs)
+            else:
+                maker.search(space, grid, base, trials)
+        return Sweep.of(ledger.rows(), spec, over=over, report=maker.report)
+
+
+def _check(swept: Mapping[str, Axis], over: str, search: str | None, trials: int) -> None:
+    for name in swept:
+        if name in (*ALWAYS, "base", "workload"):
+            raise UseError(f"{name} cannot be one of the axes: it is an argument of its own")
+    if over not in swept:
+        raise UseError(f"over is {over!r}, which is no axis: give its values, as in axes={{{over!r}: […]}}")
+    if search is None:
+        for name, axis in swept.items():
+            if isinstance(axis, Range):
+                raise UseError(
+                    f"{name} is a range from {axis.low:g} to {axis.high:g}: list values, or search='tpe'"
+                )
+        return
+    if search != "tpe":
+        raise UseError(f"search is {search!r}: it is 'tpe', or None to try all values")
+    if over != "lr":
+        raise UseError(f"over is {over!r}: a search seeks the learning rate and all axes, so leave it out")
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise UseError(f"trials is {trials!r}: it has to be a whole number of at least 1")
+
+
+def _timing(steps: int | None, warmup: int | None, swept: Mapping[str, Axis]) -> dict[str, int]:
+    """Steps and warmup, if they are no axes. What is given as both is left in, for the grid to refuse."""
+    found = {}
+    if steps is not None or "steps" not in swept:
+        found["steps"] = 100 if steps is None else steps
+    if warmup is not None:
+        found["warmup"] = warmup
+    elif "warmup" not in swept:
+        if "steps" not in found:
+            raise UseError(
+                "steps is an axis, so a tenth of them is no warmup for all: give warmup, such as 0"
+            )
+        found["warmup"] = found["steps"] // 10
+    return found
+
+
+def _spec(run: Run, base: Size, axes: Sequence[str], space: Space | None) -> dict[str, Any]:
+    """What all runs share, and the names of the axes, so that these may get further values."""
+    fixed = {key: value for key, value in run.to_dict().items() if key not in (*axes, "base", "workload")}
+    for name in axes:
+        top, dot, option = name.partition(".")
+        if dot:
+            fixed[top] = {key: value for key, value in fixed[top].items() if key != option}
+    searched = None
+    if space is not None:
+        searched = {
+            name: dataclasses.asdict(axis) if isinstance(axis, Range) else list(axis)
+            for name, axis in space.items()
+        }
+    return {
+        "study": "sweep",
+        "workload": run.workload,
+        "base": [base.width, base.depth],
+        "axes": sorted(axes),
+        "fixed": fixed,
+        "search": searched,
+    }
+
+
+def _listed(value: str | Sequence[str]) -> Sequence[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def _seeds(seeds: int | Sequence[int]) -> Sequence[int]:
+    if isinstance(seeds, int):
+        if not 1 <= seeds <= MOST_SEEDS or isinstance(seeds, bool):
+            raise UseError(f"seeds is {seeds!r}: give how many, 1 to {MOST_SEEDS}, or a list of them")
+        return range(seeds)
+    return seeds
+
+
+def _values(axis: Axis) -> Sequence[Any]:
+    """All values, or the ends of a range."""
+    return [axis.low, axis.high] if isinstance(axis, Range) else axis
+
+
+def _ends(axis: Axis) -> Range:
+    """Between which learning rates a search takes place."""
+    if isinstance(axis, Range):
+        return axis
+    if len({*axis}) < 2:
+        raise UseError(f"lr is {list(axis)}: a search needs a lower and an upper end")
+    return Range(min(axis), max(axis))

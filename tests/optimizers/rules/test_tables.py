@@ -1,0 +1,328 @@
+"""The tables of width–depth muP, written out: every optimizer, every kind of tensor, both kinds of block.
+
+Factors on the base values, before multipliers are absorbed, at width ratio n and depth ratio L.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from math import sqrt
+
+import pytest
+
+from theodolite.anatomy.part import Part
+from theodolite.core.errors import UseError
+from theodolite.optimizers.decay_policies import decayed
+from theodolite.optimizers.rules import MATRIX_RULES, RULES, Base, Hyper, Ratios
+
+from .parts import COLUMNS, VECTORS, WEIGHTS, tensor
+
+RATIOS = [(8.0, 4.0), (2.0, 16.0), (0.5, 0.25), (1.0, 1.0)]
+BASE = Base(lr=3e-3, weight_decay=0.2, eps=1e-6, std=0.05)
+
+Factors = tuple[float, float, float]
+
+
+def blocks_of_several(n: float, L: float) -> dict[str, dict[str, Factors]]:
+    """(lr, weight decay, eps) in blocks of two or more layers."""
+    adamw: dict[str, Factors] = {
+        "input": (1, 1, 1 / n),
+        "hidden": (1 / n, n, 1 / (n * L)),
+        "output": (1, 1, 1 / n),
+        "vector in block": (1, 1, 1 / (n * L)),
+        "input in block": (1, 1, 1 / (n * L)),
+        "output in block": (1, 1, 1 / (n * L)),
+        "fixed in block": (1, 1, 1 / L),
+        "fixed": (1, 1, 1),
+    }
+    muon: dict[str, Factors] = {
+        "input": (sqrt(n), 1 / sqrt(n), 1 / sqrt(n)),
+        "hidden": (1, 1, 1 / L),
+        "output": (sqrt(n), 1 / sqrt(n), 1 / sqrt(n)),
+        "input in block": (sqrt(n), 1 / sqrt(n), 1 / (L * sqrt(n))),
+        "output in block": (sqrt(n), 1 / sqrt(n), 1 / (L * sqrt(n))),
+    }
+    spectral: dict[str, Factors] = {
+        "input": (1, 1, 1 / sqrt(n)),
+        "hidden": (1, 1, 1 / L),
+        "output": (n, 1 / n, 1 / sqrt(n)),
+        "input in block": (1, 1, 1 / (L * sqrt(n))),
+        "output in block": (n, 1 / n, 1 / (L * sqrt(n))),
+    }
+    return {
+        "sgd": {
+            "input": (n, 1 / n, 1),
+            "hidden": (L, 1 / L, 1),
+            "output": (n, 1 / n, 1),
+            "vector in block": (n * L, 1 / (n * L), 1),
+            "input in block": (n * L, 1 / (n * L), 1),
+            "output in block": (n * L, 1 / (n * L), 1),
+            "fixed in block": (L, 1 / L, 1),
+            "fixed": (1, 1, 1),
+        },
+        "adamw": adamw,
+        "diffgrad": adamw,
+        "schedule-free": adamw,
+        "lion": {column: (lr, decay, 1) for column, (lr, decay, _) in adamw.items()},
+        "sophia": {column: (lr, decay, eps**2) for column, (lr, decay, eps) in adamw.items()},
+        "muon": muon,
+        "soap": muon,
+        "shampoo": {column: (lr, decay, eps**2) for column, (lr, decay, eps) in muon.items()},
+        "muon-original": {**muon, "input": (1, 1, 1 / sqrt(n)), "input in block": (1, 1, 1 / (L * sqrt(n)))},
+        "muon-kimi": {
+            "input": (1, 1, 1 / sqrt(n)),
+            "hidden": (1 / sqrt(n), sqrt(n), 1 / L),
+            "output": (1, 1, 1 / sqrt(n)),
+            "input in block": (1, 1, 1 / (L * sqrt(n))),
+            "output in block": (1, 1, 1 / (L * sqrt(n))),
+        },
+        "muon-spectral": spectral,
+        "sso": spectral,
+    }
+
+
+def blocks_of_one(n: float, L: float) -> dict[str, dict[str, Factors]]:
+    """The same in blocks of one layer; outside of blocks nothing differs."""
+    adamw: dict[str, Factors] = {
+        "hidden": (1 / (n * sqrt(L)), n, 1 / (n * sqrt(L))),
+        "vector in block": (1 / sqrt(L), 1, 1 / (n * sqrt(L))),
+        "input in block": (1 / sqrt(L), 1, 1 / (n * sqrt(L))),
+    }
+    hidden: dict[str, Factors] = {"hidden": (1 / sqrt(L), 1, 1 / sqrt(L))}
+    return {
+        "sgd": {
+            "hidden": (1, 1 / sqrt(L), 1),
+            "vector in block": (n, 1 / (n * sqrt(L)), 1),
+            "input in block": (n, 1 / (n * sqrt(L)), 1),
+        },
+        "adamw": adamw,
+        "diffgrad": adamw,
+        "schedule-free": adamw,
+        "lion": {column: (lr, decay, 1) for column, (lr, decay, _) in adamw.items()},
+        "sophia": {column: (lr, decay, eps**2) for column, (lr, decay, eps) in adamw.items()},
+        "muon": hidden,
+        "soap": hidden,
+        "shampoo": {"hidden": (1 / sqrt(L), 1, 1 / L)},
+        "muon-original": hidden,
+        "muon-kimi": {"hidden": (1 / sqrt(n * L), sqrt(n), 1 / sqrt(L))},
+        "muon-spectral": hidden,
+        "sso": hidden,
+    }
+
+
+def factors(hyper: Hyper) -> Factors:
+    # Sophia's entries are as large as its clip: a factor on the clip is one on the step.
+    lr, decay = hyper.lr * hyper.extent, hyper.weight_decay / hyper.extent
+    return lr / BASE.lr, decay / BASE.weight_decay, hyper.eps / BASE.eps
+
+
+def kinds(optimizer: str) -> list[str]:
+    # What a matrix optimizer leaves alone follows the rows of AdamW.
+    covered = WEIGHTS if optimizer in MATRIX_RULES else COLUMNS.keys()
+    return [kind for kind in COLUMNS if kind in covered]
+
+
+@pytest.mark.parametrize("r_n, r_L", RATIOS)
+@pytest.mark.parametrize("optimizer", RULES)
+def test_blocks_of_several_layers(optimizer: str, r_n: float, r_L: float) -> None:
+    expected = blocks_of_several(r_n, r_L)[optimizer]
+    for layers in (2, 3):
+        for kind in kinds(optimizer):
+            hyper = RULES[optimizer](*tensor(kind, r_n, r_L, layers=layers), BASE)
+            assert factors(hyper) == pytest.approx(expected[COLUMNS[kind]], rel=1e-12), kind
+
+
+@pytest.mark.parametrize("r_n, r_L", RATIOS)
+@pytest.mark.parametrize("optimizer", RULES)
+def test_blocks_of_one_layer(optimizer: str, r_n: float, r_L: float) -> None:
+    expected = blocks_of_one(r_n, r_L)[optimizer]
+    seen = 0
+    for kind in kinds(optimizer):
+        if COLUMNS[kind] in expected:
+            hyper = RULES[optimizer](*tensor(kind, r_n, r_L, layers=1), BASE)
+            assert factors(hyper) == pytest.approx(expected[COLUMNS[kind]], rel=1e-12), kind
+            seen += 1
+    assert seen >= 4
+
+
+MULTIPLIERS_AND_DEVIATIONS = {
+    "input": ("1", "1"),
+    "embedding": ("1", "1"),
+    "input bias": ("1", "1"),
+    "final gain": ("1", "1"),
+    "first hidden": ("1", "1/√n"),
+    "last hidden": ("1/L", "1/√n"),
+    "experts": ("1", "1/√n"),
+    "convolution": ("1", "1/√n"),
+    "output": ("1/n", "1"),
+    "first bias": ("1", "1"),
+    "last bias": ("1/L", "1"),
+    "block gain": ("1", "1"),
+    "depthwise": ("1", "1"),
+    "router": ("1/n", "1"),
+    "fixed keys": ("1/n", "1"),
+    "fixed gain": ("1", "1"),
+    "readout bias": ("1", "1"),
+}
+
+
+@pytest.mark.parametrize("r_n, r_L", RATIOS)
+@pytest.mark.parametrize("optimizer", RULES)
+def test_multipliers_and_initial_values_are_the_same_for_every_optimizer(
+    optimizer: str, r_n: float, r_L: float
+) -> None:
+    value = {"1": 1.0, "1/n": 1 / r_n, "1/L": 1 / r_L, "1/√n": 1 / sqrt(r_n), "1/√L": 1 / sqrt(r_L)}
+    for kind, (multiplier, deviation) in MULTIPLIERS_AND_DEVIATIONS.items():
+        for layers in (1, 2, 3):
+            hyper = RULES[optimizer](*tensor(kind, r_n, r_L, layers=layers), BASE)
+            alone = layers == 1 and kind.split()[0] in ("first", "last")
+            assert hyper.multiplier == pytest.approx(value["1/√L" if alone else multiplier]), (kind, layers)
+            assert hyper.std == pytest.approx(BASE.std * value[deviation]), (kind, layers)
+
+
+@pytest.mark.parametrize("optimizer", RULES)
+def test_lr_times_decay_follows_depth_only_in_blocks_of_one_layer(optimizer: str) -> None:
+    # The fraction of itself that a tensor loses per step; absorbing a multiplier must not change it.
+    for layers, in_block in ((1, 1 / sqrt(16)), (2, 1.0), (3, 1.0)):
+        for kind in kinds(optimizer):
+            part, ratios = tensor(kind, 8, 16, layers=layers)
+            hyper = RULES[optimizer](part, ratios, BASE)
+            expected = BASE.lr * BASE.weight_decay * (1.0 if part.block is None else in_block)
+            assert hyper.lr * hyper.weight_decay == pytest.approx(expected), (kind, layers)
+            absorbed = hyper.absorbed()
+            assert absorbed.lr * absorbed.weight_decay == pytest.approx(expected), (kind, layers)
+
+
+UNEQUAL = {
+    # (lr, weight decay, eps) with i and o the ratios of the fans and the larger fan the input's
+    "sgd": lambda i, o, L: (L * o / i, i / (o * L), 1),
+    "adamw": lambda i, o, L: (1 / i, i, 1 / (o * L)),
+    "diffgrad": lambda i, o, L: (1 / i, i, 1 / (o * L)),
+    "schedule-free": lambda i, o, L: (1 / i, i, 1 / (o * L)),
+    "lion": lambda i, o, L: (1 / i, i, 1),
+    "sophia": lambda i, o, L: (1 / i, i, 1 / (o * L) ** 2),
+    "muon": lambda i, o, L: (sqrt(o / i), sqrt(i / o), sqrt(i / o) / L),
+    "soap": lambda i, o, L: (sqrt(o / i), sqrt(i / o), sqrt(i / o) / L),
+    "shampoo": lambda i, o, L: (sqrt(o / i), sqrt(i / o), i / o / L**2),
+    "muon-original": lambda i, o, L: (sqrt(o / i), sqrt(i / o), sqrt(i / o) / L),
+    "muon-kimi": lambda i, o, L: (sqrt(o / i / i), i / sqrt(o), sqrt(i / o) / L),
+    "muon-spectral": lambda i, o, L: (1, 1, sqrt(i / o) / L),
+    "sso": lambda i, o, L: (1, 1, sqrt(i / o) / L),
+}
+
+
+@pytest.mark.parametrize("optimizer", RULES)
+def test_fans_that_grow_unequally(optimizer: str) -> None:
+    # From 64 → 128 to 512 → 2048: the larger fan stays the input's.
+    part = Part(
+        "down", (512, 2048), "linear", "hidden", 2048, 512, True, True, (1,), (0,), (), 0, 0, False, 2
+    )
+    hyper = RULES[optimizer](part, Ratios(16, 8, 4), BASE)
+    assert factors(hyper) == pytest.approx(UNEQUAL[optimizer](16, 8, 4))
+    assert hyper.std == pytest.approx(BASE.std / 4)
+
+
+@pytest.mark.parametrize(
+    "shape, ratios",
+    [
+        ((512, 1000), (1, 8)),  # more inputs than the width at both sizes
+        ((512, 256), (1, 8)),  # the width passes the inputs on the way
+        ((512, 32), (1, 8)),  # wider than the inputs at both sizes
+        ((1000, 512), (8, 1)),
+        ((256, 512), (8, 1)),
+        ((2048, 512), (2, 16)),  # the output fan passes the input fan
+    ],
+)
+def test_scales_of_muon_are_those_of_the_shapes_the_tensor_really_has(
+    shape: tuple[int, int], ratios: tuple[float, float]
+) -> None:
+    (n_out, n_in), (r_in, r_out) = shape, ratios
+    small = n_out / r_out, n_in / r_in
+    scale = {
+        "muon": lambda out, in_: 1.0,
+        "muon-original": lambda out, in_: sqrt(max(1.0, out / in_)),
+        "muon-kimi": lambda out, in_: 0.2 * sqrt(max(out, in_)),
+        "muon-spectral": lambda out, in_: sqrt(out / in_),
+    }
+    role = "hidden" if min(ratios) > 1 else "input" if r_in == 1 else "output"
+    part = Part("w", shape, "linear", role, n_in, n_out, r_in > 1, r_out > 1, (1,), (0,))
+    for optimizer, of in scale.items():
+        hyper = RULES[optimizer](part, Ratios(r_in, r_out, 1), BASE)
+        # ‖A‖_R = s·√(in/out), and α·lr·‖A‖_R has to stay.
+        norms = [of(out, in_) * sqrt(in_ / out) for out, in_ in ((n_out, n_in), small)]
+        assert hyper.multiplier * hyper.lr * norms[0] == pytest.approx(BASE.lr * norms[1]), optimizer
+
+
+@pytest.mark.parametrize("optimizer", RULES)
+def test_base_size_changes_nothing(optimizer: str) -> None:
+    for kind in kinds(optimizer):
+        for layers in (1, 2):
+            hyper = RULES[optimizer](*tensor(kind, layers=layers), BASE)
+            values = hyper.multiplier, hyper.std, hyper.lr, hyper.weight_decay, hyper.eps
+            # Exactly: at ratio one the plan must be the plain optimizer, bit for bit.
+            assert values == (1, BASE.std, BASE.lr, BASE.weight_decay, BASE.eps), (kind, layers)
+            assert hyper.absorbed() == hyper
+
+
+# Policies of decay
+
+
+def test_independent_decay_takes_the_same_fraction_of_every_tensor() -> None:
+    for optimizer in RULES:
+        for kind in set(kinds(optimizer)) - {"fixed gain"}:
+            part, ratios = tensor(kind, 8, 4)
+            hyper = RULES[optimizer](part, ratios, BASE)
+            assert hyper.lr * decayed("independent", part, hyper, 1e-4) == pytest.approx(1e-4), kind
+
+
+def test_paper_decay_is_the_rules_own_and_none_is_none() -> None:
+    part, ratios = tensor("last hidden", 8, 4)
+    hyper = RULES["adamw"](part, ratios, BASE)
+    assert decayed("paper", part, hyper, BASE.weight_decay) == pytest.approx(8 * BASE.weight_decay)
+    assert decayed("none", part, hyper, BASE.weight_decay) == 0
+
+
+@pytest.mark.parametrize("norm, share", [("input", 1.0), ("output", 0.0), (None, 0.0)])
+def test_only_the_gains_of_input_norms_decay(norm: str | None, share: float) -> None:
+    gain = Part("g", (64,), "norm", "gain", 1, 64, False, True, (), (0,), norm=norm)  # type: ignore[arg-type]
+    hyper = RULES["adamw"](gain, Ratios(1, 8, 4), BASE)
+    assert decayed("paper", gain, hyper, BASE.weight_decay) == share * BASE.weight_decay
+    assert decayed("independent", gain, hyper, 1e-4) == pytest.approx(share * 1e-4 / hyper.lr)
+
+
+@pytest.mark.parametrize("kind", sorted(VECTORS - {"block gain", "final gain", "fixed gain"}))
+def test_biases_decay(kind: str) -> None:
+    part, ratios = tensor(kind, 8, 4)
+    hyper = RULES["adamw"](part, ratios, BASE)
+    assert decayed("paper", part, hyper, BASE.weight_decay) == BASE.weight_decay
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon-kimi"])
+@pytest.mark.parametrize("norm", ["input", "output", None])
+def test_the_two_usual_policies_ask_for_no_norm(optimizer: str, norm: str | None) -> None:
+    """`matrices`: weights as in `paper` and no vector; `everything`: every tensor, λ as the rule has it."""
+    for kind in kinds(optimizer):
+        part, ratios = tensor(kind, 8, 4)
+        if part.role == "gain":
+            part = dataclasses.replace(part, norm=norm)  # type: ignore[arg-type]
+        hyper = RULES[optimizer](part, ratios, BASE)
+        weight = part.role in ("input", "hidden", "output")
+        assert decayed("matrices", part, hyper, 0.3) == (hyper.weight_decay if weight else 0), kind
+        assert decayed("everything", part, hyper, 0.3) == hyper.weight_decay > 0, kind
+
+
+# Bad input
+
+
+def test_an_unknown_policy_is_named() -> None:
+    part, ratios = tensor("input")
+    with pytest.raises(UseError, match=r"'papers'.*paper, independent, none, matrices, everything"):
+        decayed("papers", part, RULES["sgd"](part, ratios, BASE), 0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0.0, -2.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", ["fan_in", "fan_out", "depth"])
+def test_a_ratio_that_is_none_is_named(name: str, value: float) -> None:
+    with pytest.raises(UseError, match=rf"ratio of {name} is {value!r}"):
+        Ratios(**{name: value})

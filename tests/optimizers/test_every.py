@@ -1,0 +1,198 @@
+"""What every optimizer of a plan can do: one table for all of them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+import theodolite as th
+from theodolite.core.errors import UseError
+from theodolite.optimizers.finite import NonFiniteError
+
+from .small import gradients, model, plan_for, train
+
+# Of Muon one scale: all of them are compared with their formula in test_every_reference.
+EVERY = [rule for rule in th.optimizers.RULES if not rule.startswith("muon") or rule == "muon-kimi"]
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_resuming_is_as_if_nothing_had_happened(rule: str) -> None:
+    plan = plan_for(rule, weight_decay=0.1)
+    straight = model()
+    expected = train(straight, plan.optimizer(straight), 4)
+
+    first = model()
+    optimizer = plan.optimizer(first)
+    train(first, optimizer, 2)
+    saved = copy.deepcopy(optimizer.state_dict())
+    second = model(seed=1)
+    second.load_state_dict(first.state_dict())
+    resumed = plan.optimizer(second)
+    resumed.load_state_dict(saved)
+    got = train(second, resumed, 2, start=2)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_state_is_loaded_by_name_whatever_the_order(rule: str) -> None:
+    plan = plan_for(rule, weight_decay=0.1)
+    network = model()
+    optimizer = plan.optimizer(network)
+    train(network, optimizer, 2)
+    saved = copy.deepcopy(optimizer.state_dict())
+    expected = copy.deepcopy((network, optimizer))
+
+    # The same state as another program might have saved it: groups and parameters in the reverse order.
+    saved["param_groups"].reverse()
+    for group in saved["param_groups"]:
+        group["params"].reverse()
+        group["param_names"].reverse()
+    fresh = plan.optimizer(network)
+    fresh.load_state_dict(saved)
+    got = train(network, fresh, 1, start=2)
+    assert all(torch.equal(a, b) for a, b in zip(got, train(*expected, 1, start=2), strict=True))
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_copies_train_alike_and_apart(rule: str) -> None:
+    plan = plan_for(rule)
+    network = model()
+    optimizer = plan.optimizer(network)
+    train(network, optimizer, 1)
+    twin, its_optimizer = copy.deepcopy((network, optimizer))
+    before = [param.detach().clone() for param in network.parameters()]
+    trained = train(twin, its_optimizer, 1, start=1)
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), before, strict=True))
+    expected = train(network, optimizer, 1, start=1)
+    assert all(torch.equal(a, b) for a, b in zip(trained, expected, strict=True))
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_a_parameter_without_gradient_stays(rule: str) -> None:
+    plan = plan_for(rule, weight_decay=0.1)
+    network = model()
+    optimizer = plan.optimizer(network)
+    still = {"embed.weight", "blocks.1.feed_forward.branch.up.weight", "blocks.0.attention.norm_in.weight"}
+    named = dict(network.named_parameters())
+    assert still < set(named)
+    before = {name: param.detach().clone() for name, param in named.items()}
+    for step in range(2):
+        gradients(network, step)
+        for name in still:
+            named[name].grad = None
+        optimizer.step()
+    moved = {name for name, param in named.items() if not torch.equal(param, before[name])}
+    assert moved == set(named) - still
+
+
+# Sophia draws its vectors in the order of memory; SOAP divides noise by noise where a gradient is not of
+# full rank, in a basis that rounding chooses.
+@pytest.mark.parametrize("rule", [rule for rule in EVERY if rule not in ("sophia", "soap")])
+def test_layout_in_memory_makes_no_difference(rule: str) -> None:
+    plan = plan_for(rule, weight_decay=0.1)
+    results = []
+    for turned in (False, True):
+        network = model(dtype=torch.float64)
+        if turned:
+            for module in network.modules():
+                if isinstance(module, nn.Linear):
+                    module.weight = nn.Parameter(module.weight.detach().T.contiguous().T)
+        results.append(train(network, plan.optimizer(network), 2))
+    for plain, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, plain, rtol=0, atol=1e-9)  # products sum in another order
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_a_step_leaves_gradients_alone_and_calls_a_closure_once(rule: str) -> None:
+    network = model()
+    optimizer = plan_for(rule, weight_decay=0.1).optimizer(network)
+    params = list(network.parameters())
+    calls: list[bool] = []
+    given: list[torch.Tensor] = []
+
+    def closure() -> float:
+        calls.append(torch.is_grad_enabled())
+        gradients(network, len(calls))
+        given[:] = [param.grad for param in params]  # type: ignore[misc]
+        before[:] = [grad.detach().clone() for grad in given]
+        return 7.0
+
+    before: list[torch.Tensor] = []
+    for _ in range(2):
+        assert optimizer.step(closure) == 7.0
+        for param, grad, value in zip(params, given, before, strict=True):
+            assert param.grad is grad
+            assert torch.equal(grad, value)
+    assert calls == [True, True]
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_a_gradient_that_is_no_number_is_refused_and_nothing_has_moved(rule: str) -> None:
+    network = model()
+    optimizer = plan_for(rule).optimizer(network)
+    train(network, optimizer, 1)
+    before = copy.deepcopy((network.state_dict(), optimizer.state_dict()["state"]))
+    gradients(network, 1)
+    name = "blocks.1.attention.branch.out.weight"
+    with torch.no_grad():
+        network.get_parameter(name).grad[2, 3] = torch.nan  # type: ignore[index]
+    with pytest.raises(NonFiniteError, match=f"the gradient of {name} is nan in 1 of 256 entries"):
+        optimizer.step()
+    for kept, now in zip(before, (network.state_dict(), optimizer.state_dict()["state"]), strict=True):
+        torch.testing.assert_close(now, kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_state_keeps_its_dtype_when_it_is_loaded(rule: str) -> None:
+    """Moments in float32 beside weights in bfloat16, with digits that bfloat16 does not have."""
+    network = model(dtype=torch.bfloat16)
+    plan = plan_for(rule)
+    optimizer = plan.optimizer(network)
+    if rule == "shampoo":
+        with pytest.raises(UseError, match=r"is torch\.bfloat16, in which Shampoo's sums"):
+            train(network, optimizer, 1)
+        return
+    train(network, optimizer, 1)
+
+    def finer(value: Any) -> Any:
+        return value.float() + 1e-5 if isinstance(value, torch.Tensor) and value.ndim else value
+
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"] = tree_map(finer, saved["state"])
+    fresh = plan.optimizer(network)
+    fresh.load_state_dict(saved)
+    torch.testing.assert_close(fresh.state_dict()["state"], saved["state"], rtol=0, atol=0)
+    moments = [value for value in tree_leaves(saved["state"]) if getattr(value, "ndim", 0)]
+    assert len(moments) >= (0 if rule == "sgd" else len(list(network.parameters())))
+
+
+@pytest.mark.parametrize("rule", [rule for rule in EVERY if rule != "sgd"])
+def test_sparse_gradients_are_refused_by_name(rule: str) -> None:
+    network = model()
+    optimizer = plan_for(rule).optimizer(network)
+    gradients(network, 0)
+    embed = network.get_parameter("embed.weight")
+    embed.grad = embed.grad.detach().to_sparse()  # type: ignore[union-attr]
+    with pytest.raises(UseError, match=r"the gradient of embed\.weight is sparse.*sparse=False"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_float64_is_computed_in_float64(rule: str) -> None:
+    """Runs that start 1e-10 apart end about as close: rounding to float32 would be seen at 1e-7."""
+    plan = plan_for(rule)
+    results = []
+    for shift in (0.0, 1e-10):
+        network = model(dtype=torch.float64)
+        with torch.no_grad():
+            network.get_parameter("embed.weight").add_(shift)
+        results.append(train(network, plan.optimizer(network), 2))
+    assert all(value.dtype == torch.float64 for value in results[0])
+    if rule in ("lion", "soap"):
+        return  # a sign has no derivative
+    assert max((a - b).abs().max().item() for a, b in zip(*results, strict=True)) < 2e-8

@@ -1,0 +1,276 @@
+"""The coordinate check tells a parameterization that keeps its promise from one that does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import theodolite as th
+from theodolite.planning import plan
+from theodolite.probes import Coordinates, coordinates
+from theodolite.probes.scaling.coordinates import with_zero_readout
+from theodolite.probes.scaling.first_steps import follow
+from theodolite.studies.networks import NETWORKS, network
+
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
+# One and a half octaves of depth and of width, in seconds, after the first step that moves more than the
+# readout, which starts at zero. The promise of ±0.1 is for the whole range and the mean of three seeds, which
+# `theodolite study coordinates` runs. Here small depths are still a little away from where large ones are; a
+# wrong rule is off by a half or one.
+SIZES = (th.Size(64, 3), th.Size(192, 3), th.Size(64, 9))
+TOLERANCE = 0.3
+ATTENTION = 0.4  # of two heads, with one seed
+
+workload_of = cache(partial(network, num=4, length=32))
+
+
+@cache
+def checked(name: str, optimizer: str, parameterization: str) -> Coordinates:
+    if name.startswith("hf"):
+        pytest.importorskip("transformers")
+    vector_lr = 2**-11 if name.startswith("hf") else 2**-9
+    return coordinates(
+        workload_of(name),
+        SIZES,
+        base=th.Size(64, 1),
+        **({"lr": vector_lr} if optimizer == "adamw" else {"lr": 4 * vector_lr, "vector_lr": vector_lr}),
+        optimizer=optimizer,
+        parameterization=parameterization,
+        steps=2,
+        seeds=(0,),
+    )
+
+
+def off(made: Coordinates) -> dict[tuple[str, str], float]:
+    return {
+        (slope.quantity, slope.axis): round(slope.excess, 3)
+        for slope in made.bent(TOLERANCE)
+        if not ("branch.0" in slope.quantity and slope.within(ATTENTION))
+    }
+
+
+MATRICES = ("gpt-pre", "hf-gpt2")
+"""Networks that are tried with Muon too; `theodolite study coordinates` tries all."""
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*((name, "adamw") for name in NETWORKS), *((name, "muon-kimi") for name in MATRICES)],
+)
+def test_with_the_plan_every_value_keeps_its_size(name: str, optimizer: str) -> None:
+    assert off(checked(name, optimizer, "plan")) == {}
+
+
+@pytest.mark.parametrize("name, optimizer", [("gpt-pre", "muon-kimi"), ("hf-gpt2", "adamw")])
+def test_with_the_standard_parameterization_they_do_not(name: str, optimizer: str) -> None:
+    wrong = off(checked(name, optimizer, "standard"))
+    for quantity in ("change of stream", "change of branch.1", "change of logits"):
+        assert wrong[quantity, "width"] > TOLERANCE
+    assert wrong["branch.1", "depth"] > 0.5
+    assert wrong["change of branch.1", "depth"] > 0.5
+
+
+def test_the_worst_comes_first_and_says_how_wrong_it_is_at_ten_times() -> None:
+    assert checked("gpt-post", "adamw", "plan").flat(ATTENTION)
+    slopes = checked("gpt-pre", "muon-kimi", "standard").bent()
+    assert [abs(slope.excess) for slope in slopes] == sorted((abs(s.excess) for s in slopes), reverse=True)
+    assert f"×{10 ** slopes[0].excess:.2g} at 10×" in str(slopes[0])
+
+
+class Line(nn.Module):
+    """`x → x + b·a·x → readout`, with nothing random but the readout, which starts at zero."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(1, width, bias=False)
+        self.first = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+        self.second = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+        self.readout = nn.Linear(width, 2, bias=False)
+        nn.init.ones_(self.embed.weight)
+        for layer in (*self.first, *self.second):
+            nn.init.constant_(layer.weight, 1 / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for first, second in zip(self.first, self.second, strict=True):
+            x = x + second(first(x).relu())
+        return self.readout(x)
+
+
+def line_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor([[1.0], [3.0]]), torch.tensor([0, 1])
+
+
+LINE = th.Workload("line", Line, line_batch, nn.functional.cross_entropy, th.Size(4, 2))
+
+
+def test_values_of_a_network_that_can_be_done_by_hand() -> None:
+    """With all weights alike every block doubles its input, from inputs of root mean square √5."""
+    size = th.Size(4, 3)
+    made = with_zero_readout(plan(LINE.build, line_batch(0, 0)[0], size=size, base=size, lr=0.01))
+    assert [name for name, row in made.rows.items() if not row.init.size] == ["readout.weight"]
+    track = follow(LINE, made, seed=0, steps=2)
+    start = math.sqrt(5)
+    assert track.stream[0] == pytest.approx([2 * start, 4 * start, 8 * start])
+    assert track.branches[0] == pytest.approx([start, 2 * start, 4 * start])
+    assert track.values["stream"][0] == pytest.approx(8 * start)
+    assert track.values["branch.0"][0] == pytest.approx(math.sqrt((1 + 4 + 16) / 3) * start)
+    assert track.expected == {"branch.0": -1.0, "change of branch.0": -1.0}
+    # Step 1 moves the readout by lr in every entry and, as it was zero, nothing else: logits ±4·8x·lr.
+    assert track.values["logits"][:2] == pytest.approx([0, 4 * 8 * start * 0.01], rel=1e-4)
+    assert track.values["change of logits"][1] == pytest.approx(4 * 8 * start * 0.01, rel=1e-4)
+    assert track.values["change of stream"][:2] == pytest.approx((0, 0), abs=1e-6)
+    # Step 2 moves everything else too.
+    assert track.values["change of stream"][2] > 0.01
+
+
+def test_a_run_that_diverges_is_a_result() -> None:
+    made = coordinates(
+        th.workload("mlp-mixture"),
+        [th.Size(16, 1), th.Size(32, 1)],
+        base=th.Size(16, 1),
+        lr=1e30,
+        optimizer="sgd",
+        seeds=(0,),
+        steps=4,
+    )
+    assert {track.status for track in made.tracks} == {"diverged"}
+    assert all(len(values) == 5 for track in made.tracks for values in track.values.values())
+    assert not made.flat(1e9)
+    assert "diverged" in str(made)
+
+
+def test_nothing_random_is_spent_and_a_seed_says_all() -> None:
+    mlp, sizes = th.workload("mlp-mixture"), [th.Size(16, 1), th.Size(32, 1)]
+    check = partial(coordinates, mlp, sizes, base=sizes[0], lr=0.01, steps=2)
+    before = torch.get_rng_state()
+    first = check(seeds=(3,))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(7)
+    assert first.tracks == check(seeds=(3,)).tracks
+
+
+def test_the_seed_is_that_of_the_weights_and_of_the_batches() -> None:
+    mlp, sizes = th.workload("mlp-mixture"), [th.Size(16, 1), th.Size(32, 1)]
+    same_batches = dataclasses.replace(mlp, batch=lambda seed, step: mlp.batch(0, step))
+    made = coordinates(same_batches, sizes, base=sizes[0], lr=0.01, steps=1, seeds=(3, 4))
+    assert made.tracks[0].stream[0] != made.tracks[1].stream[0]
+    asked: list[tuple[int, int]] = []
+    noted = dataclasses.replace(
+        mlp, batch=lambda seed, step: asked.append((seed, step)) or mlp.batch(seed, step)
+    )
+    coordinates(noted, sizes[:1] * 2 + sizes[1:], base=sizes[0], lr=0.01, steps=2, seeds=(5,))
+    assert set(asked) == {(5, 0), (5, 1), (5, 10_000)}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"sizes": [th.Size(16, 1), th.Size(32, 2)]},
+            r"sizes are 16 × 1, 32 × 2: give at least two of equal",
+        ),
+        ({"sizes": [(16, 1)]}, r"sizes holds \(16, 1\): give Sizes"),
+        ({"seeds": ()}, "seeds is empty"),
+        ({"steps": 0}, "steps is 0"),
+        ({"parameterization": "mup"}, "parameterization is 'mup': it is plan or standard"),
+    ],
+)
+def test_bad_input_is_named(changes: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"sizes": [th.Size(16, 1), th.Size(32, 1)], **changes}
+    sizes = given.pop("sizes")
+    with pytest.raises(th.UseError, match=message):
+        coordinates(th.workload("mlp-mixture"), sizes, base=th.Size(16, 1), lr=0.01, **given)
+
+
+def test_the_readout_is_known_by_its_role_where_depth_moves_its_name() -> None:
+    """In a plain list the readout's name at base size is a hidden layer's at another depth."""
+
+    class Residual(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(self.up(x).relu())
+
+    def build(width: int, depth: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(8, width), *(Residual(width) for _ in range(depth)), nn.Linear(width, 2)
+        )
+
+    made = plan(build, torch.zeros(1, 8), size=th.Size(32, 4), base=th.Size(16, 2), lr=0.01)
+    silent = with_zero_readout(made)
+    assert [name for name in made.rows if silent[name].init != made[name].init] == ["5.weight"]
+
+
+class Cosine(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, nn.functional.normalize(self.weight, dim=1))
+
+
+def weight_normed(width: int) -> nn.Module:
+    return nn.utils.parametrizations.weight_norm(nn.Linear(width, 2))
+
+
+def spectrally_normed(width: int) -> nn.Module:
+    return nn.utils.parametrizations.spectral_norm(nn.Linear(width, 2))
+
+
+@pytest.mark.parametrize(
+    "head", [weight_normed, spectrally_normed, lambda width: Cosine(width, 2, bias=False)]
+)
+def test_a_readout_that_is_divided_by_its_norm_is_not_set_to_zero(head: Callable[[int], nn.Module]) -> None:
+    def build(width: int, depth: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, width), nn.ReLU(), head(width))
+
+    def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(8, 8, generator=torch.Generator().manual_seed(step))
+        return x, (x.sum(1) > 0).long()
+
+    workload = th.Workload("normed", build, batch, nn.functional.cross_entropy, th.Size(16, 1))
+    size = workload.size
+    made = with_zero_readout(plan(build, batch(0, 0)[0], size=size, base=size, lr=0.01))
+    track = follow(workload, made, seed=0, steps=2)
+    assert track.status == "finished"
+    assert track.values["change of logits"][-1] > 0
+
+
+def test_layers_outside_of_branches_are_looked_at_by_hand() -> None:
+    """Weights of 1 and inputs 1 and 3: 16·x after the second layer of width 4, then zero."""
+
+    def build(width: int, depth: int) -> nn.Module:
+        layers = nn.Sequential(
+            nn.Linear(1, width, bias=False),
+            nn.Linear(width, width, bias=False),
+            nn.Linear(width, 2, bias=False),
+        )
+        for layer in layers:
+            nn.init.ones_(layer.weight)
+        return layers
+
+    workload = th.Workload("plain", build, line_batch, nn.functional.cross_entropy, th.Size(4, 1))
+    made = with_zero_readout(
+        plan(build, line_batch(0, 0)[0], size=th.Size(4, 1), base=th.Size(4, 1), lr=0.01)
+    )
+    values = follow(workload, made, seed=0, steps=2).values
+    assert [name for name in values if "layer" in name] == [
+        "layer.0.weight",
+        "layer.1.weight",
+        "change of layer.0.weight",
+        "change of layer.1.weight",
+    ]
+    assert values["layer.0.weight"][0] == pytest.approx(math.sqrt(5))
+    assert values["layer.1.weight"][0] == pytest.approx(4 * math.sqrt(5))
+    # Step 1 moves the readout alone. In step 2 Adam's means have seen a gradient of zero and one that is not.
+    second = 0.01 * (0.1 / (1 - 0.9**2)) / math.sqrt(0.001 / (1 - 0.999**2))
+    moved = values["change of layer.0.weight"]
+    assert moved == pytest.approx((0, 0, math.sqrt(5) * second), rel=1e-3, abs=1e-6)

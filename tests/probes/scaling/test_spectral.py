@@ -1,0 +1,268 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import theodolite as th
+from theodolite.anatomy.part import Part
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
+from theodolite.optimizers.matrices import as_matrices
+from theodolite.planning.law import Law
+from theodolite.probes.scaling.norm_history import observe
+from theodolite.probes.scaling.rms_norm import rms_norms
+from theodolite.probes.scaling.spectral import compare
+
+pytestmark = pytest.mark.usefixtures("one_dissection")
+
+
+def exact(tensor, part):
+    """`‖A‖_R` from numpy's singular values in float64."""
+    stack = as_matrices(tensor.detach(), (part.in_axes, part.out_axes)).double()
+    largest = torch.linalg.svdvals(stack).max().item()
+    return math.sqrt(part.fan_in / part.fan_out) * largest
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (200, 30), (30, 200), (1, 40), (40, 1)])
+def test_the_largest_singular_value_of_a_random_matrix(shape):
+    matrix = torch.randn(shape)
+    found = th.probes.spectral_norm(matrix)
+    truth = torch.linalg.svdvals(matrix.double())[0].item()
+    assert found.converged
+    assert found.value.item() == pytest.approx(truth, rel=2e-3)
+    assert found.value.item() <= truth * (1 + 1e-5)
+    assert abs(found.value.item() - truth) <= found.uncertainty.item() + 1e-5 * truth
+
+
+def test_a_tighter_tolerance_gives_more_digits():
+    matrix = torch.randn(300, 300)
+    truth = torch.linalg.svdvals(matrix.double())[0].item()
+    found = th.probes.spectral_norm(matrix, tolerance=1e-5)
+    assert found.value.item() == pytest.approx(truth, rel=1e-5)
+
+
+def test_a_stack_is_measured_matrix_by_matrix():
+    stack = torch.randn(3, 4, 50, 20) * torch.tensor([1.0, 1e-3, 10.0])[:, None, None, None]
+    found = th.probes.spectral_norm(stack)
+    assert found.value.shape == (3, 4)
+    truth = torch.linalg.svdvals(stack.double())[..., 0]
+    assert torch.allclose(found.value.double(), truth, rtol=2e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_low_rank_and_extreme_scales(scale):
+    left, right = torch.randn(80), torch.randn(50)
+    found = th.probes.spectral_norm(scale * torch.outer(left, right))
+    assert found.converged
+    assert found.value.item() == pytest.approx(scale * left.norm().item() * right.norm().item(), rel=1e-4)
+
+
+def test_zero_converges_and_nan_does_not():
+    zero = th.probes.spectral_norm(torch.zeros(5, 4))
+    assert (zero.value.item(), zero.converged) == (0.0, True)
+    broken = th.probes.spectral_norm(torch.stack([torch.eye(4), torch.full((4, 4), math.nan)]))
+    assert broken.value[0].item() == pytest.approx(1.0)
+    assert math.isnan(broken.value[1].item())
+    assert not broken.converged
+
+
+def test_too_few_steps_are_admitted():
+    found = th.probes.spectral_norm(torch.randn(400, 400), most_steps=3)
+    assert not found.converged
+
+
+def test_rms_norms_of_every_kind_of_tensor():
+    def part(name, shape, op, in_axes, out_axes):
+        fans = [math.prod(shape[axis] for axis in axes) for axes in (in_axes, out_axes)]
+        return Part(name, shape, op, "hidden", *fans, True, True, in_axes, out_axes)
+
+    parts = {
+        one.name: one
+        for one in (
+            part("matrix", (20, 30), "linear", (1,), (0,)),
+            part("another", (20, 30), "linear", (1,), (0,)),
+            part("conv1d", (30, 20), "linear", (0,), (1,)),
+            part("kernel", (8, 4, 3, 3), "conv", (1, 2, 3), (0,)),
+            part("experts", (5, 12, 7), "linear", (2,), (1,)),
+        )
+    }
+    tensors = {name: torch.randn(one.shape) for name, one in parts.items()}
+    tensors["experts"][3] *= 10
+    found = rms_norms(tensors, parts)
+    for name, one in parts.items():
+        assert found[name] == (pytest.approx(exact(tensors[name], one), rel=2e-3), True)
+    assert as_matrices(tensors["kernel"], (parts["kernel"].in_axes, parts["kernel"].out_axes)).shape == (
+        1,
+        8,
+        36,
+    )
+
+    bias = Part("bias", (4,), "add", "bias", 1, 4, False, True, (), (0,))
+    table = Part("table", (3, 4), "embedding", "input", 3, 4, False, True, (0,), (1,))
+    rows = torch.tensor([[1.0, 1, 1, 1], [0, 0, 0, 0], [3, 3, 3, 3]])
+    found = rms_norms({"bias": torch.tensor([3.0, 4, 0, 0]), "table": rows}, {"bias": bias, "table": table})
+    assert found["bias"][0] == pytest.approx(2.5)
+    assert found["table"][0] == pytest.approx(math.sqrt((1 + 9) / 2))  # the row nobody read does not count
+
+
+@pytest.fixture
+def mixture():
+    return th.workload("mlp-mixture")
+
+
+def planned(workload, size, base, **options):
+    options = {"lr": 2**-8} | options
+    return th.plan(workload.build, workload.batch(0, 0)[0], size=size, base=base, **options)
+
+
+SMALL, WIDE, DEEP = Size(64, 2), Size(256, 2), Size(64, 8)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon-kimi"])
+@pytest.mark.parametrize("large", [WIDE, DEEP], ids=["width", "depth"])
+def test_a_plan_meets_the_condition(mixture, optimizer, large):
+    lr = {"adamw": 2**-8, "sgd": 2**-4, "muon-kimi": 2**-8}[optimizer]
+    plans = [planned(mixture, size, SMALL, optimizer=optimizer, lr=lr) for size in (large, SMALL)]
+    found = th.probes.spectral(mixture, *plans, steps=3)
+    assert found.growth == 4
+    assert found.converged
+    assert found.holds(0.3), str(found)
+
+
+def test_the_standard_parameterization_breaks_it_by_the_known_powers(mixture):
+    at = {size: planned(mixture, size, size) for size in (SMALL, WIDE, DEEP)}
+    wide = th.probes.spectral(mixture, at[WIDE], at[SMALL], steps=3)
+    powers = {line.name: wide.exponent(line.step.off) for line in wide.folded}
+    # One Adam step has ‖A‖_R ~ n_in: too large by r_n, but for the input, whose fan-in stays.
+    assert powers["embed.weight"] == pytest.approx(0.0, abs=0.2)
+    for name in ("blocks.*.layers.0.weight", "blocks.*.layers.1.weight", "readout.weight"):
+        assert powers[name] == pytest.approx(1.0, abs=0.25)
+    assert [line.name for line in wide.broken("start")] == ["readout.weight"]
+    # The readout starts at 1/√n where 1/n is wanted.
+    assert wide.exponent(wide.broken("start")[0].start.off) == pytest.approx(0.5, abs=0.05)
+
+    deep = th.probes.spectral(mixture, at[DEEP], at[SMALL], steps=3)
+    # What ends a branch should move, and start, at 1/L.
+    assert [line.name for line in deep.broken("step")] == ["blocks.*.layers.1.weight"]
+    (ends,) = deep.broken("start")
+    assert deep.exponent(ends.start.off) == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_numbers_are_those_of_the_training(mixture):
+    """Against a loop written out, with exact singular values."""
+    base = planned(mixture, SMALL, SMALL, lr=2**-6)
+    found = th.probes.spectral(mixture, base, base, steps=2, seed=3)
+    model = base.build(3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, weight_decay=0.0)
+    weights = [model.blocks[0].layers[1].weight.detach().clone()]
+    losses = []
+    for step in range(2):
+        inputs, targets = mixture.batch(3, step)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        weights.append(model.blocks[0].layers[1].weight.detach().clone())
+
+    def size(matrix):
+        return torch.linalg.svdvals(matrix.double())[0].item()
+
+    (line,) = (line for line in found.lines if line.name == "blocks.0.layers.1.weight")
+    assert found.losses == pytest.approx(losses, rel=1e-5)
+    assert line.start.here == pytest.approx(size(weights[0]), rel=2e-3)
+    steps = size(weights[1] - weights[0]) * size(weights[2] - weights[1])
+    assert line.step.here == pytest.approx(math.sqrt(steps), rel=2e-3)
+    assert line.drift.here == pytest.approx(size(weights[2] - weights[0]), rel=2e-3)
+    assert line.start.off == line.step.off == 1.0
+
+
+def test_a_single_tensor_planned_wrongly_is_named(mixture):
+    right = planned(mixture, WIDE, SMALL)
+    name = "blocks.1.layers.0.weight"
+    row = right[name]
+    base = planned(mixture, SMALL, SMALL)
+    fast = dataclasses.replace(right, rows={**right.rows, name: dataclasses.replace(row, lr=row.lr * 30)})
+    found = th.probes.spectral(mixture, fast, base, steps=2)
+    worst = max(found.lines, key=lambda line: line.step.off)
+    assert worst.name == name
+    assert worst.step.off > 10
+    large = Law(row.init.kind, std=row.init.std * 30)
+    heavy = dataclasses.replace(right, rows={**right.rows, name: dataclasses.replace(row, init=large)})
+    found = th.probes.spectral(mixture, heavy, base, steps=1)
+    assert max(found.lines, key=lambda line: line.start.off).start.off == pytest.approx(30, rel=0.15)
+
+
+def test_nothing_is_left_behind(mixture):
+    def build(width, depth):
+        return nn.Sequential(nn.Linear(32, width), nn.Dropout(0.5), nn.Linear(width, 10))
+
+    dropping = dataclasses.replace(mixture, build=build)
+    base = planned(dropping, SMALL, SMALL)
+    before = torch.get_rng_state()
+    th.probes.spectral(dropping, base, base, steps=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    th.probes.assumptions(dropping, base, steps=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_zero_steps_are_refused(mixture):
+    base = planned(mixture, SMALL, SMALL)
+    with pytest.raises(UseError, match="steps is 0: a change can be measured after one step"):
+        th.probes.spectral(mixture, base, base, steps=0)
+
+
+def test_the_table_names_every_kind_of_tensor(mixture):
+    base = planned(mixture, SMALL, SMALL)
+    text = str(th.probes.spectral(mixture, base, base, steps=1))
+    assert text.startswith("64 × 2 against 64 × 2: the spectral condition is met")
+    assert "blocks.*.layers.1.weight" in text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_same_on_a_gpu(mixture):
+    plans = [planned(mixture, size, SMALL) for size in (WIDE, SMALL)]
+    here, there = (th.probes.spectral(mixture, *plans, steps=2, device=device) for device in ("cpu", "cuda"))
+    for one, other in zip(here.lines, there.lines, strict=True):
+        assert other.step.off == pytest.approx(one.step.off, rel=0.05)
+        assert other.start.off == pytest.approx(one.start.off, rel=1e-2)
+    ratios = th.probes.assumptions(mixture, plans[1], steps=2, device="cuda")
+    assert 0 < min(ratios.weights.values()) <= max(ratios.weights.values()) <= 1.01
+
+
+class OneHead(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.embed, self.query, self.key = (
+            nn.Linear(4, width),
+            nn.Linear(width, width),
+            nn.Linear(width, width),
+        )
+        self.readout = nn.Linear(width, 2)
+
+    def forward(self, x):
+        x = self.embed(x)
+        weights = (self.query(x) @ self.key(x).mT / 8).softmax(-1)
+        return self.readout((weights @ x).mean(1))
+
+
+def test_a_gradient_that_is_only_rounding_is_known():
+    """A softmax does not heed what the keys' bias adds to all scores of a query."""
+
+    def batch(seed, step):
+        x = torch.randn(8, 4, 4, generator=torch.Generator().manual_seed(step))
+        return x, (x.sum((1, 2)) > 0).long()
+
+    size = Size(16, 1)
+    workload = th.Workload("head", OneHead, batch, nn.functional.cross_entropy, size)
+    inputs = batch(0, 0)[0]
+    plan = th.plan(OneHead, inputs, size=size, base=size, lr=2**-8)
+    found = observe(workload, plan, th.dissect(OneHead, inputs, size=size), steps=2)
+    assert {name for name, one in found.courses.items() if one.only_rounding} == {"key.bias"}
+    measured = compare(found, found)
+    (line,) = (line for line in measured.lines if line.name == "key.bias")
+    assert math.isnan(line.off("step"))
+    assert line.off("start") == pytest.approx(1)
+    assert "key.bias: its gradient is zero but for rounding" in str(measured)

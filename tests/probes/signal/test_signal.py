@@ -1,0 +1,165 @@
+"""The signal against autograd: M is the gradient by what closes a block that is really inserted."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import theodolite as th
+from theodolite.core.calling import logits
+from theodolite.probes import PointSignal, Signal, signal
+from theodolite.surgery import Points, find_points
+
+from .growable import NETWORKS, batch_for, exactly, loss_for, network
+
+UNITS = 5
+BARE = {"experts": 3, "parallel": 3, "encoder": 3, "turned encoder": 3, "Mixtral": 3}
+"""Where some closers are not held by a module that is called: at so many points."""
+BARE_CLOSERS = {"self_attn.out_proj.weight", "self_attn.out_proj.bias"}
+
+
+def gradients(model: nn.Module, name: str, one: PointSignal, points: Points) -> dict[str, Tensor]:
+    """By closer: autograd's gradient of the mean of the units' losses, with a block inserted at the point."""
+    inputs, targets = batch_for(name, UNITS)
+    grown, proof = th.surgery.insert_block(copy.deepcopy(model), inputs, one.point, points=points)
+    assert proof.holds
+    grown.eval()
+    loss, found = loss_for(name), logits(grown(inputs))
+    each = [loss(found[unit : unit + 1], targets[unit : unit + 1]) for unit in range(UNITS)]
+    tensors = dict(grown.named_parameters())
+    closers = [closer.name for closer in one.point.closers]
+    wanted = [tensors[f"{one.name}.{closer}"] for closer in closers]
+    made = torch.autograd.grad(torch.stack(each).mean(), wanted)
+    return dict(zip(closers, made, strict=True))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_directions_are_the_gradient_by_the_closers_of_an_inserted_block(name: str) -> None:
+    model, batch = network(name), batch_for(name, UNITS)
+    parts = [(batch[0][:3], batch[1][:3]), (batch[0][3:], batch[1][3:])]
+    with exactly(name):
+        points = find_points(model, batch[0])
+        found = signal(model, loss_for(name), parts, batch, points=points)
+        assert [one.point for one in found.points] == list(points.found)
+        for one in found.points[:2] if name == "pre" else found.points[1:2]:
+            expected = gradients(model, name, one, points)
+            assert set(one.directions) == set(expected)
+            for closer, gradient in expected.items():
+                apart = (one.directions[closer] - gradient).abs().max() / gradient.abs().max()
+                assert apart < 1e-10, (one.name, closer)
+    for one in found.points:
+        # Judged by the very units it is the mean of, without forming the gradient of any.
+        assert one.gain == pytest.approx(one.norm**2, rel=1e-9)
+        assert sum(one.shares) == pytest.approx(one.gain, rel=1e-9)
+        assert one.alignment == pytest.approx(one.gradient**2, rel=1e-9)
+    noted = any("no weight of a linear map or a norm" in note for note in found.notes)
+    assert noted == (name in BARE)
+    assert any("5 of the 5 held-out units" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["pre", "gated", "peri", "maps", "turned encoder"])
+def test_preconditioned_directions_solve_least_squares(name: str) -> None:
+    """`M (S + ρI)⁻¹` of the features that a hook sees before the closing module of an inserted block."""
+    model, batch = network(name), batch_for(name, UNITS)
+    ridge = 0.1
+    points = find_points(model, batch[0])
+    one = signal(model, loss_for(name), batch, batch, points=points, ridge=ridge).points[1]
+    grown, _ = th.surgery.insert_block(copy.deepcopy(model), batch[0], one.point, points=points)
+    seen: dict[str, Tensor] = {}
+    block = grown.get_submodule(one.name)
+    for module_name, module in block.named_modules():
+        module.register_forward_hook(lambda module, args, output, at=module_name: seen.update({at: args[0]}))
+    with torch.no_grad():
+        grown.eval()(batch[0])
+    assert set(one.preconditioned_directions) == set(one.directions)
+    expected = square = 0.0
+    for closer, made in one.preconditioned_directions.items():
+        mean, prefix = one.directions[closer], closer.rpartition(".")[0]
+        if closer in BARE_CLOSERS:
+            continue
+        if closer.endswith("bias"):
+            solved = mean / (1 + ridge)
+        elif "norm_out" in closer:
+            norm = block.get_submodule(prefix)
+            squares = nn.functional.layer_norm(seen[prefix], (seen[prefix].shape[-1],), eps=norm.eps)
+            moment = squares.detach().flatten(0, -2).square().mean(0)
+            solved = mean / (moment + ridge * moment.mean())
+        else:
+            rows = seen[prefix].detach()
+            rows = nn.functional.unfold(rows, 3, padding=1).transpose(1, 2) if name == "maps" else rows
+            rows = rows.flatten(0, -2)
+            moment = rows.T @ rows / len(rows)
+            moment += ridge * moment.diagonal().mean() * torch.eye(len(moment), dtype=moment.dtype)
+            solved = torch.linalg.solve(moment, mean.flatten(1).T).T.view(mean.shape)
+        torch.testing.assert_close(made, solved, rtol=1e-8, atol=1e-12)
+        expected += float((mean * solved).sum())
+        square += float(mean.square().sum())
+    for closer in BARE_CLOSERS & set(one.directions):  # scaled as the others are on average
+        mean = one.directions[closer]
+        solved = expected / square * mean
+        torch.testing.assert_close(one.preconditioned_directions[closer], solved, rtol=1e-8, atol=1e-12)
+    expected += (
+        expected
+        / square
+        * sum(float(one.directions[closer].square().sum()) for closer in BARE_CLOSERS & set(one.directions))
+    )
+    assert one.preconditioned == pytest.approx(expected, rel=1e-9)
+
+
+def test_halves_are_estimated_and_judged_by_the_other_half() -> None:
+    model, (inputs, targets) = network("pre"), batch_for("pre", 9)
+    loss = loss_for("pre")
+    batches = [(inputs[:3], targets[:3]), (inputs[3:4], targets[3:4]), (inputs[4:], targets[4:])]
+    halved = signal(model, loss, batches)
+    first, second = (inputs[:5], targets[:5]), (inputs[5:], targets[5:])
+    given = signal(model, loss, first, second)
+    assert (halved.estimated_on, halved.judged_on) == (5, 4)
+    assert not halved.notes
+    for one, other in zip(halved.points, given.points, strict=True):
+        assert one.gain == pytest.approx(other.gain)
+        assert one.error == pytest.approx(other.error)
+        assert one.covariance.trace == pytest.approx(other.covariance.trace)
+
+
+def test_a_fresh_network_gives_the_candidates_its_weights() -> None:
+    model, batch = network("pre"), batch_for("pre", UNITS)
+    torch.manual_seed(5)
+    fresh = NETWORKS["pre"]().double()
+    one = signal(model, loss_for("pre"), batch, batch, fresh=fresh, points=["blocks.1"]).points[0]
+    grown, _ = th.surgery.insert_block(copy.deepcopy(model), batch[0], 1, fresh=fresh)
+    loss = loss_for("pre")(grown(batch[0]), batch[1])
+    closer = "feed_forward.branch.down.weight"
+    (expected,) = torch.autograd.grad(loss, [grown.get_parameter(f"blocks.1.{closer}")])
+    torch.testing.assert_close(one.directions[closer], expected, rtol=1e-10, atol=1e-14)
+    assert all(tensor.requires_grad for tensor in fresh.parameters())
+
+
+def _with_gains(found: Signal, gains: list[float]) -> Signal:
+    points = [
+        replace(one, gain=gain, error=1.0, unsure=False)
+        for one, gain in zip(found.points, gains, strict=True)
+    ]
+    return replace(found, points=tuple(points))
+
+
+def test_no_point_above_its_noise_is_the_deepest() -> None:
+    found = signal(network("pre"), loss_for("pre"), batch_for("pre", 40))
+    weak, strong = _with_gains(found, [1.0, 2.0, 0.5]), _with_gains(found, [1.0, 2.0, 5.0])
+    assert weak.deepest
+    assert not weak.above
+    assert "no point has a gain above its noise" in str(weak)
+    # Below the threshold, Student's density with 19 degrees of freedom has the area 1 − 0.05/3.
+    t = torch.linspace(0, strong.threshold, 10_001, dtype=torch.float64)
+    scale = math.gamma(10) / (math.gamma(9.5) * math.sqrt(19 * math.pi))
+    assert 0.5 + float(torch.trapezoid(scale * (1 + t**2 / 19) ** -10, t)) == pytest.approx(1 - 0.05 / 3)
+    assert not strong.deepest
+    assert [one.name for one in strong.above] == ["blocks.2"]
+    assert [one.name for one in strong.ranked()] == ["blocks.2", "blocks.1", "blocks.0"]
+    assert strong.best.name == "blocks.2"
+    assert "1 of 3 points (*)" in str(strong)
+    assert strong.figure().alt.startswith("The largest gain is at blocks.2")

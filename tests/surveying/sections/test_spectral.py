@@ -1,0 +1,211 @@
+import dataclasses
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from theodolite.core.size import Size
+from theodolite.models import GPT, ResidualMLP
+from theodolite.probes.scaling.spectral import Ratio
+from theodolite.surveying import Site
+from theodolite.surveying.sections import spectral
+from theodolite.surveying.sections.spectral import START_SIZES, STEP_SIZES, examine, judge
+from theodolite.workloads import Workload, next_token_loss
+
+
+def pair(site):
+    steps, starts = examine(site)
+    assert (steps.code, starts.code) == ("TH202", "TH203")
+    return steps, starts
+
+
+def powers(finding, column):
+    """The exponents behind the factors at ten times the size."""
+    return {row["tensor"]: math.log10(row[column]) for row in finding.evidence.rows}
+
+
+@pytest.fixture(scope="module")
+def growths():
+    """A GPT measured once."""
+    torch.set_num_threads(1)  # before the fixture of every test does it
+
+    def batch(seed, step):
+        tokens = torch.randint(32, (4, 9), generator=torch.Generator().manual_seed(1_000_003 * seed + step))
+        return tokens[:, :-1], tokens[:, 1:]
+
+    build = partial(GPT, vocab=32, context=8, head_dim=16)
+    workload = Workload("small", build, batch, next_token_loss, Size(64, 2))
+    return spectral.measure(Site(workload, workload.size).trials)
+
+
+def test_a_gpt_breaks_the_condition_by_the_known_powers_and_a_plan_mends_it(growths):
+    steps, starts = judge(STEP_SIZES, growths), judge(START_SIZES, growths[:1])
+    assert (steps.level, starts.level) == ("note", "note")
+    width = powers(steps, "10× width")
+    # Adam's steps have ‖A‖_R ~ n_in, whatever the layer: r_n too large where the fan-in grows.
+    for name in ("blocks.*.feed_forward.branch.up.weight", "readout.weight"):
+        assert width[name] == pytest.approx(1.0, abs=0.25)
+    assert width["embed.weight"] == pytest.approx(0.0, abs=0.2)
+    depth = powers(steps, "10× depth")
+    assert depth["blocks.*.feed_forward.branch.down.weight"] == pytest.approx(1.0, abs=0.25)
+    assert depth["blocks.*.feed_forward.branch.up.weight"] == pytest.approx(0.0, abs=0.3)
+    for axis in ("width", "depth"):
+        assert all(abs(power) < 0.3 for power in powers(steps, f"{axis}, plan").values())
+    assert "at 10× the width a step of" in steps.sentence
+    assert "Under a plan, all tensors keep to it" in steps.sentence
+    assert "th.plan" in steps.remedy
+
+    # Only the readout starts at another power of the width than a plan would have it: 1/√n for 1/n.
+    assert starts.sentence.startswith(
+        "Without a plan, 1 kind of tensor out of 11 leaves the spectral condition as the width grows: at 10× "
+        "the width the start of readout.weight is 3."
+    )
+    assert powers(starts, "10× width")["readout.weight"] == pytest.approx(0.5, abs=0.1)
+
+
+def flat_std(width, depth):
+    """The same std at every width, as transformers has it: hidden weights start √n too large."""
+    model = nn.Sequential(
+        nn.Linear(8, width, bias=False),
+        nn.ReLU(),
+        nn.Linear(width, width, bias=False),
+        nn.ReLU(),
+        nn.Linear(width, 2, bias=False),
+    )
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    return model
+
+
+def test_a_std_that_ignores_the_width_is_named(rows):
+    _, starts = pair(Site(rows(flat_std), Size(64, 2)))
+    found = powers(starts, "10× width")
+    assert found["2.weight"] == pytest.approx(0.5, abs=0.05)
+    assert found["4.weight"] == pytest.approx(1.0, abs=0.1)
+    assert found["0.weight"] == pytest.approx(0.0, abs=0.1)
+    assert starts.level == "note"
+    assert "4.weight is 1" in starts.sentence
+    assert "plan.initialize" in starts.remedy
+
+
+def test_what_noise_can_do_is_no_finding(growths):
+    """Off by 1.9 over a growth of 4 is an exponent of 0.46: too much for a weight, not for a bias."""
+    (width, _) = growths
+
+    def pretend(role):
+        (line, *_) = width.planned.lines
+        step = Ratio(here=1.9, base=1.0, expected=1.0)
+        one = dataclasses.replace(line, role=role, step=step)
+        planned = dataclasses.replace(width.planned, lines=(one,))
+        return judge(STEP_SIZES, [dataclasses.replace(width, planned=planned)])
+
+    assert pretend("hidden").level == "warn"
+    assert pretend("bias").level == "note"
+
+
+def test_the_start_is_judged_against_width_alone(rows):
+    steps, starts = pair(Site(rows(partial(ResidualMLP, inputs=8, outputs=2)), Size(64, 2)))
+    assert {"10× width", "10× depth"} < set(steps.evidence.rows[0])
+    assert "10× depth" not in starts.evidence.rows[0]
+
+
+def good_by_itself(width, depth):
+    """Nothing but an input layer grows: one learning rate serves all widths."""
+
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, width, bias=False)
+            nn.init.normal_(self.first.weight)
+
+        def forward(self, x):
+            y = self.first(x)
+            return torch.stack([y.square().mean(1), y.mean(1)], 1)
+
+    return Frozen()
+
+
+def test_where_nothing_breaks_all_is_well(rows):
+    steps, starts = pair(Site(rows(good_by_itself), Size(64, 2)))
+    assert (steps.level, starts.level) == ("ok", "ok")
+    assert steps.sentence.startswith("Without a plan and with one, all tensors keep to it")
+    assert steps.remedy == ""
+
+
+def test_what_a_plan_does_not_mend_is_a_warning(rows, monkeypatch):
+    site = Site(rows(flat_std), Size(64, 2))
+    planned = type(site.trials).planned
+
+    def wrong(self, size):
+        plan = planned(self, size)
+        row = plan["2.weight"]
+        return dataclasses.replace(
+            plan, rows={**plan.rows, row.name: dataclasses.replace(row, lr=12 * row.lr)}
+        )
+
+    monkeypatch.setattr(type(site.trials), "planned", wrong)
+    steps, starts = pair(site)
+    assert (steps.level, starts.level) == ("warn", "note")
+    assert "A plan does not mend 2.weight (steepest exponent 1." in steps.sentence
+    assert steps.title == "Steps that a plan does not mend"
+
+
+def test_a_training_that_diverges_is_said(growths):
+    width, depth = growths
+    lost = dataclasses.replace(width.standard, losses=(3.0, math.nan, math.nan))
+    finding = judge(STEP_SIZES, [dataclasses.replace(width, standard=lost), depth])
+    assert finding.level == "note"
+    assert "Without a plan the training diverges at 256 × 2." in finding.sentence
+    lost = dataclasses.replace(depth.planned, losses=(3.0, math.inf, math.nan))
+    finding = judge(STEP_SIZES, [width, dataclasses.replace(depth, planned=lost)])
+    assert finding.level == "warn"
+    assert "Under a plan the training diverges at 64 × 8." in finding.sentence
+
+
+def test_training_that_fails_at_another_size_is_a_note(rows):
+    class Short(nn.Module):
+        def __init__(self, width, depth):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+
+        def forward(self, x):
+            return self.last(self.first(x).relu())
+
+    calls = []
+
+    def batch(seed, step):
+        calls.append(step)
+        if step == 2:
+            return ()  # the data ends
+        return torch.ones(4, 8), torch.zeros(4, dtype=torch.long)
+
+    (finding,) = examine(Site(rows(Short, batch=batch), Size(64, 2)))
+    assert (finding.code, finding.level) == ("TH202", "note")
+    assert "batch(0, 2) returned a tuple of 0" in finding.sentence
+
+
+def test_a_tensor_whose_gradient_is_rounding_is_left_out_with_a_line(growths):
+    name = "blocks.0.attention.branch.key.weight"
+
+    def rounded(measured):
+        lines = [
+            dataclasses.replace(line, step=Ratio(1e-6, 1.0, 1.0), only_rounding=True)
+            if line.pattern == alike.pattern
+            else line
+            for line in measured.lines
+        ]
+        return dataclasses.replace(measured, lines=tuple(lines))
+
+    (alike,) = (line for line in growths[0].planned.lines if line.name == name)
+    changed = [
+        dataclasses.replace(one, standard=rounded(one.standard), planned=rounded(one.planned))
+        for one in growths
+    ]
+    finding = judge(STEP_SIZES, changed)
+    assert finding.level == "note"
+    assert f"Not judged: {alike.pattern}, whose gradient is zero but for rounding" in finding.sentence
+    (row,) = (row for row in finding.evidence.rows if row["tensor"] == alike.pattern)
+    assert row["width, plan"] is row["10× depth"] is None
+    assert "Not judged" not in judge(START_SIZES, changed[:1]).sentence

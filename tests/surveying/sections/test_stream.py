@@ -1,0 +1,229 @@
+"""The findings of the stream: alarms where closed forms say so, and none where they do not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from theodolite.core.size import Size
+from theodolite.models import GPT, ResidualMLP, ResNet
+from theodolite.probes.stream.headroom import Largest
+from theodolite.probes.stream.stream import stream
+from theodolite.surveying import budget
+from theodolite.surveying.finding import Finding
+from theodolite.surveying.sections.stream import examine, gradient, room
+from theodolite.surveying.sections.stream import look as stream_look
+from theodolite.surveying.sections.stream.look import Look, _cut
+from theodolite.surveying.site import Site
+from theodolite.workloads import Workload
+from theodolite.workloads.builtin import built_in
+
+
+def findings(workload: Workload, size: Size | None = None) -> dict[str, Finding]:
+    return {finding.code: finding for finding in examine(Site(workload, size or workload.size))}
+
+
+def levels(workload: Workload, size: Size | None = None) -> dict[str, str]:
+    return {code: finding.level for code, finding in findings(workload, size).items()}
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are not skipped."""
+    monkeypatch.setattr(stream_look, "WORK", 0.0)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("placement", ["pre", "post", "peri"])
+def test_a_transformer_with_norms_raises_no_alarm_when_it_is_new(gpt: Any, placement: str) -> None:
+    found = levels(gpt(norm_placement=placement), Size(32, 6))
+    assert found == dict.fromkeys(("TH521", "TH522", "TH523", "TH524"), "ok")
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_deep_transformer_without_norms_raises_every_alarm(gpt: Any) -> None:
+    found = findings(gpt(norm_placement="none"), Size(32, 12))
+    assert [found[code].level for code in ("TH521", "TH522", "TH524")] == ["warn"] * 3
+    assert found["TH521"].title == "A stream that grows exponentially"
+    assert found["TH521"].evidence.numbers["factor in each block"] > 1.4
+    assert found["TH522"].title == "A gradient that explodes"
+    assert found["TH524"].evidence.numbers["doublings of headroom"] < 0
+    assert "1/L" in found["TH521"].remedy
+
+
+def test_a_shallow_one_is_worth_a_note(rows: Any) -> None:
+    """Each block multiplies RMS² by 3/2."""
+    found = findings(rows(lambda width, depth: ResidualMLP(width, depth, inputs=8, outputs=2)), Size(256, 6))
+    assert found["TH521"].level == "note"
+    assert found["TH521"].evidence.numbers["factor in each block"] == pytest.approx(1.5**0.5, abs=0.06)
+    assert found["TH522"].level == "ok"  # 1.5³ is less than 7^1.5
+
+
+def test_a_new_batch_norm_is_looked_at_as_it_trains() -> None:
+    """With the running statistics of a new network the stream would grow exponentially."""
+
+    def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(step)), torch.arange(16) % 10
+
+    workload = Workload("maps", ResNet, batch, nn.functional.cross_entropy, Size(8, 4))
+    assert levels(workload)["TH521"] == "ok"
+
+
+class Blocks(nn.Module):
+    """Residual branches `W₂ relu(W₁ x)`, through which the gradient may be cut."""
+
+    def __init__(
+        self, width: int, depth: int, scale: float, cut: bool = False, loud: float = 1.0, more: bool = False
+    ) -> None:
+        super().__init__()
+        self.cut, self.more = cut, more
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width, bias=False))
+            for _ in range(depth)
+        )
+        for block in self.blocks:
+            block[2].weight.data *= scale
+        self.last.weight.data *= loud
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            branch = block(x)
+            x = x + (branch.detach() if self.cut else branch)
+        if self.more and torch.is_grad_enabled():
+            _ = x + x * 0.0  # a statistic that only training needs: the passes run different operations
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    "options, level, title",
+    [
+        ({"scale": 1.0}, "ok", "What each block is worth"),
+        (
+            {"scale": 0.01, "loud": 1000.0},
+            "ok",
+            "What each block is worth",
+        ),  # 1 − cos is below 10⁻⁴, not the loss
+        ({"scale": 1e-6}, "note", "Blocks that change nothing yet"),
+        ({"scale": 0.0}, "note", "Blocks that start silent"),
+        ({"scale": 1.0, "cut": True}, "warn", "Branches that no gradient reaches"),
+    ],
+)
+def test_what_blocks_are_worth(rows: Any, options: dict[str, Any], level: str, title: str) -> None:
+    found = findings(rows(lambda width, depth: Blocks(width, depth, **options)))["TH523"]
+    assert (found.level, found.title) == (level, title)
+
+
+def test_before_a_readout_of_zeros_branches_only_sleep(rows: Any) -> None:
+    found = findings(rows(lambda width, depth: Blocks(width, depth, 1.0, loud=0.0)))
+    for code in ("TH522", "TH523"):
+        assert found[code].level == "note"
+        assert "A readout that starts at zero" in found[code].sentence
+    cut = findings(rows(lambda width, depth: Blocks(width, depth, 1.0, cut=True, loud=0.0)))["TH523"]
+    assert (cut.level, cut.title) == ("warn", "Branches that no gradient reaches")
+
+
+def test_a_branch_that_was_not_found_again_is_not_called_dead(rows: Any) -> None:
+    found = findings(rows(lambda width, depth: Blocks(width, depth, 1.0, more=True)))["TH523"]
+    assert (found.level, found.title) == ("note", "What each block is worth")
+    assert "of 2 branches it is not known whether a gradient reaches them" in found.sentence
+    assert "values were not found again in a second pass" in found.sentence
+
+
+def seen(**changes: Any) -> Look:
+    """A stream of four blocks, with the numbers given in place of its own."""
+    batch = torch.randn(4, 8), torch.arange(4) % 2
+    found = stream(Blocks(16, 4, 1.0), nn.functional.cross_entropy, batch, skip=False)
+    every = [dict(changes.pop(str(block), {})) for block in range(4)]
+    reaches = tuple(replace(one, **new) for one, new in zip(found.reaches, every, strict=True))
+    return Look(replace(found, reaches=reaches, **changes), Size(16, 4), "Here", 4, found.growth)
+
+
+@pytest.mark.parametrize(
+    "ratio, level", [(5**1.4, "ok"), (5**1.6, "note"), (1 / 5**1.6, "note"), (1001, "warn")]
+)
+def test_a_gradient_is_measured_by_a_power_of_depth(ratio: float, level: str) -> None:
+    assert gradient(seen(start_gradient=ratio, **{"3": {"stream_gradient": 1.0}})).level == level
+
+
+@pytest.mark.parametrize("doublings, level", [(4.1, "ok"), (3.9, "note"), (0.1, "note"), (-0.1, "warn")])
+def test_four_doublings_are_room_enough(doublings: float, level: str) -> None:
+    found = room(seen(largest=Largest(65504 / 2**doublings, "mm", "block 0, branch 0")))
+    assert found.level == level
+
+
+def test_values_that_are_no_numbers_are_an_overflow() -> None:
+    found = room(seen(largest=Largest(math.inf, "mm", "block 0, branch 0")))
+    assert (found.level, found.title) == ("warn", "Values that overflow")
+    assert "no finite numbers (first mm, block 0, branch 0)" in found.sentence
+
+
+def test_the_massive_entry_that_is_named_is_one() -> None:
+    high, massive = {"largest": 1.0, "peak": 5000.0}, {"largest": 200.0, "peak": 1500.0, "peak_at": (0, 7)}
+    assert (
+        "Block 2 has a massive entry at (0, 7), 1500 times"
+        in room(seen(**{"0": high, "2": massive})).sentence
+    )
+
+
+def test_a_mixture_says_why_no_block_was_left_out(gpt: Any) -> None:
+    found = findings(gpt(residual="routed"))["TH523"]
+    assert "no branch was skipped" in found.sentence
+    assert "too long" not in found.sentence
+
+
+def test_a_massive_entry_is_worth_a_note(gpt: Any) -> None:
+    workload = gpt()
+
+    def build(width: int, depth: int) -> nn.Module:
+        model = GPT(width, depth, vocab=32, context=8, head_dim=16)
+        nn.init.constant_(model.embed.weight[:, 3], 5000.0)
+        return model
+
+    found = findings(Workload("massive", build, workload.batch, workload.loss, Size(32, 2)))["TH524"]
+    assert found.level == "note"
+    assert "massive entry at (" in found.sentence
+    assert ", 3)" in found.sentence
+
+
+@pytest.mark.usefixtures("hasty")
+def test_no_stream_and_no_time(rows: Any) -> None:
+    plain = rows(lambda width, depth: nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2)))
+    assert list(levels(plain).items()) == [("TH521", "ok")]
+    assert "too long" in findings(rows(lambda width, depth: Blocks(width, depth, 1.0)))["TH523"].sentence
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_draw_of_the_weights_does_not_make_an_alarm(seed: int) -> None:
+    """By these draws alone, four pre-norm blocks would multiply the stream."""
+    workload = built_in()["gpt-sotu"]
+    site = Site(workload, workload.size, seed)
+    alone = stream(site.build(), workload.loss, _cut(site.batch), skip=False).growth
+    assert alone.kind == "exponential"
+    found = next(iter(examine(site)))
+    assert (found.code, found.level) == ("TH521", "ok")
+
+
+def test_whether_blocks_are_skipped_does_not_depend_on_the_clock(
+    gpt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The built-in GPT is far from the limit, and a deep network beyond it."""
+    monkeypatch.setattr(budget, "clock", lambda: next(hours))
+    hours = itertools.count(0.0, 3600.0)
+    found = findings(gpt(), Size(32, 2))["TH523"].sentence
+    assert "Without one of 2 blocks the loss changes by" in found
+
+
+def test_a_large_network_is_looked_at_in_small(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_look, "MOST_PARAMETERS", 1000)
+    build = lambda width, depth: Blocks(width, depth, 1.0)  # noqa: E731
+    found = findings(rows(build), Size(256, 3))["TH521"]
+    assert found.sentence.startswith("At 64 × 8, a small network of the trials,")
