@@ -18,10 +18,10 @@ help:
 	@echo 'make peers  an environment with the packages that some tests and benchmarks compare with'
 
 # The stamp depends on what is installed, so a changed pyproject.toml installs again.
-.venv/stamp: pyproject.toml constraints.txt
+.venv/stamp: pyproject.toml studies/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e studies
 	@touch $@
 
 .venv/docs-stamp: .venv/stamp

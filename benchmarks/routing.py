@@ -19,8 +19,8 @@ import theodolite as th
 from theodolite.fleet.engine import Means
 from theodolite.fleet.run import Run
 from theodolite.fleet.vectorised import vectorised
-from theodolite.studies.networks import network
 from theodolite.workloads import Workload
+from theodolite_studies.framework.networks import network
 
 WIDE = [th.Size(width, 2) for width in (64, 128, 256, 512)]
 DEEP = [th.Size(64, depth) for depth in (2, 4, 8, 16)]

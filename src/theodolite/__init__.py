@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from theodolite.anatomy import Anatomy, AnatomyError, Part, UnclassifiedError, dissect
     from theodolite.core.errors import UseError
     from theodolite.core.size import Size
-    from theodolite.growing import Grown, grow
+    from theodolite.growing.grow import grow
+    from theodolite.growing.grown import Grown
     from theodolite.lr_finder import LrRange, find_lr
     from theodolite.planning import Plan, plan
-    from theodolite.surveying import Finding, Survey, survey
-    from theodolite.sweeping import Sweep, sweep
+    from theodolite.surveying.finding import Finding
+    from theodolite.surveying.survey import Survey, survey
+    from theodolite.sweeping.result import Sweep
+    from theodolite.sweeping.sweep import sweep
     from theodolite.workloads import Workload, workload
 
 __version__ = "0.1.0"

@@ -21,10 +21,6 @@ from theodolite.commands.lr import lr
 from theodolite.commands.output import only_results
 from theodolite.commands.plan import plan
 from theodolite.commands.study import study_app
-from theodolite.commands.study_depth_expansion import study_depth_expansion
-from theodolite.commands.study_growing import study_growing
-from theodolite.commands.study_norm_placement import study_norm_placement
-from theodolite.commands.study_scale_vectors import study_scale_vectors
 from theodolite.commands.survey import dissect, survey
 from theodolite.commands.sweep import sweep
 from theodolite.core.errors import UseError
@@ -42,10 +38,6 @@ for command in (survey, dissect, plan, lr, sweep, grow, fit):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
-study_app.command("depth-expansion")(study_depth_expansion)
-study_app.command("growing")(study_growing)
-study_app.command("norm-placement")(study_norm_placement)
-study_app.command("scale-vectors")(study_scale_vectors)
 app.add_typer(study_app, name="study")
 
 

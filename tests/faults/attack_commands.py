@@ -383,7 +383,7 @@ def _set_up(folder: Path) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         for name in STUDIES:
-            stack.enter_context(mock.patch(f"theodolite.studies.{name}", begun))
+            stack.enter_context(mock.patch(f"theodolite_studies.{name}", begun))
         stack.callback(signal.signal, signal.SIGALRM, before)
         stack.callback(setattr, sys, "dont_write_bytecode", bytecode)
         stack.callback(signal.alarm, 0)

@@ -73,7 +73,7 @@ def _kinds(folder: Path) -> dict[str, tuple[bytes, Callable[[Path], Any]]]:
     from theodolite.fleet.outcome import Outcome
     from theodolite.fleet.run import Run
     from theodolite.growing import load_file
-    from theodolite.studies.records import read_records
+    from theodolite_studies.framework.records import read_records
 
     names: dict[str, Any] = {}
     exec(WORKLOAD, names)

@@ -1,7 +1,7 @@
 """A kernel of torch 2.13's oneDNN writes past its memory on CPUs without AVX-512: nothing of ours calls it.
 
 It is the backward pass of a channels-last 1×1 convolution in float32 with stride 2 and 2 to 7 input channels;
-`theodolite.studies.depth_expansion_images.layout_on` has the words. The mode below looks at every convolution
+`theodolite_studies.depth_expansion.images.layout_on` has the words. The mode below looks at every convolution
 that autograd differentiates and refuses such a one before it runs, so these tests are safe on any CPU.
 """
 
@@ -20,7 +20,7 @@ from theodolite.fleet.engine import Means, serial
 from theodolite.fleet.run import Run
 from theodolite.fleet.vectorised import vectorised
 from theodolite.models import ResNet
-from theodolite.studies.depth_expansion import SMALL, trained
+from theodolite_studies.depth_expansion.study import SMALL, trained
 
 
 class Refusing(TorchDispatchMode):

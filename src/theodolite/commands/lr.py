@@ -47,8 +47,8 @@ def lr(
 
       theodolite lr model.py:workload --optimizer sgd --low 1e-3 --high 100 --device cuda
     """
-    from theodolite.lr_finder import find_lr
     from theodolite.core.files import html_path
+    from theodolite.lr_finder import find_lr
 
     if out is not None:
         html_path(out, kind="learning-rate range")  # refused before any work is done

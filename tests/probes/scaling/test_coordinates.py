@@ -17,7 +17,7 @@ from theodolite.planning import plan
 from theodolite.probes import Coordinates, coordinates
 from theodolite.probes.scaling.coordinates import with_zero_readout
 from theodolite.probes.scaling.first_steps import follow
-from theodolite.studies.networks import NETWORKS, network
+from theodolite_studies.framework.networks import NETWORKS, network
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
 

@@ -1,0 +1,1 @@
+"""Do stream, branches and logits keep their size over width and depth?"""

@@ -1,0 +1,1 @@
+"""ResNets over depth and width, and their activation gradients."""

@@ -1,0 +1,1 @@
+"""Is diffGrad better than Adam?"""

@@ -1,0 +1,1 @@
+"""Does the principal flow follow gradient descent where the gradient flow does not?"""

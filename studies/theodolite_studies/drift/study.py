@@ -1,0 +1,169 @@
+"""Does the principal flow follow gradient descent where the gradient flow does not?
+
+Three parts, in float64 on the whole batch:
+
+    quadratic   ten steps on random quadratics, below and above the edge of stability: how far from each flow
+    network     a tanh network trained at a constant learning rate: how near it is to the edge, step by step;
+                the same for steps a 20th as long, nearly the gradient flow; and drifts of single steps
+    rates       the same network with fixed learning rates over a range of 64, and with DAL
+
+References:
+    Rosca et al., On a continuous time model of gradient descent dynamics and instability in deep learning,
+    2023. Cohen et al., Gradient descent on neural networks typically occurs at the edge of stability, 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from theodolite.controllers.drift_adjusted import DriftAdjusted
+from theodolite.core.building import untouched_randomness
+from theodolite.core.errors import UseError
+from theodolite.probes.curvature.tracking import track
+from theodolite.probes.steps.drift import drift
+from theodolite_studies.drift.claims import claims, figures, notes
+from theodolite_studies.framework.records import Record
+from theodolite_studies.framework.study import Cell, Study
+
+SEEDS = 5
+TOPS = (0.5, 1.5, 1.9, 2.1)
+"""lr·λ_max of the quadratics."""
+LR = 0.1
+STEPS, EVERY, FINER = 600, 20, 20
+RATES = tuple(2.0**power for power in range(-6, 1))
+POWERS = (1.0, 0.5)
+
+mse = nn.functional.mse_loss
+
+
+def cells(small: bool) -> list[Cell]:
+    """Parts times seeds."""
+    parts = ("quadratic", "rates") if small else ("quadratic", "network", "rates")
+    return [{"part": part, "seed": seed} for part in parts for seed in range(3 if small else SEEDS)]
+
+
+def run(cell: Cell) -> Iterator[Record]:
+    """The records of one part and seed."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    parts: dict[str, Callable[[], Iterator[Record]]] = {
+        "quadratic": quadratics,
+        "network": course,
+        "rates": rates,
+    }
+    try:
+        with untouched_randomness(cell["seed"]):
+            yield from parts[cell["part"]]()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def quadratics(size: int = 10, steps: int = 10, tolerance: float = 1e-6) -> Iterator[Record]:
+    """A linear regression with eigenvalues from 0.01 to 1 times the largest."""
+    for top in TOPS:
+        turn, _ = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64))
+        # The mean of (xᵀθ − y)² over n points has the Hessian 2/n·XᵀX: here its largest eigenvalue is 1.
+        scales = (torch.logspace(-2, 0, size, dtype=torch.float64) * size / 2).sqrt()
+        model = nn.Linear(size, 1, bias=False).double()
+        batch = scales[:, None] * turn, torch.randn(size, 1).double()
+        found = drift(model, mse, batch, lr=top, steps=steps, k=size, tolerance=tolerance)
+        yield {
+            "top": top,
+            "flow": found.relative,
+            "modified": found.modified / found.length,
+            "principal": found.principal / found.length,
+        }
+
+
+def course(steps: int = STEPS, every: int = EVERY, finer: int = FINER) -> Iterator[Record]:
+    """Along one training: the edge, the edge of nearly the gradient flow, and drifts of single steps."""
+    model, batch = network()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    moments = []
+    with track(model, mse, batch, optimizer, measure=["loss", "edge"], every=every) as tracking:
+        for step in range(steps):
+            if step in (every, *range(steps // 2, steps, 2 * every)):
+                moments.append({"step": step, **_moment(model, batch)})
+            _step(model, batch, optimizer)
+    yield {
+        "way": "descent",
+        "edge": [round(value, 4) for value in tracking.values("edge")],
+        "loss": [float(f"{value:.3g}") for value in tracking.values("loss")],
+    }
+    model.load_state_dict(start)
+    slow = torch.optim.SGD(model.parameters(), lr=LR / finer)
+    with track(model, mse, batch, slow, measure=["loss", "edge"], every=every * finer) as tracking:
+        for _ in range(steps * finer):
+            _step(model, batch, slow)
+    yield {
+        "way": "flow",
+        "edge": [round(value * finer, 4) for value in tracking.values("edge")],
+        "loss": [float(f"{value:.3g}") for value in tracking.values("loss")],
+    }
+    yield from ({"way": "moment", **moment} for moment in moments)
+
+
+def rates(steps: int = 400) -> Iterator[Record]:
+    """The loss after training with each fixed learning rate, and with DAL. A run that diverges has none."""
+    model, batch = network()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for rate in (*RATES, *(f"DAL {power:g}" for power in POWERS)):
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate if isinstance(rate, float) else 1.0)
+        adjusted = None
+        if isinstance(rate, str):
+            adjusted = DriftAdjusted(optimizer, model, mse, power=float(rate.split()[1]))
+        lrs, first, last = [], math.nan, math.nan
+        for step in range(steps):
+            if adjusted is not None:
+                try:
+                    adjusted.step(batch)
+                except UseError:  # the loss is no number any more
+                    break
+            lrs.append(float(optimizer.param_groups[0]["lr"]))
+            last = _step(model, batch, optimizer)
+            first = last if step == 0 else first
+        diverged = not last <= first or len(lrs) < steps
+        yield {
+            "rate": rate,
+            "diverged": diverged,
+            "loss": None if diverged else float(f"{last:.4g}"),
+            "lrs": [float(f"{lr:.3g}") for lr in lrs[:: max(1, steps // 40)]],
+        }
+
+
+def network() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """8–32–32–1 with tanh; 64 points, and the sign of the product of their first two coordinates."""
+    model = nn.Sequential(
+        nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
+    ).double()
+    points = torch.randn(64, 8, dtype=torch.float64)
+    return model, (points, torch.sign(points[:, 0] * points[:, 1])[:, None])
+
+
+def _step(model: nn.Module, batch: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    loss = mse(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def _moment(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Record:
+    found = drift(model, mse, batch, lr=LR, k=5)
+    numbers = {
+        "edge": found.edge,
+        "relative": found.relative,
+        "explained": found.explained,
+        "by modified": 1 - found.modified / found.distance,
+        "growth": found.growth,
+    }
+    return {name: float(f"{value:.4g}") for name, value in numbers.items()}
+
+
+STUDY = Study("drift", cells, run, claims, figures, notes)

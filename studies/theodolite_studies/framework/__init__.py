@@ -1,0 +1,1 @@
+"""What all studies share: cells, records, claims, and how they are reported."""

@@ -1,0 +1,1 @@
+"""Does Lion keep every weight within 1/λ?"""

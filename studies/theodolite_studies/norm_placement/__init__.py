@@ -1,0 +1,1 @@
+"""What does the placement of norms do to the stream?"""

@@ -1,0 +1,1 @@
+"""Is a schedule refined from the gradient norms of a first run a better one?"""

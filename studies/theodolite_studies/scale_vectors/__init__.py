@@ -1,0 +1,1 @@
+"""Do scale vectors precondition, and should they decay?"""

@@ -1,0 +1,1 @@
+"""How does gradient-normalized smoothness grow on the way to a minimum?"""

@@ -1,0 +1,1 @@
+"""Does the best learning rate stay over width and depth?"""
