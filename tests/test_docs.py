@@ -29,6 +29,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,11 @@ def test_the_section_that_contributors_copy_works() -> None:
     namespace: dict[str, Any] = {}
     exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("theodolite.surveying.survey.find_sections", lambda: {"new": namespace["section"]})
+        patch.setattr(
+            import_module("theodolite.surveying.survey"),
+            "find_sections",
+            lambda: {"new": namespace["section"]},
+        )
         (finding,) = th.survey("mlp-mixture").findings
     assert finding.level == "ok"
     assert 1 < finding.evidence.numbers["loss"] < 10  # ln 10 is guessing

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import theodolite as th
+from theodolite.core.calling import logits
 from theodolite.probes.curvature.rescaling import is_normalisation, scalable, scaled, tempered
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(3))
@@ -244,8 +245,8 @@ def test_logits_are_divided_wherever_they_are(way: str) -> None:
     with tempered(model, 4.0):
         divided = model(X)
     assert type(divided) is type(plain)
-    torch.testing.assert_close(th.calling.logits(divided), th.calling.logits(plain) / 4)
-    assert torch.equal(th.calling.logits(model(X)), th.calling.logits(plain))
+    torch.testing.assert_close(logits(divided), logits(plain) / 4)
+    assert torch.equal(logits(model(X)), logits(plain))
 
 
 @pytest.mark.parametrize("output", [Loose(torch.ones(2)), {"logits": torch.ones(2)}], ids=["object", "dict"])
@@ -257,8 +258,8 @@ def test_what_the_model_keeps_of_its_output_is_not_changed(output: Any) -> None:
     model = Keeps()
     with tempered(model, 4.0):
         for _ in range(2):
-            assert th.calling.logits(model()).tolist() == [0.25, 0.25]
-    assert th.calling.logits(output).tolist() == [1, 1]
+            assert logits(model()).tolist() == [0.25, 0.25]
+    assert logits(output).tolist() == [1, 1]
 
 
 def test_logits_of_a_hugging_face_model_are_divided_under_both_their_names() -> None:

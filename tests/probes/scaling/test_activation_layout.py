@@ -14,7 +14,7 @@ import theodolite as th
 from theodolite.probes.scaling.activation_layout import look
 
 TOKENS = torch.arange(48).reshape(2, 24) % 256
-CONFIGS = Path(th.__file__).parent / "studies" / "configs"
+CONFIGS = Path(__file__).parents[3] / "studies" / "theodolite_studies" / "framework" / "configs"
 
 
 def hooked(model: nn.Module, modules: list[nn.Module], inputs: Any) -> list[Tensor]:
