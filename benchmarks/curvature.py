@@ -30,8 +30,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import theodolite as th
 from theodolite import probes
+from theodolite.core.batches import Batch
 from theodolite.probes.curvature.directions import draw
-from theodolite.workloads import Batch, next_token_loss
+from theodolite.workloads import next_token_loss
 
 DIRECTIONS, TOP, TOLERANCE, STEPS = 50, 5, 1e-5, 100
 PEERS = {

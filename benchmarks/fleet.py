@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import theodolite as th
+from theodolite.core.batches import Batch, on_device
 from theodolite.fleet.driver import conduct
 from theodolite.fleet.engine import Means
 from theodolite.fleet.ledger import Ledger
@@ -29,8 +30,7 @@ from theodolite.fleet.program import Program
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.stack import stack
 from theodolite.fleet.training import arithmetic, planned, precision_of
-from theodolite.probes.scaling.norm_history import on_device
-from theodolite.workloads import Batch, next_token_loss
+from theodolite.workloads import next_token_loss
 
 RATES = [2.0**-exponent for exponent in range(12, 4, -1)]
 PROCESSES = 14

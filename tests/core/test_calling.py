@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import theodolite as th
+from theodolite.core.batches import on_device
 from theodolite.core.calling import evaluate, logits, replace_logits
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite.workloads import ModelLoss, OutputLoss, Workload
 
 LOGITS, LOSS = torch.ones(2, 3), torch.tensor(0.5)

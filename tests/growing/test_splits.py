@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from theodolite import UseError
+from theodolite.core.batches import Batch
 from theodolite.growing import Splits, certificate, check_disjoint, fallback, split
-from theodolite.workloads import Batch
 
 
 def batch(*numbers: float) -> Batch:

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.probes.curvature.objective import Batches
 from theodolite.probes.curvature.operator import hessian
 from theodolite.probes.curvature.replicas import on_all_ranks
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss, described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.optimizers.finite import NonFiniteError
 from theodolite.optimizers.planned import Planned
-from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.products import require_at_least
 from theodolite.probes.curvature.replicas import together
 from theodolite.probes.curvature.rescaling import require_positive

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.controllers.conjugate import End, solve
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, Linearised, Operator
 from theodolite.probes.curvature.products import require_at_least
 from theodolite.probes.curvature.replicas import on_all_ranks

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from theodolite.core.errors import UseError
+from theodolite.core.progress import Progress
 from theodolite.fits import diagnostics
 from theodolite.fits.estimating import check_draws, compare, estimates, largest
 from theodolite.fits.parabolas import Curve, noise, optimum, polynomial
 from theodolite.fits.points import checked, without_worst
-from theodolite.fits.result import Array, Fit, Flags, Form, HeldOut, Indices, Progress
+from theodolite.fits.result import Array, Fit, Flags, Form, HeldOut, Indices
 
 NUM_BUDGETS = 9
 SLACK = 1.1

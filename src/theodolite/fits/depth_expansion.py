@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from theodolite.core.errors import UseError
+from theodolite.core.progress import Progress
 from theodolite.fits.estimating import fit_law
 from theodolite.fits.laws import Law, depth_recursion
 from theodolite.fits.points import checked
-from theodolite.fits.result import Array, Fit, Form, Progress
+from theodolite.fits.result import Array, Fit, Form
 
 
 def depth_expansion(

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from theodolite.core.errors import UseError
+from theodolite.core.progress import Progress
 from theodolite.fits import diagnostics
 from theodolite.fits.laws import Law
 from theodolite.fits.minimizing import bootstrap, minimize
 from theodolite.fits.points import enough, without_worst
-from theodolite.fits.result import Array, Estimate, Fit, Flags, Form, HeldOut, Progress, estimate
+from theodolite.fits.result import Array, Estimate, Fit, Flags, Form, HeldOut, estimate
 
 HELD_OUT_SHARE = 0.1
 """Of the points, the largest; with them all that are as large as the smallest of these."""

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from theodolite.core.errors import UseError
+from theodolite.core.progress import Progress
 from theodolite.fits import diagnostics
 from theodolite.fits.estimating import check_draws, compare, estimates
 from theodolite.fits.parabolas import Curve, noise, optimum, polynomial
 from theodolite.fits.points import checked, compute_split, without_worst
-from theodolite.fits.result import Array, Fit, Form, HeldOut, Indices, Progress
+from theodolite.fits.result import Array, Fit, Form, HeldOut, Indices
 
 ALIKE = 1.1
 """Runs whose compute differs by less than this factor share a budget, where budgets are found."""

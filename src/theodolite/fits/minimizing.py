@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from theodolite.core.progress import Progress
 from theodolite.fits.descending import descend
 from theodolite.fits.laws import Law
-from theodolite.fits.result import Array, Indices, Progress
+from theodolite.fits.result import Array, Indices
 
 DELTA = 1e-3
 """Beyond this log residual an error counts linearly. Real runs scatter more, so this is close to a median."""

@@ -7,10 +7,11 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from theodolite.core.progress import Progress
 from theodolite.fits.estimating import fit_law
 from theodolite.fits.laws import Law, sum_of_powers
 from theodolite.fits.points import checked
-from theodolite.fits.result import Array, Fit, Form, Progress
+from theodolite.fits.result import Array, Fit, Form
 
 
 def power(

@@ -17,7 +17,6 @@ from theodolite.present.figure import Figure
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Flags = NDArray[np.bool_]
-Progress = Callable[[str, float], None]
 """Told what is going on, and which share of it is done."""
 Predict = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 """From constants by name and inputs by name, which broadcast, to predictions by name."""

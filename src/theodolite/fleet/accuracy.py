@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.batches import on_device
 from theodolite.core.calling import call, described, logits
 from theodolite.core.errors import UseError
 from theodolite.fleet.run import Run
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite.workloads import Workload
 
 HELD_OUT, TRAINED_ON = "accuracy", "train accuracy"

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from theodolite.core.batches import Batch
 from theodolite.core.calling import call, evaluate, logits, require_logits, with_tensors
 from theodolite.core.higher_order import trainable_operators
 from theodolite.fleet.accuracy import HELD_OUT, TRAINED_ON, share_right
@@ -31,7 +32,7 @@ from theodolite.fleet.functional import METHODS, muon_average, muon_move, orthog
 from theodolite.fleet.regions import compile_blocks
 from theodolite.fleet.stack import Stack, Tensors
 from theodolite.fleet.training import precision_of, targets_in
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 
 ATTENTION = {
     "cpu": [SDPBackend.MATH],

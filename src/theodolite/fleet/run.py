@@ -17,7 +17,7 @@ from theodolite.core.size import Size
 from theodolite.fleet.digest import digest_of
 from theodolite.optimizers.rules import MATRIX_RULES, POLICIES, RULES
 from theodolite.optimizers.schedule import KINDS
-from theodolite.probes.scaling.coordinates import PARAMETERIZATIONS, Parameterization
+from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, dissect
+from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import untouched_randomness
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
@@ -30,11 +31,10 @@ from theodolite.optimizers.planned import Planned
 from theodolite.optimizers.rules import MATRIX_RULES
 from theodolite.optimizers.schedule import Factor
 from theodolite.planning import Plan
+from theodolite.planning.parameterization import plan_for
 from theodolite.planning.plan import Row
-from theodolite.probes.scaling.coordinates import plan_for
 from theodolite.probes.scaling.first_steps import measured
-from theodolite.probes.scaling.norm_history import on_device
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 from theodolite.workloads.lookup import put_neighbours_first
 
@@ -153,11 +153,11 @@ def _planned(run: Run, workload: Workload) -> Plan:
     sizes = [run.size, run.base or run.size]
     matrix = run.optimizer in MATRIX_RULES
     plan = plan_for(
-        workload,
+        workload.build,
+        _first_inputs(workload),
         run.size,
         parameterization=run.parameterization,
         base=run.base or run.size,
-        inputs=_first_inputs(workload),
         optimizer=run.optimizer,
         lr=run.lr,
         weight_decay=run.weight_decay,

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from theodolite.core.batches import on_device
 from theodolite.core.building import build_hollow, in_one_line, untouched_randomness
 from theodolite.core.exclusive import exclusive
 from theodolite.fleet.engine import Means
@@ -35,7 +36,6 @@ from theodolite.fleet.training import (
     with_readings,
     workload_of,
 )
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite.workloads import Workload
 
 ENGINE = "vectorised"

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, unwrap
+from theodolite.core.batches import Batch
 from theodolite.core.building import build_model, in_one_line, untouched_randomness
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
@@ -29,7 +30,7 @@ from theodolite.surgery.inserting import put
 from theodolite.surgery.points import find_points
 from theodolite.surgery.proof import apart, gathered
 from theodolite.surgery.rebuilding import rebuild
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 from theodolite.workloads.builtin import next_token_loss
 from theodolite.workloads.hugging_face import read_config

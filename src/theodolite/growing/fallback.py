@@ -8,10 +8,11 @@ from typing import Literal
 
 from torch import nn
 
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.probes.signal.examples import Batches, losses_of
+from theodolite.probes.signal.examples import losses_of
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import all_parameter_names, unwrap
+from theodolite.core.batches import Batch
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.progress import Progress
 from theodolite.growing.certificate import Certificate, certificate, clip_from
 from theodolite.growing.concentration import Method, least_units
 from theodolite.growing.grown import Contender, Grown, Means, Stage
@@ -32,10 +34,8 @@ from theodolite.surgery.groups import Groups
 from theodolite.surgery.inserting import insert_block, inserted, moved, put
 from theodolite.surgery.numbering import kept_on_failure
 from theodolite.surgery.points import Points, find_points
-from theodolite.workloads import Batch
 
 Along = Literal["gradient", "preconditioned"]
-Tell = Callable[[str, float], None]
 
 
 @exclusive()
@@ -53,7 +53,7 @@ def grow(
     reach: float = 8.0,
     fresh: nn.Module | None = None,
     optimizer: Optimizer | None = None,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
 ) -> Grown:
     """Insert blocks where the signal says they help, jump, and certify what that did; in place.
 
@@ -168,7 +168,7 @@ class _Trial:
         splits = (self.splits.estimate, self.splits.choose, self.splits.certify)
         return _Losses(*(losses_of(self.model, self.loss, each) for each in splits))
 
-    def stage(self, before: _Losses, tell: Tell) -> Stage:
+    def stage(self, before: _Losses, tell: Progress) -> Stage:
         """Survey the points and try the best of them; the network is as before at the end."""
         tell("looking for points", 0.0)
         self.points = find_points(self.model, self.inputs)

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, unwrap
+from theodolite.core.batches import Batches
 from theodolite.core.building import evaluated
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.probes.signal.examples import Batches, each, losses_of, take
+from theodolite.probes.signal.examples import each, losses_of, take
 from theodolite.probes.steps.radius import radius
 
 HALVINGS = 16

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from theodolite.core.batches import Batch
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.growing.checkpoints import Checkpoint
 from theodolite.probes.signal.examples import units_in
-from theodolite.workloads import Batch
 
 LENGTH = 256
 """Tokens in a unit of text, where nothing says how many."""

@@ -17,9 +17,9 @@ from itertools import combinations, pairwise
 
 import torch
 
+from theodolite.core.batches import Batch, Batches
 from theodolite.core.errors import UseError
-from theodolite.probes.signal.examples import Batches, count, each, fingerprints, take, units_in
-from theodolite.workloads import Batch
+from theodolite.probes.signal.examples import count, each, fingerprints, take, units_in
 
 SHARES = (0.5, 0.25, 0.25)
 

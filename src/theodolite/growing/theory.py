@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import unwrap
+from theodolite.core.batches import Batch, Batches, on_device
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.calling import Loss, call, logits
 from theodolite.core.errors import UseError
@@ -24,9 +25,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.growing.lemma.complexity import Complexity, Theorem, refuse_rise
 from theodolite.growing.lemma.constants import Factor, Layer, Side, amplified, measure
 from theodolite.growing.lemma.layers import cut_in_layers
-from theodolite.probes.scaling.norm_history import on_device
-from theodolite.probes.signal.examples import Batches, device_of, each, losses_of, take, unit_losses, units_in
-from theodolite.workloads import Batch
+from theodolite.probes.signal.examples import device_of, each, losses_of, take, unit_losses, units_in
 from theodolite.workloads.builtin import next_token_loss
 
 CROSS_ENTROPIES = (nn.functional.cross_entropy, next_token_loss)

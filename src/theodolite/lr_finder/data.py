@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
+from theodolite.core.batches import Batch
 from theodolite.core.building import kept_generators, untouched_randomness
 from theodolite.core.calling import described
 from theodolite.core.errors import UseError
-from theodolite.workloads import Batch
 
 
 def read(data: object, most: int) -> tuple[Batch, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from theodolite.core.building import check_device, one_thread, untouched_randomn
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.progress import Progress
 from theodolite.core.size import Size
 from theodolite.lr_finder.legs import EXTRA, ascend
 from theodolite.lr_finder.lr_range import LrRange, read_off
@@ -26,7 +27,6 @@ from theodolite.workloads import Workload
 STRIDE = 4.0
 """Between the rates of the first ascent."""
 
-Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction that is done."""
 
 

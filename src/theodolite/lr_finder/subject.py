@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import build_model, in_one_line
 from theodolite.core.calling import Loss, described, evaluate
 from theodolite.core.errors import UseError
@@ -20,8 +21,7 @@ from theodolite.core.size import Size
 from theodolite.lr_finder.data import read
 from theodolite.optimizers.choosing import maker
 from theodolite.planning import Plan, plan
-from theodolite.probes.scaling.norm_history import on_device
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 
 Make = Callable[[nn.Module], Optimizer]

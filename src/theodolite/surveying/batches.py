@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from theodolite.core.batches import Batch
 from theodolite.fleet.training import targets_in
-from theodolite.workloads import Batch
 
 
 def examples_in(batch: Batch) -> int | None:

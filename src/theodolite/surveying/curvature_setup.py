@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.specimen import shapes_of
+from theodolite.core.batches import Batch
 from theodolite.core.building import in_one_line, untouched_randomness
 from theodolite.core.calling import ModelLoss, OutputLoss, call, evaluate, logits
 from theodolite.core.errors import UseError
@@ -26,7 +27,7 @@ from theodolite.surveying.batches import amount, examples_in, few
 from theodolite.surveying.budget import Budget, TooLong, Work, pass_work
 from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 
 
 @dataclass(frozen=True)

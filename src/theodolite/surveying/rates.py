@@ -15,7 +15,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import targets_in, train
-from theodolite.probes.scaling.coordinates import Parameterization
+from theodolite.planning.parameterization import Parameterization
 from theodolite.surveying.batches import few
 from theodolite.surveying.budget import Budget, TooLong, pass_work
 from theodolite.surveying.trials import LR, OPTIMIZER, Trials

@@ -15,11 +15,12 @@ from torch.utils._pytree import tree_leaves
 from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
 from theodolite.anatomy.part import Role
 from theodolite.anatomy.specimen import examine_built
+from theodolite.core.batches import Batch
 from theodolite.core.building import build_hollow, build_model, in_one_line
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.surveying.batches import examples_in, first_of
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 
 if TYPE_CHECKING:
     from theodolite.surveying.not_finite import Start

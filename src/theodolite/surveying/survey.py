@@ -8,7 +8,7 @@ import datetime
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from theodolite.anatomy.part import Role
 from theodolite.core.building import one_thread, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.progress import Progress
 from theodolite.core.size import Size
 from theodolite.surveying import not_finite
 from theodolite.surveying.finding import LEVELS, Finding, Level
@@ -32,7 +33,6 @@ from theodolite.surveying.usable import check_usable
 from theodolite.surveying.wording import counted
 from theodolite.workloads import Workload
 
-Progress = Callable[[str, float], None]
 """Called with what is being looked at and the fraction that is done."""
 
 

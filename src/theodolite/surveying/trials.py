@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
 from theodolite.anatomy.part import Role
 from theodolite.anatomy.specimen import shapes_of
+from theodolite.core.batches import Batch
 from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
@@ -26,7 +27,7 @@ from theodolite.surveying.batches import examples_in, first_of
 from theodolite.surveying.budget import pass_work
 from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 
 OPTIMIZER, LR = "adamw", 2.0**-8
 """What trial networks are trained with. A moderate learning rate; how sizes compare hardly depends on it."""

@@ -2,12 +2,11 @@
 
 from theodolite.core.calling import ModelLoss, OutputLoss
 from theodolite.workloads.builtin import built_in, next_token_loss
-from theodolite.workloads.definition import Batch, Workload
+from theodolite.workloads.definition import Workload
 from theodolite.workloads.hugging_face import config_size
 from theodolite.workloads.lookup import workload
 
 __all__ = [
-    "Batch",
     "ModelLoss",
     "OutputLoss",
     "Workload",

@@ -11,9 +11,10 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from theodolite import data
+from theodolite.core.batches import Batch
 from theodolite.core.size import Size
 from theodolite.models import GPT, LeNet300, ResidualMLP, ResNet
-from theodolite.workloads.definition import Batch, Workload
+from theodolite.workloads.definition import Workload
 
 MODULUS = 59
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
+from theodolite.core.batches import Batch
 from theodolite.core.calling import Build, Loss, described, evaluate, see_inside
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-
-Batch = tuple[Any, Any]
 
 HELD_OUT_SEED = 2**31 - 1
 """Of the batches a run is judged by where a workload has none of its own. No grid counts so far."""

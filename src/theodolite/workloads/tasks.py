@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from theodolite import data
+from theodolite.core.batches import Batch
 from theodolite.core.errors import UseError
 from theodolite.workloads.builtin import next_token_loss
-from theodolite.workloads.definition import Batch
 
 NUM_EXAMPLES, LENGTH = 4, 64
 """Examples in a batch, and the most tokens, pixels along a side or frames of sound in each."""

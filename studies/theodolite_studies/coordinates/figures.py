@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from html import escape
 
 from theodolite.core.size import Size
-from theodolite.probes.scaling.coordinates import PARAMETERIZATIONS
+from theodolite.planning.parameterization import PARAMETERIZATIONS
 from theodolite.probes.scaling.first_steps import Track
 from theodolite.probes.scaling.slopes import Axis, fit_slopes
 from theodolite_studies.coordinates.study import tracks_of

@@ -16,7 +16,7 @@ from typing import Any
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.fleet.pool import Failure, pooled
-from theodolite.probes.scaling.coordinates import (
+from theodolite.planning.parameterization import (
     PARAMETERIZATIONS,
     Parameterization,
     plan_for,
@@ -184,11 +184,11 @@ def run_cell(grid: Grid, device: str, cell: Cell) -> list[dict[str, Any]]:
     workload = network(cell.network, num=grid.num, length=grid.length)
     inputs = workload.batch(0, 0)[0]
     plan = plan_for(
-        workload,
+        workload.build,
+        inputs,
         cell.size,
         parameterization=cell.parameterization,
         base=grid.base,
-        inputs=inputs,
         optimizer=cell.optimizer,
         **_learning_rates(cell),
     )

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from theodolite.core.batches import Batch
 from theodolite.probes.signal.signal import signal
-from theodolite.workloads import Batch
 from theodolite_studies.depth_expansion.images import Images
 from theodolite_studies.depth_expansion.reading import brief
 

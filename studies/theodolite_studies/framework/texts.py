@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from theodolite import data
+from theodolite.core.batches import Batch
 from theodolite.data.sets import Split, Text
-from theodolite.workloads import Batch
 
 TEXTS: Mapping[str, Callable[[Split], Text]] = {"enwik8": data.enwik8, "sotu": data.state_of_the_union}
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite import data
+from theodolite.core.batches import Batch
 from theodolite.core.building import untouched_randomness
 from theodolite.models import GPT
 from theodolite.optimizers import Muon
-from theodolite.workloads import Batch, next_token_loss
+from theodolite.workloads import next_token_loss
 
 PIXELS = 8
 LENGTH = 32

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.controllers.safe_step import SafeStep
+from theodolite.core.batches import Batch
 from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import call, logits
 from theodolite.probes import Profile, profile
 from theodolite.probes.steps.direction import Direction
-from theodolite.workloads import Batch
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.study import Cell, Study
 from theodolite_studies.ghosts.claims import claims, notes

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from theodolite.core.batches import on_device
 from theodolite.fleet.accuracy import share_right
 from theodolite.fleet.training import arithmetic
 from theodolite.probes.curvature.curvature import curvature
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite_studies.goldilocks.networks import Column, Network
 from theodolite_studies.goldilocks.setting import Setting
 from theodolite_studies.goldilocks.training import Cell

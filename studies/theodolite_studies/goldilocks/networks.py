@@ -11,12 +11,13 @@ from typing import Literal
 from torch import nn
 
 from theodolite import data
+from theodolite.core.batches import Batch
 from theodolite.core.size import Size
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import planned
 from theodolite.models import LeNet5, LeNet300, ResNet4
 from theodolite.models.variant import Variant
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 
 Column = Literal["A", "B", "C", "D", "E"]
 VARIANTS: Mapping[Column, Variant] = {

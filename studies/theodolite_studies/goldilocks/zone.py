@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
+from theodolite.core.batches import Batch, on_device
 from theodolite.probes.curvature.curvature import Curvature, Projection, measure
 from theodolite.probes.curvature.directions import draw
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.rescaling import scaled
 from theodolite.probes.curvature.zone import along_temperature
-from theodolite.probes.scaling.norm_history import on_device
-from theodolite.workloads import Batch
 from theodolite_studies.goldilocks.networks import NORMED, RESIDUAL, Column, Network
 from theodolite_studies.goldilocks.setting import Setting
 

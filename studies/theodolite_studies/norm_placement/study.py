@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
+from theodolite.core.batches import on_device
 from theodolite.core.building import untouched_randomness
 from theodolite.core.size import Size
 from theodolite.fleet.program import Program
@@ -24,7 +25,6 @@ from theodolite.fleet.stack import Stack, stack
 from theodolite.fleet.training import LOOK_EVERY, arithmetic, precision_of
 from theodolite.models import GPT
 from theodolite.models.residual import Placement
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite.workloads import Workload, next_token_loss
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.study import Cell, Study

@@ -25,7 +25,7 @@ from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Precision, Run
 from theodolite.fleet.training import Workloads
-from theodolite.probes.scaling.coordinates import PARAMETERIZATIONS, Parameterization
+from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization
 from theodolite.sweeping.curves import Row
 from theodolite_studies.framework.networks import network
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.planning import plan
+from theodolite.planning.parameterization import with_zero_readout
 from theodolite.probes import Coordinates, coordinates
-from theodolite.probes.scaling.coordinates import with_zero_readout
 from theodolite.probes.scaling.first_steps import follow
 from theodolite_studies.framework.networks import NETWORKS, network
 

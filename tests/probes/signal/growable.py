@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from theodolite.core.batches import Batch
 from theodolite.models import GPT, ResNet
-from theodolite.workloads import Batch, next_token_loss
+from theodolite.workloads import next_token_loss
 
 VOCAB, WIDTH = 16, 16
 

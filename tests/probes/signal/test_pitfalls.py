@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import theodolite as th
+from theodolite.core.batches import Batch
 from theodolite.probes import Signal, signal
 from theodolite.surgery import find_points
-from theodolite.workloads import Batch, next_token_loss
+from theodolite.workloads import next_token_loss
 
 from .growable import Blocks, Branch, batch_for, network
 

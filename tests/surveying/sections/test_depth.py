@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.batches import Batch
 from theodolite.core.size import Size
 from theodolite.models import ResidualMLP
 from theodolite.probes import signal
@@ -20,7 +21,7 @@ from theodolite.surveying.sections.depth import look as depth_look
 from theodolite.surveying.sections.depth.look import Effort, Ground, Look, draw_judges, find_ground, look_at
 from theodolite.surveying.site import Site
 from theodolite.surveying.trials import LR
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.batches import Batch, Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
@@ -24,13 +25,12 @@ from theodolite.probes.curvature.directions import Directions, draw
 from theodolite.probes.curvature.estimate import Estimate
 from theodolite.probes.curvature.exact import gauss_newton_trace
 from theodolite.probes.curvature.fan import Unsupported
-from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, Linearised
 from theodolite.probes.curvature.replicas import on_all_ranks
 from theodolite.probes.curvature.score import CrossEntropy, agrees, score
 from theodolite.probes.curvature.sweep import Coupled, Outlook, scout, sweeps
 from theodolite.probes.finite import among, not_finite
-from theodolite.workloads import Batch
 
 
 @dataclass(frozen=True)

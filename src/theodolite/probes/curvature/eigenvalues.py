@@ -9,11 +9,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.probes.curvature.krylov import Krylov
-from theodolite.probes.curvature.objective import Batches
 from theodolite.probes.curvature.operator import Operator, operator_of
 from theodolite.probes.curvature.products import Products, Progress, require_at_least
 from theodolite.probes.curvature.replicas import on_all_ranks

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from theodolite.core.batches import Batch
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.score import CrossEntropy
-from theodolite.workloads import Batch
 
 MOST_CLASSES = 64
 """Beyond which an estimate is cheaper."""

@@ -27,12 +27,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from theodolite.core.batches import Batches
 from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.probes.curvature.axes import Axes, Named, State, checkpoint_axes, random_axes, require_kind
-from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import hessian
 from theodolite.probes.curvature.replicas import on_all_ranks
 from theodolite.probes.curvature.rescaling import exchanged

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.core.batches import Batches
 from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import Loss, described
 from theodolite.core.errors import UseError
 from theodolite.probes.curvature.curvature import Curvature, curvature
 from theodolite.probes.curvature.edge import edge
-from theodolite.probes.curvature.objective import Batches
 from theodolite.probes.curvature.operator import Hessian, hessian
 from theodolite.probes.curvature.rescaling import is_compiled
 from theodolite.probes.curvature.sharpness import sharpness

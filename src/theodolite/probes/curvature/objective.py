@@ -26,6 +26,7 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
+from theodolite.core.batches import Batch, Batches, on_device
 from theodolite.core.building import kept_generators, seed_generators, untouched_randomness
 from theodolite.core.calling import (
     Loss,
@@ -43,14 +44,6 @@ from theodolite.core.higher_order import plain_operators
 from theodolite.probes.curvature.graph import nodes_behind
 from theodolite.probes.curvature.replicas import group_of, together
 from theodolite.probes.curvature.score import CrossEntropy, LogitLoss, recognise
-from theodolite.probes.scaling.norm_history import on_device
-from theodolite.workloads import Batch
-
-Batches = Batch | Iterable[Batch]
-"""One pair (inputs, targets), or what gives such pairs each time it is asked: a list, a DataLoader.
-
-A pair may be a list too, as a DataLoader makes them: a list of two is one, unless it holds pairs.
-"""
 
 T = TypeVar("T")
 

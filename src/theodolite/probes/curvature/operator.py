@@ -21,14 +21,14 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.batches import Batch, Batches
 from theodolite.core.calling import Loss, described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.probes.curvature.graph import own_functions
-from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.replicas import on_all_ranks
 from theodolite.probes.curvature.score import score
-from theodolite.workloads import Batch
 
 Kind = Literal["hessian", "gauss_newton", "residual", "fisher"]
 Vector = TypeVar("Vector", Tensor, dict[str, Tensor])

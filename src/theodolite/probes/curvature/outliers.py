@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.probes.curvature.density import Density, density
 from theodolite.probes.curvature.eigenvalues import MOST_PRODUCTS, eigenvalues
 from theodolite.probes.curvature.estimate import Estimate
-from theodolite.probes.curvature.objective import Batches
 from theodolite.probes.curvature.operator import Operator, operator_of
 from theodolite.probes.curvature.products import Progress, require_at_least
 from theodolite.probes.curvature.replicas import on_all_ranks

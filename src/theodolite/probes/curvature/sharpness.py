@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.exclusive import exclusive
 from theodolite.probes.curvature.eigenvalues import MOST_PRODUCTS, eigenvalues
-from theodolite.probes.curvature.objective import Batches
 from theodolite.probes.curvature.operator import Operator
 from theodolite.probes.curvature.products import Progress
 from theodolite.probes.curvature.replicas import on_all_ranks

@@ -9,11 +9,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.batches import Batch
 from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.probes.curvature.axes import Axes
 from theodolite.probes.curvature.objective import Objective
-from theodolite.workloads import Batch
 
 BatchNorm = Literal["batch", "frozen"]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from theodolite.core.batches import Batch
 from theodolite.core.errors import UseError
 from theodolite.probes.curvature.directions import Directions
 from theodolite.probes.curvature.fan import Fan, Unsupported
@@ -23,7 +24,6 @@ from theodolite.probes.curvature.fan_norms import RULES
 from theodolite.probes.curvature.graph import own_functions
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import unused
-from theodolite.workloads import Batch
 
 CACHED_BYTES = 2**24
 """That the tangents of one value may take on a CPU, if there are several examples to take apart."""

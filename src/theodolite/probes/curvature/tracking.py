@@ -29,13 +29,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from theodolite.core.batches import Batches
 from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.files import html_path, plain, replacing, write_whole
 from theodolite.probes.curvature.measures import Measure, Moment, find_measures, number
-from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.replicas import together
 
 TIMED = 5

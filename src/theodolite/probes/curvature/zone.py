@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.probes.curvature.curvature import Curvature, measure
 from theodolite.probes.curvature.directions import draw
-from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.replicas import on_all_ranks
 from theodolite.probes.curvature.rescaling import scaled
 

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.anatomy.undisturbed import undisturbed
+from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import Loss, described, evaluate
 from theodolite.core.errors import UseError
@@ -41,11 +42,9 @@ from theodolite.probes.gains.scaled_maps import (
     raw_names,
     replaced,
 )
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite.probes.steps.update import optimizer_step
 from theodolite.surgery.folded import along
 from theodolite.surgery.holding import Held, held
-from theodolite.workloads import Batch
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.anatomy.part import Role
+from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.calling import call
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.higher_order import plain_operators
 from theodolite.planning.plan import Plan
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite.probes.scaling.rms_norm import rms_norms
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 
 ACTIVATIONS = frozenset(
     ["relu", "gelu", "silu", "mish", "elu", "celu", "leaky_relu", "softplus", "hardswish", "tanh", "sigmoid"]

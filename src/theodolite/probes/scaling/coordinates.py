@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from theodolite.anatomy import dissect
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
-from theodolite.planning import Plan, plan
-from theodolite.planning.law import Law
+from theodolite.planning.parameterization import (
+    PARAMETERIZATIONS,
+    Parameterization,
+    plan_for,
+    with_zero_readout,
+)
 from theodolite.planning.repeating import lone_branches
 from theodolite.probes.scaling.first_steps import Track, follow
 from theodolite.probes.scaling.slopes import AXES, Slope, fit_slopes, worst_first
 from theodolite.workloads import Workload
-
-Parameterization = Literal["plan", "standard"]
-PARAMETERIZATIONS: tuple[Parameterization, ...] = ("plan", "standard")
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ def coordinates(
     tracks: list[Track] = []
     for size in sizes:
         made = plan_for(
-            workload,
+            workload.build,
+            inputs,
             size,
             parameterization=parameterization,
             base=base,
-            inputs=inputs,
             optimizer=optimizer,
             lr=lr,
             weight_decay=weight_decay,
@@ -148,35 +148,6 @@ def coordinates(
                 progress(f"{workload.name} {size}, seed {seed}", len(tracks) / len(sizes) / len(seeds))
             tracks.append(follow(workload, made, seed=seed, steps=steps, device=device, lone=lone))
     return Coordinates(parameterization, made.optimizer_name, lr, base, steps, tuple(tracks))
-
-
-def plan_for(
-    workload: Workload,
-    size: Size,
-    *,
-    parameterization: Parameterization,
-    base: Size,
-    inputs: Any,
-    **planning: Any,
-) -> Plan:
-    """The plan for a size; of the standard parameterization the plan at ratio 1, which changes nothing."""
-    start = base if parameterization == "plan" else size
-    return plan(workload.build, inputs, size=size, base=start, **planning)
-
-
-def with_zero_readout(plan: Plan) -> Plan:
-    """The plan with a readout that starts at zero, so that the logits hold nothing but what was learnt.
-
-    Two kinds start as they do: a readout that is the embedding too, which is an input, and one that is
-    divided by its own norm, which would be 0/0.
-    """
-    rows = {
-        name: dataclasses.replace(row, init=Law("constant"))
-        if row.role == "output" and row.block is None and not row.scale_free
-        else row
-        for name, row in plan.rows.items()
-    }
-    return dataclasses.replace(plan, rows=rows)
 
 
 def _check(sizes: Sequence[Size], seeds: Sequence[int], steps: int, parameterization: str) -> None:

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.batches import on_device
 from theodolite.core.building import untouched_randomness
 from theodolite.core.size import Size
 from theodolite.planning import Plan
 from theodolite.probes.scaling.activation_layout import Layout, Sight, look
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite.workloads import Workload
 
 Status = Literal["finished", "diverged"]

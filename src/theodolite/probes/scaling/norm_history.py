@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_map
 from theodolite.anatomy import Anatomy
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.part import Part
+from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import untouched_randomness
-from theodolite.core.calling import see_inside
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.planning.plan import Plan
 from theodolite.probes.scaling.rms_norm import rms_norms
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 
 SUSPICIOUS, ROUNDING = 1e-4, 1e-3
 """A gradient below so many times the largest of all tensors may be rounding alone. It is, if of what float32
@@ -117,14 +117,6 @@ def observe(
         for name, part in ((part.name, part) for part in anatomy.trained)
     }
     return Training(plan.size, anatomy, courses, tuple(losses))
-
-
-def on_device(batch: Batch, device: str) -> Batch:
-    """The batch with its tensors on a device."""
-    moved: Batch = tree_map(
-        lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, see_inside(batch)
-    )
-    return moved
 
 
 def _only_rounding(workload: Workload, model: nn.Module, batch: Batch) -> frozenset[str]:

@@ -18,16 +18,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from theodolite.anatomy.names import unwrap
+from theodolite.core.batches import Batch, Batches, on_device
 from theodolite.core.building import in_one_line, kept_generators, untouched_randomness
 from theodolite.core.calling import Loss, call, described, logits, require_logits
 from theodolite.core.errors import UseError
 from theodolite.probes.curvature.products import Progress
 from theodolite.probes.eval_mode import at_rest
-from theodolite.probes.scaling.norm_history import on_device
-from theodolite.workloads import Batch
-
-Batches = Batch | Iterable[Batch]
-"""One pair (inputs, targets), or what gives such pairs each time it is asked: a list, a DataLoader."""
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from theodolite.core.batches import Batch, on_device
 from theodolite.core.calling import Loss, call
 from theodolite.core.errors import UseError
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite.probes.signal.candidates import Candidate, Candidates
 from theodolite.probes.signal.examples import (
     checked_logits,
@@ -24,7 +24,6 @@ from theodolite.probes.signal.examples import (
 )
 from theodolite.probes.signal.sites import Site, by_unit
 from theodolite.probes.signal.sums import GradientSums, wide
-from theodolite.workloads import Batch
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,14 @@ import torch
 from torch import nn
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.core.batches import Batch, Batches, on_device
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.calling import call, logits
 from theodolite.core.errors import UseError
 from theodolite.probes.curvature.products import Progress
 from theodolite.probes.finite import among, not_finite
-from theodolite.probes.scaling.norm_history import on_device
-from theodolite.probes.signal.examples import Batches, batches_of, count, each, take, units_in
+from theodolite.probes.signal.examples import batches_of, count, each, take, units_in
 from theodolite.surgery import Point, Points, find_points
-from theodolite.workloads import Batch
 
 
 def checked(model: nn.Module, ridge: float, delta: float) -> nn.Module:

@@ -25,6 +25,7 @@ from typing import Literal
 from scipy.special import stdtrit
 from torch import Tensor, nn
 
+from theodolite.core.batches import Batch, Batches
 from theodolite.core.calling import Loss, require_logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
@@ -35,7 +36,7 @@ from theodolite.probes.eval_mode import at_rest
 from theodolite.probes.signal.alignment import alignment_bound, mean_interval
 from theodolite.probes.signal.candidates import Candidate, Candidates
 from theodolite.probes.signal.diagnostics import misleads, notes
-from theodolite.probes.signal.examples import Batches, device_of, each, fingerprints
+from theodolite.probes.signal.examples import device_of, each, fingerprints
 from theodolite.probes.signal.gradient_covariance import Covariance, describe
 from theodolite.probes.signal.passes import (
     Estimated,
@@ -50,7 +51,6 @@ from theodolite.probes.signal.preparing import Steps, checked, freeze, points_of
 from theodolite.probes.signal.sums import wide
 from theodolite.probes.signal.trial import Trial
 from theodolite.surgery import Point, Points
-from theodolite.workloads import Batch
 
 DELTA = 0.05
 """About how often a network without any signal may be said to have one: the level of Student's t."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from theodolite.core.batches import Batch
 from theodolite.core.errors import UseError
 from theodolite.probes.signal.candidates import Candidate
 from theodolite.probes.signal.examples import take, units_in
 from theodolite.probes.signal.passes import Runner, left_by_autograd, refuse_not_finite
 from theodolite.probes.signal.sites import Site
-from theodolite.workloads import Batch
 
 
 class Trial:

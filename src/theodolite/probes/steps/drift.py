@@ -30,11 +30,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.probes.curvature.eigenvalues import Eigenvalues, eigenvalues
-from theodolite.probes.curvature.objective import Batches
 from theodolite.probes.curvature.products import require_at_least
 from theodolite.probes.curvature.sharpness import sharpness
 from theodolite.probes.steps.flow import Descent, Followed, follow

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import unwrap
+from theodolite.core.batches import Batch, Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
-from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, hessian
-from theodolite.workloads import Batch
 
 Field = Callable[[Tensor], Tensor]
 """θ (P,) to θ̇ (P,)."""

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.probes.curvature.axes import Axes
-from theodolite.probes.curvature.objective import Batches
 from theodolite.probes.curvature.replicas import on_all_ranks
 from theodolite.probes.curvature.surface import losses
 from theodolite.probes.steps.direction import Direction

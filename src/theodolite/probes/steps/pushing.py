@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+from theodolite.core.batches import Batch
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Point
 from theodolite.probes.curvature.score import CrossEntropy
-from theodolite.workloads import Batch
 
 
 def push(objective: Objective, batch: Batch, direction: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -24,10 +24,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.probes.curvature.objective import Batches, Objective
+from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, Operator, hessian
 from theodolite.probes.curvature.replicas import on_all_ranks, together
 from theodolite.probes.curvature.sharpness import Sharpness

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from theodolite.core.batches import Batch
 from theodolite.core.calling import Loss
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.steps.ghosts import bounds
 from theodolite.probes.steps.pushing import by_rows, push, require_cross_entropy
-from theodolite.workloads import Batch
 
 
 class RowBounds:

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import nn
 from torch.optim import Optimizer
 
+from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import build_model, untouched_randomness
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
@@ -21,11 +22,10 @@ from theodolite.core.size import Size
 from theodolite.planning.plan import Plan
 from theodolite.present.figure import Figure
 from theodolite.probes.scaling.first_steps import PROBE_STEP
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite.probes.stream.figures import TITLES, course_figure
 from theodolite.probes.stream.reach import Reach
 from theodolite.probes.stream.stream import Stream, stream
-from theodolite.workloads import Batch, Workload
+from theodolite.workloads import Workload
 
 QUANTITIES = tuple(field.name for field in dataclasses.fields(Reach) if field.name in TITLES)
 DRAWN = ("stream", "stream_gradient", "share", "cosine")

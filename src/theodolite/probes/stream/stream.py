@@ -27,17 +27,16 @@ from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.rerun import rerun
+from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss, described, require_logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.present.figure import Figure
 from theodolite.probes.scaling.activation_layout import Layout, find_layout
-from theodolite.probes.scaling.norm_history import on_device
 from theodolite.probes.stream.growth import Growth, fit_growth
 from theodolite.probes.stream.headroom import Largest, Watch
 from theodolite.probes.stream.reach import Reach, reaches, size_of
-from theodolite.workloads import Batch
 
 NOT_FINITE = "not finite"
 """How the note begins that says where the loss, the stream or a gradient is not finite."""

@@ -10,8 +10,9 @@ from typing import Literal
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.planning import Plan
+from theodolite.planning.parameterization import Parameterization, with_zero_readout
 from theodolite.present.figure import Figure, Panel, power_law, signed
-from theodolite.probes.scaling.coordinates import Coordinates, Parameterization, with_zero_readout
+from theodolite.probes.scaling.coordinates import Coordinates
 from theodolite.probes.scaling.first_steps import LAYER, Track, follow
 from theodolite.probes.scaling.slopes import Slope, worst_first
 from theodolite.surveying.finding import Evidence, Finding, Level, Value

@@ -20,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from theodolite.anatomy.names import canonical_modules
 from theodolite.anatomy.specimen import shapes_of
+from theodolite.core.batches import Batch
 from theodolite.core.building import evaluated, in_one_line, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
@@ -34,7 +35,6 @@ from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
 from theodolite.surveying.trials import LR
 from theodolite.surveying.wording import counted
-from theodolite.workloads import Batch
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.specimen import shapes_of
+from theodolite.core.batches import Batch
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.size import Size
 from theodolite.fleet.training import targets_in
@@ -20,7 +21,6 @@ from theodolite.surveying.batches import amount, examples_in, few, first_of
 from theodolite.surveying.budget import pass_work
 from theodolite.surveying.finding import Value
 from theodolite.surveying.site import Site
-from theodolite.workloads import Batch
 
 TARGETS, ENTRIES = 512, 65_536
 """In a batch, about: targets, and numbers in it."""

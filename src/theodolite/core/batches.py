@@ -1,0 +1,24 @@
+"""Batches: pairs of inputs and targets, one or several, on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from theodolite.core.calling import see_inside
+
+Batch = tuple[Any, Any]
+"""`(inputs, targets)`. Inputs are a tensor, a tuple, a mapping, or an object with tensors in it."""
+Batches = Batch | Iterable[Batch]
+"""One batch or several."""
+
+
+def on_device(batch: Batch, device: str) -> Batch:
+    """The batch with its tensors on a device."""
+    moved: Batch = tree_map(
+        lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, see_inside(batch)
+    )
+    return moved
