@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from theodolite.present.svg import GAP, LEFT, WIDE, Axis, Figure, Row
+from theodolite.present.svg import GAP, LEFT, WIDE, SvgAxis, SvgFigure, SvgRow
 from theodolite_studies.framework.verdict import Case, exceptions, settled
 from theodolite_studies.goldilocks.figures import figures
 from theodolite_studies.goldilocks.maps import labelled, maps
@@ -35,8 +35,8 @@ def test_texts_under_a_map_have_room_and_name_both_ends(at):
 
 
 def test_ticks_at_the_edges_stay_within_their_panel():
-    axis = Axis(0.0, 1.0, {0.0: "0", 0.5: "half", 1.0: "1000"})
-    figure = Figure("", [], ["one", "two"], [Row("", axis, Axis(0.0, 1.0, {}), [[], []])])
+    axis = SvgAxis(0.0, 1.0, {0.0: "0", 0.5: "half", 1.0: "1000"})
+    figure = SvgFigure("", [], ["one", "two"], [SvgRow("", axis, SvgAxis(0.0, 1.0, {}), [[], []])])
     texts = [each for each in drawn(figure.svg()).iter(f"{SVG}text") if each.get("font-size") == "9"]
     anchors = {(each.text, float(each.get("x"))): each.get("text-anchor") for each in texts}
     end, start = LEFT + WIDE, LEFT + WIDE + GAP  # of the first panel, and of the second

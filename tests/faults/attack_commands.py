@@ -102,13 +102,13 @@ LINES: dict[str, dict[str, list[str]]] = {
 }
 """By command, a line that works. Those of studies are `--small`, and end where their work would begin."""
 STUDIES = {
-    "study.pooled": "study",
-    "coordinates.pooled": "coordinates",
-    "transfer.conduct": "transfer",
-    "scale_vectors.conduct": "scale-vectors",
-    "scale_vectors.experiments": "scale-vectors",
-    "goldilocks.conduct.conduct": "goldilocks",
-    "goldilocks.conduct._measure": "goldilocks",
+    "framework.study.pooled": "study",
+    "coordinates.study.pooled": "coordinates",
+    "transfer.study.conduct": "transfer",
+    "scale_vectors.study.conduct": "scale-vectors",
+    "scale_vectors.study.experiments": "scale-vectors",
+    "goldilocks.study.conduct": "goldilocks",
+    "goldilocks.study._measure": "goldilocks",
 }
 SUFFIXES = {
     "draw": ".jsonl",

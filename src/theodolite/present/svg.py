@@ -17,7 +17,7 @@ APART = 26
 
 
 @dataclass(frozen=True)
-class Line:
+class SvgLine:
     """Points that are joined, in a colour; a band about them, if there are seeds to spread."""
 
     points: Sequence[tuple[float, float]]
@@ -30,7 +30,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Axis:
+class SvgAxis:
     """From low to high, with a text at some values. What lies beyond is drawn at the edge."""
 
     low: float
@@ -45,26 +45,26 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Row:
+class SvgRow:
     """Panels side by side that share their axes."""
 
     label: str
-    x: Axis
-    y: Axis
-    panels: Sequence[Sequence[Line]]
+    x: SvgAxis
+    y: SvgAxis
+    panels: Sequence[Sequence[SvgLine]]
     note: str = ""
     """What the axis is, under the row."""
 
 
 @dataclass(frozen=True)
-class Figure:
+class SvgFigure:
     """Rows of panels under the names of their columns."""
 
     title: str
     legend: Sequence[tuple[str, str]]
     """Text and colour."""
     columns: Sequence[str]
-    rows: Sequence[Row] = field(default_factory=tuple)
+    rows: Sequence[SvgRow] = field(default_factory=tuple)
 
     def svg(self) -> str:
         """The drawing."""
@@ -139,7 +139,7 @@ def power_of(base: int, exponent: float) -> str:
     return str(base) + f"{exponent:.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _panel(left: float, top: float, row: Row, lines: Sequence[Line], *, first: bool) -> list[str]:
+def _panel(left: float, top: float, row: SvgRow, lines: Sequence[SvgLine], *, first: bool) -> list[str]:
     def across(value: float) -> float:
         return left + WIDE * row.x.part(value)
 

@@ -16,10 +16,10 @@ from theodolite.present.svg import (
     PINK,
     TOP,
     VIOLET,
-    Axis,
-    Figure,
-    Line,
-    Row,
+    SvgAxis,
+    SvgFigure,
+    SvgLine,
+    SvgRow,
     head,
     ticks,
 )
@@ -48,7 +48,7 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         yield "heat", _heat(found[0], matrices)
 
 
-def _signal(found: Sequence[Grid]) -> Figure:
+def _signal(found: Sequence[Grid]) -> SvgFigure:
     rows = []
     for title, value, relative in (
         ("‖v‖ train", norm("train"), False),
@@ -60,11 +60,11 @@ def _signal(found: Sequence[Grid]) -> Figure:
         for grid in found:
             logs_DWS = np.log10(grid.over(value))
             panels.append(_by_width(grid, logs_DWS - logs_DWS[:1] if relative else logs_DWS))
-        rows.append(Row(title, _octaves(found[0].depths), _heights(panels), panels, "n, of 6n + 2 layers"))
-    return Figure("The mean gradient before the readout", _widths(found[0]), _columns(found), rows)
+        rows.append(SvgRow(title, _octaves(found[0].depths), _heights(panels), panels, "n, of 6n + 2 layers"))
+    return SvgFigure("The mean gradient before the readout", _widths(found[0]), _columns(found), rows)
 
 
-def _matched(found: Sequence[Grid]) -> Figure:
+def _matched(found: Sequence[Grid]) -> SvgFigure:
     """A dot for each network: does the norm read more than the train loss?"""
     rows = []
     for split in ("train", "test"):
@@ -73,7 +73,7 @@ def _matched(found: Sequence[Grid]) -> Figure:
             x_DWS, y_DWS = (np.log10(grid.over(each)) for each in (_train_loss, norm(split)))
             panels.append(
                 [
-                    Line(
+                    SvgLine(
                         list(zip(x_DWS[:, w].ravel().tolist(), y_DWS[:, w].ravel().tolist(), strict=True)),
                         _colour(w),
                         joined=False,
@@ -82,11 +82,11 @@ def _matched(found: Sequence[Grid]) -> Figure:
                 ]
             )
         known = [x for panel in panels for line in panel for x, _ in line.points]
-        rows.append(Row(f"‖v‖ {split}", _logarithmic(known), _heights(panels), panels, "train loss"))
-    return Figure("The same against the train loss", _widths(found[0]), _columns(found), rows)
+        rows.append(SvgRow(f"‖v‖ {split}", _logarithmic(known), _heights(panels), panels, "train loss"))
+    return SvgFigure("The same against the train loss", _widths(found[0]), _columns(found), rows)
 
 
-def _losses(found: Sequence[Grid]) -> Figure:
+def _losses(found: Sequence[Grid]) -> SvgFigure:
     by_depth, by_width = [], []
     for grid in found:
         losses_DWS = np.log10(grid.over(lambda one: one["test_loss"]))
@@ -95,17 +95,17 @@ def _losses(found: Sequence[Grid]) -> Figure:
             [_band(np.log2(grid.widths), losses_DWS[d], _colour(d)) for d in range(len(grid.depths))]
         )
     rows = [
-        Row("test loss", _octaves(found[0].depths), _heights(by_depth), by_depth, "n, coloured by width"),
-        Row("test loss", _octaves(found[0].widths), _heights(by_width), by_width, "width, coloured by n"),
+        SvgRow("test loss", _octaves(found[0].depths), _heights(by_depth), by_depth, "n, coloured by width"),
+        SvgRow("test loss", _octaves(found[0].widths), _heights(by_width), by_width, "width, coloured by n"),
     ]
     legend = [
         (f"width {width} or n {depth}", _colour(place))
         for place, (width, depth) in enumerate(zip(found[0].widths, found[0].depths, strict=False))
     ]
-    return Figure("Test loss over depth and width", legend, _columns(found), rows)
+    return SvgFigure("Test loss over depth and width", legend, _columns(found), rows)
 
 
-def _correlations(found: Sequence[Grid]) -> Figure:
+def _correlations(found: Sequence[Grid]) -> SvgFigure:
     """Shares of the pairs in each bin, of channels and of single entries."""
     rows = []
     for grid in found:
@@ -125,20 +125,20 @@ def _correlations(found: Sequence[Grid]) -> Figure:
                 ]
                 for stage, point in enumerate(POINTS)
             ]
-            x, y = Axis(-1, 1, ticks([-1.0, 0.0, 1.0])), Axis(0, 0.4, ticks([0.0, 0.2, 0.4]))
-            rows.append(Row(f"{grid.regime}, {title}", x, y, panels, "correlation; share of pairs"))
+            x, y = SvgAxis(-1, 1, ticks([-1.0, 0.0, 1.0])), SvgAxis(0, 0.4, ticks([0.0, 0.2, 0.4]))
+            rows.append(SvgRow(f"{grid.regime}, {title}", x, y, panels, "correlation; share of pairs"))
     title = "Correlations of gradients, deepest networks"
-    return Figure(title, _widths(found[0]), POINTS, rows)
+    return SvgFigure(title, _widths(found[0]), POINTS, rows)
 
 
-def _histogram(pairs: Sequence[Record], colour: str) -> Line:
+def _histogram(pairs: Sequence[Record], colour: str) -> SvgLine:
     middles = [-1 + (2 * place + 1) / BINS for place in range(BINS)]
     counts = np.sum([np.zeros(BINS), *(each["counts"] for each in pairs if "counts" in each)], axis=0)
     shares = counts / max(float(counts.sum()), 1.0)
-    return Line(list(zip(middles, shares.tolist(), strict=True)), colour)
+    return SvgLine(list(zip(middles, shares.tolist(), strict=True)), colour)
 
 
-def _alignment(found: Sequence[Grid]) -> Figure:
+def _alignment(found: Sequence[Grid]) -> SvgFigure:
     rows = []
     for grid in found:
         sizes = grid.records[0]["points"]["pool"]["alignment"]["sizes"]
@@ -149,12 +149,12 @@ def _alignment(found: Sequence[Grid]) -> Figure:
                 for name in ("crossed", "bound"):
                     shares_TS = np.array([grid.of(depth, width, failures(point, name, n)) for n in sizes])
                     points = list(zip(np.log2(sizes).tolist(), shares_TS.mean(1).tolist(), strict=True))
-                    panel.append(Line(points, _colour(place), dashed=name == "bound"))
+                    panel.append(SvgLine(points, _colour(place), dashed=name == "bound"))
             panels.append(panel)
-        y = Axis(0, 1, ticks([0.0, 0.5, 1.0]))
-        rows.append(Row(grid.regime, _octaves(sizes), y, panels, "images in each sample"))
+        y = SvgAxis(0, 1, ticks([0.0, 0.5, 1.0]))
+        rows.append(SvgRow(grid.regime, _octaves(sizes), y, panels, "images in each sample"))
     title = "How often a train and a test sample do not align; dashed: the bound"
-    return Figure(title, _widths(found[0]), POINTS, rows)
+    return SvgFigure(title, _widths(found[0]), POINTS, rows)
 
 
 def _matrices(grid: Grid) -> list[tuple[str, Sequence[Sequence[float]]]]:
@@ -188,14 +188,14 @@ def _heat(grid: Grid, matrices: Sequence[tuple[str, Sequence[Sequence[float]]]])
     return "\n".join([*pieces, "</svg>", ""])
 
 
-def _by_width(grid: Grid, values_DWS: Array) -> list[Line]:
+def _by_width(grid: Grid, values_DWS: Array) -> list[SvgLine]:
     return [_band(np.log2(grid.depths), values_DWS[:, w], _colour(w)) for w in range(len(grid.widths))]
 
 
-def _band(xs: Sequence[float] | Array, values_XS: Array, colour: str) -> Line:
+def _band(xs: Sequence[float] | Array, values_XS: Array, colour: str) -> SvgLine:
     """The mean over seeds, and the lowest and highest of them."""
     points = [(float(x), float(mean)) for x, mean in zip(xs, values_XS.mean(1), strict=True)]
-    return Line(points, colour, lows=values_XS.min(1).tolist(), highs=values_XS.max(1).tolist())
+    return SvgLine(points, colour, lows=values_XS.min(1).tolist(), highs=values_XS.max(1).tolist())
 
 
 def _colour(place: int) -> str:
@@ -210,17 +210,17 @@ def _columns(found: Sequence[Grid]) -> list[str]:
     return [grid.regime for grid in found]
 
 
-def _octaves(values: Sequence[int]) -> Axis:
-    return Axis(
+def _octaves(values: Sequence[int]) -> SvgAxis:
+    return SvgAxis(
         math.log2(values[0]), math.log2(values[-1]), {math.log2(value): f"{value}" for value in values}
     )
 
 
-def _heights(panels: Sequence[Sequence[Line]]) -> Axis:
+def _heights(panels: Sequence[Sequence[SvgLine]]) -> SvgAxis:
     return _logarithmic([y for panel in panels for line in panel for _, y in line.points])
 
 
-def _logarithmic(logs: Sequence[float]) -> Axis:
+def _logarithmic(logs: Sequence[float]) -> SvgAxis:
     """An axis of decimal logarithms with round values on it, as few as there can be but three."""
     low, high = math.floor(min(logs) * 10) / 10, math.ceil(max(logs) * 10 + 1e-9) / 10
     decades = range(math.floor(low), math.ceil(high) + 1)
@@ -229,7 +229,7 @@ def _logarithmic(logs: Sequence[float]) -> Axis:
         inside = {math.log10(mark): f"{mark:g}" for mark in marks if low <= math.log10(mark) <= high}
         if len(inside) >= 3:
             break
-    return Axis(low, high, inside)
+    return SvgAxis(low, high, inside)
 
 
 def _train_loss(one: Record) -> float:

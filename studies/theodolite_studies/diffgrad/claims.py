@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.present.svg import BLUE, INK, ORANGE, Axis, Figure, Line, Row, power_of, ticks
+from theodolite.present.svg import BLUE, INK, ORANGE, SvgAxis, SvgFigure, SvgLine, SvgRow, power_of, ticks
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.verdict import Case, Claim, settled
 
@@ -127,7 +127,7 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         if not tasks:
             continue
         rates = _rates(records, tasks[0])
-        across = Axis(rates[0], max(rates[-1], rates[0] + 1), {r: power_of(2, r) for r in rates[::2]})
+        across = SvgAxis(rates[0], max(rates[-1], rates[0] + 1), {r: power_of(2, r) for r in rates[::2]})
         panels = [
             [_line(records, task, optimizer, lower, style) for (_, optimizer, lower), style in STYLES]
             for task in tasks
@@ -137,15 +137,15 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         marks = ticks([round(low + (high - low) * step / 4, 2) for step in range(5)])
         yield (
             name,
-            Figure(
+            SvgFigure(
                 f"Where diffGrad and Adam end, {part}s",
                 [("diffGrad", BLUE), ("Adam", ORANGE), ("dashed: Adam at lr/2", INK)],
                 tasks,
                 [
-                    Row(
+                    SvgRow(
                         label,
                         across,
-                        Axis(low, high, marks),
+                        SvgAxis(low, high, marks),
                         panels,
                         "learning rate; of Adam at lr/2, twice it",
                     )
@@ -157,13 +157,15 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
 STYLES = tuple(zip(ROWS, ((BLUE, False), (ORANGE, False), (INK, True)), strict=True))
 
 
-def _line(records: Sequence[Record], task: str, optimizer: str, lower: int, style: tuple[str, bool]) -> Line:
+def _line(
+    records: Sequence[Record], task: str, optimizer: str, lower: int, style: tuple[str, bool]
+) -> SvgLine:
     rates = _rates(records, task)
     losses = _losses(records, task, optimizer, [rate - lower for rate in rates])
     points = list(zip(map(float, rates), losses.mean(0).tolist(), strict=True))
     if len(losses) < 2 or style[1]:
-        return Line(points, style[0], dashed=style[1])
-    return Line(points, style[0], lows=losses.min(0).tolist(), highs=losses.max(0).tolist())
+        return SvgLine(points, style[0], dashed=style[1])
+    return SvgLine(points, style[0], lows=losses.min(0).tolist(), highs=losses.max(0).tolist())
 
 
 def _tasks(records: Sequence[Record], part: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, Axis, Figure, Line, Row, ticks
+from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, SvgAxis, SvgFigure, SvgLine, SvgRow, ticks
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.verdict import Case, Claim, settled
 
@@ -215,21 +215,23 @@ def _of_rates(rows: Sequence[Record]) -> list[Claim]:
 
 
 def _edge(rows: Sequence[Record]) -> str:
-    across, up = Axis(0, 1, {0: "0", 1: "end"}), Axis(0, 3.5, ticks([0, 1, 2, 3]), strong=1)
+    across, up = SvgAxis(0, 1, {0: "0", 1: "end"}), SvgAxis(0, 3.5, ticks([0, 1, 2, 3]), strong=1)
     panels = [
         [
-            Line([(place / (len(row["edge"]) - 1), value) for place, value in enumerate(row["edge"])], colour)
+            SvgLine(
+                [(place / (len(row["edge"]) - 1), value) for place, value in enumerate(row["edge"])], colour
+            )
             for way, colour in (("flow", ORANGE), ("descent", BLUE))
             for row in _ways(rows, way)
             if row["seed"] == seed
         ]
         for seed in _seeds(rows)
     ]
-    return Figure(
+    return SvgFigure(
         "How near to the edge of stability: lr·λ_max/2 along training",
         [("gradient descent", BLUE), ("steps a 20th as long", ORANGE)],
         [f"seed {seed}" for seed in _seeds(rows)],
-        [Row("lr·λ_max/2", across, up, panels, "training")],
+        [SvgRow("lr·λ_max/2", across, up, panels, "training")],
     ).svg()
 
 
@@ -238,23 +240,23 @@ def _rates(rows: Sequence[Record]) -> str:
     for seed in _seeds(rows):
         own = [row for row in rows if row["seed"] == seed and not row["diverged"]]
         fixed = [(math.log2(row["rate"]), math.log10(row["loss"])) for row in own if _fixed(row)]
-        lines = [Line(fixed, INK)]
+        lines = [SvgLine(fixed, INK)]
         for row in own:
             if not _fixed(row):
                 height = math.log10(row["loss"])
                 lines.append(
-                    Line([(-6, height), (0, height)], PINK if row["rate"] == "DAL 1" else GREEN, True)
+                    SvgLine([(-6, height), (0, height)], PINK if row["rate"] == "DAL 1" else GREEN, True)
                 )
         panels.append(lines)
-    return Figure(
+    return SvgFigure(
         "The loss after 400 steps; what is missing has diverged",
         [("fixed learning rate", INK), ("DAL, p = 1", PINK), ("DAL, p = 0.5", GREEN)],
         [f"seed {seed}" for seed in _seeds(rows)],
         [
-            Row(
+            SvgRow(
                 "loss",
-                Axis(-6, 0, {-6: "2⁻⁶", -3: "2⁻³", 0: "1"}),
-                Axis(-4, 0, ticks([-4.0, -2.0, 0.0], power=True)),
+                SvgAxis(-6, 0, {-6: "2⁻⁶", -3: "2⁻³", 0: "1"}),
+                SvgAxis(-4, 0, ticks([-4.0, -2.0, 0.0], power=True)),
                 panels,
                 "learning rate",
             )

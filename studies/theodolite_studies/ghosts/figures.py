@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from theodolite.present.svg import BLUE, GREEN, ORANGE, VIOLET, Axis, Figure, Line, Row, ticks
+from theodolite.present.svg import BLUE, GREEN, ORANGE, VIOLET, SvgAxis, SvgFigure, SvgLine, SvgRow, ticks
 from theodolite_studies.framework.records import Record
 
 COLOURS = {"gradient": BLUE, "random": ORANGE, "adam": GREEN, "muon": VIOLET}
 METHOD_COLOURS = {"nothing": ORANGE, "clip": VIOLET, "safe": BLUE}
 FARTHEST = math.log10(200)
 NEAREST = -2.0
-R_AXIS = Axis(NEAREST, FARTHEST, ticks([-2.0, -1.0, 0.0, 1.0, 2.0], power=True), strong=0.0)
+R_AXIS = SvgAxis(NEAREST, FARTHEST, ticks([-2.0, -1.0, 0.0, 1.0, 2.0], power=True), strong=0.0)
 
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
@@ -30,13 +30,13 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         yield "spike", _spike(by_part["spike"]).svg()
 
 
-def _collapse(records: Sequence[Record]) -> Figure:
+def _collapse(records: Sequence[Record]) -> SvgFigure:
     networks = _values(records, "network")
     rows = []
     for stage in _values(records, "stage"):
         panels = [
             [
-                Line(
+                SvgLine(
                     [
                         (place + 0.12 * (int(one["seed"]) - 2), _log(one["above"]))
                         for one in records
@@ -49,9 +49,9 @@ def _collapse(records: Sequence[Record]) -> Figure:
             ]
             for network in networks
         ]
-        axis = Axis(-0.5, 3.5, dict(enumerate(COLOURS)))
-        rows.append(Row(f"onset r, {stage}", axis, R_AXIS, panels))
-    return Figure(
+        axis = SvgAxis(-0.5, 3.5, dict(enumerate(COLOURS)))
+        rows.append(SvgRow(f"onset r, {stage}", axis, R_AXIS, panels))
+    return SvgFigure(
         "How long a step may be before the loss is above its start, in units of ρ_a",
         list(COLOURS.items()),
         networks,
@@ -59,9 +59,9 @@ def _collapse(records: Sequence[Record]) -> Figure:
     )
 
 
-def _temperature(records: Sequence[Record]) -> Figure:
+def _temperature(records: Sequence[Record]) -> SvgFigure:
     networks, low, high = _values(records, "network"), -2.0, 2.0
-    axis = Axis(low, high, ticks([-2.0, 0.0, 2.0], power=True))
+    axis = SvgAxis(low, high, ticks([-2.0, 0.0, 2.0], power=True))
     lengths = [_log(one["above"]) + math.log10(one["radius"]) for one in records]
     bottom, top = math.floor(min(lengths)), math.ceil(max(lengths))
     raw, scaled = [], []
@@ -72,7 +72,7 @@ def _temperature(records: Sequence[Record]) -> Figure:
         ]
         raw.append(
             [
-                Line(
+                SvgLine(
                     [
                         (math.log10(one["temperature"]), _log(one["above"]) + math.log10(one["radius"]))
                         for one in some
@@ -84,28 +84,28 @@ def _temperature(records: Sequence[Record]) -> Figure:
         )
         scaled.append(
             [
-                Line([(math.log10(one["temperature"]), _log(one["above"])) for one in some], BLUE)
+                SvgLine([(math.log10(one["temperature"]), _log(one["above"])) for one in some], BLUE)
                 for some in by_seed
             ]
         )
     powers = ticks(
         [float(power) for power in range(bottom, top + 1, max(1, (top - bottom) // 4))], power=True
     )
-    return Figure(
+    return SvgFigure(
         "Onset along the gradient with logits over T, a line for each seed",
         [("length τ", ORANGE), ("r = τ/ρ_a", BLUE)],
         networks,
         [
-            Row("τ", axis, Axis(bottom, top, powers), raw),
-            Row("r", axis, R_AXIS, scaled, note="temperature T"),
+            SvgRow("τ", axis, SvgAxis(bottom, top, powers), raw),
+            SvgRow("r", axis, R_AXIS, scaled, note="temperature T"),
         ],
     )
 
 
-def _spike(records: Sequence[Record]) -> Figure:
+def _spike(records: Sequence[Record]) -> SvgFigure:
     networks = _values(records, "network")
-    axis = Axis(0.0, 4.0, ticks([0.0, 1.0, 2.0, 3.0, 4.0], power=True))
-    worse = Axis(-1.0, 2.0, ticks([-1.0, 0.0, 1.0, 2.0], power=True), strong=0.0)
+    axis = SvgAxis(0.0, 4.0, ticks([0.0, 1.0, 2.0, 3.0, 4.0], power=True))
+    worse = SvgAxis(-1.0, 2.0, ticks([-1.0, 0.0, 1.0, 2.0], power=True), strong=0.0)
     rows = []
     for optimizer in _values(records, "optimizer"):
         panels = []
@@ -120,7 +120,7 @@ def _spike(records: Sequence[Record]) -> Figure:
                 factors = sorted({float(one["factor"]) for one in some})
                 ends = [[_end(one) for one in some if one["factor"] == factor] for factor in factors]
                 lines.append(
-                    Line(
+                    SvgLine(
                         [
                             (math.log10(factor), float(np.median(each)))
                             for factor, each in zip(factors, ends, strict=True)
@@ -131,8 +131,8 @@ def _spike(records: Sequence[Record]) -> Figure:
                     )
                 )
             panels.append(lines)
-        rows.append(Row(f"end/before, {optimizer}", axis, worse, panels, note="factor of the spike"))
-    return Figure(
+        rows.append(SvgRow(f"end/before, {optimizer}", axis, worse, panels, note="factor of the spike"))
+    return SvgFigure(
         "The loss at the end over that before a spike of the learning rate",
         list(METHOD_COLOURS.items()),
         networks,

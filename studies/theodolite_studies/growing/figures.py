@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, Axis, Figure, Line, Row
+from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, SvgAxis, SvgFigure, SvgLine, SvgRow
 from theodolite_studies.framework.records import Record
 from theodolite_studies.growing.claims import PARTS
 from theodolite_studies.growing.ranking import VARIANTS, realised
@@ -36,7 +36,7 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         yield "envelope", _envelope(parts["envelope"]).svg()
 
 
-def _curves(records: Sequence[Record]) -> Figure:
+def _curves(records: Sequence[Record]) -> SvgFigure:
     sizes = sorted({one["added"] for one in records})
     panels, logs, ends = [], [], []
     for added in sizes:
@@ -48,22 +48,22 @@ def _curves(records: Sequence[Record]) -> Figure:
             curves = [_known(one["curve"]) for one in own]
             xs = np.log10(curves[0][:, 0])
             ys = np.mean([curve[:, 1] for curve in curves], axis=0)
-            lines.append(Line(list(zip(xs.tolist(), ys.tolist(), strict=True)), colour))
+            lines.append(SvgLine(list(zip(xs.tolist(), ys.tolist(), strict=True)), colour))
             logs += xs.tolist()
             ends += ys[len(ys) // 3 :].tolist()
         panels.append(lines)
     good = [end for end in ends if math.isfinite(end)] or [0.0, 1.0]
     x = _axis(min(logs), max(logs), power=True)
-    row = Row("held-out loss", x, _axis(min(good), max(good)), panels, note="FLOPs spent")
+    row = SvgRow("held-out loss", x, _axis(min(good), max(good)), panels, note="FLOPs spent")
     legend = [(way, colour) for way, colour in COLOURS.items() if any(one["way"] == way for one in records)]
-    return Figure("Loss against compute", legend, [f"+{added} blocks" for added in sizes], [row])
+    return SvgFigure("Loss against compute", legend, [f"+{added} blocks" for added in sizes], [row])
 
 
 def _known(curve: Sequence[Sequence[float | None]]) -> np.ndarray:
     return np.array([[math.nan if value is None else value for value in point] for point in curve])
 
 
-def _ranking(records: Sequence[Record]) -> Figure:
+def _ranking(records: Sequence[Record]) -> SvgFigure:
     moments = sorted(int(moment) for moment in records[0]["gained"])
     seeds = sorted({one["seed"] for one in records})
     colours = dict(zip(seeds, (BLUE, ORANGE, GREEN, PINK, VIOLET), strict=False))
@@ -77,19 +77,19 @@ def _ranking(records: Sequence[Record]) -> Figure:
             for seed in gained:
                 xs = np.log10(np.maximum(gains[seed], 1e-12))
                 points = list(zip(xs.tolist(), gained[seed].tolist(), strict=True))
-                lines.append(Line(points, colours[seed], joined=False))
+                lines.append(SvgLine(points, colours[seed], joined=False))
                 across += xs.tolist()
                 up += gained[seed].tolist()
             panels.append(lines)
         x, y = _axis(min(across), max(across), power=True), _axis(min(up), max(up))
         label = "new block trained" if variant == "new" else "all trained"
-        rows.append(Row(label, x, y, panels, note="gain of the signal" if variant == VARIANTS[-1] else ""))
+        rows.append(SvgRow(label, x, y, panels, note="gain of the signal" if variant == VARIANTS[-1] else ""))
     legend = [(f"seed {seed}", colour) for seed, colour in colours.items()]
     titles = [f"after {moment} steps" for moment in moments]
-    return Figure("What a block gained, by the signal of its place", legend, titles, rows)
+    return SvgFigure("What a block gained, by the signal of its place", legend, titles, rows)
 
 
-def _envelope(records: Sequence[Record]) -> Figure:
+def _envelope(records: Sequence[Record]) -> SvgFigure:
     def means(kind: str, column: str) -> list[tuple[float, float]]:
         own = [one for one in records if one["kind"] == kind and one["loss"] is not None]
         values = sorted({one[column] for one in own})
@@ -106,19 +106,21 @@ def _envelope(records: Sequence[Record]) -> Figure:
     rows = []
     if grown:
         deepest = grown[-1][0]
-        x = Axis(0, deepest, {0.0: "0", deepest / 2: f"{deepest / 2:g}", deepest: f"{deepest:g}"})
-        rows.append(Row("loss", x, y, [[Line(grown, ORANGE), Line(beside, INK, dashed=True)]], note="blocks"))
+        x = SvgAxis(0, deepest, {0.0: "0", deepest / 2: f"{deepest / 2:g}", deepest: f"{deepest:g}"})
+        rows.append(
+            SvgRow("loss", x, y, [[SvgLine(grown, ORANGE), SvgLine(beside, INK, dashed=True)]], note="blocks")
+        )
     if len(sizes) > 1:
         across = _axis(sizes[0][0], sizes[-1][0], power=True)
-        rows.append(Row("loss", across, y, [[Line(sizes, BLUE)]], note="parameters"))
+        rows.append(SvgRow("loss", across, y, [[SvgLine(sizes, BLUE)]], note="parameters"))
     legend = [("grown block by block", ORANGE), ("one block, as long", INK), ("from scratch", BLUE)]
-    return Figure("Loss against depth and size", legend, [""], rows)
+    return SvgFigure("Loss against depth and size", legend, [""], rows)
 
 
-def _axis(low: float, high: float, *, power: bool = False) -> Axis:
+def _axis(low: float, high: float, *, power: bool = False) -> SvgAxis:
     """From low to high with a little room, and three texts."""
     room = 0.04 * (high - low) or 0.5
     marks = [low, (low + high) / 2, high]
-    return Axis(
+    return SvgAxis(
         low - room, high + room, {mark: f"{10**mark:.1e}" if power else f"{mark:.3g}" for mark in marks}
     )

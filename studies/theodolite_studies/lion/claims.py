@@ -6,7 +6,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, Axis, Figure, Line, Row, ticks
+from theodolite.present.svg import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PINK,
+    VIOLET,
+    SvgAxis,
+    SvgFigure,
+    SvgLine,
+    SvgRow,
+    ticks,
+)
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.verdict import Case, Claim, settled
 
@@ -136,13 +148,13 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     fall = [one for one in records if one["part"] == "fall"]
     network = [one for one in records if one["part"] == "network"]
     if fall:
-        across = Axis(0, 3, ticks([0, 1, 2, 3], power=True))
-        up = Axis(-4, 2, ticks([-4, -2, 0, 2], power=True))
+        across = SvgAxis(0, 3, ticks([0, 1, 2, 3], power=True))
+        up = SvgAxis(-4, 2, ticks([-4, -2, 0, 2], power=True))
         panels = []
         for pull in ("in", "out"):
             chosen = [one for one in fall if one["pull"] == pull]
             seen = [
-                Line(_logs(one["steps"], [v - 1 for v in one["largest then"]]), BLUE) for one in chosen[:1]
+                SvgLine(_logs(one["steps"], [v - 1 for v in one["largest then"]]), BLUE) for one in chosen[:1]
             ]
             predicted = [
                 (
@@ -152,41 +164,41 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
                 for one in chosen[:1]
                 for step in one["steps"]
             ]
-            panels.append([*seen, Line(predicted, INK, dashed=True)])
+            panels.append([*seen, SvgLine(predicted, INK, dashed=True)])
         yield (
             "fall",
-            Figure(
+            SvgFigure(
                 "How far outside of 1/λ the largest entry is",
                 [("Lion", BLUE), ("dashed: (1 − ελ)^t", INK)],
                 ["minimum inside", "minimum outside"],
-                [Row("λ‖x‖_∞ − 1", across, up, panels, "step + 1")],
+                [SvgRow("λ‖x‖_∞ − 1", across, up, panels, "step + 1")],
             ).svg(),
         )
     box = [one for one in records if one["part"] == "box"]
     if box:
         sizes = sorted({one["size"] for one in box}, reverse=True)
-        across = Axis(0, 4.2, ticks([0, 1, 2, 3, 4], power=True))
-        up = Axis(-8, 2, ticks([-8, -6, -4, -2, 0, 2], power=True))
+        across = SvgAxis(0, 4.2, ticks([0, 1, 2, 3, 4], power=True))
+        up = SvgAxis(-8, 2, ticks([-8, -6, -4, -2, 0, 2], power=True))
         lines = []
         for size, colour in zip(sizes, COLOURS, strict=False):
             one = next(each for each in box if each["size"] == size)
-            lines.append(Line(_logs(one["steps"], one["height then"]), colour))
+            lines.append(SvgLine(_logs(one["steps"], one["height then"]), colour))
         yield (
             "height",
-            Figure(
+            SvgFigure(
                 "H above the minimum within the box, seed 0",
                 [(f"ελ = {size:g}", colour) for size, colour in zip(sizes, COLOURS, strict=False)],
                 ["quadratic"],
-                [Row("H − f(x*)", across, up, [lines], "step + 1")],
+                [SvgRow("H − f(x*)", across, up, [lines], "step + 1")],
             ).svg(),
         )
     if network:
-        across = Axis(0, 3, ticks([0, 1, 2, 3], power=True))
-        up = Axis(0, 10, ticks([0, 1, 5, 10]), strong=1)
+        across = SvgAxis(0, 3, ticks([0, 1, 2, 3], power=True))
+        up = SvgAxis(0, 10, ticks([0, 1, 5, 10]), strong=1)
         decays = sorted({one["size"] for one in network})
         panels = [
             [
-                Line(
+                SvgLine(
                     [(np.log10(s + 1), v) for s, v in zip(one["steps"], one["largest then"], strict=True)],
                     BLUE,
                 )
@@ -197,11 +209,11 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         ]
         yield (
             "network",
-            Figure(
+            SvgFigure(
                 "The largest weight of a network, in units of 1/λ",
                 [("each seed", BLUE)],
                 [f"λ = {decay:g}" for decay in decays],
-                [Row("λ‖x‖_∞", across, up, panels, "step + 1")],
+                [SvgRow("λ‖x‖_∞", across, up, panels, "step + 1")],
             ).svg(),
         )
 

@@ -13,10 +13,10 @@ from theodolite.present.svg import (
     ORANGE,
     PINK,
     VIOLET,
-    Axis,
-    Figure,
-    Line,
-    Row,
+    SvgAxis,
+    SvgFigure,
+    SvgLine,
+    SvgRow,
     power_of,
     ticks,
 )
@@ -42,7 +42,7 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "rates", _rates(table).svg()
 
 
-def _profiles(table: Table, name: str, title: str) -> Figure | None:
+def _profiles(table: Table, name: str, title: str) -> SvgFigure | None:
     depth = table.depths[-1]
     found = {(p, kind): table.of(p, depth, kind) for kind in KINDS for p in table.placements}
     there = [one for one in found.values() if one is not None and one.steps]
@@ -56,8 +56,8 @@ def _profiles(table: Table, name: str, title: str) -> Figure | None:
     low, high = math.floor(known.min() * 2) / 2, math.ceil(known.max() * 2) / 2
     powers = range(math.ceil(low), math.floor(high) + 1)
     few = powers[:: math.ceil(len(powers) / TICKS)]
-    y = Axis(low, high, ticks([float(power) for power in few], power=True))
-    x = Axis(0, depth, ticks([0.0, depth / 2, float(depth)]))
+    y = SvgAxis(low, high, ticks([float(power) for power in few], power=True))
+    x = SvgAxis(0, depth, ticks([0.0, depth / 2, float(depth)]))
     rows = []
     for kind in KINDS:
         panels = []
@@ -71,18 +71,18 @@ def _profiles(table: Table, name: str, title: str) -> Figure | None:
                 if one is not None
                 else []
             )
-        rows.append(Row(kind, x, y, panels, note="block" if kind == KINDS[-1] else ""))
+        rows.append(SvgRow(kind, x, y, panels, note="block" if kind == KINDS[-1] else ""))
     legend = [(f"step {step}", colour) for step, colour in zip(steps, MOMENTS, strict=False)]
-    return Figure(f"{title}, root mean square over {depth} blocks", legend, table.placements, rows)
+    return SvgFigure(f"{title}, root mean square over {depth} blocks", legend, table.placements, rows)
 
 
-def _rates(table: Table) -> Figure:
+def _rates(table: Table) -> SvgFigure:
     every = [one for kind in KINDS for p in table.all for d in table.depths if (one := table.of(p, d, kind))]
     exponents = sorted({exponent for one in every for exponent in one.exponents})
     low = min(float(one.best.min()) for one in every)
     low = math.floor(low * 10) / 10 if math.isfinite(low) else 0.0
-    y = Axis(low, low + HIGHEST, ticks([round(low + part * HIGHEST, 1) for part in (0.0, 0.5, 1.0)]))
-    x = Axis(exponents[0], exponents[-1], {float(each): power_of(2, each) for each in exponents})
+    y = SvgAxis(low, low + HIGHEST, ticks([round(low + part * HIGHEST, 1) for part in (0.0, 0.5, 1.0)]))
+    x = SvgAxis(exponents[0], exponents[-1], {float(each): power_of(2, each) for each in exponents})
     rows = []
     for kind in KINDS:
         panels = []
@@ -94,17 +94,17 @@ def _rates(table: Table) -> Figure:
                     losses = np.stack([one.at(exponent) for exponent in one.exponents], axis=1)
                     lines.append(_band(one.exponents, losses, COLOURS[placement]))
             panels.append(lines)
-        rows.append(Row(kind, x, y, panels, note="learning rate" if kind == KINDS[-1] else ""))
+        rows.append(SvgRow(kind, x, y, panels, note="learning rate" if kind == KINDS[-1] else ""))
     legend = [(placement, COLOURS[placement]) for placement in table.all]
     columns = [f"depth {depth}" for depth in table.depths]
-    return Figure("Held-out loss against the learning rate", legend, columns, rows)
+    return SvgFigure("Held-out loss against the learning rate", legend, columns, rows)
 
 
-def _band(xs: Sequence[float], values: Array, colour: str) -> Line:
+def _band(xs: Sequence[float], values: Array, colour: str) -> SvgLine:
     """The mean over seeds, and the lowest and highest of them."""
     means = values.mean(0)
     points = [(float(x), float(mean)) for x, mean in zip(xs, means, strict=True)]
-    return Line(points, colour, lows=values.min(0).tolist(), highs=values.max(0).tolist())
+    return SvgLine(points, colour, lows=values.min(0).tolist(), highs=values.max(0).tolist())
 
 
 def _few(steps: Sequence[int]) -> list[int]:

@@ -20,7 +20,19 @@ from numpy.typing import NDArray
 
 from theodolite.optimizers.refining import Refined, refine
 from theodolite.optimizers.schedule import Factor
-from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, Axis, Figure, Line, Row, ticks
+from theodolite.present.svg import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PINK,
+    VIOLET,
+    SvgAxis,
+    SvgFigure,
+    SvgLine,
+    SvgRow,
+    ticks,
+)
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.study import Cell, Study
 from theodolite_studies.framework.verdict import Case, Claim, settled
@@ -151,15 +163,18 @@ def tuned(records: Sequence[Record], problem: str, schedule: str) -> NDArray[np.
 def figures(records: Sequence[Record]) -> Iterable[tuple[str, str]]:
     """The courses, and the ends against the peak learning rate."""
     problems = list(dict.fromkeys(record["problem"] for record in records))
-    across = Axis(0, 1, {0: "0", 0.5: "half", 1: "end"})
-    up = Axis(0, 1, ticks([0, 0.5, 1]))
-    straight = Line([(0, 1), (1, 0)], INK, dashed=True)
+    across = SvgAxis(0, 1, {0: "0", 0.5: "half", 1: "end"})
+    up = SvgAxis(0, 1, ticks([0, 0.5, 1]))
+    straight = SvgLine([(0, 1), (1, 0)], INK, dashed=True)
     panels = [
         [straight, *(_course(record) for record in _of(records, problem, "refined"))] for problem in problems
     ]
     title = "Refined schedules, a line for each seed"
     legend = [("refined", PINK), ("linear decay", INK)]
-    yield "courses", Figure(title, legend, problems, [Row("factor", across, up, panels, "the run")]).svg()
+    yield (
+        "courses",
+        SvgFigure(title, legend, problems, [SvgRow("factor", across, up, panels, "the run")]).svg(),
+    )
     yield "ends", _ends(records, problems)
 
 
@@ -191,17 +206,17 @@ def _ends(records: Sequence[Record], problems: Sequence[str]) -> str:
         for kind, colour in COLOURS.items():
             ends = np.array([record["ends"] for record in _of(records, problem, kind)], dtype=np.float64)
             middle = np.exp(np.log(ends).mean(0)) / least
-            lines.append(Line(list(zip(rates.tolist(), middle.tolist(), strict=True)), colour))
+            lines.append(SvgLine(list(zip(rates.tolist(), middle.tolist(), strict=True)), colour))
         panels.append(lines)
-    return Figure(
+    return SvgFigure(
         "What the runs end with, over the best of linear decay",
         list(COLOURS.items()),
         problems,
         [
-            Row(
+            SvgRow(
                 "end",
-                Axis(0, 1, {0: "least", 1: "largest"}),
-                Axis(0.8, 2, ticks([1, 1.5, 2]), strong=1),
+                SvgAxis(0, 1, {0: "least", 1: "largest"}),
+                SvgAxis(0.8, 2, ticks([1, 1.5, 2]), strong=1),
                 panels,
                 "peak learning rate, powers of √2",
             )
@@ -209,9 +224,9 @@ def _ends(records: Sequence[Record], problems: Sequence[str]) -> str:
     ).svg()
 
 
-def _course(record: Record) -> Line:
+def _course(record: Record) -> SvgLine:
     num = len(record["factors"])
-    return Line([(place / num, value) for place, value in enumerate(record["factors"])], PINK)
+    return SvgLine([(place / num, value) for place, value in enumerate(record["factors"])], PINK)
 
 
 def _values(records: Sequence[Record], place: int) -> NDArray[np.float64]:

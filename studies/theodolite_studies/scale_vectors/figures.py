@@ -13,10 +13,10 @@ from theodolite.present.svg import (
     INK,
     ORANGE,
     PINK,
-    Axis,
-    Figure,
-    Line,
-    Row,
+    SvgAxis,
+    SvgFigure,
+    SvgLine,
+    SvgRow,
     head,
     legend,
     ticks,
@@ -91,15 +91,15 @@ def flow(records: Sequence[Record]) -> str:
             for record in sorted(mine, key=lambda record: record.get("step", 0.0))
             if record["kind"] == "conservation"
         ]
-        drifts.append(Line(points, BLUE))
+        drifts.append(SvgLine(points, BLUE))
         for record in mine:
             if record["kind"] == "noise":
                 spots = [
                     (math.log2(time), math.log10(value))
                     for time, value in zip(record["times"], record["values"], strict=True)
                 ]
-                noises.append(Line(spots, GREEN if record["on_gain"] else ORANGE))
-    return Figure(
+                noises.append(SvgLine(spots, GREEN if record["on_gain"] else ORANGE))
+    return SvgFigure(
         "Gradient flow of y = W(γ∘n), float64, a line for each seed",
         [
             ("drift of γ² − ‖w‖²", BLUE),
@@ -108,17 +108,17 @@ def flow(records: Sequence[Record]) -> str:
         ],
         [""],
         [
-            Row(
+            SvgRow(
                 "relative drift",
-                Axis(-11, -4, ticks([-10, -8, -6, -4])),
-                Axis(-4, 0, ticks([-4, -3, -2, -1, 0], power=True)),
+                SvgAxis(-11, -4, ticks([-10, -8, -6, -4])),
+                SvgAxis(-4, 0, ticks([-4, -3, -2, -1, 0], power=True)),
                 [drifts],
                 "log2 of the step",
             ),
-            Row(
+            SvgRow(
                 "E‖γ‖²",
-                Axis(-3, 6, ticks([-3, 0, 3, 6])),
-                Axis(0, 3, ticks([0, 1, 2, 3], power=True)),
+                SvgAxis(-3, 6, ticks([-3, 0, 3, 6])),
+                SvgAxis(0, 3, ticks([0, 1, 2, 3], power=True)),
                 [noises],
                 "log2 of the time",
             ),
