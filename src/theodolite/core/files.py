@@ -9,9 +9,11 @@ import math
 import os
 import stat
 import tempfile
+import types
+import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 from theodolite.core.errors import UseError
 
@@ -134,6 +136,89 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
+
+
+def read_dataclass(kind: type, content: Any, where: str) -> Any:
+    """A dataclass from the values that `plain` made of it, read by the type hints of its fields.
+
+    Fields that do not count for equality are not read. Raises a `UseError` that names the place.
+
+    >>> from theodolite.core.size import Size
+    >>> read_dataclass(Size, {"width": 64, "depth": 2}, "the size")
+    Size(width=64, depth=2)
+    >>> read_dataclass(Size, {"width": 64, "depth": "two"}, "the size")
+    Traceback (most recent call last):
+    theodolite.UseError: the size: depth is 'two' where a whole number belongs
+    """
+    hints = typing.get_type_hints(kind)
+    fields = {one.name: hints[one.name] for one in dataclasses.fields(kind) if one.compare}
+    if not isinstance(content, dict):
+        _refuse(content, where, "an object")
+    if missing := [name for name in fields if name not in content]:
+        raise UseError(f"{where} has no {' and no '.join(missing)}")
+    if strange := [name for name in content if name not in fields]:
+        raise UseError(f"{where} has a {strange[0]!r}, which means nothing")
+    return kind(**{name: _read(hint, content[name], f"{where}: {name}") for name, hint in fields.items()})
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """The value as what the type hint says; lists become tuples, a missing float is nan."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        return read_dataclass(hint, value, where)
+    if hint is Any:
+        return tuple(value) if isinstance(value, list) else value
+    if origin is Literal:
+        return value if value in arguments else _refuse(value, where, " or ".join(map(repr, arguments)))
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        options = [option for option in arguments if option is not type(None)]
+        for option in options[:-1]:
+            with contextlib.suppress(UseError):
+                return _read(option, value, where)
+        return _read(options[-1], value, where)
+    if getattr(origin, "__name__", "") == "ndarray":
+        return _array(value, where)
+    if origin is tuple:
+        items = value if isinstance(value, list) else _refuse(value, where, "a list")
+        kinds = arguments[:1] * len(items) if arguments[1:] == (Ellipsis,) else arguments
+        if len(kinds) != len(items):
+            _refuse(value, where, f"a list of {len(kinds)}")
+        return tuple(_read(one, item, where) for one, item in zip(kinds, items, strict=True))
+    if origin is not None:  # a mapping from names
+        held = value if isinstance(value, dict) else _refuse(value, where, "an object")
+        return {name: _read(arguments[1], item, f"{where}: {name}") for name, item in held.items()}
+    if hint is float and value is None:
+        return math.nan
+    wanted = {bool: "true or false", float: "a finite number", int: "a whole number"}.get(hint, "a text")
+    good = isinstance(value, int | float if hint is float else hint)
+    good = good and (hint is bool or not isinstance(value, bool))
+    return value if good and (hint is not float or _is_finite(value)) else _refuse(value, where, wanted)
+
+
+def _array(value: Any, where: str) -> Any:
+    import numpy as np
+
+    try:
+        return np.array(value, dtype=float)
+    except (TypeError, ValueError):
+        _refuse(value, where, "lists of numbers")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _refuse(value: Any, where: str, wanted: str) -> NoReturn:
+    is_long = isinstance(value, int) and abs(value) > 10**18
+    raise UseError(
+        f"{where} is {'a number of many digits' if is_long else repr(value)} where {wanted} belongs"
+    )
 
 
 def _is(kind: str, file: Path) -> bool:

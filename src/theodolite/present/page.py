@@ -1,4 +1,4 @@
-"""A plain page: a heading, sections of HTML and figures, in the survey's type; one file that asks nobody."""
+"""Pages: one HTML file that carries everything it needs and asks nobody for anything."""
 
 from __future__ import annotations
 
@@ -8,8 +8,29 @@ from html import escape
 from importlib import resources
 
 from theodolite.present.figure import Figure
+from theodolite.present.result import Heading, Result, block_html
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+
+
+def page(result: Result) -> str:
+    """A result as a page: its title, then its blocks; a heading opens a section."""
+    blocks = list(result.blocks())
+    figures = [block for block in blocks if isinstance(block, Figure)]
+    sections: list[str] = [""]
+    for block in blocks:
+        if isinstance(block, Heading):
+            sections.append("")
+        sections[-1] += (
+            figure_html(block, figures.index(block)) if isinstance(block, Figure) else block_html(block)
+        )
+    return sheet(
+        title=f"{result.title} · Theodolite",
+        kicker=f"Theodolite · {result.kind}",
+        heading=result.title,
+        sections=[section for section in sections if section],
+        figures=figures,
+    )
 
 
 def sheet(
@@ -26,8 +47,6 @@ def sheet(
     """
     body = "\n".join(f"<section>{section}</section>" for section in sections)
     panels = [figure.to_dict()["panels"] for figure in figures]
-    # No HTML parser must mistake anything in the data or the scripts for the end of them.
-    specs = json.dumps(panels, ensure_ascii=False).replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -38,7 +57,7 @@ def sheet(
 <link rel="icon" href="data:,">
 <title>{escape(title)}</title>
 <style>
-{_asset("page.css")}
+{asset("page.css")}
 </style>
 </head>
 <body>
@@ -49,10 +68,10 @@ def sheet(
 <main>
 {body}
 </main>
-<script type="application/json" id="figures">{specs}</script>
-<script>{_plotly() if figures else ""}</script>
+<script type="application/json" id="figures">{inlined_json(panels)}</script>
+<script>{plotly_script() if figures else ""}</script>
 <script>
-{_asset("page.js")}
+{asset("page.js")}
 </script>
 </body>
 </html>
@@ -91,11 +110,18 @@ def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: 
     return f'<table class="anatomy"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
 
 
-def _asset(name: str) -> str:
+def inlined_json(value: object) -> str:
+    """JSON that no HTML parser can mistake for the end of its script."""
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def asset(name: str) -> str:
+    """A file of the page."""
     return (resources.files("theodolite.present") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _plotly() -> str:
+def plotly_script() -> str:
+    """The script that draws figures."""
     from plotly.offline import get_plotlyjs
 
     script: str = get_plotlyjs()

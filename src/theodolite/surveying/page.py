@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
-from importlib import resources
 from typing import Any
 
 from theodolite.anatomy.folding import Fold, fold
 from theodolite.present.figure import Figure
+from theodolite.present.page import asset, inlined_json, plotly_script
 from theodolite.surveying import Survey
 from theodolite.surveying.network import ROLE_MEANINGS, parameters_by_block, stages
 
@@ -24,7 +23,7 @@ def page(survey: Survey) -> str:
     overview = parameters_by_block(anatomy) if anatomy is not None else None
     figures = _numbered(survey, overview)
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
+        loader=jinja2.FunctionLoader(asset),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -41,32 +40,16 @@ def page(survey: Survey) -> str:
         roles={role: meaning for role, meaning in ROLE_MEANINGS.items() if role in present},
         overview=overview,
         numbers={id(figure): number for number, figure in enumerate(figures)},
-        specs=_inlined_json([figure.to_dict()["panels"] for figure in figures]),
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        plotly=_plotly() if figures else "",
+        specs=inlined_json([figure.to_dict()["panels"] for figure in figures]),
+        style=asset("page.css"),
+        script=asset("page.js"),
+        plotly=plotly_script() if figures else "",
     )
 
 
 def _numbered(survey: Survey, overview: Figure | None) -> list[Figure]:
     found = [figure for finding in survey.ranked for figure in finding.evidence.figures]
     return found if overview is None else [*found, overview]
-
-
-def _asset(name: str) -> str:
-    return (resources.files("theodolite.present") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    script: str = get_plotlyjs()
-    return script.replace("</script", r"<\/script")
-
-
-def _inlined_json(value: Any) -> str:
-    """JSON that no HTML parser can mistake for the end of its script."""
-    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def _value(value: object) -> str:
