@@ -49,8 +49,8 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 RUN_ON = {
-    "python examples/curvature.py": ROOT / "README.md",
-    "python examples/safe_step.py": ROOT / "README.md",
+    "python examples/curvature.py": ROOT / "docs" / "tour.md",
+    "python examples/safe_step.py": ROOT / "docs" / "tour.md",
     "python examples/fit_scaling_law.py": ROOT / "docs" / "fits.md",
 }
 """Programs that several pages show: where they are run. The others need nothing that they write."""
