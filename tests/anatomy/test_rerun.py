@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.anatomy.rerun import rerun
-from theodolite.anatomy.undisturbed import undisturbed
+from theodolite.anatomy.recording.rerun import rerun
+from theodolite.anatomy.recording.undisturbed import undisturbed
 from theodolite.probes.scaling.activation_layout import find_layout, look
 
 TOKENS = torch.arange(48).reshape(2, 24) % 64

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.anatomy import AnatomyError, dissect
-from theodolite.anatomy.trace import trace
-from theodolite.anatomy.undisturbed import undisturbed
+from theodolite.anatomy.recording.trace import trace
+from theodolite.anatomy.recording.undisturbed import undisturbed
 from theodolite.core.size import Size
 
 

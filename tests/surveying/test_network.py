@@ -1,7 +1,7 @@
 import dataclasses
 
 from theodolite.anatomy import Anatomy, Branch, Part
-from theodolite.anatomy.folding import fold
+from theodolite.anatomy.part import fold
 from theodolite.surveying.network import CUT, LONGEST, stages
 from theodolite.surveying.page import _remarks
 

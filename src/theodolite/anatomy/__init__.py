@@ -1,6 +1,6 @@
 """What is in a network: `dissect` finds out, `Anatomy` holds it, one `Part` per parameter tensor."""
 
 from theodolite.anatomy.dissection import dissect
-from theodolite.anatomy.part import Anatomy, AnatomyError, Attention, Branch, Part, UnclassifiedError
+from theodolite.anatomy.part import Anatomy, AnatomyError, AttentionHeads, Branch, Part, UnclassifiedError
 
-__all__ = ["Anatomy", "AnatomyError", "Attention", "Branch", "Part", "UnclassifiedError", "dissect"]
+__all__ = ["Anatomy", "AnatomyError", "AttentionHeads", "Branch", "Part", "UnclassifiedError", "dissect"]

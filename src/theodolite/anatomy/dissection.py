@@ -10,8 +10,31 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from theodolite.anatomy.blocks import places
-from theodolite.anatomy.branches import (
+from theodolite.anatomy.names import all_parameter_names, canonical_parameters
+from theodolite.anatomy.part import (
+    ROLES,
+    UNTRAINED,
+    Anatomy,
+    AnatomyError,
+    AttentionHeads,
+    Branch,
+    Norm,
+    Part,
+    Placement,
+    Role,
+    UnclassifiedError,
+)
+from theodolite.anatomy.roles import (
+    Fans,
+    fans_by_growth,
+    fans_by_position,
+    grown_axes,
+    is_looked_up_bias,
+    last_weight,
+    lend,
+)
+from theodolite.anatomy.specimen import Specimen, examine, examine_built
+from theodolite.anatomy.structure.branches import (
     Heads,
     ends_of,
     feeders,
@@ -24,36 +47,18 @@ from theodolite.anatomy.branches import (
     placement_of,
     streams_of,
 )
-from theodolite.anatomy.degrees import degree, direction_size, is_rate, leading_weight, scaled_weights
-from theodolite.anatomy.growth import grown_axes
-from theodolite.anatomy.multipliers import factor_elsewhere, factor_to_stream
-from theodolite.anatomy.names import all_parameter_names, canonical_parameters
-from theodolite.anatomy.norms import follows_normalisation
-from theodolite.anatomy.part import (
-    LEFT_ALONE,
-    ROLES,
-    Anatomy,
-    AnatomyError,
-    Attention,
-    Branch,
-    Norm,
-    Part,
-    Placement,
-    Role,
-    UnclassifiedError,
+from theodolite.anatomy.structure.elements import row_blocks
+from theodolite.anatomy.structure.factors import (
+    degree,
+    direction_size,
+    factor_elsewhere,
+    factor_to_stream,
+    is_rate,
+    leading_weight,
+    scaled_weights,
 )
-from theodolite.anatomy.readers import norm_role
-from theodolite.anatomy.roles import (
-    Fans,
-    fans_by_growth,
-    fans_by_position,
-    is_looked_up_bias,
-    last_weight,
-)
-from theodolite.anatomy.rows import row_blocks
-from theodolite.anatomy.siblings import lend
-from theodolite.anatomy.specimen import Specimen, examine, examine_built
-from theodolite.anatomy.uses import Use
+from theodolite.anatomy.structure.norms import follows_normalisation, norm_role
+from theodolite.anatomy.structure.uses import Use
 from theodolite.core.calling import Build
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
@@ -113,7 +118,7 @@ def dissect(
     def grown_blocks() -> int:
         # Half of all the tracing, and few who dissect a network want to know.
         deeper = examine_built(build, Size(size.width, 2 * size.depth), inputs)
-        return len({block for block, _ in places(deeper)})
+        return len({block for block, _ in deeper.places})
 
     return Anatomy(anatomy, anatomy.branches, size, grown_blocks, anatomy.attention_outside)
 
@@ -132,7 +137,7 @@ class _Dissection:
             self.uses.setdefault(use.name, []).append(use)
         self.lent = lend(main.model, set(self.uses))
         self.said = self._left_alone() | self.said
-        left_alone = {name for name, role in self.said.items() if role in LEFT_ALONE}
+        left_alone = {name for name, role in self.said.items() if role in UNTRAINED}
         self.grown = grown_axes(main, wider, size, left_alone) if wider and size else None
         self.queries = {name for residual in main.residuals for name in residual.queries}
         self.homes = self._homes()
@@ -183,7 +188,7 @@ class _Dissection:
 
     def _homes(self) -> dict[str, tuple[int, int]]:
         """By parameter: the block and branch it is first used in."""
-        where = places(self.main)
+        where = self.main.places
         homes: dict[str, tuple[int, int]] = {}
         for place, residual in zip(where, self.main.residuals, strict=True):
             for name in names_in(self.flow, residual):
@@ -195,7 +200,7 @@ class _Dissection:
             homes.setdefault(name, where[index])
         return homes | {name: homes[other] for name, other in self.lent.items() if other in homes}
 
-    def _attention_outside(self) -> tuple[Attention, ...]:
+    def _attention_outside(self) -> tuple[AttentionHeads, ...]:
         here = heads_outside(self.flow, self.main.residuals)
         wider = heads_outside(self.wider.flow, self.wider.residuals) if self.wider else []
         partners = wider if len(wider) == len(here) else [None] * len(here)
@@ -210,7 +215,7 @@ class _Dissection:
             [heads_of(self.wider.flow, residual) for residual in self.wider.residuals] if self.wider else []
         )
         found = []
-        for index, (place, residual) in enumerate(zip(places(self.main), self.main.residuals, strict=True)):
+        for index, (place, residual) in enumerate(zip(self.main.places, self.main.residuals, strict=True)):
             heads = heads_of(self.flow, residual)
             attention = _compared(heads, wider[index] if index < len(wider) else None)
             used = names_in(self.flow, residual)  # all it has, where weights are shared between blocks
@@ -300,7 +305,7 @@ class _Dissection:
         return "input" if all(tables.isdisjoint(names) for names in weights) else "output"
 
     def _factor_to_stream(self, name: str) -> float:
-        index = places(self.main).index(self.homes[name])
+        index = self.main.places.index(self.homes[name])
         uses = self.uses[self.lent.get(name, name)]
         number = factor_to_stream(self.flow, self.main.residuals[index], uses)
         return number * self._factor_beside(uses[0])
@@ -401,11 +406,11 @@ def _use_for(name: str, shape: tuple[int, ...], role: Role) -> Use:
     return Use(-1, name, "weight", "unseen", axes[1:], axes[:1])
 
 
-def _compared(heads: Heads | None, wider: Heads | None) -> Attention | None:
+def _compared(heads: Heads | None, wider: Heads | None) -> AttentionHeads | None:
     """How heads attend, and what becomes of them at twice the width."""
     if heads is None:
         return None
-    return Attention(
+    return AttentionHeads(
         head_dim=heads.dim,
         head_dim_grows=wider is not None and wider.dim != heads.dim,
         scale=heads.scale,

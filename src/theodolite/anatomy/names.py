@@ -1,14 +1,16 @@
-"""Canonical parameter names: the same whatever the model is wrapped in."""
+"""Names of tensors: canonical ones, the same inside any wrapper, and one pattern for many of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
 # The child through which a wrapper holds the module it wraps, by the wrapper's class. Classes, not
-# strings: a user's own attribute may well be called `module`.
+# strings: a user's own attribute may be called `module` too.
 _WRAPPERS = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",
@@ -18,16 +20,26 @@ _WRAPPERS = {
     "OffloadWrapper": "_checkpoint_wrapped_module",
 }
 
+MANY = 4
+"""From this many equal tensors in one block on, as experts held one by one, they share one pattern."""
+
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside the outermost wrappers: what DDP or `torch.compile` was given."""
+    """The module inside the outermost wrappers, such as DDP or `torch.compile`."""
     while (inner := _wrapped(model)) is not None:
         model = inner
     return model
 
 
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    if not type(module).__module__.startswith("torch."):
+        return None
+    child = _WRAPPERS.get(type(module).__name__)
+    return getattr(module, child) if child else None
+
+
 def canonical_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Every module under its canonical name, wrappers left out; a shared module under each of its names."""
+    """Every module under its canonical name, without wrappers; a shared module under each of its names."""
     model = unwrap(model)
     yield prefix, model
     for name, child in model.named_children():
@@ -35,7 +47,7 @@ def canonical_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str,
 
 
 def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter under its canonical name; a tied one once, under its first."""
+    """Every parameter under its canonical name; a tied one once, under its first name."""
     seen: set[int] = set()
     for name, tensor in all_parameter_names(model):
         if id(tensor) not in seen:
@@ -51,17 +63,82 @@ def all_parameter_names(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield (f"{prefix}.{name}" if prefix else name), tensor
 
 
-def _wrapped(module: nn.Module) -> nn.Module | None:
-    if not type(module).__module__.startswith("torch."):
-        return None
-    child = _WRAPPERS.get(type(module).__name__)
-    return getattr(module, child) if child else None
-
-
 def starred(name: str) -> str:
-    """A name without its numbers: those of one kind in different blocks have the same.
+    """A name with stars for its numbers: tensors of one kind in different blocks have the same.
 
     >>> starred("blocks.3.norm1.weight")
     'blocks.*.norm*.weight'
     """
     return re.sub(r"\d+", "*", name)
+
+
+class Placed(Protocol):
+    """What can be gathered under a pattern: it has a name and lies in a block, or in none."""
+
+    @property
+    def name(self) -> str:
+        """Canonical."""
+
+    @property
+    def block(self) -> int | None:
+        """Counted from 0."""
+
+
+Item = TypeVar("Item", bound=Placed)
+
+
+def gather(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[tuple[str, tuple[Item, ...]]]:
+    """Patterns, each with its items: those with equal keys whose names differ only in numbers."""
+    alike: dict[Hashable, list[Item]] = {}
+    order: dict[str, int] = {}
+    for item in items:
+        order[item.name] = len(order)
+        pattern = ".".join("*" if piece.isdigit() else piece for piece in item.name.split("."))
+        alike.setdefault((pattern, key(item)), []).append(item)
+    folds = [
+        (starred_name([item.name for item in members]), tuple(members))
+        for group in alike.values()
+        for members in _columns(group)
+    ]
+    return sorted(folds, key=lambda one: order[one[1][0].name])
+
+
+def _columns(group: list[Item]) -> list[list[Item]]:
+    """Split a group that has several members in each block into the first of each, the second of each, …"""
+    places: dict[int | None, list[Item]] = {}
+    for item in group:
+        places.setdefault(item.block, []).append(item)
+    counts = {len(members) for members in places.values()}
+    if len(counts) != 1 or (count := counts.pop()) >= MANY or (None in places and count > 1):
+        return [group]
+    return [list(column) for column in zip(*places.values(), strict=True)]
+
+
+def starred_name(names: Sequence[str]) -> str:
+    """One pattern for names of equal length: a star where they differ.
+
+    >>> starred_name(["h.0.mlp.0.w", "h.1.mlp.0.w"])
+    'h.*.mlp.0.w'
+    """
+    columns = zip(*(name.split(".") for name in names), strict=True)
+    return ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Integers as ranges.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0–2, 5, 7–8'
+    >>> ranges(range(0, 24, 2))
+    '0, 2, …, 22'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    steps = {later[0] - earlier[0] for earlier, later in pairwise(runs)}
+    if len(runs) > 3 and len(steps) == 1 and all(len(run) == 1 for run in runs):
+        return f"{runs[0][0]}, {runs[1][0]}, …, {runs[-1][0]}"
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

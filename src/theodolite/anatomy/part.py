@@ -1,32 +1,35 @@
-"""What is in a network: one Part per parameter tensor, one Branch per residual branch."""
+"""`Anatomy`: a Part for each parameter tensor and a Branch for each residual branch of a network."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
+from theodolite.anatomy.names import gather, ranges
 from theodolite.core.errors import UseError
+from theodolite.core.files import plain, read_dataclass
 from theodolite.core.size import Size
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Column, Table, counted
 
 Role = Literal["input", "hidden", "output", "bias", "gain", "frozen", "unused"]
 Norm = Literal["input", "output"]
 Placement = Literal["pre", "post", "peri", "out", "inner", "none"]
 
 ROLES: tuple[str, ...] = get_args(Role)
-LEFT_ALONE: tuple[str, ...] = ("frozen", "unused")
-"""The roles of tensors that are not trained: no rule is for them, and a plan leaves them as they are."""
+UNTRAINED: tuple[str, ...] = ("frozen", "unused")
+"""The roles of tensors that are not trained: no rule applies to them, and a plan leaves them as they are."""
 
 
 class AnatomyError(UseError):
-    """A network that cannot be dissected; the message names what is in the way."""
+    """The network cannot be dissected; the message names the reason."""
 
 
 class UnclassifiedError(AnatomyError):
-    """Tensors whose role cannot be found by looking; the message names them and what to pass."""
+    """Tensors whose role cannot be found; the message names them and what to pass."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Part:
     @property
     def trained(self) -> bool:
         """Is there a gradient to train it with? Not if it is `frozen` or `unused`."""
-        return self.role not in LEFT_ALONE
+        return self.role not in UNTRAINED
 
     @property
     def kind(self) -> Literal["weight", "gain", "bias"]:
@@ -123,8 +126,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """How one branch attends, or a softmax outside of every branch."""
+class AttentionHeads:
+    """The attention of one branch, or of a softmax outside of every branch."""
 
     head_dim: int
     head_dim_grows: bool
@@ -149,17 +152,20 @@ class Branch:
     parts: tuple[str, ...]
     ends: tuple[str, ...]
     """The tensors that end the branch; none, if no tensor sets the size of what it adds."""
-    attention: Attention | None = None
+    attention: AttentionHeads | None = None
     stream: int = 0
     """The residual stream it is added to, counted from 0: an encoder and a decoder have one each."""
 
 
-class Anatomy(Mapping[str, Part]):
-    """A read-only table of Parts by canonical name, and the residual branches they form.
+class Anatomy(Result, Mapping[str, Part]):
+    """A read-only mapping from canonical names to Parts, and the residual branches they form.
 
     `size` is None for a ready module: then nothing was compared across widths, and which fans
     grow is inferred from the dataflow alone.
     """
+
+    kind: ClassVar[str] = "anatomy"
+    loads: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -167,7 +173,7 @@ class Anatomy(Mapping[str, Part]):
         branches: tuple[Branch, ...],
         size: Size | None = None,
         grown_blocks: int | Callable[[], int] | None = None,
-        attention_outside: tuple[Attention, ...] = (),
+        attention_outside: tuple[AttentionHeads, ...] = (),
     ) -> None:
         self._parts = dict(parts)
         self.branches = branches
@@ -193,8 +199,8 @@ class Anatomy(Mapping[str, Part]):
         return tuple(part for part in self.values() if part.trained)
 
     @property
-    def attentions(self) -> tuple[Attention, ...]:
-        """All that attend: branches, and what attends outside of them, as pooling by a learned query does."""
+    def attentions(self) -> tuple[AttentionHeads, ...]:
+        """All attention: in branches, and outside of them, as in pooling by a learned query."""
         inside = (branch.attention for branch in self.branches if branch.attention is not None)
         return (*inside, *self.attention_outside)
 
@@ -205,7 +211,7 @@ class Anatomy(Mapping[str, Part]):
 
     @property
     def grown_blocks(self) -> int | None:
-        """Number of residual blocks at twice the depth; the network is built there once this is asked."""
+        """Number of residual blocks at twice the depth; building that network waits until this is read."""
         if callable(self._grown_blocks):
             self._grown_blocks = self._grown_blocks()
         return self._grown_blocks
@@ -218,25 +224,135 @@ class Anatomy(Mapping[str, Part]):
         """Number of elements in all Parts; a tied tensor counts once."""
         return sum(part.numel for part in self.values())
 
-    def __str__(self) -> str:
-        from theodolite.anatomy.table import table
-
-        return table(self)
-
     def __repr__(self) -> str:
         return (
             f"<Anatomy of {len(self)} tensors, {self.num_parameters:,} parameters, {self.num_blocks} blocks>"
         )
 
-    def to_json(self) -> str:
-        """Everything, as JSON."""
-        facts: dict[str, Any] = {
-            "size": dataclasses.asdict(self.size) if self.size else None,
-            "parameters": self.num_parameters,
-            "blocks": self.num_blocks,
-            "blocks_at_double_depth": self.grown_blocks,
-            "branches": [dataclasses.asdict(branch) for branch in self.branches],
-            "attention_outside": [dataclasses.asdict(one) for one in self.attention_outside],
-            "parts": [dataclasses.asdict(part) for part in self.values()],
-        }
-        return json.dumps(facts, indent=2)
+    def blocks(self) -> Iterator[Block]:
+        """A table in which equal tensors of equal blocks share a row."""
+        size = f" at {self.size}" if self.size else ""
+        yield (
+            f"{self.num_parameters:,} parameters in {counted(len(self), 'tensor')}{size}, "
+            f"{counted(self.num_blocks, 'residual block')}, {counted(len(self.branches), 'branch')}"
+        )
+        yield _table(fold(self.values()))
+        if left := untrained(self.values()):
+            yield f"{left}: not trained."
+        yield "* grows with width    block.branch    ends: ends its branch    norms: who reads the gain"
+
+    def table(self) -> Table:
+        """A row for each tensor."""
+        return _table([Fold(part.name, (part,)) for part in self.values()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as values that JSON knows; `grown_blocks` among it."""
+        facts = _Facts(
+            self.size, self.grown_blocks, self.branches, self.attention_outside, tuple(self.values())
+        )
+        return {"parameters": self.num_parameters, "blocks": self.num_blocks, **plain(facts)}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        """The Anatomy from what `to_dict` gave."""
+        content = {name: value for name, value in content.items() if name not in ("parameters", "blocks")}
+        facts: _Facts = read_dataclass(_Facts, content, "the anatomy")
+        parts = {part.name: part for part in facts.parts}
+        return cls(parts, facts.branches, facts.size, facts.blocks_at_double_depth, facts.attention_outside)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is kept of an Anatomy."""
+
+    size: Size | None
+    blocks_at_double_depth: int | None
+    branches: tuple[Branch, ...]
+    attention_outside: tuple[AttentionHeads, ...]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Parts that differ only in their block: `blocks.*.attn.proj.weight`."""
+
+    pattern: str
+    parts: tuple[Part, ...]
+
+    @property
+    def part(self) -> Part:
+        """The first of them."""
+        return self.parts[0]
+
+    @property
+    def blocks(self) -> str:
+        """The blocks they lie in, as ranges; empty outside of the blocks."""
+        return ranges(part.block for part in self.parts if part.block is not None)
+
+    @property
+    def numel(self) -> int:
+        """Elements in all of them."""
+        return sum(part.numel for part in self.parts)
+
+
+def fold(parts: Iterable[Part]) -> list[Fold]:
+    """Group the parts that differ only in their block, in the order of their first members.
+
+    >>> gain = Part("blocks.0.norm", (8,), "norm", "gain", 1, 8, False, True, (), (0,), block=0)
+    >>> one, = fold([gain, dataclasses.replace(gain, name="blocks.1.norm", block=1, beside="blocks.0.out")])
+    >>> one.pattern, one.blocks
+    ('blocks.*.norm', '0–1')
+    """
+    folds = gather(parts, lambda part: dataclasses.replace(part, name="", block=None, tied=(), beside=None))
+    return [Fold(pattern, members) for pattern, members in folds]
+
+
+def untrained(parts: Iterable[Part]) -> str:
+    """How many of the parts are not trained, and which; empty if all are trained.
+
+    >>> table = Part("positions", (9, 8), "add", "frozen", 1, 8, False, True, (), (1,))
+    >>> untrained([table, dataclasses.replace(table, name="spare", role="unused")])
+    '1 tensor is frozen (positions), and 1 tensor is used by nothing in the forward pass (spare)'
+    """
+    held = list(parts)
+    said = []
+    for role, what in (("frozen", "frozen"), ("unused", "used by nothing in the forward pass")):
+        if folds := fold(part for part in held if part.role == role):
+            count = sum(len(one.parts) for one in folds)
+            names = ", ".join(one.pattern for one in folds[:3]) + (", …" if len(folds) > 3 else "")
+            said.append(f"{counted(count, 'tensor')} {'is' if count == 1 else 'are'} {what} ({names})")
+    return ", and ".join(said)
+
+
+def _table(folds: Iterable[Fold]) -> Table:
+    columns = ("tensor", "role", Column("shape", side="right"), "block", "notes")
+    rows = [(one.pattern, one.part.role, _shape(one.part), _place(one), _notes(one.part)) for one in folds]
+    return Table(columns, rows)
+
+
+def _shape(part: Part) -> str:
+    """The shape, with a star on dimensions that grow with width."""
+    sizes = [f"{size}*" if axis in part.grown_axes else str(size) for axis, size in enumerate(part.shape)]
+    return "×".join(sizes) or "scalar"
+
+
+def _place(one: Fold) -> str:
+    return f"{one.blocks}.{one.part.branch}" if one.part.block is not None else ""
+
+
+def _notes(part: Part) -> str:
+    notes = [] if part.op in ("linear", "norm", "add") or part.role == "unused" else [part.op]
+    if part.ends_branch:
+        notes.append("ends")
+    if part.norm and part.op == "norm":
+        notes.append(f"{part.norm} norm")
+    if part.scale_free:
+        notes.append("scale-free")
+    if part.stack > 1 and part.role not in ("bias", "gain", "unused"):
+        notes.append(f"stack of {part.stack}")
+    if part.rows:
+        sizes = [sum(stop - start for start, stop in block) for block in part.rows]
+        notes.append(f"rows {'+'.join(map(str, sizes))}")
+    if part.tied:
+        notes.append(f"tied: {', '.join(part.tied)}")
+    return ", ".join(notes)

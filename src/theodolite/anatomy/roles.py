@@ -1,14 +1,20 @@
-"""A tensor's role: from which of its fans grow with width or, if that was not seen, from where it stands."""
+"""Roles: by which fans of a tensor grow with width or, where only one width was seen, by its position."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Container
 from dataclasses import dataclass
 
-from theodolite.anatomy.flow import Flow
-from theodolite.anatomy.operations import VIEWS
-from theodolite.anatomy.part import Role
-from theodolite.anatomy.uses import Use
+from torch import nn
+
+from theodolite.anatomy.names import canonical_modules, canonical_parameters
+from theodolite.anatomy.part import AnatomyError, Role
+from theodolite.anatomy.recording.operations import VIEWS
+from theodolite.anatomy.specimen import Specimen
+from theodolite.anatomy.structure.flow import Flow
+from theodolite.anatomy.structure.uses import Use
+from theodolite.core.size import Size
 
 
 @dataclass(frozen=True)
@@ -185,3 +191,62 @@ def _routes(flow: Flow, use: Use) -> bool:
                     if not flow.is_product_of_signals(node) and len(flow.signals(node)) == 1:
                         waiting.append(output)
     return False
+
+
+def grown_axes(
+    main: Specimen, wider: Specimen, size: Size, left_alone: Container[str] = ()
+) -> dict[str, tuple[int, ...]]:
+    """By parameter: the dimensions that are larger at twice the width.
+
+    Width may add tensors (a norm per head), but takes none away and makes none smaller; but for those that
+    are left alone, as they are not trained.
+    """
+    here, there = f"build({size.width}, {size.depth})", f"build({2 * size.width}, {size.depth})"
+    missing = [name for name in main.shapes if name not in wider.shapes and name not in left_alone]
+    if missing:
+        raise AnatomyError(
+            f"{here} has the tensor {missing[0]}, {there} has not: width may not take tensors away"
+        )
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in main.shapes.items():
+        other = wider.shapes.get(name, ())
+        if len(other) != len(shape) or any(a > b for a, b in zip(shape, other, strict=True)):
+            if name in left_alone:
+                found[name] = ()
+                continue
+            raise AnatomyError(
+                f"{name} has shape {shape} in {here} but {other} in {there}: it does not grow with width"
+            )
+        found[name] = tuple(axis for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b)
+    if not any(found.values()):
+        if len(wider.shapes) > len(main.shapes):
+            raise AnatomyError(
+                f"{there} has more tensors than {here}, but none that is larger: width adds no width"
+            )
+        raise AnatomyError(
+            f"{there} has the same shapes as {here}: build ignores its width. Use it to size the layers"
+        )
+    return found
+
+
+def lend(model: nn.Module, used: set[str]) -> dict[str, str]:
+    """By unused parameter: the used one of the same shape in another element of the same list of modules."""
+    modules = dict(canonical_modules(model))
+    shapes = {name: tensor.shape for name, tensor in canonical_parameters(model)}
+    lent: dict[str, str] = {}
+    for name in shapes:
+        if name in used:
+            continue
+        steps = name.split(".")
+        for position in range(len(steps) - 2, -1, -1):
+            container = modules.get(".".join(steps[:position]))
+            if not isinstance(container, (nn.ModuleList, nn.ModuleDict)):
+                continue
+            for key, _ in container.named_children():
+                other = ".".join([*steps[:position], key, *steps[position + 1 :]])
+                if other in used and shapes.get(other) == shapes[name]:
+                    lent[name] = other
+                    break
+            if name in lent:
+                break
+    return lent

@@ -1,26 +1,31 @@
-"""A network laid open: built without memory where that can be, traced, its residual branches found."""
+"""A network with its dataflow: built without memory where possible, traced, its branches and blocks found."""
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from theodolite.anatomy.flow import Flow
-from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.anatomy.names import canonical_modules, canonical_parameters, unwrap
 from theodolite.anatomy.part import AnatomyError
-from theodolite.anatomy.residual import Residual, find_residuals
-from theodolite.anatomy.trace import trace
-from theodolite.anatomy.uses import find_uses
+from theodolite.anatomy.recording.trace import trace
+from theodolite.anatomy.structure.branches import names_in
+from theodolite.anatomy.structure.flow import Flow
+from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
+from theodolite.anatomy.structure.uses import find_uses
 from theodolite.core.building import build_hollow, build_model, in_one_line
 from theodolite.core.calling import Build, see_inside
 from theodolite.core.size import Size
 
 # Above this, a network that cannot be traced without computing is not built for real either.
 _MOST_REAL_PARAMETERS = 500_000_000
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,38 @@ class Specimen:
     shapes: dict[str, tuple[int, ...]]
     """By canonical name, tied tensors once."""
     flow: Flow
-    residuals: list[Residual]
+    residuals: list[TracedBranch]
+
+    @cached_property
+    def places(self) -> list[tuple[int, int]]:
+        """By residual branch: its block, and which branch of the block it is, both counted from 0.
+
+        Branches of one element of a list of modules are one block, unless they are the same modules called
+        again. Where lists do not show blocks, a block ends at a branch of a kind that the block already has,
+        or at another position of its outermost list.
+        """
+        elements = _elements(self.model)
+        found: list[tuple[int, int]] = []
+        kinds: set[object] = set()
+        used: set[str] = set()
+        last: tuple[str, ...] = ()
+        block, branch = -1, 0
+        for residual in self.residuals:
+            names = names_in(self.flow, residual)
+            home = _common([elements.get(name.rpartition(".")[0], ()) for name in names])
+            kind = _kind(self.flow, names, residual.attends)
+            same_element = home == last and home != ()
+            same_position = _position(home) == _position(last)
+            again = not used.isdisjoint(names) and kind in kinds
+            if block < 0 or again or not (same_element or (same_position and kind not in kinds)):
+                block, branch, kinds, used = block + 1, 0, set(), set()
+            else:
+                branch += 1
+            kinds.add(kind)
+            used.update(names)
+            last = home
+            found.append((block, branch))
+        return found
 
 
 def examine(model: nn.Module, inputs: Any) -> Specimen:
@@ -103,3 +139,38 @@ def _check_inputs(inputs: Any) -> None:
 def _shown(inputs: Any) -> str:
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return ", ".join(f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in tensors)
+
+
+def _kind(flow: Flow, names: list[str], attends: bool) -> object:
+    """What tells one branch of a block from another, whatever the sizes: its operations and how many of each.
+
+    A cross-attention is told from a self-attention by the weights it uses inside the branch: its keys and
+    values are made outside of it.
+    """
+    inside = set(names)
+    counted = Counter(use.op for use in flow.uses.all if use.name in inside and use.kind == "weight")
+    return attends, tuple(sorted(counted.items()))
+
+
+def _elements(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """By module name: the elements of lists of modules it lies in, outermost first."""
+    modules = dict(canonical_modules(model))
+    found: dict[str, tuple[str, ...]] = {}
+    for name in modules:
+        steps = name.split(".") if name else []
+        paths = [".".join(steps[:length]) for length in range(len(steps) + 1)]
+        found[name] = tuple(
+            path for parent, path in itertools.pairwise(paths) if isinstance(modules[parent], _CONTAINERS)
+        )
+    return found
+
+
+def _common(homes: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """The elements that most of a branch's parameters lie in; a norm may be held elsewhere."""
+    counted = Counter(home[:length] for home in homes for length in range(1, len(home) + 1))
+    inside = [home for home, count in counted.items() if 2 * count > len(homes)]
+    return max(inside, key=len, default=())
+
+
+def _position(home: tuple[str, ...]) -> str | None:
+    return home[0].rpartition(".")[2] if home else None

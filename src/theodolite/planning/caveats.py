@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from theodolite.anatomy import Anatomy
-from theodolite.anatomy.folding import fold, left_alone
+from theodolite.anatomy.part import fold, untrained
 from theodolite.core.errors import UseError
 from theodolite.planning.repeating import Repeating
 from theodolite.present.figure import signed
@@ -35,7 +35,7 @@ def caveats(
     """
     yield from _layers_outside(target, base)
     yield from _free_readouts(target, base)
-    if left := left_alone(target.values()):
+    if left := untrained(target.values()):
         yield f"{left}: not trained, and left as built."
     held = [one for one in branches.here if one.ends and not any(target[end].trained for end in one.ends)]
     if held and branches.ratio != 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from theodolite.anatomy.part import LEFT_ALONE
+from theodolite.anatomy.part import UNTRAINED
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
@@ -54,7 +54,7 @@ class Row:
     @property
     def trained(self) -> bool:
         """Does the plan train it? It leaves what is `frozen` or `unused` as it is."""
-        return self.role not in LEFT_ALONE
+        return self.role not in UNTRAINED
 
 
 @dataclass(frozen=True)

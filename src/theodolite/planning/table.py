@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from theodolite.anatomy.folding import gather, ranges
+from theodolite.anatomy.names import gather, ranges
 from theodolite.optimizers.choosing import CHOICES
 from theodolite.planning.caveats import LOUD
 from theodolite.planning.grouping import num_groups

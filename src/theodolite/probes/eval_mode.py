@@ -10,7 +10,7 @@ from torch import nn
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from theodolite.anatomy.undisturbed import undisturbed
+from theodolite.anatomy.recording.undisturbed import undisturbed
 from theodolite.core.building import untouched_randomness
 from theodolite.surgery.passing import uncached
 

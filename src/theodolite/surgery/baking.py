@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
-from theodolite.anatomy.norms import follows_normalisation, is_normalisation
-from theodolite.anatomy.readers import Readings, read_by
-from theodolite.anatomy.uses import Use
+from theodolite.anatomy.structure.norms import Readings, follows_normalisation, is_normalisation, read_by
+from theodolite.anatomy.structure.uses import Use
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.planning.multiplier import attach_multipliers, attached, detach_multipliers, missing

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
-from theodolite.anatomy.undisturbed import named_tensors
+from theodolite.anatomy.recording.undisturbed import named_tensors
 from theodolite.core.exclusive import exclusive
 from theodolite.surgery.passing import watched
 from theodolite.surgery.places import SurgeryError

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from theodolite.anatomy.dissection import dissect
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
-from theodolite.anatomy.undisturbed import named_tensors
+from theodolite.anatomy.recording.undisturbed import named_tensors
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.surgery.apply import Done, conduct

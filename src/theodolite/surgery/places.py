@@ -11,15 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.names import canonical_modules, canonical_parameters, unwrap
-from theodolite.anatomy.norms import follows_normalisation
-from theodolite.anatomy.operations import CONVOLUTIONS, RESHAPES, VIEWS
-from theodolite.anatomy.readers import Read, Readings, read_by
-from theodolite.anatomy.rows import row_blocks
+from theodolite.anatomy.recording.operations import CONVOLUTIONS, RESHAPES, VIEWS
+from theodolite.anatomy.recording.trace import Node
 from theodolite.anatomy.specimen import examine
-from theodolite.anatomy.trace import Node
-from theodolite.anatomy.uses import Use, factors
+from theodolite.anatomy.structure.elements import row_blocks
+from theodolite.anatomy.structure.flow import Flow
+from theodolite.anatomy.structure.norms import Read, Readings, follows_normalisation, read_by
+from theodolite.anatomy.structure.uses import Use, product_operands
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.surgery.vectors import Shape
@@ -252,7 +251,7 @@ class Finder:
     def others(self, use: Use) -> list[int]:
         """What meets the signal where a parameter is used, as far as it is made of that parameter."""
         node = self.flow.graph.nodes[use.node]
-        if factors(node) is not None:
+        if product_operands(node) is not None:
             return []
         named = {value for value, name in self.flow.graph.parameters.items() if name == use.name}
         return [

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from theodolite.anatomy.dissection import dissect
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
 from theodolite.anatomy.part import Anatomy, Branch
-from theodolite.anatomy.trace import tensors_in
-from theodolite.anatomy.undisturbed import undisturbed
+from theodolite.anatomy.recording.trace import tensors_in
+from theodolite.anatomy.recording.undisturbed import undisturbed
 from theodolite.core.building import in_one_line, untouched_randomness
 from theodolite.core.calling import call as call_network
 from theodolite.core.exclusive import exclusive

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
-from theodolite.anatomy.trace import tensors_in
+from theodolite.anatomy.recording.trace import tensors_in
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.calling import call, with_tensors
 from theodolite.core.higher_order import plain_operators

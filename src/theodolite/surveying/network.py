@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from theodolite.anatomy.folding import Fold, fold, ranges
-from theodolite.anatomy.part import ROLES, Anatomy, Branch, Part
+from theodolite.anatomy.names import ranges
+from theodolite.anatomy.part import ROLES, Anatomy, Branch, Fold, Part, fold
 from theodolite.present.figure import Figure, stacked_bars
 
 LONGEST = 112.0

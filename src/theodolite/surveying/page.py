@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from theodolite.anatomy.folding import Fold, fold
+from theodolite.anatomy.part import Fold, fold
 from theodolite.present.figure import Figure
 from theodolite.present.page import asset, inlined_json, plotly_script
 from theodolite.surveying import Survey

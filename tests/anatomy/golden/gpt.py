@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from theodolite.anatomy.part import Attention
+from theodolite.anatomy.part import AttentionHeads
 
 from .table import Limb, Table
 from .vocabulary import (
@@ -41,7 +41,7 @@ def gpt2_build(width: int, depth: int, heads: int | None = None) -> nn.Module:
     )
 
 
-def gpt2(d: int, n: int, attention: Attention | None = None) -> Table:
+def gpt2(d: int, n: int, attention: AttentionHeads | None = None) -> Table:
     def block(i: int) -> list[Limb]:
         return [
             Limb(
@@ -86,7 +86,7 @@ def gpt2(d: int, n: int, attention: Attention | None = None) -> Table:
 
 def gpt2_four_heads(d: int, n: int) -> Table:
     """Four heads at every width: their size grows, and the scale 1/√(d/4) with it."""
-    return gpt2(d, n, Attention(d // 4, True, (d // 4) ** -0.5, (d // 2) ** -0.5))
+    return gpt2(d, n, AttentionHeads(d // 4, True, (d // 4) ** -0.5, (d // 2) ** -0.5))
 
 
 # GPT-NeoX: x + attention(N₁x) + mlp(N₂x), fused QKV interleaved by head, untied head.

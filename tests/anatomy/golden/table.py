@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from theodolite.anatomy.part import Attention, Branch, Norm, Part, Placement, Role
+from theodolite.anatomy.part import AttentionHeads, Branch, Norm, Part, Placement, Role
 from theodolite.core.size import Size
 
 TWO_LAYERS, THREE_LAYERS = Size(64, 2), Size(64, 3)
@@ -49,7 +49,7 @@ class Limb:
     facts: dict[str, Fact]
     ends: tuple[str, ...]
     layers: int = 2
-    attention: Attention | None = None
+    attention: AttentionHeads | None = None
 
 
 @dataclass(frozen=True)

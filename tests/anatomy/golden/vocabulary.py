@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from theodolite.anatomy.part import Attention, Norm, Role
+from theodolite.anatomy.part import AttentionHeads, Norm, Role
 
 from .table import Fact, Rows
 
@@ -95,6 +95,6 @@ def heads_of_thirds(d: int) -> Rows:
     return tuple(tuple((s + i * HEAD, s + (i + 1) * HEAD) for s in starts) for i in range(3))
 
 
-def softmax(scale: float = HEAD**-0.5) -> Attention:
+def softmax(scale: float = HEAD**-0.5) -> AttentionHeads:
     """Heads of fixed size, as nearly all builds here have them: the scale stays too."""
-    return Attention(head_dim=HEAD, head_dim_grows=False, scale=scale, scale_at_double_width=scale)
+    return AttentionHeads(head_dim=HEAD, head_dim_grows=False, scale=scale, scale_at_double_width=scale)

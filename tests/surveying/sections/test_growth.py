@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite.anatomy import Anatomy, Attention, Branch, Part
+from theodolite.anatomy import Anatomy, AttentionHeads, Branch, Part
 from theodolite.core.size import Size
 from theodolite.surveying import Site
 from theodolite.surveying.sections.growth import (
@@ -21,7 +21,7 @@ def anatomy(*branches, blocks_at_double_depth=None, parts=()):
 
 
 def attending(dim, grows, scale, doubled, block=0):
-    return Branch(block, 0, "pre", 2, (), (), Attention(dim, grows, scale, doubled))
+    return Branch(block, 0, "pre", 2, (), (), AttentionHeads(dim, grows, scale, doubled))
 
 
 def matrix(name, width_in, width_out, block=0):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from theodolite.anatomy.rerun import Rerun, rerun
+from theodolite.anatomy.recording.rerun import Rerun, rerun
 from theodolite.core.errors import UseError
 from theodolite.growing.lemma.jacobian import jacobian_norm
 from theodolite.growing.lemma.layers import Cut, Step

@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge
 from theodolite.core.errors import UseError
 
 Edge = GradientEdge | Tensor
-"""Where autograd hands on a gradient, as of `theodolite.anatomy.rerun`."""
+"""Where autograd hands on a gradient, as of `theodolite.anatomy.recording.rerun`."""
 
 STEPS = 40
 TOLERANCE = 1e-4

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from theodolite.anatomy.branches import names_in, streams_of
-from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.anatomy.residual import Residual, find_residuals
-from theodolite.anatomy.uses import find_uses
+from theodolite.anatomy.structure.branches import names_in, streams_of
+from theodolite.anatomy.structure.flow import Flow
+from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
+from theodolite.anatomy.structure.uses import find_uses
 from theodolite.core.errors import UseError
 from theodolite.probes.scaling.activation_layout import Layout, find_layout
 
@@ -31,7 +31,7 @@ class Cut:
     model: nn.Module
     layout: Layout
     flow: Flow
-    residuals: tuple[Residual, ...]
+    residuals: tuple[TracedBranch, ...]
     layers: tuple[tuple[int, ...], ...]
     """By layer: its branches."""
     parameters: Mapping[str, Tensor]

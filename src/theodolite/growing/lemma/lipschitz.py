@@ -21,11 +21,11 @@ from typing import Any
 
 from torch import Tensor
 
-from theodolite.anatomy.flow import Flow, bits
-from theodolite.anatomy.norms import is_normalisation
-from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, POOLS, SOFTMAXES, VIEWS
-from theodolite.anatomy.trace import Node, Ref
-from theodolite.anatomy.uses import factors
+from theodolite.anatomy.recording.operations import CONVOLUTIONS, NORMS, POOLS, SOFTMAXES, VIEWS
+from theodolite.anatomy.recording.trace import Node, Ref
+from theodolite.anatomy.structure.flow import Flow, bits
+from theodolite.anatomy.structure.norms import is_normalisation
+from theodolite.anatomy.structure.uses import product_operands
 from theodolite.growing.lemma.sizes import Sizes, inverse, spectral
 
 SLOPES = {
@@ -112,7 +112,7 @@ def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -
         return _normed(sizes, node, inside)
     if op in CONVOLUTIONS:
         return _convolved(sizes, node, inside)
-    if (pair := factors(node)) is not None:
+    if (pair := product_operands(node)) is not None:
         return _multiplied(sizes, node, pair, inside)
     if op in ("cat", "stack", "where", "write", "copy", "masked_fill", "slice_scatter"):
         return math.hypot(*(inside[one] for one in node.inputs if one in inside))

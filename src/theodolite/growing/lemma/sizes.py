@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from theodolite.anatomy.flow import Flow
+from theodolite.anatomy.structure.flow import Flow
 from theodolite.probes.scaling.spectral_norm import spectral_norm
 
 ROUNDING = 1e-5

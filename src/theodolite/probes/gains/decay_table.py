@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from theodolite.anatomy.folding import gather
+from theodolite.anatomy.names import gather
 from theodolite.probes.gains.decay import Decay, Treatment
 from theodolite.probes.gains.handling import Handling
 

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
-from theodolite.anatomy.undisturbed import undisturbed
+from theodolite.anatomy.recording.undisturbed import undisturbed
 from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import Loss, described, evaluate

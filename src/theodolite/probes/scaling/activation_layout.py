@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.anatomy.axes import moved, own_axes
-from theodolite.anatomy.blocks import places
-from theodolite.anatomy.branches import normed_sum
-from theodolite.anatomy.flow import Flow
 from theodolite.anatomy.names import unwrap
-from theodolite.anatomy.operations import CONVOLUTIONS, NORMS, PRODUCTS
-from theodolite.anatomy.residual import Residual, find_residuals
+from theodolite.anatomy.recording.operations import CONVOLUTIONS, NORMS, PRODUCTS
+from theodolite.anatomy.recording.trace import Graph, Ref, watch
 from theodolite.anatomy.specimen import Specimen, shapes_of
-from theodolite.anatomy.trace import Graph, Ref, watch
-from theodolite.anatomy.uses import find_uses
+from theodolite.anatomy.structure.axes import moved, own_axes
+from theodolite.anatomy.structure.branches import normed_sum
+from theodolite.anatomy.structure.flow import Flow
+from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
+from theodolite.anatomy.structure.uses import find_uses
 from theodolite.core.errors import UseError
 
 
@@ -84,7 +83,7 @@ def find_layout(model: nn.Module, inputs: Any) -> Layout:
     flow = Flow(find_uses(graph))
     residuals = find_residuals(flow)
     return Layout(
-        places=tuple(places(Specimen(model, shapes_of(model), flow, residuals))),
+        places=tuple(Specimen(model, shapes_of(model), flow, residuals).places),
         layers=tuple(residual.layers for residual in residuals),
         branches=tuple(residual.ends for residual in residuals),
         factors=tuple(_factors(flow, residual) for residual in residuals),
@@ -152,7 +151,7 @@ def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
     )
 
 
-def _outside(flow: Flow, residuals: list[Residual]) -> dict[str, tuple[int, ...]]:
+def _outside(flow: Flow, residuals: list[TracedBranch]) -> dict[str, tuple[int, ...]]:
     """The values that weights and tables outside of every branch make, but for those of the last layers."""
     inside = 0
     for residual in residuals:
@@ -168,7 +167,7 @@ def _outside(flow: Flow, residuals: list[Residual]) -> dict[str, tuple[int, ...]
     return found
 
 
-def _stream(flow: Flow, residuals: list[Residual]) -> list[int]:
+def _stream(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
     """The stream after each branch; a norm after the sum counts if the next branch reads what it makes."""
     starts = {flow.back(residual.start) for residual in residuals}
     normed = [normed_sum(flow, residual) for residual in residuals]
@@ -177,7 +176,7 @@ def _stream(flow: Flow, residuals: list[Residual]) -> list[int]:
     return [value if post and value is not None else total for value, total in zip(normed, sums, strict=True)]
 
 
-def _factors(flow: Flow, residual: Residual) -> tuple[float, ...]:
+def _factors(flow: Flow, residual: TracedBranch) -> tuple[float, ...]:
     """What the additions on the way to the stream multiply the branch's values by."""
     found = dict.fromkeys(residual.ends, 1.0)
     if residual.history is not None:
@@ -199,7 +198,7 @@ def _factors(flow: Flow, residual: Residual) -> tuple[float, ...]:
     return tuple(found.values())
 
 
-def _channels(flow: Flow, residuals: list[Residual]) -> Iterator[int]:
+def _channels(flow: Flow, residuals: list[TracedBranch]) -> Iterator[int]:
     """The dimension in which most branches of a rank end with the outputs of a weight; in doubt, the last."""
     votes: dict[int, Counter[int]] = {}
     for residual in residuals:

@@ -22,8 +22,7 @@ from functools import cached_property
 from typing import Literal
 
 from theodolite.anatomy import dissect
-from theodolite.anatomy.folding import fold
-from theodolite.anatomy.part import Part, Role
+from theodolite.anatomy.part import Part, Role, fold
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
 from theodolite.optimizers.condition import change, deviation, multiplier

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from theodolite.anatomy.operations import JOINTS, REDUCTIONS, SOFTMAXES, VIEWS
-from theodolite.anatomy.trace import flat
+from theodolite.anatomy.recording.operations import JOINTS, REDUCTIONS, SOFTMAXES, VIEWS
+from theodolite.anatomy.recording.trace import flat
 from theodolite.probes.scaling.activation_layout import Layout
 
 HALF = 65504.0

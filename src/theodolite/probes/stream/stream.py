@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import unwrap
-from theodolite.anatomy.rerun import rerun
+from theodolite.anatomy.recording.rerun import rerun
 from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss, described, require_logits

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from theodolite.anatomy.folding import fold, left_alone
-from theodolite.anatomy.part import ROLES, Anatomy, Part
+from theodolite.anatomy.part import ROLES, Anatomy, Part, fold, untrained
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site
@@ -81,7 +80,7 @@ def everything_ruled(anatomy: Anatomy) -> Finding:
         "A rule for every parameter",
         f"{all_of(len(trained), 'tensor')}, {counted(sum(part.numel for part in trained), 'parameter')}, "
         f"{'has' if len(trained) == 1 else 'have'} a role that a rule covers."
-        + (f" {left}: not trained, and left as built." if (left := left_alone(anatomy.values())) else ""),
+        + (f" {left}: not trained, and left as built." if (left := untrained(anatomy.values())) else ""),
         why=WHY_RULED,
         evidence=Evidence(rows=tuple(rows)),
     )

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from theodolite.anatomy.folding import Fold, fold
 from theodolite.anatomy.names import canonical_modules
-from theodolite.anatomy.part import Anatomy, Part
+from theodolite.anatomy.part import Anatomy, Fold, Part, fold
 from theodolite.optimizers.decay_policies import decays, gain_kind
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.section import Section

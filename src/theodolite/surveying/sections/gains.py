@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from theodolite.anatomy.folding import starred_name
+from theodolite.anatomy.names import starred_name
 from theodolite.core.errors import UseError
 from theodolite.probes.gains.scaled_maps import Map, Vector, find_maps, find_vectors
 from theodolite.surgery.editing import scaled_weights

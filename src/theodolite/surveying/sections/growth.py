@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from theodolite.anatomy.folding import fold, ranges
-from theodolite.anatomy.part import Anatomy, Attention
+from theodolite.anatomy.names import ranges
+from theodolite.anatomy.part import Anatomy, AttentionHeads, fold
 from theodolite.anatomy.specimen import shapes_of
 from theodolite.core.size import Size
 from theodolite.present.figure import signed
@@ -154,7 +154,7 @@ def depth_followed(anatomy: Anatomy, added: int = 0) -> Finding:
 def head_size(anatomy: Anatomy) -> Finding:
     """TH106: do heads grow in number or in size, and does the attention scale follow?"""
     title = "Attention heads and width"
-    kinds: dict[Attention, list[int]] = {attention: [] for attention in anatomy.attentions}
+    kinds: dict[AttentionHeads, list[int]] = {attention: [] for attention in anatomy.attentions}
     for branch in anatomy.branches:
         if branch.attention is not None:
             kinds[branch.attention].append(branch.block)
@@ -183,7 +183,7 @@ def head_size(anatomy: Anatomy) -> Finding:
     )
 
 
-def _judge(kind: Attention) -> tuple[Level, str, str]:
+def _judge(kind: AttentionHeads) -> tuple[Level, str, str]:
     heads = f"Heads have {kind.head_dim} entries"
     if kind.scale is None:
         return "note", f"{heads}; what their logits are scaled by could not be seen.", _SCALE_YOURSELF

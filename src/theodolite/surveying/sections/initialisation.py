@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from theodolite.anatomy import dissect
-from theodolite.anatomy.folding import starred_name
-from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.names import canonical_parameters, starred_name
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.present.figure import Figure, Panel, power_law, signed

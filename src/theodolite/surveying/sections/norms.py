@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from theodolite.anatomy.folding import ranges
+from theodolite.anatomy.names import ranges
 from theodolite.anatomy.part import Anatomy, Branch
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section

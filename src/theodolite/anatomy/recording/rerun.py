@@ -23,9 +23,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from theodolite.anatomy.names import unwrap
-from theodolite.anatomy.operations import PRODUCTS, VIEWS
-from theodolite.anatomy.trace import Graph, Node, flat, op_name, written_by
-from theodolite.anatomy.undisturbed import run_under
+from theodolite.anatomy.recording.operations import PRODUCTS, VIEWS
+from theodolite.anatomy.recording.trace import Graph, Node, flat, op_name, written_by
+from theodolite.anatomy.recording.undisturbed import run_under
 from theodolite.core.calling import logits
 from theodolite.core.errors import UseError
 

@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 
 from theodolite.anatomy import Part
-from theodolite.anatomy.folding import MANY, fold, ranges
+from theodolite.anatomy.names import MANY, ranges
+from theodolite.anatomy.part import fold
 
 WEIGHT = Part("w", (8, 8), "linear", "hidden", 8, 8, True, True, (1,), (0,))
 

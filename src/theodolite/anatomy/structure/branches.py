@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from theodolite.anatomy.degrees import carriers, degree
-from theodolite.anatomy.flow import Flow, bits
 from theodolite.anatomy.names import starred
-from theodolite.anatomy.norms import follows_normalisation, is_normalisation
-from theodolite.anatomy.operations import BENDING, BOUNDED, HOMOGENEOUS, SOFTMAXES
 from theodolite.anatomy.part import Placement
-from theodolite.anatomy.residual import Residual
-from theodolite.anatomy.trace import Node
-from theodolite.anatomy.uses import Use, factors
+from theodolite.anatomy.recording.operations import BENDING, BOUNDED, HOMOGENEOUS, SOFTMAXES
+from theodolite.anatomy.recording.trace import Node
+from theodolite.anatomy.structure.factors import carriers, degree
+from theodolite.anatomy.structure.flow import Flow, bits
+from theodolite.anatomy.structure.norms import follows_normalisation, is_normalisation
+from theodolite.anatomy.structure.residual import TracedBranch
+from theodolite.anatomy.structure.uses import Use, product_operands
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Heads:
     scale: float | None
 
 
-def names_in(flow: Flow, residual: Residual) -> list[str]:
+def names_in(flow: Flow, residual: TracedBranch) -> list[str]:
     """The parameters used in the branch, in the order of use."""
     return list(
         dict.fromkeys(use.name for node in _nodes(flow, residual) for use in flow.uses.at(node.index))
     )
 
 
-def feeders(flow: Flow, residuals: list[Residual]) -> dict[str, int]:
+def feeders(flow: Flow, residuals: list[TracedBranch]) -> dict[str, int]:
     """Parameters outside of every branch whose results only one branch reads: by name, that branch.
 
     Keys and values made from another stream (cross-attention) and tables of relative positions are such.
@@ -75,7 +75,7 @@ def _first_homes(flow: Flow, node: Node, home: Mapping[int, int], stream: int) -
     return reached
 
 
-def ends_of(flow: Flow, residual: Residual) -> tuple[tuple[str, ...], bool]:
+def ends_of(flow: Flow, residual: TracedBranch) -> tuple[tuple[str, ...], bool]:
     """The tensors that end the branch, and whether a norm does.
 
     Of a weight and the vectors that multiply it, the weight alone. None, if a nonlinearity stands between
@@ -145,7 +145,7 @@ def _is_gate(flow: Flow, value: int) -> bool:
     return False
 
 
-def streams_of(flow: Flow, residuals: list[Residual]) -> list[int]:
+def streams_of(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
     """By branch: its residual stream, counted from 0.
 
     Two sums are of one stream if one reaches the other on a way outside of all branches: an encoder's reach
@@ -174,7 +174,7 @@ def streams_of(flow: Flow, residuals: list[Residual]) -> list[int]:
     return [order.index(one) for one in streams]
 
 
-def names_on_stream(flow: Flow, residuals: list[Residual]) -> set[str]:
+def names_on_stream(flow: Flow, residuals: list[TracedBranch]) -> set[str]:
     """The parameters that change the stream beside and between its branches.
 
     Also those before the first and after the last branch that are called as the others are, but for numbers.
@@ -199,7 +199,7 @@ def names_on_stream(flow: Flow, residuals: list[Residual]) -> set[str]:
     return found | {name for name in used(around & flow.live) if starred(name) in kinds}
 
 
-def placement_of(flow: Flow, residual: Residual, ends_in_norm: bool) -> Placement:
+def placement_of(flow: Flow, residual: TracedBranch, ends_in_norm: bool) -> Placement:
     """Where the branch's norms stand; `post` only where a later branch reads the normalised sum."""
     opens_with_norm = any(
         is_normalisation(flow, node) and not flow.weights_between(residual.start, node.outputs[0])
@@ -212,13 +212,13 @@ def placement_of(flow: Flow, residual: Residual, ends_in_norm: bool) -> Placemen
     return "post" if normed_sum(flow, residual) is not None else inside_of(flow, residual)
 
 
-def inside_of(flow: Flow, residual: Residual) -> Placement:
+def inside_of(flow: Flow, residual: TracedBranch) -> Placement:
     """`inner` if the whole branch passes a norm between its weights, else `none`."""
     norms = [node for node in _nodes(flow, residual) if is_normalisation(flow, node)]
     return "inner" if any(_all_pass(flow, residual, node) for node in norms) else "none"
 
 
-def _all_pass(flow: Flow, residual: Residual, gate: Node) -> bool:
+def _all_pass(flow: Flow, residual: TracedBranch, gate: Node) -> bool:
     """Does every path through the branch lead through this node? (Not so for a norm of queries.)"""
     waiting, seen = [residual.start], {residual.start}
     while waiting:
@@ -233,7 +233,7 @@ def _all_pass(flow: Flow, residual: Residual, gate: Node) -> bool:
     return True
 
 
-def normed_sum(flow: Flow, residual: Residual) -> int | None:
+def normed_sum(flow: Flow, residual: TracedBranch) -> int | None:
     """What a norm makes of the stream after the addition, if nothing else reads the sum."""
     total = flow.graph.nodes[residual.addition].outputs[0]
     found: set[int] = set()
@@ -267,12 +267,12 @@ def _with_gain(flow: Flow, value: int) -> int:
     return value
 
 
-def heads_of(flow: Flow, residual: Residual) -> Heads | None:
+def heads_of(flow: Flow, residual: TracedBranch) -> Heads | None:
     """The head dimension and the scale of the branch's first softmax attention."""
     return next(_attending(flow, _nodes(flow, residual)), None)
 
 
-def heads_outside(flow: Flow, residuals: list[Residual]) -> list[Heads]:
+def heads_outside(flow: Flow, residuals: list[TracedBranch]) -> list[Heads]:
     """Those of all softmax attentions outside of every branch, in the order of execution."""
     inside = {node.index for residual in residuals for node in _nodes(flow, residual)}
     return list(_attending(flow, (node for node in flow.graph.nodes if node.index not in inside)))
@@ -284,7 +284,7 @@ def _attending(flow: Flow, nodes: Iterable[Node]) -> Iterator[Heads]:
         if node.op not in SOFTMAXES or not flow.signals(node):
             continue
         scores, scale = _scores(flow, flow.signals(node)[0])
-        pair = factors(scores) if scores is not None else None
+        pair = product_operands(scores) if scores is not None else None
         if scores is None or pair is None:
             continue
         scale *= float(scores.kwargs.get("alpha", 1.0))
@@ -318,7 +318,7 @@ def _scale_behind(flow: Flow, value: int) -> float:
     return scale
 
 
-def _nodes(flow: Flow, residual: Residual) -> Iterator[Node]:
+def _nodes(flow: Flow, residual: TracedBranch) -> Iterator[Node]:
     seen = -1
     for value in bits(residual.region):
         node = flow.maker(value)

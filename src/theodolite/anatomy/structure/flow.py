@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 
-from theodolite.anatomy.operations import CARRIES, SUMS, VIEWS
-from theodolite.anatomy.trace import Graph, Node, Ref
-from theodolite.anatomy.uses import Uses, factors
+from theodolite.anatomy.recording.operations import CARRIES, SUMS, VIEWS
+from theodolite.anatomy.recording.trace import Graph, Node, Ref
+from theodolite.anatomy.structure.uses import Uses, product_operands
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -120,7 +120,7 @@ class Flow:
 
     def is_product_of_signals(self, node: Node) -> bool:
         """Is it a matrix product of two signals, as in attention?"""
-        pair = factors(node)
+        pair = product_operands(node)
         return pair is not None and all(value in self.uses.signal for value in pair)
 
     def _is_exponential(self, value: int) -> bool:

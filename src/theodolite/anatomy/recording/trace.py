@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
-from theodolite.anatomy.undisturbed import named_tensors, undisturbed
+from theodolite.anatomy.recording.undisturbed import named_tensors, undisturbed
 from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import call, described, logits, with_tensors
 from theodolite.core.errors import UseError

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from theodolite.anatomy.axes import Axes, moved, own_axes
-from theodolite.anatomy.operations import (
+from theodolite.anatomy.recording.operations import (
     ADDITIONS,
     CELLS,
     CONVOLUTIONS,
@@ -27,7 +26,8 @@ from theodolite.anatomy.operations import (
     REDUCTIONS,
     VIEWS,
 )
-from theodolite.anatomy.trace import Graph, Node, Ref
+from theodolite.anatomy.recording.trace import Graph, Node, Ref
+from theodolite.anatomy.structure.axes import Axes, moved, own_axes
 
 UseKind = Literal["weight", "table", "token", "gain", "bias"]
 Along = Literal["inputs", "outputs"] | None
@@ -76,7 +76,7 @@ class Uses:
         return found
 
 
-def factors(node: Node) -> tuple[int, int] | None:
+def product_operands(node: Node) -> tuple[int, int] | None:
     """The values of the two factors of a matrix product."""
     positions = PRODUCTS.get(node.op)
     if positions is None:
@@ -176,7 +176,7 @@ class _Finder:
         while waiting:
             value = waiting.pop()
             for reader in (self.graph.nodes[index] for index in self.graph.readers[value]):
-                read = factors(reader)
+                read = product_operands(reader)
                 if read is not None:
                     return (
                         read[1] == value and read[0] not in self.expression and reader.op in ("mm", "addmm")

@@ -1,0 +1,1 @@
+"""What a recorded forward pass shows: uses of parameters, residual branches, norms, factors."""

@@ -1,0 +1,390 @@
+"""Factors: with which power a product goes with each parameter in it, and which plain numbers multiply it.
+
+Scaled by s, the parameter W of `diag(b)·W·diag(γ)` scales the product by s: its degree is one. The direction
+v of `g·v/‖v‖` changes nothing: its degree is zero, it is free of scale.
+
+`x + (2/L)·f(x)` and `head(h)·(32/width)` do a part of what a change of size needs. A number belongs to the
+last tensor before it; one in front of a readout, behind which there is a norm or a sum, belongs to the
+readout. A norm that divides by the length of a vector makes entries of `1/√n` and counts as that number;
+with the `√n` that usually follows, it counts as 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+from theodolite.anatomy.recording.operations import HOMOGENEOUS, NORMS, POSITIVE, REDUCTIONS, VIEWS
+from theodolite.anatomy.recording.trace import Node, Ref
+from theodolite.anatomy.structure.flow import Flow, bits
+from theodolite.anatomy.structure.norms import (
+    POWERS,
+    follows_normalisation,
+    is_normalisation,
+    norm_size,
+    size_after,
+)
+from theodolite.anatomy.structure.residual import TracedBranch
+from theodolite.anatomy.structure.uses import Use
+
+_PRODUCTS = frozenset({"mul", "dot", "vdot", "mm", "mv", "bmm"})
+_SAME = VIEWS | REDUCTIONS | {"add", "sub", "clamp", "clamp_min", "maximum", "neg", "abs", "cat", "stack"}
+
+
+def degree(flow: Flow, use: Use) -> float:
+    """The power of s with which the value that is used goes if the parameter alone is scaled by s.
+
+    1 for a parameter as it is, or times anything; 0 if it is divided by a norm of itself; nan if there is no
+    such power, as for the β of `e^β·α`.
+    """
+    value = _value(flow, use)
+    return math.nan if value is None else _degree(flow, value, [use.name])
+
+
+def carriers(flow: Flow, uses: Iterable[Use]) -> list[str] | None:
+    """The parameters to scale by s so that each value they make is scaled by s; None if nothing does that.
+
+    Of a product one factor is enough, the largest: a factor on W as well as on γ would count twice.
+    """
+    together: dict[tuple[int, int | None], list[str]] = {}
+    for use in uses:
+        together.setdefault((use.node, _value(flow, use)), []).append(use.name)
+    found: list[str] = []
+    for (_, value), names in together.items():
+        ones = names if value is None else _carriers_of(flow, value, names)
+        if ones is None:
+            return None
+        found += ones
+    return found
+
+
+def scaled_weights(flow: Flow, use: Use) -> list[str]:
+    """The weights that a gain is a factor of: those that set their size together with it."""
+    weights = [one for one in flow.uses.at(use.node) if one.kind == "weight" and use.kind == "gain"]
+    return [one.name for one in weights if _value(flow, one) == _value(flow, use) and degree(flow, one) == 1]
+
+
+def is_rate(flow: Flow, use: Use) -> bool:
+    """Does a parameter stand for a rate by its logarithm?
+
+    The A of `exp(Δ·A)` is `−exp(A_log)`, the time step Δ is `softplus(Wx + b)`: A_log and b do. Biases in
+    front of a gate or a softmax do not: no exponent is reached from there.
+    """
+    value = _value(flow, use)
+    reached = {at for at, name in flow.graph.parameters.items() if name == use.name}
+    for node in _expression(flow, value)[0] if value is not None else ():
+        if reached.intersection(node.inputs):
+            if node.op in POSITIVE:
+                return True
+            reached.update(node.outputs)
+    if use.kind != "bias":
+        return False
+    added = flow.graph.nodes[use.node].outputs[0]
+    return any(_leads_to(flow, one, ("exp", "exp2")) for one in _made_positive(flow, added))
+
+
+def _made_positive(flow: Flow, start: int) -> list[int]:
+    """What a positive function makes of a value, with nothing but views and clamps between them."""
+    waiting = [start]
+    found: list[int] = []
+    while waiting:
+        for node in flow.readers(waiting.pop()):
+            if node.op in POSITIVE:
+                found += node.outputs
+            elif node.op in VIEWS | {"clamp", "clamp_min", "neg"}:
+                waiting += node.outputs
+    return found
+
+
+def _leads_to(flow: Flow, start: int, ops: Collection[str]) -> bool:
+    """Is one of these operations reached through products by entries, sums over time and views alone?"""
+    waiting, seen = [start], {start}
+    while waiting:
+        for node in flow.readers(waiting.pop()):
+            if node.op in ops:
+                return True
+            if node.op in VIEWS | {"mul", "neg", "clamp", "clamp_min", "cumsum"}:
+                waiting += [made for made in node.outputs if made not in seen]
+                seen.update(node.outputs)
+    return False
+
+
+def leading_weight(flow: Flow, use: Use) -> str | None:
+    """Of a product of several parameters that one layer uses as its weight: the first weight in it.
+
+    None for that weight itself, and where they are not multiplied element by element.
+    """
+    value = _value(flow, use)
+    for one in flow.uses.at(use.node):
+        if one.name == use.name or value is None:
+            return None
+        if one.kind == "weight" and _value(flow, one) == value and _multiply(flow, value, one, use):
+            return one.name
+    return None
+
+
+def direction_size(flow: Flow, use: Use) -> float:
+    """The size of an entry of the value that is used if those of all parameters in it are of size one."""
+    value = _value(flow, use)
+    if value is None:
+        return math.nan
+    sizes = dict.fromkeys(flow.graph.parameters, 1.0)
+    for node in _expression(flow, value)[0]:
+        sizes.update(dict.fromkeys(node.outputs, size_after(flow.graph, node, sizes)))
+    return sizes[value]
+
+
+def _multiply(flow: Flow, value: int, lead: Use, use: Use) -> bool:
+    """Is the value a product of one parameter, or of its direction, and another?"""
+    own = _degree(flow, value, [use.name])
+    matrices = any(node.op in ("mm", "bmm") for node in _expression(flow, value)[0])
+    return (
+        own == 1 and not matrices and _degree(flow, value, [lead.name, use.name]) == own + degree(flow, lead)
+    )
+
+
+def _carriers_of(flow: Flow, value: int, names: list[str]) -> list[str] | None:
+    alone = [name for name in names if _degree(flow, value, [name]) == 1]
+    if alone:
+        sizes = {name: math.prod(flow.graph.shapes[at]) for at, name in flow.graph.parameters.items()}
+        return [max(alone, key=lambda name: sizes[name])]
+    return None if _degree(flow, value, names) == 0 else names
+
+
+def _value(flow: Flow, use: Use) -> int | None:
+    """What the node of a use reads that the parameter is in."""
+    for value in flow.graph.nodes[use.node].inputs:
+        if value not in flow.uses.signal and use.name in _expression(flow, value)[1]:
+            return value
+    return None
+
+
+def _expression(flow: Flow, value: int) -> tuple[list[Node], set[str]]:
+    """The nodes that made a value and the parameters it is made of."""
+    nodes, names = set(), set()
+    waiting, seen = [value], {value}
+    while waiting:
+        value = waiting.pop()
+        if value in flow.graph.parameters:
+            names.add(flow.graph.parameters[value])
+        elif (node := flow.maker(value)) is not None:
+            nodes.add(node.index)
+            waiting += [source for source in node.inputs if source not in seen]
+            seen.update(node.inputs)
+    return [flow.graph.nodes[index] for index in sorted(nodes)], names
+
+
+def _degree(flow: Flow, value: int, names: Iterable[str]) -> float:
+    """The power of s a value goes with when the named parameters are scaled by s; nan if it is not known."""
+    names = set(names)
+    found = {at: float(name in names) for at, name in flow.graph.parameters.items()}
+    for node in _expression(flow, value)[0]:
+        held = [found[source] for source in node.inputs if source in found]
+        if held:  # else a constant
+            found.update(dict.fromkeys(node.outputs, _after(node, held, found)))
+    return found.get(value, math.nan)
+
+
+def _after(node: Node, held: list[float], found: dict[int, float]) -> float:
+    """The degree of a node's outputs."""
+    if not any(held):  # nothing that was scaled is in it
+        return 0.0
+    same = held[0] if len(set(held)) == 1 else math.nan
+    if node.op in _PRODUCTS:
+        return sum(held)
+    if node.op == "div":
+        return found.get(node.inputs[0], 0.0) - sum(found.get(value, 0.0) for value in node.inputs[1:])
+    if node.op in NORMS:  # of its gain, unless there is a shift
+        _, gain, shift = (found.get(node.read(position), 0.0) for position in NORMS[node.op])
+        return gain if shift in (0.0, gain) else math.nan
+    if node.op == "_weight_norm_interface":  # g·v/‖v‖ of v and g
+        return found.get(node.inputs[1], 0.0)
+    if node.op == "pow" and isinstance(node.args[1], (int, float)):
+        return same * node.args[1]
+    if node.op in POWERS:
+        return same * POWERS[node.op]
+    return same if node.op in _SAME else math.nan
+
+
+def factor_to_stream(flow: Flow, residual: TracedBranch, uses: Iterable[Use]) -> float:
+    """By what a tensor that ends a branch is multiplied before it is added; 1 if that cannot be told."""
+    added = flow.graph.nodes[residual.addition].outputs[0]
+    found = []
+    for use in uses:
+        made = flow.graph.nodes[use.node].outputs[0]
+        if residual.region >> made & 1:
+            behind = _behind(flow, [residual], use)
+            found += [use.number * behind * one for one in _products(flow, made, added)]
+    return _told(found)
+
+
+def factor_elsewhere(
+    flow: Flow, residuals: Iterable[TracedBranch], uses: Iterable[Use], reads_out: bool
+) -> float:
+    """By what any other tensor is multiplied before the next weight, branch, norm, nonlinearity or output.
+
+    For a readout also by what its input is. 1 if it cannot be told, or if a product of two signals comes
+    next: the scale of attention is no tensor's.
+    """
+    residuals = list(residuals)
+    found = []
+    for use in uses:
+        behind = _number_behind(flow, use) if reads_out else _behind(flow, residuals, use)
+        ahead = _number_ahead(flow, residuals, use, CAPS if reads_out else HOMOGENEOUS)
+        found.append(use.number * behind * ahead)
+    return _told(found)
+
+
+def _products(flow: Flow, start: int, end: int) -> list[float]:
+    """The product of the numbers between two values; nan if it differs from path to path.
+
+    None for paths that lead through a further weight.
+    """
+    products = {start: 1.0}
+    for value in bits(flow.between(start, end) & ~(1 << start)):
+        node = flow.maker(value)
+        assert node is not None
+        paths = [products[source] * _number(flow, node, source) for source in _carried(flow, node, products)]
+        if paths and not _has(flow, node, "weight"):
+            products[value] = _one(paths)
+    return [products[end]] if end in products else []
+
+
+CAPS = HOMOGENEOUS | {"tanh"}
+"""What numbers on logits are counted through: `c·tanh(z/c)` caps them."""
+
+
+def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: frozenset[str]) -> float:
+    """The product of the numbers from a use on to what is more than a number, a view or a sum.
+
+    Up to a sum if a weight or a product of two signals follows it: numbers between are the weight's or
+    nobody's. nan where there is no sum before such a product, or before a readout, which takes the number.
+    """
+    first = flow.graph.nodes[use.node].outputs[0]
+    additions = {residual.addition for residual in residuals}
+    last = flow.graph.outputs | {residual.start for residual in residuals}
+    products, found = {first: 1.0}, []
+    until_sum: dict[int, float] = {}
+    for value in bits(flow.descendants[first] & flow.live & ~(1 << first)):
+        node = flow.maker(value)
+        assert node is not None
+        sources = [source for source in _carried(flow, node, products) if source not in last]
+        if not sources:
+            continue
+        is_sum = node.op in ("add", "sub") and len(flow.signals(node)) > 1
+        passes = flow.is_handed_on(node) or node.op in passed | {"add", "sub"}
+        if _has(flow, node, "weight"):
+            if _takes_numbers_behind(flow, node):
+                found += [until_sum.get(source, math.nan) for source in sources]
+            else:
+                found += [until_sum.get(source, products[source]) for source in sources]
+        elif flow.is_product_of_signals(node):
+            found += [until_sum.get(source, math.nan) for source in sources]
+        elif node.index in additions or not passes or _has(flow, node, "gain"):
+            found += [products[source] for source in sources]
+        else:
+            products[value] = _one([products[source] * _number(flow, node, source) for source in sources])
+            before = [until_sum[source] for source in sources if source in until_sum]
+            if is_sum or before:
+                until_sum[value] = _one(before or [products[value]])
+    found += [product for value, product in products.items() if value in last]
+    return _one(found)
+
+
+def _takes_numbers_behind(flow: Flow, node: Node) -> bool:
+    """Is it a readout, behind which there is a norm or a sum?"""
+    made = node.outputs[0]
+    weights = flow.descendants[made] & flow.live & flow.weighted & ~(1 << made)
+    return not weights and _walk_back(flow, node)[1]
+
+
+def _number_behind(flow: Flow, use: Use) -> float:
+    """The product of the numbers a readout's input was multiplied by since the last norm or sum.
+
+    1 if a weight comes before: then they are that weight's.
+    """
+    product, is_told = _walk_back(flow, flow.graph.nodes[use.node])
+    return product if is_told else 1.0
+
+
+def _behind(flow: Flow, residuals: Iterable[TracedBranch], use: Use) -> float:
+    """The same of a weight that is no readout; numbers after a gain are the gain's."""
+    if use.kind != "weight":
+        return _behind_norm(flow, use)
+    starts = {residual.start for residual in residuals}
+    product, is_told = _walk_back(flow, flow.graph.nodes[use.node], starts, gains=False)
+    return product if is_told else 1.0
+
+
+def _walk_back(
+    flow: Flow, node: Node, starts: Collection[int] = (), *, gains: bool = True
+) -> tuple[float, bool]:
+    """The numbers on the way back from a weight, and whether no weight is at the end of it.
+
+    Without `gains` one at the end counts as a weight does: the numbers after it are its own.
+    """
+    product = 1.0
+    signals = flow.signals(node)
+    while len(signals) == 1 and (maker := flow.maker(signals[0])) is not None:
+        if signals[0] in starts:
+            break
+        uses = flow.uses.at(maker.index)
+        if any(use.kind in ("weight", "table") or (use.kind == "gain" and not gains) for use in uses):
+            return product, False
+        if is_normalisation(flow, maker):
+            return product * norm_size(flow, maker), True
+        vectors = [use for use in uses if use.kind in ("gain", "bias")]
+        if any(use.kind == "gain" and not follows_normalisation(flow, use) for use in vectors):
+            break
+        if not (vectors or flow.is_handed_on(maker) or maker.op in HOMOGENEOUS):
+            break
+        signals = flow.signals(maker)
+        product *= 1.0 if vectors or len(signals) != 1 else _number(flow, maker, signals[0])
+    return product, True
+
+
+def _behind_norm(flow: Flow, use: Use) -> float:
+    """The numbers between a gain and the norm that it directly follows, with the norm's own."""
+    if use.kind != "gain":
+        return 1.0
+    product = 1.0
+    signals = flow.signals(flow.graph.nodes[use.node])
+    while len(signals) == 1 and (node := flow.maker(signals[0])) is not None:
+        if _has(flow, node, "weight") or _has(flow, node, "gain"):
+            break
+        if is_normalisation(flow, node):
+            return product * norm_size(flow, node)
+        if not flow.is_handed_on(node):
+            break
+        signals = flow.signals(node)
+        product *= _number(flow, node, signals[0])
+    return 1.0
+
+
+def _number(flow: Flow, node: Node, source: int) -> float:
+    """What a node multiplies one of its signals by."""
+    factor = flow.factor(node)
+    if factor is not None:
+        return factor
+    scaled = node.op in ("add", "sub") and len(node.args) > 1 and node.args[1] == Ref(source)
+    return float(node.kwargs.get("alpha", 1.0)) if scaled else 1.0
+
+
+def _carried(flow: Flow, node: Node, products: dict[int, float]) -> list[int]:
+    return [source for source in flow.signals(node) if source in products]
+
+
+def _has(flow: Flow, node: Node, kind: str) -> bool:
+    return any(use.kind == kind for use in flow.uses.at(node.index))
+
+
+def _one(products: list[float]) -> float:
+    """The number that all paths agree on, else nan."""
+    same = products and all(math.isclose(product, products[0]) for product in products)
+    return products[0] if same else math.nan
+
+
+def _told(products: list[float]) -> float:
+    """The size of the one product, or 1; the sign of a factor is not its size."""
+    size = abs(_one(products))
+    return size if math.isfinite(size) and size > 0 else 1.0
