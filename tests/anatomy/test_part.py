@@ -20,7 +20,8 @@ def test_it_can_be_saved_and_loaded(anatomy, tmp_path) -> None:
     again = th.Anatomy.load(file)
     assert dict(again) == dict(anatomy)
     assert (again.branches, again.size, again.grown_blocks) == (anatomy.branches, Size(64, 2), 4)
-    assert again.to_json() == anatomy.to_json() and str(again) == str(anatomy)
+    assert again.to_json() == anatomy.to_json()
+    assert str(again) == str(anatomy)
 
 
 def test_its_json_counts_parameters_and_blocks(anatomy) -> None:
@@ -30,7 +31,8 @@ def test_its_json_counts_parameters_and_blocks(anatomy) -> None:
 
 def test_its_csv_has_a_row_for_each_tensor(anatomy, tmp_path) -> None:
     lines = anatomy.save(tmp_path / "anatomy.csv").read_text().splitlines()
-    assert lines[0] == "tensor,role,shape,block,notes" and len(lines) == 1 + len(anatomy)
+    assert lines[0] == "tensor,role,shape,block,notes"
+    assert len(lines) == 1 + len(anatomy)
 
 
 def test_its_page_and_notebook_show_the_table(anatomy, tmp_path) -> None:
