@@ -24,7 +24,7 @@ from torch import nn
 import theodolite as th
 from theodolite.core.batches import Batch, on_device
 from theodolite.fleet.driver import conduct
-from theodolite.fleet.engine import Means
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Grid, Run
@@ -133,8 +133,8 @@ def whole(runs: list[Run], engine: str, device: str, jobs: int) -> float:
     """Seconds for a grid from nothing to a ledger that holds it."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, Ledger.open(folder, name="benchmark", spec={}) as ledger:
-        means = Means(workloads=WORKLOADS, device=device, jobs=jobs)
-        report = conduct(runs, ledger, engine=engine, means=means)
+        resources = Resources(workloads=WORKLOADS, device=device, jobs=jobs)
+        report = conduct(runs, ledger, engine=engine, resources=resources)
         assert report.ok, report
     return time.perf_counter() - start
 

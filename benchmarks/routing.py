@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 import theodolite as th
-from theodolite.fleet.engine import Means
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.run import Run
 from theodolite.fleet.vectorised import vectorised
 from theodolite.workloads import Workload
@@ -81,7 +81,7 @@ def rates(residual: str) -> Iterator[tuple[str, list[float]]]:
             for seed in (0, 1)
         ]
         losses: dict[float, list[float]] = {run.lr: [] for run in runs}
-        for outcome in vectorised(runs, Means(workloads={workload.name: workload}, chunk=5)):
+        for outcome in vectorised(runs, Resources(workloads={workload.name: workload}, chunk=5)):
             losses[outcome.run.lr].append(float("inf") if outcome.held_out is None else outcome.held_out)
         yield f"{size} {kind}", [statistics.fmean(each) for each in losses.values()]
 

@@ -12,7 +12,7 @@ import math
 
 import theodolite as th
 from theodolite import fleet
-from theodolite.fleet.progress import Shown
+from theodolite.present.bar import Bar
 
 GRID = fleet.Grid(
     axes={"init_scale": [0.01, 0.1, 0.5, 1.0, 4.0], "lr": [0.003, 0.03, 0.3], "seed": range(2)},
@@ -29,7 +29,7 @@ GRID = fleet.Grid(
 
 if __name__ == "__main__":  # other processes import this file
     with fleet.Ledger.open("many_runs", name="initial scale", spec={"steps": 25}) as ledger:
-        report = fleet.conduct(GRID.runs, ledger, progress=Shown())
+        report = fleet.conduct(GRID.runs, ledger, progress=Bar())
         frame = ledger.frame()
 
     print(report, end="\n\n")

@@ -46,7 +46,7 @@ def start_script(
         given: further names that it finds, such as one end of a pipe.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["theodolite.fleet.processes", "torch._dynamo", "torch.distributed.fsdp"])
+    context.set_forkserver_preload(["theodolite.fleet.engine", "torch._dynamo", "torch.distributed.fsdp"])
     launcher = printed.with_name(f"{printed.name} launcher.py")
     launcher.write_text(LAUNCHER)
     names = {

@@ -10,7 +10,7 @@ import torch
 
 from theodolite import data
 from theodolite.cli import main
-from theodolite.fleet.engine import Means
+from theodolite.fleet.engine import Resources
 from theodolite_studies.goldilocks import networks
 from theodolite_studies.goldilocks import study as conduct
 from theodolite_studies.goldilocks.report import report
@@ -52,7 +52,9 @@ def pixels():
 
 def conducted(out, *parts, setting=TINY):
     lines = []
-    made = make(out, setting=setting, parts=parts, engine="serial", means=Means(jobs=1), tell=lines.append)
+    made = make(
+        out, setting=setting, parts=parts, engine="serial", means=Resources(jobs=1), tell=lines.append
+    )
     return made, lines
 
 

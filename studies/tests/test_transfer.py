@@ -6,7 +6,7 @@ import math
 import pytest
 
 from theodolite import Size
-from theodolite.fleet.engine import Means
+from theodolite.fleet.engine import Resources
 from theodolite_studies.transfer.report import claims, report
 from theodolite_studies.transfer.study import (
     FULL,
@@ -128,11 +128,11 @@ def test_the_study_runs_and_goes_on_and_is_drawn(tmp_path):
         SMALL, parts=(part,), base=Size(32, 1), steps=2, warmup=0, held_out=1, seeds=(0,)
     )
     told = []
-    made = make(tmp_path, setting=tiny, engine="serial", means=Means(), tell=told.append)
+    made = make(tmp_path, setting=tiny, engine="serial", means=Resources(), tell=told.append)
     assert made.ok
     rows = read_rows(tmp_path)
     assert {(each["width"], each["parameterization"]) for each in rows} >= {(64, "plan"), (64, "standard")}
-    again = make(tmp_path, setting=tiny, engine="serial", means=Means(), tell=told.append)
+    again = make(tmp_path, setting=tiny, engine="serial", means=Resources(), tell=told.append)
     assert (again.before, again.finished) == (again.total, 0)
     write_summary(tmp_path, tmp_path / "few.csv")
     assert len(read_rows(tmp_path / "few.csv")) == len(rows)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.fleet.checkpoint import Checkpoint
+from theodolite.fleet.checkpoint import RunCheckpoint
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
@@ -56,7 +56,7 @@ def damage(change: Change, count: int, folder: Path) -> Iterator[str | None]:
     uninterrupted = numbers(train(RUN, TINY))
     file = folder / "state.safetensors"
     with contextlib.suppress(Stop):
-        train(RUN, dataclasses.replace(TINY, batch=stopping_batch), checkpoint=Checkpoint(file, 0))
+        train(RUN, dataclasses.replace(TINY, batch=stopping_batch), checkpoint=RunCheckpoint(file, 0))
     whole = file.read_bytes()
     for number in range(count):
         content = bytearray(whole)
@@ -64,7 +64,7 @@ def damage(change: Change, count: int, folder: Path) -> Iterator[str | None]:
         file.write_bytes(content)
         said: list[str] = []
         try:
-            resumed = numbers(train(RUN, TINY, checkpoint=Checkpoint(file, 3600, said.append)))
+            resumed = numbers(train(RUN, TINY, checkpoint=RunCheckpoint(file, 3600, said.append)))
         except Exception as error:
             yield f"the run raised {error!r}"
             continue

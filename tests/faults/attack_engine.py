@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from theodolite.core.errors import UseError
-from theodolite.fleet.checkpoint import Checkpoint, clear
-from theodolite.fleet.engine import Means, serial
+from theodolite.fleet.checkpoint import RunCheckpoint, clear
+from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.ledger import Ledger
 
 from ..fleet import tiny
@@ -39,30 +39,30 @@ import sys
 sys.path.insert(0, {str(tiny.FILE.parent)!r})
 import tiny
 from theodolite.fleet.driver import conduct
-from theodolite.fleet.engine import Means
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
 
 if __name__ == "__main__":
     folder = tiny.Path(sys.argv[1])
     runs = [tiny.run("noted", seed, steps={STEPS}, optimizer="adamw") for seed in range({len(SEEDS)})]
-    means = Means(jobs=2, checkpoints=folder / "checkpoints", checkpoint_seconds=0)
+    resources = Resources(jobs=2, checkpoints=folder / "checkpoints", checkpoint_seconds=0)
     with Ledger.open(folder, name="noted", spec={{}}) as ledger:
-        conduct(runs, ledger, engine="processes", means=means)
+        conduct(runs, ledger, engine="processes", resources=resources)
 """
 
 
 def spoilt_by_a_run(count: int, folder: Path) -> Iterator[str | None]:
     """The n-th run changes some settings at one of its steps, and fails or not."""
-    (alone,) = serial([tiny.run(steps=4)], Means())
+    (alone,) = serial([tiny.run(steps=4)], Resources())
     for number in range(count):
         chance = random.Random(number)
         names, at = chance.sample([*SPOILERS], chance.randint(1, 4)), chance.randrange(4)
-        run, means = _spoiling(names, at, fails=chance.random() < 0.3)
+        run, resources = _spoiling(names, at, fails=chance.random() < 0.3)
         with restored_settings():
             before = state()
-            list(serial([run], means))
+            list(serial([run], resources))
             left = [name for name, value in state().items() if value != before[name]]
-            (after,) = serial([tiny.run(steps=4)], Means())
+            (after,) = serial([tiny.run(steps=4)], Resources())
         if left:
             yield f"{', '.join(names)} at step {at}: {', '.join(left)} not put back"
         elif tiny.numbers(after) != tiny.numbers(alone):
@@ -73,7 +73,7 @@ def spoilt_by_a_run(count: int, folder: Path) -> Iterator[str | None]:
 
 def spoilt_by_the_caller(count: int, folder: Path) -> Iterator[str | None]:
     """The caller has changed some settings before."""
-    (alone,) = serial([tiny.run(steps=4)], Means())
+    (alone,) = serial([tiny.run(steps=4)], Resources())
     for number in range(count):
         chance = random.Random(number)
         names = chance.sample([*SPOILERS], chance.randint(1, 4))
@@ -81,7 +81,7 @@ def spoilt_by_the_caller(count: int, folder: Path) -> Iterator[str | None]:
             for name in names:
                 SPOILERS[name]()
             before = state()
-            (found,) = serial([tiny.run(steps=4)], Means())
+            (found,) = serial([tiny.run(steps=4)], Resources())
             left = [name for name, value in state().items() if value != before[name]]
         if tiny.numbers(found) != tiny.numbers(alone):
             yield f"under {', '.join(names)}: other numbers"
@@ -89,7 +89,7 @@ def spoilt_by_the_caller(count: int, folder: Path) -> Iterator[str | None]:
             yield f"under {', '.join(names)}: {', '.join(left)} not put back" if left else None
 
 
-def _spoiling(names: list[str], at: int, *, fails: bool) -> tuple[Any, Means]:
+def _spoiling(names: list[str], at: int, *, fails: bool) -> tuple[Any, Resources]:
     def batch(seed: int, step: int) -> Any:
         drawn = tiny.batch(seed, step)
         if step == at:
@@ -100,7 +100,7 @@ def _spoiling(names: list[str], at: int, *, fails: bool) -> tuple[Any, Means]:
         return drawn
 
     workload = dataclasses.replace(tiny.plain, name="spoiling", batch=batch)
-    return dataclasses.replace(tiny.run(steps=4), workload="spoiling"), Means({"spoiling": workload})
+    return dataclasses.replace(tiny.run(steps=4), workload="spoiling"), Resources({"spoiling": workload})
 
 
 def removed_folder(count: int, folder: Path) -> Iterator[str | None]:
@@ -120,7 +120,7 @@ def removed_folder(count: int, folder: Path) -> Iterator[str | None]:
     try:
         for _ in range(count):
             said: list[str] = []
-            checkpoint = Checkpoint(path, 0, said.append)
+            checkpoint = RunCheckpoint(path, 0, said.append)
             checkpoint.keep(model, optimizer, {"loss": [1.0]})
             fault = said[0] if said else None if path.exists() else "it is not there"
             checkpoint.forget()
@@ -135,7 +135,7 @@ def killed_at_random(count: int, folder: Path) -> Iterator[str | None]:
     expected = {
         outcome.run.identity: tiny.numbers(outcome)[1:4]
         for outcome in serial(
-            [tiny.run("noted", seed, steps=STEPS, optimizer="adamw") for seed in SEEDS], Means()
+            [tiny.run("noted", seed, steps=STEPS, optimizer="adamw") for seed in SEEDS], Resources()
         )
     }
     (folder / "driver.py").write_text(DRIVER)
@@ -220,7 +220,7 @@ def killed_while_writing(count: int, folder: Path) -> Iterator[str | None]:
             wait_until(lambda: any(path.parent.glob("*.part")))
             os.kill(child, signal.SIGKILL)
             assert pipe.recv() == "ended"
-            Checkpoint(path).forget()
+            RunCheckpoint(path).forget()
             clear(path.parent)
             left = sorted(str(file.relative_to(folder)) for file in {*folder.rglob("*")} - others)
             yield f"left behind: {', '.join(left)}" if left else None
@@ -235,7 +235,7 @@ WRITER = """
 import os, sys
 from pathlib import Path
 import torch
-from theodolite.fleet.checkpoint import Checkpoint
+from theodolite.fleet.checkpoint import RunCheckpoint
 model = torch.nn.Linear(1000, 1000)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 torch.set_num_threads(1)
@@ -245,7 +245,7 @@ while pipe.recv() == "write":
     child = os.fork()
     if child == 0:
         while os.getppid() == writer:
-            Checkpoint(Path(sys.argv[1]), 0).keep(model, optimizer, {"loss": [1.0]})
+            RunCheckpoint(Path(sys.argv[1]), 0).keep(model, optimizer, {"loss": [1.0]})
         os._exit(0)
     pipe.send(child)
     os.waitpid(child, 0)

@@ -173,7 +173,7 @@ def _run(**options: Any) -> Call:
             held_out=1,
             **options,
         )
-        (outcome,) = fleet.serial([run], fleet.Means(workloads={"small": WORKLOAD}))
+        (outcome,) = fleet.serial([run], fleet.Resources(workloads={"small": WORKLOAD}))
         assert outcome.status == "finished", outcome.error
         return outcome.held_out, outcome.metrics
 
@@ -189,7 +189,7 @@ def _together(model: nn.Module) -> Any:
         )
         for lr in (0.01, 0.02)
     ]
-    outcomes = sorted(vectorised(runs, fleet.Means()), key=lambda outcome: outcome.run.lr)
+    outcomes = sorted(vectorised(runs, fleet.Resources()), key=lambda outcome: outcome.run.lr)
     assert all(outcome.status == "finished" for outcome in outcomes), [one.error for one in outcomes]
     return [(outcome.held_out, outcome.metrics) for outcome in outcomes]
 

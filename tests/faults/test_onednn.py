@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import theodolite as th
-from theodolite.fleet.engine import Means, serial
+from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.run import Run
 from theodolite.fleet.vectorised import vectorised
 from theodolite.models import ResNet
@@ -76,7 +76,7 @@ def test_a_run_of_a_narrow_resnet_never_comes_to_it(engine):
         for seed in (0, 1)
     ]
     with Refusing() as mode:
-        outcomes = list(engine(runs, Means(workloads={"narrow": NARROW})))
+        outcomes = list(engine(runs, Resources(workloads={"narrow": NARROW})))
     assert [outcome.error for outcome in outcomes] == [None, None]
     assert mode.seen > 0
 

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from theodolite.fleet.driver import Report, conduct
-from theodolite.fleet.engine import Means, serial
+from theodolite.fleet.driver import RunListener, RunReport, conduct
+from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Run
 
 from ..fleet import tiny
@@ -24,7 +23,7 @@ from .waiting import LAST_RESORT, is_alive, wait_until
 
 
 class Faults(NamedTuple):
-    report: Report
+    report: RunReport
     outcomes: dict[int, Outcome]
     said: list[str]
     folder: Path
@@ -36,7 +35,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
     folder = tmp_path_factory.mktemp("faults")
     said: list[str] = []
 
-    class Listening(Progress):
+    class Listening(RunListener):
         def said(self, line: str) -> None:
             said.append(line)
 
@@ -44,7 +43,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
     runs = [tiny.run("faulty", seed) for seed in range(7)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINY_FOLDER", str(folder))
-        report = conduct(runs, shelf, engine="processes", means=Means(jobs=1), progress=Listening())
+        report = conduct(runs, shelf, engine="processes", resources=Resources(jobs=1), listener=Listening())
     return Faults(report, {outcome.run.seed: outcome for outcome in shelf.outcomes}, said, folder)
 
 
@@ -52,7 +51,7 @@ def test_a_run_whose_worker_was_killed_is_made_again(faults: Faults, monkeypatch
     monkeypatch.setenv("TINY_FOLDER", str(faults.folder))  # it was killed once, so now it is not
     assert (faults.folder / "killed 1").exists()
     for seed in (0, 1):
-        (alone,) = serial([tiny.run("faulty", seed)], Means())
+        (alone,) = serial([tiny.run("faulty", seed)], Resources())
         assert tiny.numbers(faults.outcomes[seed]) == tiny.numbers(alone)
         assert alone.status == "finished"
     assert sum("seed 1: its worker was killed by SIGKILL" in line for line in faults.said) == 1
@@ -103,12 +102,11 @@ DRIVER = f"""
 import signal, sys
 sys.path.insert(0, {str(tiny.FILE.parent)!r})
 import tiny
-from theodolite.fleet.driver import conduct
-from theodolite.fleet.engine import Means
+from theodolite.fleet.driver import RunListener, conduct
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.progress import Progress
 
-class Told(Progress):
+class Told(RunListener):
     def ended(self, outcome):
         print(outcome.run.seed, flush=True)
 
@@ -116,9 +114,9 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells start programs deaf to it
     folder = sys.argv[1]
     runs = [tiny.run("gated", seed, steps=40, optimizer="adamw") for seed in range(8)]
-    means = Means(jobs=2, checkpoints=tiny.Path(folder, "checkpoints"), checkpoint_seconds=0)
+    resources = Resources(jobs=2, checkpoints=tiny.Path(folder, "checkpoints"), checkpoint_seconds=0)
     with Ledger.open(folder, name="gated", spec={{}}) as ledger:
-        report = conduct(runs, ledger, engine="processes", means=means, progress=Told())
+        report = conduct(runs, ledger, engine="processes", resources=resources, listener=Told())
     print(report)
     sys.exit(130 if report.stopped else 0)
 """
@@ -160,17 +158,17 @@ def last_session(folder: Path) -> Session:
     notes = _new_notes(folder, range(8))
     done: set[int] = set()
 
-    class Told(Progress):
+    class Told(RunListener):
         def ended(self, outcome: Outcome) -> None:
             done.add(outcome.run.seed)
 
-    means = Means(jobs=2, checkpoints=folder / "checkpoints", checkpoint_seconds=0)
+    resources = Resources(jobs=2, checkpoints=folder / "checkpoints", checkpoint_seconds=0)
     with (
         pytest.MonkeyPatch.context() as patch,
         Ledger.open(folder, name="gated", spec={}) as ledger,
     ):
         patch.setenv("TINY_FOLDER", str(notes))
-        report = conduct(gated_runs(), ledger, engine="processes", means=means, progress=Told())
+        report = conduct(gated_runs(), ledger, engine="processes", resources=resources, listener=Told())
     return Session(done, _counted(notes), str(report), int(report.stopped))
 
 
@@ -218,7 +216,7 @@ def test_an_interrupt_ends_in_words_not_in_tracebacks(sessions) -> None:
     assert killed.code == -signal.SIGKILL
     assert interrupted.code == 130
     assert "Traceback" not in interrupted.output
-    assert "the same command again goes on from here" in interrupted.output
+    assert "the same command again continues here" in interrupted.output
 
 
 def test_what_was_finished_is_not_run_again_and_what_was_begun_goes_on(sessions) -> None:
@@ -242,7 +240,7 @@ def test_all_sessions_together_give_what_one_would_have_given(sessions) -> None:
     with Ledger.read(folder) as ledger:
         rows = {row["identity"]: row for row in ledger.rows()}
         assert len(rows) == 8
-        for outcome in serial(runs, Means()):
+        for outcome in serial(runs, Resources()):
             row = rows[outcome.run.identity]
             assert (row["status"], row["step"], row["held_out"]) == ("finished", 40, outcome.held_out)
             assert ledger.metrics(outcome.run.identity)["loss"] == list(outcome.metrics["loss"])

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.fleet.checkpoint import Checkpoint
-from theodolite.fleet.driver import conduct
-from theodolite.fleet.engine import Means
-from theodolite.fleet.progress import Progress
+from theodolite.fleet.checkpoint import RunCheckpoint
+from theodolite.fleet.driver import RunListener, conduct
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
 from theodolite.optimizers.rules import RULES
@@ -78,9 +77,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, name: str, options: d
     file = tmp_path / "state.safetensors"
     for at in (2, 5):  # stopped twice
         with pytest.raises(Stop):
-            train(run, stopping(GPT, at), checkpoint=Checkpoint(file, 0, said.append))
+            train(run, stopping(GPT, at), checkpoint=RunCheckpoint(file, 0, said.append))
     steps_made = tiny_steps(file)
-    resumed = train(run, GPT, checkpoint=Checkpoint(file, 0, said.append))
+    resumed = train(run, GPT, checkpoint=RunCheckpoint(file, 0, said.append))
     assert said == []
     assert steps_made == 5
     assert tiny.numbers(resumed) == tiny.numbers(whole)
@@ -91,14 +90,14 @@ def test_random_numbers_go_on_too(tmp_path: Path) -> None:
     run = dataclasses.replace(tiny.run(), probes=("gradient",), steps=6)
     file = tmp_path / "state.safetensors"
     with pytest.raises(Stop):
-        train(run, stopping(tiny.plain, 3), checkpoint=Checkpoint(file, 0))
-    resumed = train(run, tiny.plain, checkpoint=Checkpoint(file, 0))
+        train(run, stopping(tiny.plain, 3), checkpoint=RunCheckpoint(file, 0))
+    resumed = train(run, tiny.plain, checkpoint=RunCheckpoint(file, 0))
     assert tiny.numbers(resumed) == tiny.numbers(train(run, tiny.plain))
 
 
 def test_state_is_kept_only_so_often(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
-    train(tiny.run(), tiny.plain, checkpoint=Checkpoint(file, 3600))
+    train(tiny.run(), tiny.plain, checkpoint=RunCheckpoint(file, 3600))
     assert not file.exists()
 
 
@@ -119,7 +118,7 @@ def empty(file: Path) -> None:
 
 def of_another_network(file: Path) -> None:
     file.unlink()
-    train(dataclasses.replace(RUN, size=th.Size(32, 2)), tiny.plain, checkpoint=Checkpoint(file, 0))
+    train(dataclasses.replace(RUN, size=th.Size(32, 2)), tiny.plain, checkpoint=RunCheckpoint(file, 0))
 
 
 def without_a_state(file: Path) -> None:
@@ -144,10 +143,10 @@ def test_a_file_that_is_no_good_is_told_and_left_aside(
 ) -> None:
     file = tmp_path / "state.safetensors"
     with pytest.raises(Stop):
-        train(RUN, stopping(tiny.plain, 5), checkpoint=Checkpoint(file, 0))
+        train(RUN, stopping(tiny.plain, 5), checkpoint=RunCheckpoint(file, 0))
     damage(file)
     said: list[str] = []
-    outcome = train(RUN, tiny.plain, checkpoint=Checkpoint(file, 3600, said.append))
+    outcome = train(RUN, tiny.plain, checkpoint=RunCheckpoint(file, 3600, said.append))
     assert tiny.numbers(outcome) == tiny.numbers(train(RUN, tiny.plain))
     assert len(said) == 1
     assert "state.safetensors is no good, its run begins again: " in said[0]
@@ -157,7 +156,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_once_and_the_run_goes_on(tm
     (tmp_path / "file").write_text("")
     said: list[str] = []
     outcome = train(
-        tiny.run(), tiny.plain, checkpoint=Checkpoint(tmp_path / "file" / "state", 0, said.append)
+        tiny.run(), tiny.plain, checkpoint=RunCheckpoint(tmp_path / "file" / "state", 0, said.append)
     )
     assert tiny.numbers(outcome) == tiny.numbers(train(tiny.run(), tiny.plain))
     assert len(said) == 1
@@ -167,9 +166,9 @@ def test_a_checkpoint_that_cannot_be_written_is_told_once_and_the_run_goes_on(tm
 def test_nothing_is_left_when_it_is_forgotten(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
     _leave_part(tmp_path / "state.safetensors.123.part")
-    train(tiny.run(), tiny.plain, checkpoint=Checkpoint(file, 0))
+    train(tiny.run(), tiny.plain, checkpoint=RunCheckpoint(file, 0))
     assert file.exists()
-    Checkpoint(file).forget()
+    RunCheckpoint(file).forget()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -196,7 +195,7 @@ def test_a_checkpoint_is_written_whoever_removes_its_empty_folder(
     monkeypatch.setattr(os, "mkdir", mkdir)
     said: list[str] = []
     file.parent.mkdir()
-    train(tiny.run(steps=1), tiny.plain, checkpoint=Checkpoint(file, 0, said.append))
+    train(tiny.run(steps=1), tiny.plain, checkpoint=RunCheckpoint(file, 0, said.append))
     assert said == []
     assert removed == 5
     assert [each.name for each in file.parent.iterdir()] == [file.name]
@@ -207,18 +206,18 @@ def test_the_driver_removes_the_folder_only_when_no_worker_is_left(tmp_path: Pat
     folder = tmp_path / "checkpoints"
     there: list[bool] = []
 
-    class Watching(Progress):
+    class Watching(RunListener):
         def ended(self, outcome: object) -> None:
             there.append(folder.exists())
 
     _leave_part(folder / "gone.safetensors.1.part")  # of a run that nobody asks for any more
-    means = Means(checkpoints=folder, checkpoint_seconds=0)
+    resources = Resources(checkpoints=folder, checkpoint_seconds=0)
     conduct(
         [tiny.run(seed=seed, steps=2) for seed in (0, 1)],
         tiny.Shelf(),
         engine="serial",
-        means=means,
-        progress=Watching(),
+        resources=resources,
+        listener=Watching(),
     )
     assert there == [True, True]
     assert not folder.exists()

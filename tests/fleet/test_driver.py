@@ -12,21 +12,20 @@ from rich.console import Console
 from torch import Tensor
 
 from theodolite import Size, UseError
-from theodolite.fleet import choosing, driver
-from theodolite.fleet.choosing import choose
-from theodolite.fleet.driver import Report, conduct
-from theodolite.fleet.engine import Means, serial
+from theodolite.fleet import driver
+from theodolite.fleet.driver import RunListener, RunReport, check_engine, choose, conduct
+from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.ledger import Ledger, LedgerError
 from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.progress import Progress, Shown
 from theodolite.fleet.run import Run
+from theodolite.present.bar import Bar
 
 from . import tiny
 
 RUNS = [tiny.run(seed=seed, steps=3) for seed in range(4)]
 
 
-class Notes(Progress):
+class Notes(RunListener):
     """Everything the driver tells."""
 
     def __init__(self) -> None:
@@ -52,11 +51,11 @@ def test_only_what_is_missing_is_made_and_each_run_once(tmp_path: Path) -> None:
     notes = Notes()
     with Ledger.open(tmp_path, name="tiny", spec={}) as ledger:
         first = conduct(RUNS[:2], ledger, engine="serial")
-        again = conduct([*RUNS, *RUNS], ledger, engine="serial", progress=notes)
+        again = conduct([*RUNS, *RUNS], ledger, engine="serial", listener=notes)
         third = conduct(RUNS, ledger, engine="serial")
         assert len(ledger.rows()) == 4
         for run in RUNS:
-            (alone,) = serial([run], Means())
+            (alone,) = serial([run], Resources())
             assert ledger.metrics(run.identity)["loss"] == list(alone.metrics["loss"])
     assert (first.total, first.before, first.finished) == (2, 0, 2)
     assert (again.total, again.before, again.finished) == (4, 2, 2)
@@ -80,9 +79,9 @@ def test_no_text_of_an_error_stops_the_others(tmp_path: Path, text: str) -> None
     odd = dataclasses.replace(tiny.plain, batch=batch)
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # strict, as Python opens its own
     with Ledger.open(tmp_path, name="odd", spec={}) as ledger:
-        means = Means(workloads={RUNS[0].workload: odd})
-        progress = Shown(Console(file=terminal))
-        report = conduct(RUNS, ledger, engine="serial", means=means, progress=progress)
+        resources = Resources(workloads={RUNS[0].workload: odd})
+        progress = Bar(Console(file=terminal))
+        report = conduct(RUNS, ledger, engine="serial", resources=resources, progress=progress)
         print(report, file=terminal)
         assert (report.finished, len(report.failed)) == (3, 1)
         assert [row["status"] for row in ledger.rows()] == ["finished", "failed", "finished", "finished"]
@@ -109,9 +108,9 @@ class Engine:
 
     closed = False
 
-    def __call__(self, runs, means) -> Iterator[Outcome]:
+    def __call__(self, runs, resources) -> Iterator[Outcome]:
         try:
-            for number, outcome in enumerate(serial(runs, means)):
+            for number, outcome in enumerate(serial(runs, resources)):
                 if number == 2:
                     raise KeyboardInterrupt
                 yield outcome
@@ -123,11 +122,11 @@ def test_an_interrupt_ends_the_work_and_keeps_what_there_is(monkeypatch: pytest.
     engine, shelf, notes = Engine(), tiny.Shelf(), Notes()
     conduct(RUNS[:1], shelf, engine="serial")
     monkeypatch.setattr(driver, "choose", lambda *given: ("serial", engine))
-    report = conduct(RUNS, shelf, progress=notes)
+    report = conduct(RUNS, shelf, listener=notes)
     assert report.stopped
     assert not report.ok
     assert len(shelf.outcomes) == 3
-    assert "Stopped with 1 run to go; the same command again goes on from here" in str(report)
+    assert "Stopped with 1 run to go; the same command again continues here" in str(report)
     assert notes.lines[-1] == "closed"
     monkeypatch.undo()
     assert (conduct(RUNS, shelf, engine="serial").before, len(shelf.outcomes)) == (3, 4)
@@ -141,7 +140,7 @@ def test_a_ledger_that_cannot_be_written_ends_everything(monkeypatch: pytest.Mon
     engine, notes = Engine(), Notes()
     monkeypatch.setattr(driver, "choose", lambda *given: ("serial", engine))
     with pytest.raises(LedgerError, match="the disk is full"):
-        conduct(RUNS, Full(), progress=notes)
+        conduct(RUNS, Full(), listener=notes)
     assert engine.closed
     assert notes.lines.count("begun 1") == 0
     assert notes.lines[-1] == "closed"
@@ -153,16 +152,19 @@ def test_checkpoints_go_once_the_outcome_is_safe(tmp_path: Path) -> None:
 
     class Watching(tiny.Shelf):
         def append(self, outcome) -> None:
-            there.append(means.checkpoint(outcome.run).path.exists())
+            there.append(resources.checkpoint(outcome.run).path.exists())
             super().append(outcome)
 
-    means = Means(checkpoints=folder, checkpoint_seconds=0)
+    resources = Resources(checkpoints=folder, checkpoint_seconds=0)
     bad = tiny.run("faulty", 4)
-    conduct([RUNS[0], bad], Watching(), engine="serial", means=means)
+    conduct([RUNS[0], bad], Watching(), engine="serial", resources=resources)
     assert there == [True, True]
-    assert list(folder.iterdir()) == [means.checkpoint(bad).path]  # it may be tried again
+    assert list(folder.iterdir()) == [resources.checkpoint(bad).path]  # it may be tried again
     conduct(
-        [RUNS[1]], Watching(), engine="serial", means=dataclasses.replace(means, checkpoints=tmp_path / "c")
+        [RUNS[1]],
+        Watching(),
+        engine="serial",
+        resources=dataclasses.replace(resources, checkpoints=tmp_path / "c"),
     )
     assert not (tmp_path / "c").exists()
 
@@ -170,13 +172,13 @@ def test_checkpoints_go_once_the_outcome_is_safe(tmp_path: Path) -> None:
 def test_no_runs_and_unknown_engines_are_refused() -> None:
     with pytest.raises(UseError, match="there are no runs"):
         conduct([], tiny.Shelf())
-    with pytest.raises(UseError, match=r"there is no engine 'rai'\. Did you mean 'ray'"):
+    with pytest.raises(UseError, match=r"engine is 'rai'\. Did you mean 'ray'"):
         conduct(RUNS, tiny.Shelf(), engine="rai")
 
 
 def test_many_failures_are_not_all_listed() -> None:
     failed = tuple((run, "no") for run in [tiny.run(seed=seed) for seed in range(9)])
-    report = Report(9, 0, 0, 0, failed, False, 1.0, "serial")
+    report = RunReport(9, 0, 0, 0, failed, False, 1.0, "serial")
     assert str(report).count("failed: ") == 5
     assert "and 4 more" in str(report)
 
@@ -188,13 +190,13 @@ LONG = [
 
 def test_the_automatic_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert choose("auto", LONG, Means(jobs=2))[0] == "processes"
-    assert choose("auto", LONG, Means(jobs=1))[0] == "serial"
-    assert choose("auto", LONG[:1], Means(jobs=2))[0] == "serial"
-    assert choose("auto", RUNS, Means(jobs=2))[0] == "serial"  # over before a process has begun
-    assert choose("auto", LONG, Means(jobs=2, address="ray://there:10001"))[0] == "ray"
+    assert choose("auto", LONG, Resources(jobs=2))[0] == "processes"
+    assert choose("auto", LONG, Resources(jobs=1))[0] == "serial"
+    assert choose("auto", LONG[:1], Resources(jobs=2))[0] == "serial"
+    assert choose("auto", RUNS, Resources(jobs=2))[0] == "serial"  # over before a process has begun
+    assert choose("auto", LONG, Resources(jobs=2, address="ray://there:10001"))[0] == "ray"
     monkeypatch.setenv("RAY_ADDRESS", "there:6379")
-    assert choose("auto", RUNS, Means(jobs=2))[0] == "ray"
+    assert choose("auto", RUNS, Resources(jobs=2))[0] == "ray"
 
 
 def test_a_workload_that_cannot_travel_stays_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,45 +204,44 @@ def test_a_workload_that_cannot_travel_stays_at_home(monkeypatch: pytest.MonkeyP
     mine = dataclasses.replace(tiny.plain, loss=lambda logits, targets: logits.sum())
     runs = [dataclasses.replace(run, workload="mine") for run in LONG]
     said: list[str] = []
-    assert choose("auto", runs, Means({"mine": mine}, jobs=2, said=said.append))[0] == "serial"
+    assert choose("auto", runs, Resources({"mine": mine}, jobs=2, said=said.append))[0] == "serial"
     assert "workload 'mine' cannot be sent to another process" in said[0]
 
 
 def test_on_a_card_what_cannot_be_made_together_is_made_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    from theodolite.fleet import vectorised
-
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(vectorised, "why_not", lambda run, means: "because" if run.size.width == 32 else None)
+    monkeypatch.setattr(driver, "why_not", lambda run, resources: "because" if run.size.width == 32 else None)
     named = {
-        name: lambda runs, means, name=name: iter([(name, run) for run in runs]) for name in choosing.ENGINES
+        name: lambda runs, resources, name=name: iter([(name, run) for run in runs])
+        for name in driver.ENGINES
     }
-    monkeypatch.setattr(choosing, "_named", named.__getitem__)
+    monkeypatch.setattr(driver, "ENGINES", named)
     runs = [tiny.run(seed=seed, width=width) for width in (16, 32) for seed in range(2)]
     said: list[str] = []
-    means = Means(device="cuda", jobs=1, said=said.append)
-    name, engine = choose("auto", runs, means)
+    resources = Resources(device="cuda", jobs=1, said=said.append)
+    name, engine = choose("auto", runs, resources)
     assert name == "vectorised, then serial"
-    made = [(name, run.size.width, run.seed) for name, run in engine(runs, means)]
+    made = [(name, run.size.width, run.seed) for name, run in engine(runs, resources)]
     assert made == [("vectorised", 16, 0), ("vectorised", 16, 1), ("serial", 32, 0), ("serial", 32, 1)]
     assert said == [f"2 runs like {runs[2]} are made one by one: because"]
-    assert choose("auto", runs[:2], means)[0] == "vectorised"
-    assert choose("auto", runs[2:], means)[0] == "serial"
+    assert choose("auto", runs[:2], resources)[0] == "vectorised"
+    assert choose("auto", runs[2:], resources)[0] == "serial"
 
 
 def test_a_time_limit_is_for_runs_in_processes() -> None:
-    assert choose("auto", RUNS[:1], Means(timeout=60, jobs=1))[0] == "processes"
-    assert choose("processes", RUNS[:1], Means(timeout=0.5))[0] == "processes"
+    assert choose("auto", RUNS[:1], Resources(timeout=60, jobs=1))[0] == "processes"
+    assert choose("processes", RUNS[:1], Resources(timeout=0.5))[0] == "processes"
     for engine in ("serial", "vectorised", "ray"):
         with pytest.raises(UseError, match=f"timeout is 60 s, and the engine '{engine}' cannot end a run"):
-            choose(engine, RUNS, Means(timeout=60))
+            check_engine(engine, Resources(timeout=60))
     with pytest.raises(UseError, match="the engine 'ray' cannot end a run"):
-        choose("auto", RUNS, Means(timeout=60, address="head:6379"))
+        check_engine("auto", Resources(timeout=60, address="head:6379"))
     given = {"mine": dataclasses.replace(tiny.plain, loss=lambda logits, targets: logits.sum())}
     with pytest.raises(UseError, match=r"timeout is 60 s, which needs .* workload 'mine' cannot be sent"):
-        choose("auto", [dataclasses.replace(RUNS[0], workload="mine")], Means(given, timeout=60))
+        choose("auto", [dataclasses.replace(RUNS[0], workload="mine")], Resources(given, timeout=60))
     for wrong in (0, -1, float("nan"), float("inf"), True):
         with pytest.raises(UseError, match="give the seconds that a run may take, such as 600"):
-            choose("auto", RUNS, Means(timeout=wrong))
+            check_engine("auto", Resources(timeout=wrong))
 
 
 def test_a_workload_whose_file_has_changed_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -252,22 +253,22 @@ def test_a_workload_whose_file_has_changed_is_not_gone_on_with(tmp_path: Path) -
     runs = [dataclasses.replace(run, workload=f"{file}:plain") for run in RUNS]
     with Ledger.open(tmp_path / "out", name="tiny", spec={}) as ledger:
         assert conduct(runs[:1], ledger, engine="serial").ok
-        before = Means(checkpoints=tmp_path).checkpoint(runs[0]).path
+        before = Resources(checkpoints=tmp_path).checkpoint(runs[0]).path
         file.write_text(tiny.FILE.read_text() + "# another version\n")
         environment._environment.cache_clear()
         with pytest.raises(UseError, match=r"mine\.py:plain has changed since runs in this ledger were made"):
             conduct(runs, ledger, engine="serial")
-        assert Means(checkpoints=tmp_path).checkpoint(runs[0]).path != before
+        assert Resources(checkpoints=tmp_path).checkpoint(runs[0]).path != before
         assert conduct(runs[:1], ledger, engine="serial").before == 1  # there is nothing left to make
 
 
 def test_a_checkpoint_that_a_killed_driver_left_of_a_settled_run_goes(tmp_path: Path) -> None:
-    means, shelf = Means(checkpoints=tmp_path / "checkpoints"), tiny.Shelf()
-    conduct(RUNS[:1], shelf, engine="serial", means=means)
-    left = means.checkpoint(RUNS[0]).path
+    resources, shelf = Resources(checkpoints=tmp_path / "checkpoints"), tiny.Shelf()
+    conduct(RUNS[:1], shelf, engine="serial", resources=resources)
+    left = resources.checkpoint(RUNS[0]).path
     left.parent.mkdir()
     left.write_text("its driver was killed before it could go")
-    assert conduct(RUNS[:1], shelf, engine="serial", means=means).before == 1
+    assert conduct(RUNS[:1], shelf, engine="serial", resources=resources).before == 1
     assert not left.parent.exists()
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import theodolite as th
-from theodolite.fleet.engine import Means, serial
+from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.isolation import _CALLERS, _SETTINGS
 from theodolite.fleet.run import Run
 
@@ -107,7 +107,7 @@ def restored_settings() -> Iterator[None]:
     torch.backends.cuda.enable_flash_sdp(True)
 
 
-def spoiling(name: str, when: str) -> tuple[Run, Means]:
+def spoiling(name: str, when: str) -> tuple[Run, Resources]:
     """A run whose workload changes a setting while a batch is drawn, and then maybe fails."""
 
     def batch(seed: int, step: int) -> Any:
@@ -119,12 +119,12 @@ def spoiling(name: str, when: str) -> tuple[Run, Means]:
         return drawn
 
     workload = dataclasses.replace(tiny.plain, name="spoiling", batch=batch)
-    return dataclasses.replace(tiny.run(steps=4), workload="spoiling"), Means({"spoiling": workload})
+    return dataclasses.replace(tiny.run(steps=4), workload="spoiling"), Resources({"spoiling": workload})
 
 
 @pytest.fixture(scope="module")
 def alone() -> Any:
-    (outcome,) = serial([tiny.run(steps=4)], Means())
+    (outcome,) = serial([tiny.run(steps=4)], Resources())
     return tiny.numbers(outcome)
 
 
@@ -132,12 +132,12 @@ def alone() -> Any:
 @pytest.mark.parametrize("name", SPOILERS)
 @pytest.mark.parametrize("when", ["batch", "error"])
 def test_what_a_run_sets_ends_with_it(name: str, when: str, alone: Any) -> None:
-    run, means = spoiling(name, when)
+    run, resources = spoiling(name, when)
     before = state()
-    list(serial([run], means))
+    list(serial([run], resources))
     after = state()
     assert {key for key in before if before[key] != after[key]} == set()
-    (next_one,) = serial([tiny.run(steps=4)], Means())
+    (next_one,) = serial([tiny.run(steps=4)], Resources())
     assert tiny.numbers(next_one) == alone
 
 
@@ -146,7 +146,7 @@ def test_what_a_run_sets_ends_with_it(name: str, when: str, alone: Any) -> None:
 def test_what_the_caller_has_set_changes_no_number_and_stays_set(name: str, alone: Any) -> None:
     SPOILERS[name]()
     before = state()
-    (outcome,) = serial([tiny.run(steps=4)], Means())
+    (outcome,) = serial([tiny.run(steps=4)], Resources())
     after = state()
     assert outcome.error is None
     assert tiny.numbers(outcome) == alone
@@ -160,10 +160,10 @@ def test_two_runs_draw_the_same_random_numbers_as_one() -> None:
         inputs, targets = tiny.batch(seed, step)
         return inputs + torch.randn(()) + np.random.randn() + random.random(), targets
 
-    means = Means({"noisy": dataclasses.replace(tiny.plain, batch=batch)})
+    resources = Resources({"noisy": dataclasses.replace(tiny.plain, batch=batch)})
     runs = [dataclasses.replace(tiny.run(seed=seed, steps=3), workload="noisy") for seed in (0, 1)]
-    first, second = (tiny.numbers(outcome) for outcome in serial(runs, means))
-    again = [tiny.numbers(outcome) for outcome in serial(runs[::-1], means)]
+    first, second = (tiny.numbers(outcome) for outcome in serial(runs, resources))
+    again = [tiny.numbers(outcome) for outcome in serial(runs[::-1], resources)]
     assert again == [second, first]
 
 
@@ -181,14 +181,14 @@ def test_runs_of_two_threads_do_not_disturb_each_other(alone: Any) -> None:
 
     def run_another() -> None:
         begun.wait()
-        found.extend(serial([tiny.run(steps=4)], Means()))
+        found.extend(serial([tiny.run(steps=4)], Resources()))
 
     before = state()
     second = threading.Thread(target=run_another)
     second.start()
     spoiling = dataclasses.replace(tiny.plain, name="spoiling", batch=batch)
     run = dataclasses.replace(tiny.run(steps=4), workload="spoiling")
-    list(serial([run], Means({"spoiling": spoiling})))
+    list(serial([run], Resources({"spoiling": spoiling})))
     second.join()
     assert [tiny.numbers(outcome) for outcome in found] == [alone]
     after = state()
@@ -226,7 +226,7 @@ def test_what_a_file_sets_when_it_is_imported_holds_for_its_runs_and_for_no_othe
     file.write_text(FILE)
     own = dataclasses.replace(tiny.run(steps=4), workload=f"{file}:workload")
     before = state()
-    outcomes = list(serial([own, tiny.run(steps=4), dataclasses.replace(own, seed=1), own], Means()))
+    outcomes = list(serial([own, tiny.run(steps=4), dataclasses.replace(own, seed=1), own], Resources()))
     after = state()
     assert [outcome.error for outcome in outcomes] == [None] * 4
     assert tiny.numbers(outcomes[1]) == alone
@@ -243,7 +243,7 @@ def test_a_function_that_imports_when_it_is_called_gets_the_module_beside_its_fi
         dataclasses.replace(tiny.run(steps=1), workload=f"{tmp_path / name}/mine.py:workload", seed=seed)
         for seed, name in enumerate(["first", "second", "first", "second"])
     ]
-    outcomes = list(serial(runs, Means()))
+    outcomes = list(serial(runs, Resources()))
     assert [outcome.error for outcome in outcomes] == [None] * 4
     # Two layers: 8 inputs, a hidden layer, 2 outputs, with biases.
     sizes = [8 * hidden + hidden + 2 * hidden + 2 for hidden in (16, 32)] * 2

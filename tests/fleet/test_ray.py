@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from theodolite import UseError
-from theodolite.fleet.engine import Means, serial
+from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.ray_tasks import ray_tasks
 
 from . import tiny
@@ -43,7 +43,7 @@ sys.path.insert(0, {str(tiny.FILE.parent)!r})
 import ray, tiny
 import theodolite as th
 from ray.cluster_utils import Cluster
-from theodolite.fleet.engine import Means
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.ray_tasks import ray_tasks
 
 folder, notes = Path(sys.argv[1]), Path(sys.argv[2])
@@ -67,15 +67,17 @@ slow = [tiny.run("slow", seed, steps=60) for seed in range(3)]
 others = [tiny.run("faulty", seed) for seed in (2, 3, 4)]
 for name in ("given", "unknown there", f"{{folder}}/mine.py:workload"):
     others.append(dataclasses.replace(tiny.run(), workload=name))
-means = Means({{"given": given, "unknown there": tiny.plain}}, jobs=1, address=cluster.address, begun=begun)
+resources = Resources(
+    {{"given": given, "unknown there": tiny.plain}}, jobs=1, address=cluster.address, begun=begun
+)
 threading.Thread(target=kill_a_node, daemon=True).start()
 found = {{"cluster": [], "local": []}}
-for outcome in ray_tasks([*slow, *others], means):
+for outcome in ray_tasks([*slow, *others], resources):
     found["cluster"].append(dataclasses.asdict(dataclasses.replace(outcome, run=outcome.run.to_dict())))
 assert not ray.is_initialized()
 cluster.shutdown()
 del os.environ["RAY_AUTH_MODE"]
-for outcome in ray_tasks([tiny.run()], Means(jobs=1)):
+for outcome in ray_tasks([tiny.run()], Resources(jobs=1)):
     import psutil  # Ray's own
     me = psutil.Process()
     sockets = [each for one in (me, *me.children(recursive=True)) for each in one.net_connections("inet")]
@@ -141,7 +143,7 @@ def same(found: dict[str, Any], alone) -> bool:
 
 @needs_ray
 def test_a_run_on_a_node_that_is_killed_is_made_on_another(found: dict[str, Any]) -> None:
-    for alone in serial([tiny.run("slow", seed, steps=60) for seed in range(3)], Means()):
+    for alone in serial([tiny.run("slow", seed, steps=60) for seed in range(3)], Resources()):
         assert alone.status == "finished"
         assert same(of(found, ":slow", alone.run.seed), alone)
     assert any(found["drawn"][seed, step] > 1 for seed in range(3) for step in range(1, 60))
@@ -172,10 +174,10 @@ def test_divergence_and_exceptions_come_back_as_outcomes(found: dict[str, Any]) 
 
 @needs_ray
 def test_workloads_are_sent_with_their_code(found: dict[str, Any]) -> None:
-    (mixture,) = serial([dataclasses.replace(tiny.run(), workload="mlp-mixture")], Means())
+    (mixture,) = serial([dataclasses.replace(tiny.run(), workload="mlp-mixture")], Resources())
     tripled = of(found, "given")
     assert tripled["metrics"]["loss"][0][1] == pytest.approx(3 * mixture.metrics["loss"][0][1])
-    (alone,) = serial([tiny.run()], Means())
+    (alone,) = serial([tiny.run()], Resources())
     mine = of(found, "mine.py:workload")  # its file, and the one beside it, were gone by then
     assert mine["status"] == "finished", mine["error"]
     assert mine["metrics"]["loss"] == [list(pair) for pair in alone.metrics["loss"]]
@@ -191,7 +193,7 @@ def test_a_workload_that_a_node_cannot_import_is_named(found: dict[str, Any]) ->
 
 @needs_ray
 def test_without_a_cluster_there_is_one_for_as_long_as_the_runs_take(found: dict[str, Any]) -> None:
-    (alone,) = serial([tiny.run()], Means())
+    (alone,) = serial([tiny.run()], Resources())
     (local,) = found["local"]
     assert same(local, alone)
     assert local["engine"] == "ray"
@@ -200,4 +202,4 @@ def test_without_a_cluster_there_is_one_for_as_long_as_the_runs_take(found: dict
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UseError, match=r"pip install 'theodolite\[ray\]'"):
-        next(ray_tasks([tiny.run()], Means()))
+        next(ray_tasks([tiny.run()], Resources()))

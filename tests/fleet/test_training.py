@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from theodolite import Size, Workload
-from theodolite.fleet.engine import Means, serial
+from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.training import planned, train
 from theodolite.optimizers.rules import RULES
@@ -247,9 +247,9 @@ def test_an_exception_is_recorded_and_the_rest_goes_on():
             raise OSError("the disk is gone")
         return rows(seed, step)
 
-    means = Means(workloads={"mine": Workload("mine", Net, failing, mine.loss)})
+    resources = Resources(workloads={"mine": Workload("mine", Net, failing, mine.loss)})
     fixed = {"workload": "mine", "size": RUN.size, "base": RUN.base, "lr": 0.01, "steps": 4, "held_out": 1}
-    outcomes = list(serial(Grid({"seed": [0, 1, 2]}, fixed).runs, means))
+    outcomes = list(serial(Grid({"seed": [0, 1, 2]}, fixed).runs, resources))
     assert [outcome.status for outcome in outcomes] == ["finished", "failed", "finished"]
     assert "OSError: the disk is gone" in outcomes[1].error
     assert "in failing" in outcomes[1].error

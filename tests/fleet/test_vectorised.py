@@ -10,7 +10,7 @@ from torch import nn
 from theodolite import Size, Workload, models
 from theodolite.fleet import program
 from theodolite.fleet import vectorised as engine
-from theodolite.fleet.engine import Means, serial
+from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.regions import compile_blocks, repeated
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.stack import kin, stack
@@ -52,12 +52,12 @@ tied = Workload(
 )
 normed = Workload("normed", Normed, rows, nn.functional.cross_entropy)
 dropping = Workload("dropping", Dropping, rows, nn.functional.cross_entropy)
-MEANS = Means(workloads={each.name: each for each in (gpt, tied, normed, dropping)})
+MEANS = Resources(workloads={each.name: each for each in (gpt, tied, normed, dropping)})
 
 
-def agree(runs, means=MEANS, tolerance=2e-5):
-    alone = {outcome.run.identity: outcome for outcome in serial(runs, means)}
-    together = {outcome.run.identity: outcome for outcome in vectorised(runs, means)}
+def agree(runs, resources=MEANS, tolerance=2e-5):
+    alone = {outcome.run.identity: outcome for outcome in serial(runs, resources)}
+    together = {outcome.run.identity: outcome for outcome in vectorised(runs, resources)}
     assert alone.keys() == together.keys()
     for identity, one in alone.items():
         other = together[identity]
@@ -136,11 +136,13 @@ def bursting(seed, step):
 
 
 def test_nan_at_a_step_is_a_divergence_at_that_step():
-    means = Means(workloads={"bursting": Workload("bursting", Normed, bursting, nn.functional.cross_entropy)})
+    resources = Resources(
+        workloads={"bursting": Workload("bursting", Normed, bursting, nn.functional.cross_entropy)}
+    )
     # SGD: the gradient of a bias before a norm is rounding alone, which Adam would make as large as any.
     fixed = {"workload": "bursting", "size": Size(8, 1), "base": Size(8, 1), "lr": 2**-6, "steps": 6}
     runs = Grid({"seed": [0, 1, 2]}, {**fixed, "optimizer": "sgd", "held_out": 1}).runs
-    outcomes = agree(runs, means)
+    outcomes = agree(runs, resources)
     found = {outcome.run.seed: (outcome.status, outcome.step) for outcome in outcomes.values()}
     assert found == {0: ("finished", 6), 1: ("diverged", 3), 2: ("finished", 6)}
 
@@ -151,12 +153,12 @@ def shrinking(seed, step):
 
 
 def test_batches_may_change_their_size():
-    means = Means(
+    resources = Resources(
         workloads={"shrinking": Workload("shrinking", Normed, shrinking, nn.functional.cross_entropy)}
     )
     fixed = {"workload": "shrinking", "size": Size(8, 1), "base": Size(8, 1), "lr": 2**-6, "steps": 6}
     runs = Grid({"seed": [0, 1]}, {**fixed, "optimizer": "sgd", "held_out": 2}).runs
-    assert {outcome.readings["tokens"] for outcome in agree(runs, means).values()} == {2 * (16 + 12 + 8)}
+    assert {outcome.readings["tokens"] for outcome in agree(runs, resources).values()} == {2 * (16 + 12 + 8)}
 
 
 def named(seed, step):
@@ -171,9 +173,9 @@ def two_losses(logits, targets):
 
 def test_dicts_tuples_and_float64_agree_to_its_precision():
     made = Workload("named", lambda width, depth: Normed(width, depth).double(), named, two_losses)
-    means = Means(workloads={"named": made})
+    resources = Resources(workloads={"named": made})
     fixed = {"workload": "named", "size": Size(8, 1), "base": Size(8, 1), "optimizer": "sgd", "steps": 4}
-    agree(Grid({"lr": [2**-7, 2**-5], "seed": [0, 1]}, {**fixed, "held_out": 1}).runs, means, 1e-12)
+    agree(Grid({"lr": [2**-7, 2**-5], "seed": [0, 1]}, {**fixed, "held_out": 1}).runs, resources, 1e-12)
 
 
 def test_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch):
@@ -189,8 +191,8 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch):
         true(self)
 
     monkeypatch.setattr(program.Program, "step", step)
-    means = Means(workloads=MEANS.workloads, chunk=6, said=said.append)
-    outcomes = list(vectorised(runs, means))
+    resources = Resources(workloads=MEANS.workloads, chunk=6, said=said.append)
+    outcomes = list(vectorised(runs, resources))
     assert [outcome.status for outcome in outcomes] == ["finished"] * 7
     assert {outcome.run.seed for outcome in outcomes} == set(range(7))
     assert [count for count in counts if count > 2] == [6, 3]  # and before them two that were tried
@@ -318,11 +320,11 @@ def test_blocks_that_differ_by_more_than_values_share_no_compilation():
 
 def test_a_diverged_model_is_not_judged():
     """What it was before its last step may be as good as any."""
-    means = Means(
+    resources = Resources(
         workloads={"bursting": Workload("bursting", Layered, bursting, nn.functional.cross_entropy)}
     )
     fixed = {"workload": "bursting", "size": Size(8, 1), "base": Size(8, 1), "lr": 2**-6, "steps": 6}
-    outcomes = agree(Grid({"seed": [0, 1]}, {**fixed, "optimizer": "sgd", "held_out": 1}).runs, means)
+    outcomes = agree(Grid({"seed": [0, 1]}, {**fixed, "optimizer": "sgd", "held_out": 1}).runs, resources)
     assert [outcome.held_out is None for outcome in outcomes.values()] == [False, True]
 
 
@@ -384,10 +386,10 @@ class Times(Normed):
     ],
 )
 def test_what_comes_out_otherwise_together_is_not_run(made, said):
-    means = Means(workloads={"odd": made})
+    resources = Resources(workloads={"odd": made})
     run = Run("odd", Size(8, 1), lr=0.1, parameterization="standard", steps=5, held_out=1, optimizer="sgd")
-    assert said in why_not(run, means)
-    (outcome,) = vectorised([run], means)
+    assert said in why_not(run, resources)
+    (outcome,) = vectorised([run], resources)
     assert outcome.status == "failed"
     assert said in outcome.error
 
@@ -401,10 +403,10 @@ def test_one_bad_cell_fails_alone(bad):
             raise OSError("the disk is gone")
         return rows(seed, step)
 
-    means = Means(workloads={"odd": Workload("odd", Normed, batch, nn.functional.cross_entropy)})
+    resources = Resources(workloads={"odd": Workload("odd", Normed, batch, nn.functional.cross_entropy)})
     fixed = {"workload": "odd", "size": Size(8, 1), "base": Size(8, 1), "steps": 3, "held_out": 1}
     runs = Grid({"lr": [0.1, 0.01], "seed": [0, 3, 2, 1]}, {**fixed, "optimizer": "sgd"}).runs
-    outcomes = list(vectorised(runs, means))
+    outcomes = list(vectorised(runs, resources))
     assert {outcome.run.seed for outcome in outcomes if outcome.status == "failed"} == {bad}
     assert sorted(outcome.status for outcome in outcomes) == ["failed"] * 2 + ["finished"] * 6
     assert all("the disk is gone" in outcome.error for outcome in outcomes if outcome.error)
@@ -413,13 +415,13 @@ def test_one_bad_cell_fails_alone(bad):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("steps", [8, 260])
 def test_on_a_gpu_the_captured_step_agrees_with_the_plain_loop(steps):
-    means = Means(workloads=MEANS.workloads, device="cuda")
+    resources = Resources(workloads=MEANS.workloads, device="cuda")
     axes = {"parameterization": ["plan", "standard"], "lr": [2**-9, 2**-7], "seed": [0, 1]}
     fixed = {"workload": "gpt", "size": Size(32, 2), "base": Size(16, 1), "steps": steps, "held_out": 2}
     for optimizer in ("adamw", "sgd", "muon-kimi") if steps < 100 else ("adamw",):
         # Muon computes in bfloat16 on a GPU, where sums in another order are other numbers.
         close = 2e-2 if optimizer == "muon-kimi" or steps > 100 else 1e-4
-        agree(Grid(axes, {**fixed, "optimizer": optimizer, "every": steps - 1}).runs, means, close)
+        agree(Grid(axes, {**fixed, "optimizer": optimizer, "every": steps - 1}).runs, resources, close)
 
 
 def test_accuracies_agree_with_one_run_after_the_other():
@@ -456,13 +458,13 @@ def test_a_full_batch_is_loaded_once_and_one_that_is_filled_again_each_time(refi
             inputs.copy_(rows(0, step)[0])
         return inputs, targets
 
-    means = Means(workloads={"full": Workload("full", Normed, full, nn.functional.cross_entropy)})
+    resources = Resources(workloads={"full": Workload("full", Normed, full, nn.functional.cross_entropy)})
     fixed = {"workload": "full", "size": Size(8, 1), "base": Size(8, 1), "optimizer": "sgd", "lr": 2**-4}
     runs = Grid({"seed": [0, 1]}, {**fixed, "steps": 5, "held_out": 1}).runs
-    workload = means.workloads["full"]
+    workload = resources.workloads["full"]
     some = program.Program(stack(runs, workload, "cpu"), workload, "cpu")
     Counted.loads = 0
     for _ in range(5):
         some.step()
     assert Counted.loads == (5 if refilled else 1)
-    agree(runs, means)
+    agree(runs, resources)

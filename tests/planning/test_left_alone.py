@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.core.errors import UseError
-from theodolite.fleet.engine import Means
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
 from theodolite.fleet.vectorised import vectorised
@@ -156,7 +156,7 @@ def test_coordinates_and_find_lr_train_the_rest() -> None:
 def test_both_engines_train_the_rest_and_agree() -> None:
     runs = [Run("dit", TARGET, lr=0.01, base=BASE, steps=3, seed=seed, held_out=1) for seed in (0, 1)]
     alone = [train(run, WORKLOAD) for run in runs]
-    together = list(vectorised(runs, Means(workloads={"dit": WORKLOAD})))
+    together = list(vectorised(runs, Resources(workloads={"dit": WORKLOAD})))
     assert [one.error for one in together] == [None, None]
     assert [one.held_out for one in together] == pytest.approx([one.held_out for one in alone], rel=1e-5)
     assert {one.readings["parameters"] for one in together} == {one.readings["parameters"] for one in alone}

@@ -9,11 +9,12 @@ import pytest
 import theodolite as th
 from theodolite.cli import main
 from theodolite.core.errors import UseError
+from theodolite.fleet.driver import check_engine
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
 from theodolite.sweeping import Range, Sweep, sweep
-from theodolite.sweeping.checking import check_engine
 
 from ..shared_anatomies import shared_anatomies
 
@@ -147,7 +148,7 @@ def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(tiny, capsys):
     (tiny / "trouble").write_text("stop")
     status, _, err = command(capsys, *FEWER)
     assert status == 130
-    assert "the same command again goes on from here" in err
+    assert "the same command again continues here" in err
     (tiny / "trouble").unlink()
     assert command(capsys, *FEWER)[0] == 0
     assert len(rows_in("sweep")) == NUM_FEWER
@@ -266,7 +267,7 @@ def test_a_workload_may_be_an_object(tiny):
         ({"search": "random"}, "search is 'random'"),
         ({"search": "tpe"}, "a search needs a lower and an upper end"),
         ({"search": "tpe", "lr": [0.1, 0.2], "trials": 0}, "trials is 0"),
-        ({"engine": "fast"}, "there is no engine 'fast'"),
+        ({"engine": "fast"}, "engine is 'fast'"),
         ({"steps": 0}, "steps is 0"),
         ({"warmup": 4}, "warmup is 4"),
         ({"widths": [0]}, "width is 0"),
@@ -285,7 +286,7 @@ def test_a_workload_may_be_an_object(tiny):
         ({"device": "gpu"}, "device is 'gpu': it is cpu, cuda or cuda:1"),
         ({"device": "meta"}, "device is 'meta': it is cpu, cuda or cuda:1"),
         ({"address": "auto"}, "which is for a Ray cluster, and the engine is serial"),
-        ({"resources": {"GPU": 0.5}}, "which is for a Ray cluster, and the engine is serial"),
+        ({"per_run": {"GPU": 0.5}}, "which is for a Ray cluster, and the engine is serial"),
         ({"out": "sweep.sqlite"}, "out is sweep.sqlite, a file: it is the folder"),
     ],
 )
@@ -307,8 +308,8 @@ def test_a_gpu_that_is_not_there_is_refused_unless_a_cluster_may_have_it(tiny, m
         sweep("mine.py:tiny", **GOOD, device="cuda:2")
     assert not (tiny / "sweep").exists()
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    check_engine("ray", device="cuda", address=None, resources={"GPU": 1})
-    check_engine("auto", device="cuda", address="ray://head:10001", resources=None)
+    check_engine("ray", Resources(device="cuda", per_run={"GPU": 1}))
+    check_engine("auto", Resources(device="cuda", address="ray://head:10001"))
 
 
 def test_an_option_with_a_default_can_be_an_axis(tiny, capsys):

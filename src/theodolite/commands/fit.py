@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from theodolite.commands.options import progress_bar
 from theodolite.commands.output import print_result
 from theodolite.core.errors import UseError
 
@@ -89,6 +88,7 @@ def fit(
     from theodolite.fits import fit as make
     from theodolite.fits.page import page_path
     from theodolite.fits.table import predictions_table
+    from theodolite.present.bar import Bar
 
     if out is not None:
         page_path(out)  # refused before any work is done
@@ -106,14 +106,14 @@ def fit(
         }
         for text in at or ()
     ]
-    with progress_bar() as tell:
+    with Bar() as bar:
         made = make(
             form,
             file,
             columns=_pairs(columns, "--columns", 'parameters="Model Size"'),
             where=_pairs(where, "--where", "optimizer=adamw"),
             best=best,
-            progress=tell,
+            progress=bar,
             **options,
         )
     said = [(place, _tell(made, place)) for place in places]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from theodolite.commands.options import Depth, Width, progress_bar
+from theodolite.commands.options import Depth, Width
 from theodolite.core.errors import UseError
 
 Along = Literal["gradient", "preconditioned"]
@@ -106,6 +106,7 @@ def grow(
     from theodolite.growing.material import units as gather
     from theodolite.growing.page import save_page
     from theodolite.growing.splits import Splits
+    from theodolite.present.bar import Bar
 
     check_device(device)
     html_path(out, kind="growth")
@@ -119,7 +120,7 @@ def grow(
         first = split(drawn, seed=seed)
         others = gather(found, certify, number=units, batch=batch, length=length)
         splits = Splits((*first.estimate, *first.certify), first.choose, others, first.repeated)
-    with progress_bar() as tell, _threads(found.model):
+    with Bar() as bar, _threads(found.model):
         grown = make(
             found.model,
             found.loss,
@@ -132,7 +133,7 @@ def grow(
             method=method,
             reach=reach,
             fresh=build_again(found, seed) if fresh else None,
-            progress=tell,
+            progress=bar,
         )
     print(grown)
     page = save_page(grown, found.name, out)

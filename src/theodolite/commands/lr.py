@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from theodolite.commands.options import Depth, Width, WorkloadName, look_up, progress_bar, sized
+from theodolite.commands.options import Depth, Width, WorkloadName, look_up, sized
 from theodolite.commands.output import print_result
 
 
@@ -49,11 +49,12 @@ def lr(
     """
     from theodolite.core.files import html_path
     from theodolite.lr_finder import find_lr
+    from theodolite.present.bar import Bar
 
     if out is not None:
         html_path(out, kind="learning-rate range")  # refused before any work is done
     chosen = look_up(workload)
-    with progress_bar() as tell:
+    with Bar() as bar:
         found = find_lr(
             chosen,
             optimizer,
@@ -63,7 +64,7 @@ def lr(
             high=high,
             steps=steps,
             device=device,
-            progress=tell,
+            progress=bar,
         )
     print_result(found.to_json() if json else found)
     if out is not None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -78,22 +75,3 @@ def stds_of(given: list[str] | None) -> dict[str, float] | None:
         if not pattern:
             raise UseError(f"--init {text}: write PATTERN=STD, for example --init 'embed.*=0.02'")
     return found or None
-
-
-@contextmanager
-def progress_bar() -> Iterator[Callable[[str, float], None] | None]:
-    """A bar on standard error while something goes on; nothing where that is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-
-        def tell(title: str, done: float) -> None:
-            bar.update(task, description=title, completed=done)
-
-        yield tell

@@ -13,7 +13,6 @@ from theodolite.commands.options import (
     Width,
     WorkloadName,
     look_up,
-    progress_bar,
     roles_of,
     sized,
 )
@@ -55,12 +54,13 @@ def survey(
     from rich.console import Console
 
     from theodolite.core.files import html_path
+    from theodolite.present.bar import Bar
     from theodolite.surveying import survey as conduct
     from theodolite.surveying.terminal import view
 
     html_path(out)
     chosen = look_up(workload)
-    with progress_bar() as tell:
+    with Bar() as bar:
         made = conduct(
             chosen,
             size=sized(chosen.size, width, depth),
@@ -69,7 +69,7 @@ def survey(
             deep=deep,
             seed=seed,
             roles=roles_of(role),
-            progress=tell,
+            progress=bar,
         )
     console = Console()
     console.print(view(made))

@@ -113,7 +113,7 @@ def sweep(
       theodolite sweep gpt-sotu --widths 128:512 --lr 2^-12:2^-5 --axis weight_decay=0.01:1:log --search tpe
     """
     from theodolite.core.files import html_path
-    from theodolite.fleet.progress import Shown
+    from theodolite.present.bar import Bar
     from theodolite.sweeping import sweep as conduct
     from theodolite.sweeping.ranges import parse_axis, parse_whole_numbers
 
@@ -149,9 +149,9 @@ def sweep(
         jobs=jobs,
         chunk=chunk,
         address=address,
-        resources=_resources(resource),
+        per_run=_resources(resource),
         timeout=timeout,
-        progress=Shown(),
+        progress=Bar(),
         **fields,
     )
     print_result(made.to_json() if json else made)

@@ -2,7 +2,7 @@
 
 >>> from theodolite import Size, fleet
 >>> run = fleet.Run("mlp-mixture", Size(32, 2), lr=2**-6, parameterization="standard", steps=3, held_out=1)
->>> (outcome,) = fleet.serial([run], fleet.Means())
+>>> (outcome,) = fleet.serial([run], fleet.Resources())
 >>> outcome.status, len(outcome.metrics["loss"])
 ('finished', 3)
 """
@@ -13,8 +13,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theodolite.fleet.driver import Report, conduct
-    from theodolite.fleet.engine import Means, serial
+    from theodolite.fleet.driver import RunReport, conduct
+    from theodolite.fleet.engine import Resources, serial
     from theodolite.fleet.ledger import Ledger, LedgerError
     from theodolite.fleet.outcome import Outcome
     from theodolite.fleet.recorded_norms import gradient_norms
@@ -24,10 +24,10 @@ __all__ = [
     "Run",
     "Grid",
     "Outcome",
-    "Means",
+    "Resources",
     "serial",
     "conduct",
-    "Report",
+    "RunReport",
     "Ledger",
     "LedgerError",
     "gradient_norms",
@@ -38,10 +38,10 @@ _HOMES = {
     "Grid": "run",
     "Ledger": "ledger",
     "LedgerError": "ledger",
-    "Means": "engine",
+    "Resources": "engine",
     "Outcome": "outcome",
-    "Report": "driver",
     "Run": "run",
+    "RunReport": "driver",
     "conduct": "driver",
     "gradient_norms": "recorded_norms",
     "serial": "engine",

@@ -34,7 +34,7 @@ def clear(folder: Path) -> None:
 
 
 @dataclass
-class Checkpoint:
+class RunCheckpoint:
     """Where a run keeps its state, and how often. It only saves time: no trouble with it ends the run.
 
     Args:

@@ -1,27 +1,52 @@
-"""Make the runs that the ledger does not have yet, and write down what came of them."""
+"""The driver: choose an engine, make the runs that the ledger does not have, tell how it goes, report."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
+from theodolite.core.arguments import one_of, positive
+from theodolite.core.building import check_device
 from theodolite.core.errors import UseError
+from theodolite.core.progress import Progress
 from theodolite.fleet.checkpoint import clear
-from theodolite.fleet.choosing import choose
-from theodolite.fleet.engine import Engine, Means
+from theodolite.fleet.engine import Engine, Resources, cost, processes, serial, why_not_sent
 from theodolite.fleet.environment import environment
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.progress import Progress, duration
+from theodolite.fleet.ray_tasks import ray_tasks
 from theodolite.fleet.run import Run
+from theodolite.fleet.stack import kin
+from theodolite.fleet.training import conditions, targets_in, workload_of
+from theodolite.fleet.vectorised import vectorised, why_not
+from theodolite.present.bar import Bar
+from theodolite.present.result import Result
+from theodolite.present.text import counted, duration
+
+ENGINES: Mapping[str, Engine] = {
+    "serial": serial,
+    "processes": processes,
+    "vectorised": vectorised,
+    "ray": ray_tasks,
+}
+PROCESS_START = 4.0
+"""Seconds until a new process has begun to work."""
+MOST_SHOWN = 5
+"""How many failures a report lists."""
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport(Result):
     """What came of many runs."""
+
+    kind = "run report"
 
     total: int
     before: int
@@ -40,23 +65,157 @@ class Report:
         """Has every run a result?"""
         return not self.stopped and not self.failed
 
-    def __str__(self) -> str:
+    def blocks(self) -> Iterator[str]:
+        """Counts, then the failures."""
+        yield str(self)
+
+    def __str__(self) -> str:  # a line for each failure, however long
         made = f"{self.finished} finished, {self.diverged} diverged, {len(self.failed)} failed"
         before = f"{self.before} were there before, " if self.before else ""
-        lines = [f"{_runs(self.total)}: {before}{made}, in {duration(self.seconds)} ({self.engine})"]
-        lines += [f"  failed: {run}: {error}" for run, error in self.failed[:SHOWN]]
-        if len(self.failed) > SHOWN:
-            lines.append(f"  and {len(self.failed) - SHOWN} more; the ledger has all their tracebacks")
+        lines = [f"{counted(self.total, 'run')}: {before}{made}, in {duration(self.seconds)} ({self.engine})"]
+        lines += [f"  failed: {run}: {error}" for run, error in self.failed[:MOST_SHOWN]]
+        if len(self.failed) > MOST_SHOWN:
+            lines.append(f"  and {len(self.failed) - MOST_SHOWN} more; the ledger has all their tracebacks")
         left = self.total - self.before - self.finished - self.diverged - len(self.failed)
         if self.stopped:
-            lines.append(f"Stopped with {_runs(left)} to go; the same command again goes on from here")
+            lines.append(f"Stopped with {counted(left, 'run')} to go; the same command again continues here")
         elif self.failed:
             lines.append("The same command again runs only these")
         return "\n".join(lines)
 
 
-SHOWN = 5
-"""How many failures are listed."""
+class RunListener:
+    """What the driver tells while it works. This one passes nothing on."""
+
+    def opened(self, runs: Sequence[Run], before: int) -> None:
+        """These runs are to be made; `before` others are in the ledger."""
+
+    def working(self, engine: str, jobs: int) -> None:
+        """The engine that was chosen, and how many processes it may use."""
+
+    def begun(self, run: Run) -> None:
+        """Work on a run has begun, for the first time or again."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """An outcome is in the ledger."""
+
+    def said(self, line: str) -> None:
+        """A message, such as that a worker was lost."""
+
+    def closed(self) -> None:
+        """There is no more to come."""
+
+
+class ProgressListener(RunListener):
+    """Counts runs and estimates the time left, for a `Progress`.
+
+    A `Bar` also gets messages and failures, as lines of their own, and the totals at the end.
+    """
+
+    def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+        self._progress, self._clock = progress, clock
+        self._tally = Tally(clock)
+        self._engine = ""
+
+    def opened(self, runs: Sequence[Run], before: int) -> None:
+        """Begin to count."""
+        self._tally = Tally(self._clock, runs, before)
+
+    def working(self, engine: str, jobs: int) -> None:
+        """Only processes and Ray tasks share the work; the models of a vectorised engine end together."""
+        self._tally.workers = jobs if engine in ("processes", "ray") else 1
+        if engine != self._engine:
+            self._engine = engine
+            self.said(f"Engine: {engine}")
+
+    def begun(self, run: Run) -> None:
+        """One more is running."""
+        self._tally.begun(run)
+        self._tell()
+
+    def ended(self, outcome: Outcome) -> None:
+        """One less is running. A failure is told at once."""
+        self._tally.ended(outcome)
+        if outcome.error:
+            self.said(f"failed: {outcome.run}: {outcome.reason}")
+        self._tell()
+
+    def said(self, line: str) -> None:
+        """Print a line above the bar, if there is one."""
+        if isinstance(self._progress, Bar):
+            self._progress.say(line)
+
+    def closed(self) -> None:
+        """Leave the totals."""
+        if isinstance(self._progress, Bar):
+            self._progress.close()
+        if self._tally.total:
+            self.said(self._tally.line(is_over=True))
+
+    def _tell(self) -> None:
+        if isinstance(self._progress, Bar):
+            self._progress.follow(lambda: (self._tally.line(), self._tally.done))
+        else:
+            self._progress(self._tally.line(), self._tally.done)
+
+
+class Tally:
+    """Counts of runs, and an estimate of the time left.
+
+    The cost of a run is known before it is made. What a unit of cost takes is measured on the runs that are
+    over, so that a long run does not count as a short one.
+    """
+
+    def __init__(self, clock: Callable[[], float], runs: Sequence[Run] = (), before: int = 0) -> None:
+        self.total, self.before, self.workers = len(runs), before, 1
+        self._clock, self._opened = clock, clock()
+        self._running: dict[str, tuple[float, float]] = {}
+        self._counts = {"finished": 0, "diverged": 0, "failed": 0}
+        self._total_cost, self._done_cost = sum(map(cost, runs)), 0.0
+        self._seconds, self._measured_cost = 0.0, 0.0
+
+    @property
+    def done(self) -> float:
+        """The fraction of the cost that is done."""
+        return self._done_cost / (self._total_cost or 1)
+
+    def begun(self, run: Run) -> None:
+        """Work on it has begun, maybe again."""
+        self._running[run.identity] = cost(run), self._clock()
+
+    def ended(self, outcome: Outcome) -> None:
+        """Take it from the running ones."""
+        run = outcome.run
+        self._running.pop(run.identity, None)
+        self._counts[outcome.status] += 1
+        self._done_cost += cost(run)
+        self._seconds += outcome.seconds
+        self._measured_cost += cost(run) * outcome.step / run.steps
+
+    def seconds_left(self) -> float | None:
+        """An estimate; None until a step was made by a run that is over."""
+        if not self._measured_cost:
+            return None
+        pace = self._seconds / self._measured_cost
+        work = pace * (self._total_cost - self._done_cost)
+        now, running = self._clock(), list(self._running.values())
+        longest = sorted((now - start for _, start in running), reverse=True)[: self.workers]
+        work -= min(sum(longest), sum(pace * each for each, _ in running))
+        waiting = self.total - sum(self._counts.values())
+        return max(work, 0.0) / max(min(self.workers, waiting), 1)
+
+    def line(self, *, is_over: bool = False) -> str:
+        """Counts, and the time left, or at the end the time taken."""
+        counts = self._counts
+        parts = [f"{self.before + sum(counts.values())} of {self.before + self.total} runs done"]
+        if self._running and not is_over:
+            parts.append(f"{len(self._running)} running")
+        parts += [f"{counts[name]} {name}" for name in ("diverged", "failed") if counts[name]]
+        if is_over:
+            parts.append(f"{duration(self._clock() - self._opened)} taken")
+        elif (left := self.seconds_left()) is not None:
+            parts.append(f"about {duration(left)} left")
+        return ", ".join(parts)
 
 
 def conduct(
@@ -64,9 +223,10 @@ def conduct(
     ledger: Ledger,
     *,
     engine: str = "auto",
-    means: Means | None = None,
+    resources: Resources | None = None,
     progress: Progress | None = None,
-) -> Report:
+    listener: RunListener | None = None,
+) -> RunReport:
     """Make the runs that the ledger has no result of, and append each outcome as it comes.
 
     Nothing that is finished or has diverged is run again; what failed is. A Ctrl-C ends the work and is told
@@ -75,43 +235,47 @@ def conduct(
     Args:
         runs: those that come twice are made once.
         ledger: only this process writes to it.
-        engine: a name in `theodolite.fleet.choosing.ENGINES`.
-        means: devices, processes, folders.
-        progress: told what happens.
+        engine: `auto`, `serial`, `processes`, `vectorised` or `ray`.
+        resources: devices, processes, folders.
+        progress: called with counts and the fraction done; `theodolite.present.bar.Bar()` draws a bar.
+        listener: told of every run, in place of `progress`.
     """
     distinct = {run.identity: run for run in runs}
     if not distinct:
         raise UseError("there are no runs: give at least one")
-    means, progress = means or Means(), progress or Progress()
-    means = dataclasses.replace(means, begun=progress.begun, said=progress.said)
+    if listener is None:
+        listener = RunListener() if progress is None else ProgressListener(progress)
+    resources = dataclasses.replace(resources or Resources(), begun=listener.begun, said=listener.said)
     start = time.monotonic()
     settled = ledger.settled()
     waiting = [run for identity, run in distinct.items() if identity not in settled]
     _refuse_changed(waiting, ledger.sources())
+    if waiting:
+        check_engine(engine, resources)
     for identity in distinct.keys() & settled:  # a driver may have been killed between the two
-        _forget(distinct[identity], means)
+        _forget(distinct[identity], resources)
     outcomes: list[Outcome] = []
     name, stopped = "nothing to do", False
-    progress.opened(waiting, before=len(distinct) - len(waiting))
+    listener.opened(waiting, before=len(distinct) - len(waiting))
     try:
         if waiting:
-            name, chosen = choose(engine, waiting, means)
-            progress.working(name, means.jobs)
-            with _closing(chosen, waiting, means) as coming:
+            name, chosen = choose(engine, waiting, resources)
+            listener.working(name, resources.jobs)
+            with _closing(chosen(waiting, resources)) as coming:
                 for outcome in coming:
                     ledger.append(outcome)
                     outcomes.append(outcome)
                     if outcome.settled:
-                        _forget(outcome.run, means)
-                    progress.ended(outcome)
+                        _forget(outcome.run, resources)
+                    listener.ended(outcome)
     except KeyboardInterrupt:
         stopped = True
     finally:
-        if means.checkpoints is not None:  # now that no worker is left
-            clear(means.checkpoints)
-        progress.closed()
+        if resources.checkpoints is not None:  # now that no worker is left
+            clear(resources.checkpoints)
+        listener.closed()
     statuses = [outcome.status for outcome in outcomes]
-    return Report(
+    return RunReport(
         total=len(distinct),
         before=len(distinct) - len(waiting),
         finished=statuses.count("finished"),
@@ -124,7 +288,7 @@ def conduct(
 
 
 def _refuse_changed(runs: Sequence[Run], sources: Mapping[str, set[str]]) -> None:
-    """Runs of two versions of a file are not to be compared, least of all without a word."""
+    """Refuse to add runs of another version of a workload's file."""
     for workload in dict.fromkeys(run.workload for run in runs):
         now = environment(workload)["workload_source"]
         if now is not None and sources.get(workload, set()) - {now}:
@@ -135,8 +299,7 @@ def _refuse_changed(runs: Sequence[Run], sources: Mapping[str, set[str]]) -> Non
 
 
 @contextmanager
-def _closing(engine: Engine, runs: Sequence[Run], means: Means) -> Iterator[Iterator[Outcome]]:
-    outcomes = engine(runs, means)
+def _closing(outcomes: Iterator[Outcome]) -> Iterator[Iterator[Outcome]]:
     try:
         yield outcomes
     finally:
@@ -145,12 +308,122 @@ def _closing(engine: Engine, runs: Sequence[Run], means: Means) -> Iterator[Iter
             close()
 
 
-def _forget(run: Run, means: Means) -> None:
-    """Once the outcome is safe, what was kept on the way can go."""
-    checkpoint = means.checkpoint(run)
+def _forget(run: Run, resources: Resources) -> None:
+    """Remove the checkpoint of a run whose outcome is in the ledger."""
+    checkpoint = resources.checkpoint(run)
     if checkpoint is not None:
         checkpoint.forget()
 
 
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
+def check_engine(engine: str, resources: Resources) -> None:
+    """Validate the engine's name, its options and the device before the first run.
+
+    >>> check_engine("procesess", Resources())
+    Traceback (most recent call last):
+    theodolite.UseError: engine is 'procesess'. Did you mean 'processes'? It is one of auto, serial, ...
+    """
+    one_of("engine", engine, ("auto", *ENGINES))
+    for name, value in (("address", resources.address), ("per_run", resources.per_run)):
+        if value and engine not in ("ray", "auto"):
+            raise UseError(
+                f"{name} is {value!r}, which is for a Ray cluster, and the engine is {engine}: "
+                "take engine ray, or leave it out"
+            )
+    limit = resources.timeout
+    if limit is not None:
+        positive("timeout", limit, wanted="give the seconds that a run may take, such as 600")
+        if engine not in ("auto", "processes") or resources.address:
+            other = "ray" if engine == "auto" else engine
+            raise UseError(
+                f"timeout is {limit:g} s, and the engine {other!r} cannot end a run that takes longer: take "
+                "engine 'processes', or leave the timeout out"
+            )
+    # What GPUs a cluster has cannot be seen from here.
+    elsewhere = _is_on_ray(engine, resources) and resources.device.partition(":")[0] == "cuda"
+    check_device("cpu" if elsewhere else resources.device)
+
+
+def choose(engine: str, runs: Sequence[Run], resources: Resources) -> tuple[str, Engine]:
+    """The engine of a name, with its name.
+
+    `auto` is Ray where a cluster was named or this process is connected to one. Otherwise on a GPU it is
+    `vectorised`, with processes for the runs that it cannot do; on a CPU it is processes, or `serial` where
+    starting them would take longer than they save. With a time limit it is processes, as only they can be
+    ended.
+    """
+    if resources.timeout is not None:
+        if (reason := why_not_sent(runs, resources)) is not None:
+            limit = f"timeout is {resources.timeout:g} s"
+            raise UseError(f"{limit}, which needs runs in processes of their own: {reason}")
+        name = "processes"
+    elif engine != "auto":
+        name = engine
+    elif _is_on_ray(engine, resources):
+        name = "ray"
+    elif torch.device(resources.device).type == "cuda":
+        return _on_gpu(runs, resources)
+    else:
+        name = _one_by_one(runs, resources)
+    return name, ENGINES[name]
+
+
+def _is_on_ray(engine: str, resources: Resources) -> bool:
+    if engine != "auto" or resources.timeout is not None:
+        return engine == "ray"
+    ray = sys.modules.get("ray")
+    is_connected = ray is not None and bool(ray.is_initialized())
+    return bool(resources.address or os.environ.get("RAY_ADDRESS")) or is_connected
+
+
+def _on_gpu(runs: Sequence[Run], resources: Resources) -> tuple[str, Engine]:
+    """Families of runs that fit into one program are vectorised; the others follow, in processes."""
+    families: dict[str, list[Run]] = {}
+    others: list[Run] = []
+    for run in runs:
+        try:
+            with conditions(run, resources.workloads):
+                families.setdefault(kin(run, workload_of(run, resources.workloads)), []).append(run)
+        except Exception:  # whatever it is, the run itself will say it
+            others.append(run)
+    together: list[Run] = []
+    for family in families.values():
+        reason = why_not(family[0], resources)
+        if reason is not None:
+            resources.said(f"{len(family)} runs like {family[0]} are made one by one: {reason}")
+        (together if reason is None else others).extend(family)
+    rest = _one_by_one(others, resources)
+    if not others or not together:
+        name = "vectorised" if together else rest
+        return name, ENGINES[name]
+    parts = {"vectorised": {run.identity for run in together}, rest: {run.identity for run in others}}
+
+    def both(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
+        for name, members in parts.items():
+            yield from ENGINES[name]([run for run in runs if run.identity in members], resources)
+
+    return f"vectorised, then {rest}", both
+
+
+def _one_by_one(runs: Sequence[Run], resources: Resources) -> str:
+    """Processes, if they save more than they cost and the workloads can be sent to them."""
+    workers = min(resources.jobs, len(runs))
+    if workers < 2 or sum(_seconds(run, resources) for run in runs) * (1 - 1 / workers) < PROCESS_START:
+        return "serial"
+    reason = why_not_sent(runs, resources)
+    if reason is not None:
+        resources.said(f"One run after the other: {reason}")
+    return "serial" if reason else "processes"
+
+
+def _seconds(run: Run, resources: Resources) -> float:
+    """About how long a run takes on one core, within a factor of a few.
+
+    Each block has some 12·width² weights, each weight takes six operations for each target, a core makes
+    2·10¹⁰ of them in a second, and calling them takes half a millisecond a block.
+    """
+    try:
+        with conditions(run, resources.workloads):
+            targets = targets_in(workload_of(run, resources.workloads).draw(run.seed, 0))
+    except Exception:  # whatever it is, the run itself will say it
+        return 0.0
+    return run.steps * run.size.depth * (6 * 12 * run.size.width**2 * targets / 2e10 + 5e-4)

@@ -1,19 +1,31 @@
-"""What an engine is: runs go in, outcomes come out as they are ready."""
+"""What an engine is (runs go in, outcomes come out as they are ready), and the two for one machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from theodolite.fleet.checkpoint import Checkpoint
+import torch
+
+from theodolite.core.building import in_one_line
+from theodolite.core.errors import UseError
+from theodolite.fleet.checkpoint import RunCheckpoint
 from theodolite.fleet.environment import environment
 from theodolite.fleet.isolation import Own
 from theodolite.fleet.outcome import Outcome
+from theodolite.fleet.pool import Failure, pooled
 from theodolite.fleet.run import Run
-from theodolite.fleet.training import Workloads, attempt
+from theodolite.fleet.training import Workloads, attempt, failed
+from theodolite.workloads import Workload
 
 
 def _unheard(_: object) -> None:
@@ -21,21 +33,21 @@ def _unheard(_: object) -> None:
 
 
 @dataclass(frozen=True)
-class Means:
+class Resources:
     """With what runs are made; nothing here changes what a run gives.
 
     Args:
-        workloads: those that were handed over as objects, by name.
+        workloads: by name, those that were handed over as objects.
         device: `cpu`, `cuda` or `cuda:1`.
         jobs: processes at a time; Ray tasks too, unless the cluster has room for more.
         chunk: most models in one program of the vectorised engine; None for as many as memory holds.
         checkpoints: the folder in which long runs keep their state; None for no checkpoints.
         checkpoint_seconds: between two of them.
         address: of a Ray cluster; None for one on this machine, or the one Ray finds.
-        resources: of one run on a Ray cluster, such as {"CPU": 1, "GPU": 0.1}.
+        per_run: what one run takes on a Ray cluster, such as {"CPU": 1, "GPU": 0.1}.
         timeout: seconds that a run may take; one that takes longer has failed. Only processes can be ended.
         begun: called when work on a run begins.
-        said: called with a line that is worth telling, such as a worker that was lost.
+        said: called with a message, such as that a worker was lost.
     """
 
     workloads: Workloads = field(default_factory=dict)
@@ -45,27 +57,31 @@ class Means:
     checkpoints: Path | None = None
     checkpoint_seconds: float = 60.0
     address: str | None = None
-    resources: Mapping[str, float] = field(default_factory=dict)
+    per_run: Mapping[str, float] = field(default_factory=dict)
     timeout: float | None = None
     begun: Callable[[Run], None] = _unheard
     said: Callable[[str], None] = _unheard
 
-    def checkpoint(self, run: Run) -> Checkpoint | None:
-        """Where a run keeps its state."""
+    def checkpoint(self, run: Run) -> RunCheckpoint | None:
+        """Where a run keeps its state; another file for another version of its workload's source."""
         if self.checkpoints is None:
             return None
-        # A run that was begun with another version of its workload's file is not gone on with.
         source = environment(run.workload)["workload_source"]
         path = self.checkpoints.absolute() / f"{run.identity}{f'-{source}' if source else ''}.safetensors"
-        return Checkpoint(path, self.checkpoint_seconds, self.said)
+        return RunCheckpoint(path, self.checkpoint_seconds, self.said)
 
-    def for_worker(self) -> Means:
-        """What a worker needs that is told the workload apart: nothing there hears what is said here."""
+    def for_worker(self) -> Resources:
+        """What a worker needs besides the workload, which is sent apart; without the callbacks."""
         return dataclasses.replace(self, workloads={}, begun=_unheard, said=_unheard)
 
 
-Engine = Callable[[Sequence[Run], Means], Iterator[Outcome]]
+Engine = Callable[[Sequence[Run], Resources], Iterator[Outcome]]
 """Outcomes in any order, one for each run. Closing the iterator stops all work and leaves no process."""
+FromWorker = tuple[Outcome, tuple[str, ...]]
+"""An outcome, and messages for the driver."""
+
+_NARROW = 64
+"""Below about this width a step takes as long as it takes to launch its operations."""
 
 
 def cost(run: Run) -> float:
@@ -79,24 +95,106 @@ def cost(run: Run) -> float:
     return run.steps * run.size.depth * (run.size.width**2 + _NARROW**2)
 
 
-_NARROW = 64
-"""Below about this width a step takes as long as it takes to launch its operations."""
-
-
-def serial(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
+def serial(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
     """One run after the other, in this process."""
     for run in runs:
-        means.begun(run)
-        yield attempt(run, means.workloads, device=means.device, checkpoint=means.checkpoint(run))
+        resources.begun(run)
+        yield attempt(run, resources.workloads, device=resources.device, checkpoint=resources.checkpoint(run))
+
+
+def processes(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
+    """`resources.jobs` runs at a time, the longest first, each in a process with one thread.
+
+    A worker that is killed loses only its run, which is tried again after the others. Workloads that were
+    handed over as objects have to pickle; those with a name are looked up in the worker.
+    """
+    begun: dict[str, float] = {}
+
+    def note_begun(run: Run) -> None:
+        begun[run.identity] = time.monotonic()
+        resources.begun(run)
+
+    results = pooled(
+        partial(_attempt_here, _parcels(runs, resources), resources.for_worker()),
+        sorted(runs, key=cost, reverse=True),
+        max(resources.jobs, 1),
+        begun=note_begun,
+        said=resources.said,
+        timeout=resources.timeout,
+        spent=_broken if torch.device(resources.device).type == "cuda" else lambda result: False,
+    )
+    with closing(results):
+        for run, result in results:
+            if isinstance(result, Failure):
+                seconds = time.monotonic() - begun[run.identity]
+                yield failed(run, result.trace or result.reason, seconds, resources.device, "processes")
+                continue
+            outcome, lines = result
+            for line in lines:
+                resources.said(line)
+            yield outcome
 
 
 def attempt_in_worker(
-    run: Run, workloads: Workloads, means: Means, engine: str, settings: Own | None = None
-) -> tuple[Outcome, tuple[str, ...]]:
-    """The outcome, and what there is to tell of it where the driver is."""
+    run: Run, workloads: Workloads, resources: Resources, engine: str, settings: Own | None = None
+) -> FromWorker:
+    """Make a run in a worker of an engine; messages are collected for the driver."""
     lines: list[str] = []
-    checkpoint = dataclasses.replace(means, said=lines.append).checkpoint(run)
+    checkpoint = dataclasses.replace(resources, said=lines.append).checkpoint(run)
     outcome = attempt(
-        run, workloads, device=means.device, engine=engine, checkpoint=checkpoint, settings=settings
+        run, workloads, device=resources.device, engine=engine, checkpoint=checkpoint, settings=settings
     )
     return outcome, tuple(lines)
+
+
+def why_not_sent(runs: Sequence[Run], resources: Resources) -> str | None:
+    """Why the workloads cannot be sent to other processes; None if they can."""
+    try:
+        pickle.dumps(_parcels(runs, resources))
+    except UseError as error:
+        return str(error)
+    return None
+
+
+def _parcels(runs: Sequence[Run], resources: Resources) -> list[_Parcel]:
+    used = {run.workload for run in runs}
+    return [_Parcel(name, workload) for name, workload in resources.workloads.items() if name in used]
+
+
+def _attempt_here(parcels: Sequence[_Parcel], resources: Resources, run: Run) -> FromWorker:
+    workloads = {parcel.name: parcel.workload for parcel in parcels}
+    return attempt_in_worker(run, workloads, resources, "processes")
+
+
+def _broken(result: FromWorker | Failure) -> bool:
+    """After an error on a GPU, everything else in the same process may fail too."""
+    return isinstance(result, Failure) or not result[0].settled
+
+
+class _Parcel:
+    """A workload on its way to another process; errors name it."""
+
+    def __init__(self, name: str, workload: Workload) -> None:
+        self.name, self.workload = name, workload
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            data = pickle.dumps(self.workload)
+        except Exception as error:
+            raise UseError(_undelivered(self.name, in_one_line(error))) from error
+        if b"__main__" in data and not hasattr(sys.modules["__main__"], "__file__"):
+            raise UseError(_undelivered(self.name, "it was made in a notebook or at a prompt"))
+        return {"name": self.name, "data": data}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        try:
+            self.name, self.workload = state["name"], pickle.loads(state["data"])
+        except Exception as error:
+            raise UseError(_undelivered(state["name"], in_one_line(error))) from error
+
+
+def _undelivered(name: str, reason: str) -> str:
+    return (
+        f"workload {name!r} cannot be sent to another process: {reason}. Put it into a file and "
+        "give path/to/file.py:name, or take the engine 'serial'"
+    )

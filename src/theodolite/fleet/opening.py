@@ -134,7 +134,7 @@ def mend(path: Path) -> None:
 
 
 def explained(path: Path, error: sqlite3.Error) -> UseError:
-    """What an error of SQLite's means, and what to do."""
+    """What an error of SQLite means, and what to do."""
     if _is(error, "SQLITE_FULL"):
         return LedgerError(
             f"the disk of {path} is full: free some space, and the same command goes on from here. "

@@ -245,7 +245,7 @@ def _context() -> ForkServerContext | SpawnContext:
     context = multiprocessing.get_context("forkserver")
     first = ["theodolite.fleet.lifeline"] if is_main else []
     # Whatever is trained first imports torch._dynamo, which would be a second of every worker.
-    context.set_forkserver_preload([*first, "theodolite.fleet.processes", "torch._dynamo"])
+    context.set_forkserver_preload([*first, "theodolite.fleet.engine", "torch._dynamo"])
     return context
 
 

@@ -20,7 +20,7 @@ import torch
 
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
-from theodolite.fleet.engine import Means, attempt_in_worker, cost
+from theodolite.fleet.engine import Resources, attempt_in_worker, cost
 from theodolite.fleet.isolation import ON_THIS_MACHINE, Own
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.pool import RETRIES
@@ -34,43 +34,43 @@ LOOK_EVERY = 5.0
 """Seconds after which it is asked whether the cluster has room for more."""
 
 
-def ray_tasks(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
+def ray_tasks(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
     """Each run is a Ray task, the longest first.
 
-    The cluster is the one this process is connected to already, `means.address`, the one that Ray finds
-    (`RAY_ADDRESS`, or one on this machine), or a new one on this machine with room for `means.jobs` runs,
+    The cluster is the one this process is connected to already, `resources.address`, the one that Ray finds
+    (`RAY_ADDRESS`, or one on this machine), or a new one on this machine with room for `resources.jobs` runs,
     which ends with the last run. Its nodes need Theodolite; workloads of your own are sent to them.
 
-    A run whose worker or node is lost is tried again elsewhere. `means.resources` says what a run takes: 1
+    A run whose worker or node is lost is tried again elsewhere. `resources.per_run` says what a run takes: 1
     CPU, and on `cuda` 1 GPU, if it says nothing else.
     """
     ray = _ray()
-    needs = _needs(means)
-    with _cluster(ray, means, needs):
+    needs = _needs(resources)
+    with _cluster(ray, resources, needs):
         task = _task(ray, needs)
-        shipped = {run.workload: ray.put(_shipped(run, means)) for run in runs}
+        shipped = {run.workload: ray.put(_shipped(run, resources)) for run in runs}
         # Ray shows a task only the card that it was given.
-        here = dataclasses.replace(means.for_worker(), device=torch.device(means.device).type)
+        here = dataclasses.replace(resources.for_worker(), device=torch.device(resources.device).type)
         waiting = deque(sorted(runs, key=cost, reverse=True))
         flying: dict[Any, tuple[Run, float]] = {}
         try:
             while waiting or flying:
-                room = max(means.jobs, _room(ray, needs))
+                room = max(resources.jobs, _room(ray, needs))
                 while waiting and len(flying) < room:
                     run = waiting.popleft()
                     flying[task.remote(run, shipped[run.workload], here)] = run, time.monotonic()
-                    means.begun(run)
+                    resources.begun(run)
                 landed, _ = ray.wait(list(flying), timeout=LOOK_EVERY)
                 for reference in landed:
                     run, start = flying.pop(reference)
-                    yield _outcome(ray, reference, run, start, means)
+                    yield _outcome(ray, reference, run, start, resources)
         finally:
             for reference in flying:
                 with suppress(Exception):
                     ray.cancel(reference, force=True)
 
 
-def _outcome(ray: Any, reference: Any, run: Run, start: float, means: Means) -> Outcome:
+def _outcome(ray: Any, reference: Any, run: Run, start: float, resources: Resources) -> Outcome:
     try:
         outcome, lines = ray.get(reference)
     except ray.exceptions.RayTaskError as error:  # before our own code had begun
@@ -79,12 +79,12 @@ def _outcome(ray: Any, reference: Any, run: Run, start: float, means: Means) -> 
         reason = f"its Ray worker was lost {RETRIES + 1} times: {in_one_line(error)}"
     else:
         for line in lines:
-            means.said(line)
+            resources.said(line)
         return outcome
-    return failed(run, reason, time.monotonic() - start, means.device, "ray")
+    return failed(run, reason, time.monotonic() - start, resources.device, "ray")
 
 
-def _attempt(run: Run, shipped: bytes | None, means: Means) -> tuple[Outcome, tuple[str, ...]]:
+def _attempt(run: Run, shipped: bytes | None, resources: Resources) -> tuple[Outcome, tuple[str, ...]]:
     """The task."""
     try:
         workload, settings = (None, None) if shipped is None else _loaded(shipped)
@@ -94,8 +94,8 @@ def _attempt(run: Run, shipped: bytes | None, means: Means) -> tuple[Outcome, tu
             "it imports there, or give path/to/file.py:name, which is sent with the files beside it"
         ) from error
     workloads = {} if workload is None else {run.workload: workload}
-    outcome, lines = attempt_in_worker(run, workloads, means, "ray", settings)
-    checkpoint = means.checkpoint(run)
+    outcome, lines = attempt_in_worker(run, workloads, resources, "ray", settings)
+    checkpoint = resources.checkpoint(run)
     if checkpoint is not None and outcome.settled:
         checkpoint.forget()  # the folder of a node need not be the driver's, who forgets it otherwise
     return outcome, lines
@@ -108,17 +108,17 @@ def _loaded(shipped: bytes) -> tuple[Workload, Own]:
     return loaded
 
 
-def _shipped(run: Run, means: Means) -> bytes | None:
+def _shipped(run: Run, resources: Resources) -> bytes | None:
     """The workload of a run with the code and settings of its file; None if every node knows its name."""
-    if run.workload not in means.workloads and ":" not in run.workload:
+    if run.workload not in resources.workloads and ":" not in run.workload:
         return None
     from ray import cloudpickle
 
     try:
-        workload = workload_of(run, means.workloads)
+        workload = workload_of(run, resources.workloads)
     except UseError:  # the task finds the same, and says so in its outcome
         return None
-    settings = {} if run.workload in means.workloads else settings_of(run.workload)
+    settings = {} if run.workload in resources.workloads else settings_of(run.workload)
     there = {name: value for name, value in settings.items() if name not in ON_THIS_MACHINE}
     beside = _modules_beside(run.workload)
     for module in beside:
@@ -152,9 +152,9 @@ def _modules_beside(spec: str) -> list[ModuleType]:
     return found
 
 
-def _needs(means: Means) -> dict[str, float]:
-    usual = {"CPU": 1.0, "GPU": 1.0} if torch.device(means.device).type == "cuda" else {"CPU": 1.0}
-    return {**usual, **means.resources}
+def _needs(resources: Resources) -> dict[str, float]:
+    usual = {"CPU": 1.0, "GPU": 1.0} if torch.device(resources.device).type == "cuda" else {"CPU": 1.0}
+    return {**usual, **resources.per_run}
 
 
 def _task(ray: Any, needs: Mapping[str, float]) -> Any:
@@ -174,24 +174,24 @@ def _room(ray: Any, needs: Mapping[str, float]) -> int:
 
 
 @contextmanager
-def _cluster(ray: Any, means: Means, needs: Mapping[str, float]) -> Iterator[None]:
+def _cluster(ray: Any, resources: Resources, needs: Mapping[str, float]) -> Iterator[None]:
     """Be connected; afterwards be as before."""
     if ray.is_initialized():
         yield
         return
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
     try:
-        ray.init(means.address or os.environ.get("RAY_ADDRESS") or "auto", **quiet)
+        ray.init(resources.address or os.environ.get("RAY_ADDRESS") or "auto", **quiet)
         is_new = False
     except (ConnectionError, RuntimeError, ValueError) as error:
-        address = means.address or os.environ.get("RAY_ADDRESS")
+        address = resources.address or os.environ.get("RAY_ADDRESS")
         if address:
             raise UseError(f"there is no Ray cluster at {address}: {in_one_line(error)}") from error
         is_new = True
     with _private(ray) if is_new else nullcontext():
         try:
             if is_new:
-                cpus = max(means.jobs, 1) * needs.get("CPU", 1.0)
+                cpus = max(resources.jobs, 1) * needs.get("CPU", 1.0)
                 ray.init("local", num_cpus=max(round(cpus), 1), include_dashboard=False, **quiet)
                 if _room(ray, needs) < 1:
                     raise UseError(

@@ -23,7 +23,7 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
 from theodolite.fleet.accuracy import accuracies
-from theodolite.fleet.checkpoint import Checkpoint
+from theodolite.fleet.checkpoint import RunCheckpoint
 from theodolite.fleet.isolation import Own, isolated
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
@@ -54,7 +54,7 @@ def train(
     workload: Workload,
     *,
     device: str = "cpu",
-    checkpoint: Checkpoint | None = None,
+    checkpoint: RunCheckpoint | None = None,
     plan: Plan | None = None,
 ) -> Outcome:
     """Make the run, one step after the other. A loss that is not finite ends it: it has diverged.
@@ -99,7 +99,7 @@ def attempt(
     *,
     device: str = "cpu",
     engine: str = "serial",
-    checkpoint: Checkpoint | None = None,
+    checkpoint: RunCheckpoint | None = None,
     settings: Own | None = None,
 ) -> Outcome:
     """`train`, with any exception as a failed outcome. The engine's name is put on it.

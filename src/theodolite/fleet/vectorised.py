@@ -17,7 +17,7 @@ from torch import nn
 from theodolite.core.batches import on_device
 from theodolite.core.building import build_hollow, in_one_line, untouched_randomness
 from theodolite.core.exclusive import exclusive
-from theodolite.fleet.engine import Means
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Run
@@ -46,7 +46,7 @@ COMPILE_FROM = 250
 """Steps from which models are compiled on a GPU: a step of 24 small GPTs then takes 13 ms instead of 32."""
 
 
-def vectorised(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
+def vectorised(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
     """Runs of one shape together, as many at a time as memory holds; half as many if it did not.
 
     What comes out otherwise together than alone is not run but fails, and says why.
@@ -54,29 +54,29 @@ def vectorised(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
     families: dict[str, list[Run]] = {}
     for run in runs:
         try:
-            with conditions(run, means.workloads):
-                families.setdefault(kin(run, workload_of(run, means.workloads)), []).append(run)
+            with conditions(run, resources.workloads):
+                families.setdefault(kin(run, workload_of(run, resources.workloads)), []).append(run)
         except Exception:
-            yield failed(run, traceback.format_exc(), 0.0, means.device, ENGINE)
+            yield failed(run, traceback.format_exc(), 0.0, resources.device, ENGINE)
     for family in families.values():
-        reason = why_not(family[0], means)
+        reason = why_not(family[0], resources)
         if reason is None:
-            yield from _family(family, means)
+            yield from _family(family, resources)
         else:
-            yield from (failed(run, reason, 0.0, means.device, ENGINE) for run in family)
+            yield from (failed(run, reason, 0.0, resources.device, ENGINE) for run in family)
 
 
-def why_not(run: Run, means: Means) -> str | None:
+def why_not(run: Run, resources: Resources) -> str | None:
     """Why a run and its kin cannot be made together; None if they can.
 
     Two of them are made for a few steps, together and alone, and have to come out alike.
     """
     try:
-        with conditions(run, means.workloads):
-            workload = workload_of(run, means.workloads)
-            key = workload, kin(run, workload), means.device
+        with conditions(run, resources.workloads):
+            workload = workload_of(run, resources.workloads)
+            key = workload, kin(run, workload), resources.device
             if key not in _reasons:
-                _reasons[key] = _why_not(run, workload, means)
+                _reasons[key] = _why_not(run, workload, resources)
             return _reasons[key]
     except Exception as error:
         return in_one_line(error)
@@ -85,7 +85,7 @@ def why_not(run: Run, means: Means) -> str | None:
 _reasons: dict[tuple[Workload, str, str], str | None] = {}
 
 
-def _why_not(run: Run, workload: Workload, means: Means) -> str | None:
+def _why_not(run: Run, workload: Workload, resources: Resources) -> str | None:
     reason = why_not_stacked(run, workload)
     if reason is not None:
         return reason
@@ -109,11 +109,11 @@ def _why_not(run: Run, workload: Workload, means: Means) -> str | None:
     )
     pair = [short, dataclasses.replace(short, seed=run.seed + 1)]
     try:
-        alone = [train(each, workload, device=means.device) for each in pair]
+        alone = [train(each, workload, device=resources.device) for each in pair]
     except Exception:  # not the fault of being together: the run itself will say it, and its kin may be good
         return None
     try:
-        together = _together(pair, means, compiled=False)
+        together = _together(pair, resources, compiled=False)
     except Exception as error:
         return None if _is_out_of_memory(error) else in_one_line(error)
     for mine, other in zip(map(_losses, together), map(_losses, alone), strict=True):
@@ -147,34 +147,34 @@ def _said(losses: Sequence[float]) -> str:
     return ", ".join(f"{loss:.6g}" for loss in losses)
 
 
-def _family(runs: Sequence[Run], means: Means) -> Iterator[Outcome]:
+def _family(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
     # Runs of one seed side by side: a chunk then has few batches to draw.
     order = sorted(runs, key=lambda run: run.seed)
-    waiting = _chunks(order, means.chunk or _room(order[0], means))
-    compiled = torch.device(means.device).type == "cuda" and runs[0].steps >= COMPILE_FROM
+    waiting = _chunks(order, resources.chunk or _room(order[0], resources))
+    compiled = torch.device(resources.device).type == "cuda" and runs[0].steps >= COMPILE_FROM
     while waiting:
         some = waiting.popleft()
         for run in some:
-            means.begun(run)
+            resources.begun(run)
         start = time.perf_counter()
         try:
-            outcomes = _together(some, means, compiled=compiled)
+            outcomes = _together(some, resources, compiled=compiled)
         except Exception as error:
             trace, outcomes = traceback.format_exc(), []
             if compiled and not _is_out_of_memory(error):
                 compiled = False
-                means.said(f"{some[0].size} goes on without being compiled: {in_one_line(error)}")
+                resources.said(f"{some[0].size} goes on without being compiled: {in_one_line(error)}")
                 waiting.appendleft(some)
             elif len(some) == 1:
-                outcomes = [failed(some[0], trace, time.perf_counter() - start, means.device, ENGINE)]
+                outcomes = [failed(some[0], trace, time.perf_counter() - start, resources.device, ENGINE)]
             elif _is_out_of_memory(error):
                 half = (len(some) + 1) // 2
-                means.said(f"{len(some)} models of {some[0].size} are too many for memory: now {half}")
+                resources.said(f"{len(some)} models of {some[0].size} are too many for memory: now {half}")
                 waiting = _chunks([run for chunk in (some, *waiting) for run in chunk], half)
             else:  # one of them may be to blame: in halves, until it is alone
                 half = len(some) // 2
                 waiting.extendleft((some[half:], some[:half]))
-        _free(means.device)
+        _free(resources.device)
         yield from outcomes
 
 
@@ -183,14 +183,14 @@ def _chunks(runs: Sequence[Run], most: int) -> deque[Sequence[Run]]:
 
 
 @exclusive()
-def _together(runs: Sequence[Run], means: Means, *, compiled: bool) -> list[Outcome]:
+def _together(runs: Sequence[Run], resources: Resources, *, compiled: bool) -> list[Outcome]:
     """All steps of some models in one program."""
     start = time.perf_counter()
-    workload, device = workload_of(runs[0], means.workloads), means.device
+    workload, device = workload_of(runs[0], resources.workloads), resources.device
     if compiled:
         torch.compiler.reset()  # it gives up after eight networks; what it has on the disk is found again
     with (
-        conditions(runs[0], means.workloads),
+        conditions(runs[0], resources.workloads),
         untouched_randomness(runs[0].seed),
         arithmetic(runs[0], device),
         warnings.catch_warnings(),
@@ -244,27 +244,27 @@ def _check_compiled(program: Program, workload: Workload, device: str) -> None:
 
 
 @exclusive()
-def _room(run: Run, means: Means) -> int:
+def _room(run: Run, resources: Resources) -> int:
     """How many models of this shape fit into memory, from what one step of one takes."""
-    if torch.device(means.device).type != "cuda":
+    if torch.device(resources.device).type != "cuda":
         return CHUNK_ON_CPU
-    workload = workload_of(run, means.workloads)
+    workload = workload_of(run, resources.workloads)
     try:
-        _free(means.device)
-        torch.cuda.reset_peak_memory_stats(means.device)
-        before = torch.cuda.memory_allocated(means.device)
+        _free(resources.device)
+        torch.cuda.reset_peak_memory_stats(resources.device)
+        before = torch.cuda.memory_allocated(resources.device)
         with (
-            conditions(run, means.workloads),
+            conditions(run, resources.workloads),
             untouched_randomness(run.seed),
-            arithmetic(run, means.device),
+            arithmetic(run, resources.device),
         ):
-            program = Program(stack([run], workload, means.device), workload, means.device)
+            program = Program(stack([run], workload, resources.device), workload, resources.device)
             program.step()
-        torch.cuda.synchronize(means.device)
-        taken = torch.cuda.max_memory_allocated(means.device) - before
+        torch.cuda.synchronize(resources.device)
+        taken = torch.cuda.max_memory_allocated(resources.device) - before
         del program
-        _free(means.device)
-        free, _ = torch.cuda.mem_get_info(means.device)
+        _free(resources.device)
+        free, _ = torch.cuda.mem_get_info(resources.device)
         return max(1, int(MEMORY_SHARE * free / max(taken, 1)))
     except Exception:  # whatever it is, the run itself will say it
         return 1

@@ -64,6 +64,24 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
+def duration(seconds: float) -> str:
+    """A time in the units one would say it in.
+
+    >>> [duration(seconds) for seconds in (0.42, 59.6, 754, 7261, 200_000)]
+    ['0.4 s', '1 min', '13 min', '2 h 1 min', '2 d 7 h']
+    """
+    if round(seconds) < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    days, left = divmod(hours, 24)
+    if not days:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{days} d {left} h" if left else f"{days} d"
+
+
 def terminal_width(least: int = 40, most: int = 140) -> int:
     """Columns of the terminal, within bounds; 100 where there is none."""
     return min(max(shutil.get_terminal_size((100, 24)).columns, least), most)

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from theodolite.core.building import check_device
 from theodolite.core.errors import UseError
-from theodolite.fleet.choosing import choose
-from theodolite.fleet.engine import Means
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.opening import SUFFIXES, file_of
 from theodolite.fleet.run import Run
@@ -30,31 +27,6 @@ def check_folder(out: str | Path) -> Path:
             f"out is {out}, a file: it is the folder of the ledger and the page. Give one such as sweep"
         )
     return folder.absolute()
-
-
-def check_engine(
-    engine: str,
-    *,
-    device: str,
-    address: str | None,
-    resources: Mapping[str, float] | None,
-    timeout: float | None = None,
-) -> None:
-    """Is there such an engine, has it the device, can it end a run, and has Ray what is for Ray?
-
-    >>> check_engine("serial", device="gpu", address=None, resources=None)
-    Traceback (most recent call last):
-    theodolite.UseError: device is 'gpu': it is cpu, cuda or cuda:1
-    """
-    name, _ = choose(engine, (), Means(address=address, timeout=timeout))
-    for what, value in (("address", address), ("resources", resources)):
-        if value and engine not in ("ray", "auto"):
-            raise UseError(
-                f"{what} is {value!r}, which is for a Ray cluster, and the engine is {engine}: "
-                "take engine ray, or leave it out"
-            )
-    # What a cluster has cannot be seen from here.
-    check_device("cpu" if name == "ray" and device.partition(":")[0] == "cuda" else device)
 
 
 def check_runs(runs: Sequence[Run], workload: Workload, folder: Path) -> None:

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from theodolite.core.size import Size
-from theodolite.fleet.choosing import choose
-from theodolite.fleet.driver import Report, conduct
-from theodolite.fleet.engine import Means
+from theodolite.fleet.driver import RunListener, RunReport, conduct
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Grid, Run
 from theodolite.sweeping.searching import Settings, Space, search
 
@@ -27,23 +25,23 @@ class Maker:
 
     ledger: Ledger
     engine: str
-    means: Means
-    progress: Progress
+    resources: Resources
+    listener: RunListener
     asked: dict[str, Run] = field(default_factory=dict)
     """By identity, all runs that were asked for."""
-    reports: list[Report] = field(default_factory=list)
+    reports: list[RunReport] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._before = set(self.ledger.settled())
 
     @property
-    def report(self) -> Report:
+    def report(self) -> RunReport:
         """All that was made, as one. A run that was asked for several times is one."""
         first = self.reports[0]
         settled = self.ledger.settled()
         failed = {run.identity: (run, error) for report in self.reports for run, error in report.failed}
         worked = [report.engine for report in self.reports if report.finished or report.diverged]
-        return Report(
+        return RunReport(
             total=len(self.asked),
             before=len(self._before & self.asked.keys()),
             finished=sum(report.finished for report in self.reports),
@@ -59,7 +57,6 @@ class Maker:
         settled = self.ledger.settled()
         waiting = [run for run in runs if run.identity not in settled]
         before = f" ({len(runs) - len(waiting)} of them are there)" if len(waiting) < len(runs) else ""
-        with_engine = f"; {choose(self.engine, waiting, self.means)[0]}" if waiting else ""
         sizes = sorted({run.size for run in runs})
         listed = ", ".join(map(str, sizes))
         if len(sizes) > 8:
@@ -73,14 +70,14 @@ class Maker:
                 ("seed", [run.seed for run in runs]),
             )
         )
-        self.progress.said(
-            f"{len(runs)} runs{before} of {_steps_text(runs)} steps: {listed}; {counts}{with_engine}"
-        )
+        self.listener.said(f"{len(runs)} runs{before} of {_steps_text(runs)} steps: {listed}; {counts}")
 
     def make(self, runs: Sequence[Run]) -> None:
         """Make those that the ledger does not have."""
         self.asked |= {run.identity: run for run in runs}
-        report = conduct(runs, self.ledger, engine=self.engine, means=self.means, progress=self.progress)
+        report = conduct(
+            runs, self.ledger, engine=self.engine, resources=self.resources, listener=self.listener
+        )
         self.reports.append(report)
         if report.stopped:
             raise Stopped
@@ -92,7 +89,7 @@ class Maker:
         ):
             kind = {"optimizer": [optimizer], "parameterization": [parameterization]}
             name = f"{optimizer}, {parameterization}"
-            self.progress.said(
+            self.listener.said(
                 f"{name}: a search at {base}, {trials} trials of {len(grid.axes['seed'])} seeds"
             )
 
@@ -104,7 +101,7 @@ class Maker:
 
             found, loss = min(search(space, losses, trials=trials), key=lambda trial: trial[1])
             if not math.isfinite(loss):
-                self.progress.said(f"{name}: no trial at {base} ended with a finite loss. Try smaller rates")
+                self.listener.said(f"{name}: no trial at {base} ended with a finite loss. Try smaller rates")
                 continue
             around = [{**found, "lr": found["lr"] * factor} for factor in AROUND]
             runs = [run for settings in around for run in _with(grid, kind, settings)]

@@ -19,7 +19,7 @@ from theodolite.sweeping.sentences import movement_sentence
 from theodolite.sweeping.table import bests_table, family_table
 
 if TYPE_CHECKING:
-    from theodolite.fleet.driver import Report
+    from theodolite.fleet.driver import RunReport
 
 ALWAYS = frozenset({"size", "seed", "optimizer", "parameterization"})
 """Axes of every sweep, which have a place of their own in it."""
@@ -41,7 +41,7 @@ class Sweep:
     """One for each optimizer, parameterization and combination of further axes."""
     bests: tuple[Best, ...] = ()
     """By size, the best of all axes together; none where the swept quantity is the only one."""
-    report: Report | None = None
+    report: RunReport | None = None
     """What was run now; None where nothing was."""
 
     @staticmethod
@@ -54,7 +54,7 @@ class Sweep:
 
     @staticmethod
     def of(
-        rows: Sequence[Row], spec: Mapping[str, Any], *, over: str = "lr", report: Report | None = None
+        rows: Sequence[Row], spec: Mapping[str, Any], *, over: str = "lr", report: RunReport | None = None
     ) -> Sweep:
         """The sweep that the rows and the spec of a ledger describe."""
         if spec.get("study") != "sweep":

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from theodolite.core.errors import UseError
+from theodolite.core.progress import Progress
 from theodolite.core.size import Size
-from theodolite.fleet.engine import Means
+from theodolite.fleet.driver import ProgressListener, RunListener, check_engine
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.isolation import isolated
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Grid, Run
-from theodolite.sweeping.checking import check_engine, check_folder, check_runs
+from theodolite.sweeping.checking import check_folder, check_runs
 from theodolite.sweeping.making import Maker, Stopped
 from theodolite.sweeping.ranges import Range
 from theodolite.sweeping.result import ALWAYS, Sweep
@@ -56,7 +57,7 @@ def sweep(
     jobs: int | None = None,
     chunk: int | None = None,
     address: str | None = None,
-    resources: Mapping[str, float] | None = None,
+    per_run: Mapping[str, float] | None = None,
     timeout: float | None = None,
     progress: Progress | None = None,
     **fields: Any,
@@ -93,10 +94,10 @@ def sweep(
         jobs: processes at a time; as many as there are cores.
         chunk: most models in one program of the vectorised engine.
         address: of a Ray cluster.
-        resources: of one run on it, such as `{"GPU": 0.25}`.
+        per_run: what one run takes of it, such as `{"GPU": 0.25}`.
         timeout: seconds that a run may take; one that takes longer has failed. The runs are then made in
             processes, which can be ended.
-        progress: told what happens, such as `theodolite.fleet.progress.Shown()`.
+        progress: called with counts and the fraction done; `theodolite.present.bar.Bar()` draws a bar.
         fields: further fields of all runs, see `theodolite.fleet.run.Run`: `weight_decay`, `schedule`,
             `final`, `precision`, `held_out`, `every`, `probes`, `options`, …
 
@@ -131,21 +132,23 @@ def sweep(
     scale_of(over, _values(swept[over]))
     spec = _spec(first, base, [*grid.axes], space)
     folder = check_folder(out)
-    check_engine(engine, device=device, address=address, resources=resources, timeout=timeout)
-    with isolated(settings):  # as the runs themselves
-        check_runs(grid.runs, found, folder)
-    means = Means(
+    resources = Resources(
         workloads={} if isinstance(workload, str) else {name: found},
         device=device,
         jobs=jobs or os.cpu_count() or 1,
         chunk=chunk,
         checkpoints=folder / "checkpoints",
         address=address,
-        resources=resources or {},
+        per_run=per_run or {},
         timeout=timeout,
     )
+    check_engine(engine, resources)
+    with isolated(settings):  # as the runs themselves
+        check_runs(grid.runs, found, folder)
     with Ledger.open(folder, name=f"sweep of {name}", spec=spec) as ledger:
-        maker = Maker(ledger, engine, means, progress or Progress())
+        maker = Maker(
+            ledger, engine, resources, RunListener() if progress is None else ProgressListener(progress)
+        )
         with suppress(Stopped):  # what is there is analysed
             if space is None:
                 maker.tell(grid.runs)

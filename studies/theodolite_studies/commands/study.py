@@ -108,13 +108,13 @@ def study_transfer(
         return
     import dataclasses
 
-    from theodolite.fleet.engine import Means
-    from theodolite.fleet.progress import Shown
-    from theodolite.sweeping.checking import check_engine
+    from theodolite.fleet.driver import check_engine
+    from theodolite.fleet.engine import Resources
+    from theodolite.present.bar import Bar
     from theodolite_studies.transfer.study import FULL, SMALL, make, write_summary
 
-    check_engine(engine, device=device, address=None, resources=None)
-    means = Means(device=device)
+    means = Resources(device=device)
+    check_engine(engine, means)
     if jobs is not None:
         means = dataclasses.replace(means, jobs=jobs)
     made = make(
@@ -123,7 +123,7 @@ def study_transfer(
         parts=part or (),
         engine=engine,
         means=means,
-        progress=Shown(),
+        progress=Bar(),
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(report(out))
@@ -190,9 +190,9 @@ def study_goldilocks(
         return
     import dataclasses
 
-    from theodolite.fleet.engine import Means
-    from theodolite.fleet.progress import Shown
-    from theodolite.sweeping.checking import check_engine
+    from theodolite.fleet.driver import check_engine
+    from theodolite.fleet.engine import Resources
+    from theodolite.present.bar import Bar
     from theodolite_studies.goldilocks.setting import FULL, SMALL
     from theodolite_studies.goldilocks.study import make, write_summary
 
@@ -203,8 +203,8 @@ def study_goldilocks(
         "seeds": None if seeds is None else tuple(range(seeds)),
     }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    check_engine(engine, device=device, address=None, resources=None)
-    means = Means(device=device)
+    means = Resources(device=device)
+    check_engine(engine, means)
     if jobs is not None:
         means = dataclasses.replace(means, jobs=jobs)
     made = make(
@@ -213,7 +213,7 @@ def study_goldilocks(
         parts=part or (),
         engine=engine,
         means=means,
-        progress=Shown(),
+        progress=Bar(),
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(report(out))

@@ -56,9 +56,9 @@ def study_scale_vectors(
     """
     import dataclasses
 
-    from theodolite.fleet.engine import Means
-    from theodolite.fleet.progress import Shown
-    from theodolite.sweeping.checking import check_engine
+    from theodolite.fleet.driver import check_engine
+    from theodolite.fleet.engine import Resources
+    from theodolite.present.bar import Bar
     from theodolite_studies.scale_vectors.report import report
     from theodolite_studies.scale_vectors.study import FULL, SMALL, make, write_summary
 
@@ -68,8 +68,8 @@ def study_scale_vectors(
             write_summary(draw, summary)
         return
 
-    check_engine(engine, device=device, address=None, resources=None)
-    means = Means(device=device)
+    means = Resources(device=device)
+    check_engine(engine, means)
     if jobs is not None:
         means = dataclasses.replace(means, jobs=jobs)
     made = make(
@@ -78,7 +78,7 @@ def study_scale_vectors(
         parts=part or (),
         engine=engine,
         means=means,
-        progress=Shown(),
+        progress=Bar(),
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(report(out))

@@ -12,10 +12,10 @@ from typing import Any
 
 from theodolite.core.errors import UseError
 from theodolite.core.files import write_whole
-from theodolite.fleet.driver import Report, conduct
-from theodolite.fleet.engine import Means
+from theodolite.core.progress import Progress
+from theodolite.fleet.driver import RunReport, conduct
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.progress import Progress
 from theodolite_studies.framework.records import Record, Records, read_records
 from theodolite_studies.goldilocks.course import TEMPERATURES, course
 from theodolite_studies.goldilocks.networks import NETWORKS, NORMED, TRAINED
@@ -33,10 +33,10 @@ def make(
     setting: Setting,
     parts: Sequence[str] = (),
     engine: str = "auto",
-    means: Means | None = None,
+    means: Resources | None = None,
     progress: Progress | None = None,
     tell: Tell = print,
-) -> Report | None:
+) -> RunReport | None:
     """Make what the folder does not hold, part by part; the report of the last that trained.
 
     Measurements go to a file of records, a line for each curve; training runs go to a ledger. Whoever stops
@@ -45,7 +45,7 @@ def make(
     for name in parts:
         if name not in PARTS:
             raise UseError(f"the study has no part {name!r}: it has {', '.join(PARTS)}")
-    out, means = Path(out).expanduser(), means or Means()
+    out, means = Path(out).expanduser(), means or Resources()
     report = None
     for part in PARTS:
         if parts and part not in parts:
@@ -106,10 +106,10 @@ def _train(
     part: str,
     setting: Setting,
     engine: str,
-    means: Means,
+    means: Resources,
     progress: Progress | None,
     tell: Tell,
-) -> Report:
+) -> RunReport:
     Records(out / RECORDS, setting.about())  # refuses another setting, and says what the runs are about
     wanted = cells(part, setting)
     workloads = {
@@ -126,7 +126,7 @@ def _train(
             f"{part}: {len(runs)} runs × {setting.epochs} epochs × {setting.images} images, {left} of them "
             "to make"
         )
-        report = conduct(runs, ledger, engine=engine, means=able, progress=progress)
+        report = conduct(runs, ledger, engine=engine, resources=able, progress=progress)
         if not report.ok:
             tell(str(report))
     return report

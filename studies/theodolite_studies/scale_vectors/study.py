@@ -16,11 +16,11 @@ from typing import Any
 
 from theodolite.core.errors import UseError
 from theodolite.core.files import write_whole
+from theodolite.core.progress import Progress
 from theodolite.core.size import Size
-from theodolite.fleet.driver import Report, conduct
-from theodolite.fleet.engine import Means
+from theodolite.fleet.driver import RunReport, conduct
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Precision, Run
 from theodolite_studies.framework.records import Record, Records, read_records
 from theodolite_studies.scale_vectors.flow import experiments
@@ -194,10 +194,10 @@ def make(
     setting: Setting = FULL,
     parts: Sequence[str] = (),
     engine: str = "auto",
-    means: Means | None = None,
+    means: Resources | None = None,
     progress: Progress | None = None,
     tell: Callable[[str], None] = print,
-) -> Report | None:
+) -> RunReport | None:
     """Make what the folder does not hold, part by part; the report of the last that trained.
 
     Stops at the first part that was interrupted. What is kept of a part that was made is not made again.
@@ -209,7 +209,7 @@ def make(
     records = Records(out / RECORDS, setting.about())
     structures = dict.fromkeys(arm.structure for arm in setting.arms)
     made = [workload(each, text=setting.text, num=setting.num, length=setting.length) for each in structures]
-    able = dataclasses.replace(means or Means(), workloads={each.name: each for each in made})
+    able = dataclasses.replace(means or Resources(), workloads={each.name: each for each in made})
     for part in setting.parts:
         if parts and part not in parts:
             continue
@@ -223,7 +223,7 @@ def make(
         with Ledger.open(out / RUNS, name=STUDY, spec=setting.about()) as ledger:
             left = sum(run.identity not in ledger.settled() for run in runs)
             tell(f"{part}: {len(runs)} runs, {left} of them to make")
-            report = conduct(runs, ledger, engine=engine, means=able, progress=progress)
+            report = conduct(runs, ledger, engine=engine, resources=able, progress=progress)
         if not report.ok:
             tell(str(report))
         if report.stopped:

@@ -18,11 +18,11 @@ from typing import Any
 
 from theodolite.core.errors import UseError
 from theodolite.core.files import write_whole
+from theodolite.core.progress import Progress
 from theodolite.core.size import Size
-from theodolite.fleet.driver import Report, conduct
-from theodolite.fleet.engine import Means
+from theodolite.fleet.driver import RunReport, conduct
+from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.progress import Progress
 from theodolite.fleet.run import Precision, Run
 from theodolite.fleet.training import Workloads
 from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization
@@ -148,10 +148,10 @@ def make(
     setting: Setting = FULL,
     parts: Sequence[str] = (),
     engine: str = "auto",
-    means: Means | None = None,
+    means: Resources | None = None,
     progress: Progress | None = None,
     tell: Callable[[str], None] = print,
-) -> Report | None:
+) -> RunReport | None:
     """Make the runs that the ledger in a folder does not hold, part by part; the report of the last.
 
     A window whose best learning rate lies at its edge is widened, at most three times. Stops at the first
@@ -163,7 +163,7 @@ def make(
             raise UseError(f"the study has no part {name!r}: it has {', '.join(known)}")
     chosen = [part for part in setting.parts if not parts or part.name in parts]
     report = None
-    able = dataclasses.replace(means or Means(), workloads=setting.workloads)
+    able = dataclasses.replace(means or Resources(), workloads=setting.workloads)
     with Ledger.open(out, name="transfer", spec=_spec(setting)) as ledger:
         for part in chosen:
             for turn in range(ROUNDS + 1):
@@ -173,7 +173,7 @@ def make(
                 if turn and not left:
                     break
                 tell(f"{part.name}: {len(runs)} runs, {left} of them to make")
-                report = conduct(runs, ledger, engine=engine, means=able, progress=progress)
+                report = conduct(runs, ledger, engine=engine, resources=able, progress=progress)
                 if not report.ok:
                     tell(str(report))
                 if report.stopped:

@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from theodolite.fleet.driver import ProgressListener, Tally
 from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.progress import Shown, Tally
+from theodolite.present.bar import Bar
 
 from . import tiny
 
@@ -70,7 +71,7 @@ def test_a_run_that_diverged_early_is_no_measure_of_the_others() -> None:
 
 def test_a_log_has_a_line_at_most_every_thirty_seconds_and_one_at_the_end() -> None:
     clock, file = Clock(), io.StringIO()
-    shown = Shown(Console(file=file, width=60), clock)
+    shown = ProgressListener(Bar(Console(file=file, width=60), clock), clock)
     runs = [tiny.run(seed=seed) for seed in range(100)]
     shown.opened(runs, before=20)
     for run in runs:
@@ -81,9 +82,9 @@ def test_a_log_has_a_line_at_most_every_thirty_seconds_and_one_at_the_end() -> N
     shown.closed()
     lines = file.getvalue().splitlines()
     assert [line.split(" runs")[0] for line in lines] == [
-        "50 of 120",
-        "80 of 120",
-        "110 of 120",
+        "30% 50 of 120",
+        "60% 80 of 120",
+        "90% 110 of 120",
         "a worker was lost [in brackets]",
         "120 of 120",
     ]
@@ -94,7 +95,7 @@ def test_a_log_has_a_line_at_most_every_thirty_seconds_and_one_at_the_end() -> N
 
 def test_a_failure_is_told_at_once() -> None:
     file = io.StringIO()
-    shown = Shown(Console(file=file, width=200), Clock())
+    shown = ProgressListener(Bar(Console(file=file, width=200), Clock()), Clock())
     run = tiny.run()
     shown.opened([run], before=0)
     shown.ended(Outcome(run, "failed", 0, None, error="Traceback\n  a line\nValueError: no\n"))
@@ -103,12 +104,13 @@ def test_a_failure_is_told_at_once() -> None:
 
 def test_a_terminal_has_one_line_that_is_drawn_again() -> None:
     file = io.StringIO()
-    shown = Shown(Console(file=file, width=100, force_terminal=True, legacy_windows=False), Clock())
+    bar = Bar(Console(file=file, width=100, force_terminal=True, legacy_windows=False), Clock())
+    shown = ProgressListener(bar, Clock())
     runs = [tiny.run(seed=seed) for seed in range(2)]
     shown.opened(runs, before=0)
     shown.begun(runs[0])
     shown.ended(over(runs[0], 1.0))
-    shown._live.refresh()
+    bar._live.refresh()
     drawn = file.getvalue()
     shown.closed()
     assert "\x1b[?25l" in drawn  # the cursor is hidden
@@ -116,3 +118,17 @@ def test_a_terminal_has_one_line_that_is_drawn_again() -> None:
     assert "━" in drawn
     assert drawn.count("\n") == 0
     assert file.getvalue().rstrip().endswith("1 of 2 runs done, 0.0 s taken")
+
+
+def test_any_function_can_be_told() -> None:
+    told: list[tuple[str, float]] = []
+    listener = ProgressListener(lambda title, done: told.append((title, done)), Clock())
+    runs = [tiny.run(seed=seed) for seed in range(2)]
+    listener.opened(runs, before=0)
+    for run in runs:
+        listener.begun(run)
+        listener.ended(over(run, 1.0))
+    listener.said("this is not for everybody")
+    listener.closed()
+    assert [done for _, done in told] == [0.0, 0.5, 0.5, 1.0]
+    assert told[0][0] == "0 of 2 runs done, 1 running"
