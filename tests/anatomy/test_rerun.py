@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.anatomy.recording.rerun import rerun
 from theodolite.anatomy.recording.undisturbed import undisturbed
-from theodolite.probes.scaling.activation_layout import find_layout, look
+from theodolite.probes.scaling.activation_layout import find_layout, record_activations
 
 TOKENS = torch.arange(48).reshape(2, 24) % 64
 
@@ -103,7 +103,7 @@ def test_without_a_block_it_is_the_network_without_that_block(placement: str) ->
     layout = find_layout(model, TOKENS)
     without = rerun(model, TOKENS, layout.graph, zero=[end for ends in layout.branches[2:4] for end in ends])
     del model.blocks[1]
-    assert torch.equal(without.output, look(model, TOKENS).logits)
+    assert torch.equal(without.output, record_activations(model, TOKENS).logits)
 
 
 class Cut(nn.Module):
@@ -118,7 +118,7 @@ def test_without_a_branch_a_post_norm_norms_the_stream_again() -> None:
     layout = find_layout(model, TOKENS)
     without = rerun(model, TOKENS, layout.graph, zero=layout.branches[1])
     model.blocks[0].feed_forward.branch = Cut()
-    assert torch.equal(without.output, look(model, TOKENS).logits)
+    assert torch.equal(without.output, record_activations(model, TOKENS).logits)
 
 
 class InPlace(nn.Module):

@@ -12,7 +12,7 @@ import theodolite as th
 from theodolite.anatomy import dissect
 from theodolite.core.size import Size
 from theodolite.models import GPT
-from theodolite.probes.scaling.activation_layout import look
+from theodolite.probes.scaling.activation_layout import record_activations
 
 from .hand import CLASSES, FEATURES, TOKENS, Block, attend, heads, mlp, vector
 
@@ -114,7 +114,7 @@ def test_mixtures_and_values_are_seen_however_they_are_written(mix):
     model = Mixing(32, 3, noted)
     model(inputs)
     mixed, values = zip(*made, strict=True)
-    sight = look(model, inputs)
+    sight = record_activations(model, inputs)
     for found, expected in ((sight.stream, mixed), (sight.branches, values)):
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other)
@@ -179,7 +179,7 @@ def test_values_and_mixtures_are_seen():
     tokens = torch.randint(50, (2, 8))
     model(tokens)
     expected = [*routes], [*branches]
-    sight = look(model, tokens)
+    sight = record_activations(model, tokens)
     assert sight.layout.is_routed
     assert sight.layout.places == ((0, 0), (0, 1), (1, 0), (1, 1))
     for found, true in zip((sight.stream, sight.branches), expected, strict=True):
@@ -214,7 +214,7 @@ def test_a_mixture_in_the_readout_leaves_the_residual_branches():
         (1, "pre", 2),
         (2, "pre", 2),
     ]
-    assert not look(Readout(32, 3), torch.zeros(2, TOKENS, FEATURES)).layout.is_routed
+    assert not record_activations(Readout(32, 3), torch.zeros(2, TOKENS, FEATURES)).layout.is_routed
 
 
 class SoftExperts(nn.Module):

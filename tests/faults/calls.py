@@ -265,7 +265,7 @@ PROBES: dict[str, Call] = {
     "scaled": _scaled,
     "sharpness": lambda model: probes.sharpness(model, LOSS, BATCH),
     "signal": lambda model: probes.signal(model.eval(), LOSS, BATCH),
-    "spectral": lambda model: probes.spectral(WORKLOAD, _plan(), _plan(8), steps=2),
+    "spectral": lambda model: probes.spectral(WORKLOAD, SIZES[1], base=SIZES[0], lr=0.1, steps=2),
     "spectral_norm": lambda model: probes.spectral_norm(model.head.weight),  # type: ignore[arg-type, union-attr]
     "stream": lambda model: probes.stream(model, LOSS, BATCH),
     "stream_course": lambda model: probes.stream_course(WORKLOAD, _plan(), steps=2, every=1),

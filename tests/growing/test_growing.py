@@ -21,7 +21,7 @@ from theodolite.growing import Splits, jump, longest_step, save_file, split
 from theodolite.growing.checkpoints import Checkpoint, load_file, load_folder, save
 from theodolite.planning.multiplier import attach_multipliers
 from theodolite.probes import signal
-from theodolite.probes.signal.examples import losses_of
+from theodolite.probes.example_losses import losses_of
 from theodolite.surgery import insert_block
 
 WIDTH = 8
@@ -186,7 +186,7 @@ def test_losses_that_are_no_numbers_are_refused(student: Stack) -> None:
     model = copy.deepcopy(student)
     inputs, targets = taught(512, seed=9)
     inputs[500, 0] = math.nan
-    with pytest.raises(th.UseError, match="loss of unit"):
+    with pytest.raises(th.UseError, match="loss of example"):
         th.grow(model, F.cross_entropy, split((inputs, targets)))
     assert len(model.blocks) == 1
 

@@ -163,9 +163,8 @@ def test_both_engines_train_the_rest_and_agree() -> None:
 
 
 def test_the_spectral_condition_is_asked_of_the_rest(made: th.Plan) -> None:
-    base = th.plan(DiT, INPUTS, size=BASE, base=BASE, lr=0.01, weight_decay=0.1)
-    found = th.probes.spectral(WORKLOAD, made, base, steps=1)
-    assert {line.name for line in found.lines} == {row.name for row in made.trained}
+    found = th.probes.spectral(WORKLOAD, TARGET, base=BASE, lr=0.01, weight_decay=0.1, steps=1)
+    assert {row.name for row in found.rows} == {row.name for row in made.trained}
 
 
 def test_a_survey_counts_them_and_judges_the_rest() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from theodolite.core.calling import see_inside
@@ -22,3 +23,8 @@ def on_device(batch: Batch, device: str) -> Batch:
         lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, see_inside(batch)
     )
     return moved
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's first parameter; the CPU if it has none."""
+    return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))

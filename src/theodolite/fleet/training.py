@@ -33,7 +33,7 @@ from theodolite.optimizers.schedule import Factor
 from theodolite.planning import Plan
 from theodolite.planning.parameterization import plan_for
 from theodolite.planning.plan import Row
-from theodolite.probes.scaling.first_steps import measured
+from theodolite.probes.scaling.first_steps import activation_sizes
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 from theodolite.workloads.lookup import put_neighbours_first
@@ -309,7 +309,7 @@ def readings_of(model: nn.Module, workload: Workload, run: Run) -> dict[str, Any
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
     if "sizes" in run.probes:
-        readings["sizes"] = measured(model, on_device(workload.draw_held_out(0), device)[0])
+        readings["sizes"] = activation_sizes(model, on_device(workload.draw_held_out(0), device)[0])
     return readings
 
 

@@ -124,7 +124,7 @@ def certificate(
     """Certify that losses are lower after a change, in the mean of the clipped differences.
 
     Args:
-        before: the loss of each unit, (m,), as of `theodolite.probes.signal.examples.losses_of`.
+        before: the loss of each unit, (m,), as of `theodolite.probes.example_losses.losses_of`.
         after: of the same units in the same order.
         bound: B. It must be fixed without a look at these losses: see `clip_from`.
         delta: the chance of being wrong.

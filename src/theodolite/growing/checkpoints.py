@@ -325,6 +325,6 @@ def _write(path: Path, model: nn.Module, about: Mapping[str, Any]) -> None:
 
 def example(batches: Sequence[Batch]) -> Any:
     """Inputs of two units."""
-    from theodolite.probes.signal.examples import each, take
+    from theodolite.core.examples import each_batch, take
 
-    return take(next(iter(each(batches))), slice(0, 2))[0]
+    return take(next(iter(each_batch(batches))), slice(0, 2))[0]

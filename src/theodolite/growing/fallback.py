@@ -12,7 +12,7 @@ from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.probes.signal.examples import losses_of
+from theodolite.probes.example_losses import losses_of
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from theodolite.anatomy.names import all_parameter_names, unwrap
 from theodolite.core.batches import Batch
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
+from theodolite.core.examples import count_examples, each_batch, take
 from theodolite.core.exclusive import exclusive
 from theodolite.core.progress import Progress
 from theodolite.growing.certificate import Certificate, certificate, clip_from
@@ -26,7 +27,7 @@ from theodolite.growing.grown import Contender, Grown, Means, Stage
 from theodolite.growing.line_search import jump, length_of, longest_step
 from theodolite.growing.splits import Splits, check_disjoint
 from theodolite.planning.multiplier import warn_of_missing
-from theodolite.probes.signal.examples import count, each, losses_of, take
+from theodolite.probes.example_losses import losses_of
 from theodolite.probes.signal.signal import PointSignal, signal
 from theodolite.surgery.block_copies import make_block
 from theodolite.surgery.editing import Edits
@@ -83,7 +84,7 @@ def grow(
     warn_of_missing(unwrap(model))
     _require_units(splits.certify, delta, _candidates(blocks), method)
     inner = unwrap(model)
-    inputs = take(next(iter(each(splits.choose))), slice(0, 2))[0]
+    inputs = take(next(iter(each_batch(splits.choose))), slice(0, 2))[0]
     trial = _Trial(inner, loss, splits, inputs, at, along, contenders, reach, copy.deepcopy(fresh))
     losses = [trial.losses()]
     stages: list[Stage] = []
@@ -260,7 +261,7 @@ def _candidates(blocks: int) -> int:
 
 def _require_units(certify: Sequence[Batch], delta: float, candidates: int, method: Method) -> None:
     """Refuse a third split that is too small to certify anything, before any work is done."""
-    there, least = count(certify), least_units(delta, candidates, method)
+    there, least = count_examples(certify), least_units(delta, candidates, method)
     if there < least:
         raise UseError(
             f"the split to certify has {there} units, too few to certify anything: at delta {delta} for "

@@ -19,8 +19,9 @@ from theodolite.core.batches import Batches
 from theodolite.core.building import evaluated
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
+from theodolite.core.examples import each_batch, take
 from theodolite.core.exclusive import exclusive
-from theodolite.probes.signal.examples import each, losses_of, take
+from theodolite.probes.example_losses import losses_of
 from theodolite.probes.steps.radius import radius
 
 HALVINGS = 16
@@ -140,7 +141,7 @@ def longest_step(
         raise UseError(f"reach is {reach}: it is the longest step in units of the step radius, above 0")
     inner = unwrap(model)
     _, moving = _moving(model, block, directions)
-    some = take(next(iter(each(batches))), slice(0, RADIUS_UNITS))
+    some = take(next(iter(each_batch(batches))), slice(0, RADIUS_UNITS))
     try:
         with evaluated(inner):
             found = radius(

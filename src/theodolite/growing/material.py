@@ -12,8 +12,8 @@ from torch import Tensor
 from theodolite.core.batches import Batch
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
+from theodolite.core.examples import num_examples
 from theodolite.growing.checkpoints import Checkpoint
-from theodolite.probes.signal.examples import units_in
 
 LENGTH = 256
 """Tokens in a unit of text, where nothing says how many."""
@@ -60,7 +60,7 @@ def _own(checkpoint: Checkpoint, number: int) -> list[Batch]:
     while there < number:
         drawn = checkpoint.workload.draw_held_out(len(found))
         found.append(drawn)
-        there += units_in(drawn)
+        there += num_examples(drawn)
     return found
 
 

@@ -19,7 +19,7 @@ import torch
 
 from theodolite.core.batches import Batch, Batches
 from theodolite.core.errors import UseError
-from theodolite.probes.signal.examples import count, each, fingerprints, take, units_in
+from theodolite.core.examples import count_examples, each_batch, fingerprints, num_examples, take
 
 SHARES = (0.5, 0.25, 0.25)
 
@@ -38,7 +38,7 @@ class Splits:
     """Fingerprints of inputs that one sample has more than once: they may be in more than one split."""
 
     def __str__(self) -> str:
-        parts = (f"{count(batches)} to {name}" for name, batches in _named(self))
+        parts = (f"{count_examples(batches)} to {name}" for name, batches in _named(self))
         text = f"units: {', '.join(parts)}"
         if self.repeated:
             others = {*fingerprints(self.estimate), *fingerprints(self.choose)}
@@ -70,9 +70,9 @@ def split(
     """
     if len(shares) != 3 or not all(share > 0 for share in shares) or not math.isclose(sum(shares), 1):
         raise UseError(f"shares are {shares}: give three numbers above 0 with the sum 1, as {SHARES}")
-    kept = list(each(batches))
+    kept = list(each_batch(batches))
     _refuse_copies(kept)
-    places = [(index, unit) for index, batch in enumerate(kept) for unit in range(units_in(batch))]
+    places = [(index, unit) for index, batch in enumerate(kept) for unit in range(num_examples(batch))]
     if seed is not None:
         order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))
         places = [places[place] for place in order]

@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import unwrap
-from theodolite.core.batches import Batch, Batches, on_device
+from theodolite.core.batches import Batch, Batches, device_of, on_device
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.calling import Loss, call, logits
 from theodolite.core.errors import UseError
+from theodolite.core.examples import each_batch, num_examples, take
 from theodolite.core.exclusive import exclusive
 from theodolite.growing.lemma.complexity import Complexity, Theorem, refuse_rise
 from theodolite.growing.lemma.constants import Factor, Layer, Side, amplified, measure
 from theodolite.growing.lemma.layers import cut_in_layers
-from theodolite.probes.signal.examples import device_of, each, losses_of, take, unit_losses, units_in
+from theodolite.probes.example_losses import example_losses, losses_of
 from theodolite.workloads.builtin import next_token_loss
 
 CROSS_ENTROPIES = (nn.functional.cross_entropy, next_token_loss)
@@ -161,8 +162,8 @@ def theory(
         raise UseError(f"units is {units}: Lipschitz constants are measured on at least 1 unit")
     with untouched_randomness(0), evaluated(inner), torch.inference_mode(False):
         losses = losses_of(inner, own, batches)
-        first = on_device(next(iter(each(batches))), str(device_of(inner)))
-        chosen = [take(first, [unit]) for unit in range(min(units, units_in(first)))]
+        first = on_device(next(iter(each_batch(batches))), str(device_of(inner)))
+        chosen = [take(first, [unit]) for unit in range(min(units, num_examples(first)))]
         cut = cut_in_layers(inner, chosen[0][0])
         layers, top = measure(cut, [inputs for inputs, _ in chosen], progress)
         slope = max(_slope(inner, own, one) for one in chosen)
@@ -205,5 +206,5 @@ def _slope(model: nn.Module, loss: Loss, unit: Batch) -> float:
         found = logits(call(model, inputs))
     with torch.enable_grad():
         leaf: Tensor = found.detach().clone().requires_grad_()
-        (slope,) = torch.autograd.grad(unit_losses(loss, leaf, targets).sum(), leaf, allow_unused=True)
+        (slope,) = torch.autograd.grad(example_losses(loss, leaf, targets).sum(), leaf, allow_unused=True)
     return 0.0 if slope is None else float(slope.double().norm())

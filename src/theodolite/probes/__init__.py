@@ -17,9 +17,8 @@ from theodolite.probes.gains.amplification import Amplification, amplification
 from theodolite.probes.gains.decay import Decay, decay
 from theodolite.probes.gains.preconditioning import Preconditioning, preconditioning
 from theodolite.probes.scaling.assumptions import Assumptions, assumptions
-from theodolite.probes.scaling.coordinates import Coordinates, coordinates
+from theodolite.probes.scaling.coordinates import Coordinates, Slope, coordinates
 from theodolite.probes.scaling.first_steps import Track
-from theodolite.probes.scaling.slopes import Slope
 from theodolite.probes.scaling.spectral import Spectral, spectral
 from theodolite.probes.scaling.spectral_norm import SpectralNorm, spectral_norm
 from theodolite.probes.signal.signal import PointSignal, Signal, signal

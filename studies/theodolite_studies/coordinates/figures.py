@@ -13,8 +13,8 @@ from html import escape
 
 from theodolite.core.size import Size
 from theodolite.planning.parameterization import PARAMETERIZATIONS
+from theodolite.probes.scaling.coordinates import Axis, fit_slopes
 from theodolite.probes.scaling.first_steps import Track
-from theodolite.probes.scaling.slopes import Axis, fit_slopes
 from theodolite_studies.coordinates.study import tracks_of
 from theodolite_studies.framework.records import Record
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from theodolite.core.errors import UseError
 from theodolite.core.files import write_whole
 from theodolite.core.size import Size
-from theodolite.probes.scaling.slopes import AXES
+from theodolite.probes.scaling.coordinates import AXES
 from theodolite_studies.coordinates.figures import draw
 from theodolite_studies.coordinates.study import claims, table
 from theodolite_studies.framework.records import read_records

@@ -22,8 +22,8 @@ from theodolite.planning.parameterization import (
     plan_for,
     with_zero_readout,
 )
+from theodolite.probes.scaling.coordinates import AXES, Axis, Slope, fit_slopes, worst_first
 from theodolite.probes.scaling.first_steps import Track, follow
-from theodolite.probes.scaling.slopes import AXES, Axis, Slope, fit_slopes, worst_first
 from theodolite_studies.framework.networks import NETWORKS, network
 from theodolite_studies.framework.records import Record, Records
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from theodolite import data
 from theodolite.growing import certificate, clip_from
-from theodolite.probes.signal.examples import losses_of
+from theodolite.probes.example_losses import losses_of
 from theodolite.workloads import next_token_loss
 from theodolite_studies.framework.records import Record
 from theodolite_studies.growing.setting import ADDED, Setting

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.probes.scaling.activation_layout import look
+from theodolite.probes.scaling.activation_layout import record_activations
 
 TOKENS = torch.arange(48).reshape(2, 24) % 256
 CONFIGS = Path(__file__).parents[3] / "studies" / "theodolite_studies" / "framework" / "configs"
@@ -42,7 +42,7 @@ def assert_same(seen: tuple[Tensor, ...], said: list[Tensor]) -> None:
 def test_our_gpt(placement: str) -> None:
     model = th.models.GPT(64, 3, norm_placement=placement)
     residuals = [part for block in model.blocks for part in (block.attention, block.feed_forward)]
-    sight = look(model, TOKENS)
+    sight = record_activations(model, TOKENS)
     assert_same(sight.branches, hooked(model, [residual.norm_out for residual in residuals], TOKENS))
     assert_same(sight.stream, hooked(model, residuals, TOKENS))
     assert_same((sight.logits,), hooked(model, [model], TOKENS))
@@ -51,7 +51,7 @@ def test_our_gpt(placement: str) -> None:
 
 def test_residual_mlp() -> None:
     model, inputs = th.models.ResidualMLP(32, 4, inputs=8, outputs=3), torch.randn(5, 8)
-    sight = look(model, inputs)
+    sight = record_activations(model, inputs)
     ends = [block.layers[-1] for block in model.blocks]
     start, *branches = hooked(model, [model.embed, *ends], inputs)
     assert_same(sight.branches, branches)
@@ -68,7 +68,7 @@ def test_residual_mlp() -> None:
 def test_hugging_face(name: str, branches: Callable[[nn.Module], list[nn.Module]]) -> None:
     pytest.importorskip("transformers")
     model = th.workload(f"hf:{CONFIGS / name}.json").build(64, 2)
-    sight = look(model, TOKENS)
+    sight = record_activations(model, TOKENS)
     assert_same(sight.branches, hooked(model, branches(model), TOKENS))
     blocks = model.model.layers if name == "llama" else model.transformer.h
     assert_same(sight.stream[1::2], hooked(model, list(blocks), TOKENS))
@@ -93,7 +93,7 @@ class InPlace(nn.Module):
 
 def test_values_are_taken_before_they_are_overwritten() -> None:
     model, inputs = InPlace(), torch.randn(5, 4)
-    sight = look(model, inputs)
+    sight = record_activations(model, inputs)
     x = model.embed(inputs)
     for seen, first, second in zip(sight.stream, model.layers[::2], model.layers[1::2], strict=True):
         x = x + second(first(x).relu())
@@ -114,8 +114,8 @@ class Choosing(InPlace):
 
 def test_a_pass_that_takes_another_way_is_laid_out_again() -> None:
     model, inputs = Choosing(), torch.rand(5, 4)
-    there = look(model, inputs)
-    back = look(model, -inputs, there.layout)
+    there = record_activations(model, inputs)
+    back = record_activations(model, -inputs, there.layout)
     assert back.layout != there.layout
     start = model.embed(-inputs)
     torch.testing.assert_close(back.stream[0], start + model.layers[1](model.layers[0](start).relu()))
@@ -128,7 +128,7 @@ def test_looking_leaves_no_trace() -> None:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
     kept, generator = inputs.clone(), torch.get_rng_state()
-    look(model, inputs)
+    record_activations(model, inputs)
     assert all(module.training for module in model.modules())
     assert torch.equal(torch.get_rng_state(), generator)
     assert torch.equal(inputs, kept)
@@ -142,7 +142,7 @@ def test_looking_leaves_no_trace() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_as_on_the_cpu() -> None:
     model = th.models.GPT(64, 2, norm_placement="peri")
-    here = look(model, TOKENS)
-    there = look(model.cuda(), TOKENS.cuda())
+    here = record_activations(model, TOKENS)
+    there = record_activations(model.cuda(), TOKENS.cuda())
     for one, other in zip(here.branches + here.stream, there.branches + there.stream, strict=True):
         torch.testing.assert_close(one, other.cpu(), rtol=1e-3, atol=1e-3)

@@ -1,6 +1,7 @@
 """The assumptions of the theory, as ratios: closed forms, and the paper's experiment in small."""
 
 import math
+import re
 from functools import partial
 
 import numpy as np
@@ -111,10 +112,12 @@ def test_examples_that_agree_have_alignment_one_and_opposed_ones_zero():
     assert opposed.alignment["up.weight"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_orthogonal_examples_agree_by_one_over_root_two():
+def test_orthogonal_examples_agree_by_one_over_root_two(tmp_path):
     # g_i = v xᵢᵀ with orthonormal xᵢ: ‖g₁ + g₂‖₂ = √2·‖v‖.
     found = ratios_of(linear_workload(torch.eye(2), torch.ones(2, 1)))
     assert found.alignment["up.weight"] == pytest.approx(math.sqrt(0.5), rel=1e-4)
+    assert re.search(r"F\.3 alignment +2 +0\.7071", str(found))
+    assert th.probes.Assumptions.load(found.save(tmp_path / "found.json")) == found
 
 
 @pytest.mark.parametrize("sign, ratio", [(1.0, 0.0), (-1.0, 1.0)], ids=["cancels", "adds"])

@@ -179,9 +179,9 @@ def test_the_seed_is_that_of_the_weights_and_of_the_batches() -> None:
             r"sizes are 16 × 1, 32 × 2: give at least two of equal",
         ),
         ({"sizes": [(16, 1)]}, r"sizes holds \(16, 1\): give Sizes"),
-        ({"seeds": ()}, "seeds is empty"),
+        ({"seeds": ()}, "seeds is \\(\\): give at least one seed"),
         ({"steps": 0}, "steps is 0"),
-        ({"parameterization": "mup"}, "parameterization is 'mup': it is plan or standard"),
+        ({"parameterization": "mup"}, "parameterization is 'mup'. It is one of plan, standard"),
     ],
 )
 def test_bad_input_is_named(changes: dict[str, Any], message: str) -> None:

@@ -11,9 +11,8 @@ from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.optimizers.matrices import as_matrices
 from theodolite.planning.law import Law
-from theodolite.probes.scaling.norm_history import observe
-from theodolite.probes.scaling.rms_norm import rms_norms
-from theodolite.probes.scaling.spectral import compare
+from theodolite.probes.scaling.spectral import Spectral, compare, observe
+from theodolite.probes.scaling.spectral_norm import rms_norms
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
 
@@ -39,7 +38,7 @@ def test_the_largest_singular_value_of_a_random_matrix(shape):
 def test_a_tighter_tolerance_gives_more_digits():
     matrix = torch.randn(300, 300)
     truth = torch.linalg.svdvals(matrix.double())[0].item()
-    found = th.probes.spectral_norm(matrix, tolerance=1e-5)
+    found = th.probes.spectral_norm(matrix, rtol=1e-5)
     assert found.value.item() == pytest.approx(truth, rel=1e-5)
 
 
@@ -117,6 +116,16 @@ def planned(workload, size, base, **options):
     return th.plan(workload.build, workload.batch(0, 0)[0], size=size, base=base, **options)
 
 
+def compared(workload, *plans, **options):
+    inputs = workload.batch(0, 0)[0]
+    return compare(
+        *(
+            observe(workload, one, th.dissect(workload.build, inputs, size=one.size), **options)
+            for one in plans
+        )
+    )
+
+
 SMALL, WIDE, DEEP = Size(64, 2), Size(256, 2), Size(64, 8)
 
 
@@ -124,28 +133,27 @@ SMALL, WIDE, DEEP = Size(64, 2), Size(256, 2), Size(64, 8)
 @pytest.mark.parametrize("large", [WIDE, DEEP], ids=["width", "depth"])
 def test_a_plan_meets_the_condition(mixture, optimizer, large):
     lr = {"adamw": 2**-8, "sgd": 2**-4, "muon-kimi": 2**-8}[optimizer]
-    plans = [planned(mixture, size, SMALL, optimizer=optimizer, lr=lr) for size in (large, SMALL)]
-    found = th.probes.spectral(mixture, *plans, steps=3)
+    found = th.probes.spectral(mixture, large, base=SMALL, optimizer=optimizer, lr=lr, steps=3)
     assert found.growth == 4
     assert found.converged
     assert found.holds(0.3), str(found)
 
 
 def test_the_standard_parameterization_breaks_it_by_the_known_powers(mixture):
-    at = {size: planned(mixture, size, size) for size in (SMALL, WIDE, DEEP)}
-    wide = th.probes.spectral(mixture, at[WIDE], at[SMALL], steps=3)
-    powers = {line.name: wide.exponent(line.step.off) for line in wide.folded}
+    standard = {"base": SMALL, "lr": 2**-8, "parameterization": "standard", "steps": 3}
+    wide = th.probes.spectral(mixture, WIDE, **standard)
+    powers = {row.name: wide.exponent(row.step.off) for row in wide.folded}
     # One Adam step has ‖A‖_R ~ n_in: too large by r_n, but for the input, whose fan-in stays.
     assert powers["embed.weight"] == pytest.approx(0.0, abs=0.2)
     for name in ("blocks.*.layers.0.weight", "blocks.*.layers.1.weight", "readout.weight"):
         assert powers[name] == pytest.approx(1.0, abs=0.25)
-    assert [line.name for line in wide.broken("start")] == ["readout.weight"]
+    assert [row.name for row in wide.broken("start")] == ["readout.weight"]
     # The readout starts at 1/√n where 1/n is wanted.
     assert wide.exponent(wide.broken("start")[0].start.off) == pytest.approx(0.5, abs=0.05)
 
-    deep = th.probes.spectral(mixture, at[DEEP], at[SMALL], steps=3)
+    deep = th.probes.spectral(mixture, DEEP, **standard)
     # What ends a branch should move, and start, at 1/L.
-    assert [line.name for line in deep.broken("step")] == ["blocks.*.layers.1.weight"]
+    assert [row.name for row in deep.broken("step")] == ["blocks.*.layers.1.weight"]
     (ends,) = deep.broken("start")
     assert deep.exponent(ends.start.off) == pytest.approx(1.0, abs=0.02)
 
@@ -153,7 +161,7 @@ def test_the_standard_parameterization_breaks_it_by_the_known_powers(mixture):
 def test_the_numbers_are_those_of_the_training(mixture):
     """Against a loop written out, with exact singular values."""
     base = planned(mixture, SMALL, SMALL, lr=2**-6)
-    found = th.probes.spectral(mixture, base, base, steps=2, seed=3)
+    found = th.probes.spectral(mixture, SMALL, base=SMALL, lr=2**-6, steps=2, seed=3)
     model = base.build(3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, weight_decay=0.0)
     weights = [model.blocks[0].layers[1].weight.detach().clone()]
@@ -170,13 +178,13 @@ def test_the_numbers_are_those_of_the_training(mixture):
     def size(matrix):
         return torch.linalg.svdvals(matrix.double())[0].item()
 
-    (line,) = (line for line in found.lines if line.name == "blocks.0.layers.1.weight")
+    (row,) = (row for row in found.rows if row.name == "blocks.0.layers.1.weight")
     assert found.losses == pytest.approx(losses, rel=1e-5)
-    assert line.start.here == pytest.approx(size(weights[0]), rel=2e-3)
+    assert row.start.here == pytest.approx(size(weights[0]), rel=2e-3)
     steps = size(weights[1] - weights[0]) * size(weights[2] - weights[1])
-    assert line.step.here == pytest.approx(math.sqrt(steps), rel=2e-3)
-    assert line.drift.here == pytest.approx(size(weights[2] - weights[0]), rel=2e-3)
-    assert line.start.off == line.step.off == 1.0
+    assert row.step.here == pytest.approx(math.sqrt(steps), rel=2e-3)
+    assert row.drift.here == pytest.approx(size(weights[2] - weights[0]), rel=2e-3)
+    assert row.start.off == row.step.off == 1.0
 
 
 def test_a_single_tensor_planned_wrongly_is_named(mixture):
@@ -185,14 +193,14 @@ def test_a_single_tensor_planned_wrongly_is_named(mixture):
     row = right[name]
     base = planned(mixture, SMALL, SMALL)
     fast = dataclasses.replace(right, rows={**right.rows, name: dataclasses.replace(row, lr=row.lr * 30)})
-    found = th.probes.spectral(mixture, fast, base, steps=2)
-    worst = max(found.lines, key=lambda line: line.step.off)
+    found = compared(mixture, fast, base, steps=2)
+    worst = max(found.rows, key=lambda one: one.step.off)
     assert worst.name == name
     assert worst.step.off > 10
     large = Law(row.init.kind, std=row.init.std * 30)
     heavy = dataclasses.replace(right, rows={**right.rows, name: dataclasses.replace(row, init=large)})
-    found = th.probes.spectral(mixture, heavy, base, steps=1)
-    assert max(found.lines, key=lambda line: line.start.off).start.off == pytest.approx(30, rel=0.15)
+    found = compared(mixture, heavy, base, steps=1)
+    assert max(found.rows, key=lambda one: one.start.off).start.off == pytest.approx(30, rel=0.15)
 
 
 def test_nothing_is_left_behind(mixture):
@@ -202,33 +210,42 @@ def test_nothing_is_left_behind(mixture):
     dropping = dataclasses.replace(mixture, build=build)
     base = planned(dropping, SMALL, SMALL)
     before = torch.get_rng_state()
-    th.probes.spectral(dropping, base, base, steps=1)
+    th.probes.spectral(dropping, SMALL, base=SMALL, lr=2**-8, steps=1)
     assert torch.equal(torch.get_rng_state(), before)
     th.probes.assumptions(dropping, base, steps=1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_zero_steps_are_refused(mixture):
-    base = planned(mixture, SMALL, SMALL)
-    with pytest.raises(UseError, match="steps is 0: a change can be measured after one step"):
-        th.probes.spectral(mixture, base, base, steps=0)
+    with pytest.raises(UseError, match="steps is 0: give an integer, at least 1"):
+        th.probes.spectral(mixture, SMALL, base=SMALL, lr=2**-8, steps=0)
 
 
-def test_the_table_names_every_kind_of_tensor(mixture):
-    base = planned(mixture, SMALL, SMALL)
-    text = str(th.probes.spectral(mixture, base, base, steps=1))
+def test_the_result_names_every_kind_of_tensor_and_can_be_read_back(mixture, tmp_path):
+    found = th.probes.spectral(mixture, SMALL, base=SMALL, lr=2**-8, steps=1)
+    text = str(found)
     assert text.startswith("64 × 2 against 64 × 2: the spectral condition is met")
     assert "blocks.*.layers.1.weight" in text
+    assert Spectral.load(found.save(tmp_path / "found.json")) == found
+
+
+def test_spectral_norms_print_and_are_saved_as_a_table(tmp_path):
+    one = th.probes.spectral_norm(torch.diag(torch.tensor([3.0, 2.0])))
+    assert str(one).startswith("‖A‖₂ = 3 ± ")
+    stack = th.probes.spectral_norm(torch.stack([torch.eye(2), 2 * torch.eye(2)])[None])
+    assert stack.save(tmp_path / "norms.csv").read_text().splitlines()[2].startswith('"0, 1",2.0')
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_same_on_a_gpu(mixture):
-    plans = [planned(mixture, size, SMALL) for size in (WIDE, SMALL)]
-    here, there = (th.probes.spectral(mixture, *plans, steps=2, device=device) for device in ("cpu", "cuda"))
-    for one, other in zip(here.lines, there.lines, strict=True):
+    here, there = (
+        th.probes.spectral(mixture, WIDE, base=SMALL, lr=2**-8, steps=2, device=device)
+        for device in ("cpu", "cuda")
+    )
+    for one, other in zip(here.rows, there.rows, strict=True):
         assert other.step.off == pytest.approx(one.step.off, rel=0.05)
         assert other.start.off == pytest.approx(one.start.off, rel=1e-2)
-    ratios = th.probes.assumptions(mixture, plans[1], steps=2, device="cuda")
+    ratios = th.probes.assumptions(mixture, planned(mixture, SMALL, SMALL), steps=2, device="cuda")
     assert 0 < min(ratios.weights.values()) <= max(ratios.weights.values()) <= 1.01
 
 
@@ -260,9 +277,9 @@ def test_a_gradient_that_is_only_rounding_is_known():
     inputs = batch(0, 0)[0]
     plan = th.plan(OneHead, inputs, size=size, base=size, lr=2**-8)
     found = observe(workload, plan, th.dissect(OneHead, inputs, size=size), steps=2)
-    assert {name for name, one in found.courses.items() if one.only_rounding} == {"key.bias"}
+    assert {name for name, one in found.histories.items() if one.only_rounding} == {"key.bias"}
     measured = compare(found, found)
-    (line,) = (line for line in measured.lines if line.name == "key.bias")
-    assert math.isnan(line.off("step"))
-    assert line.off("start") == pytest.approx(1)
-    assert "key.bias: its gradient is zero but for rounding" in str(measured)
+    (row,) = (row for row in measured.rows if row.name == "key.bias")
+    assert math.isnan(row.off("step"))
+    assert row.off("start") == pytest.approx(1)
+    assert "key.bias: its gradient is zero up to rounding" in str(measured)

@@ -247,8 +247,8 @@ def test_a_loss_that_is_not_that_of_its_units_is_told() -> None:
     model = Blocks(Branch, nn.Embedding(16, 8))
     x, y = batch_for("pre", 8)
     told = _notes(signal(model, skipping, (x, y.where(torch.arange(8)[:, None] % 6 < torch.arange(1, 7), 0))))
-    assert "is not the loss of the batch" in told
-    assert "is not the loss of the batch" not in _notes(signal(model, next_token_loss, (x, y)))
+    assert "differs from the loss of the batch" in told
+    assert "differs from the loss of the batch" not in _notes(signal(model, next_token_loss, (x, y)))
 
 
 def _notes(found: Signal) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.core.batches import Batch
 from theodolite.probes import Signal, signal
-from theodolite.probes.signal.examples import losses_of
+from theodolite.probes.example_losses import losses_of
 from theodolite.surgery import Points, find_points
 
 from .growable import Blocks, Branch, batch_for, loss_for, network

@@ -161,7 +161,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     with pytest.raises(UseError, match="has no residual stream"):
         signal(plain, nn.functional.cross_entropy, (torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)))
-    with pytest.raises(UseError, match=re.escape("the loss of unit 2 of batch 1 is inf")):
+    with pytest.raises(UseError, match=re.escape("the loss of example 2 of batch 1 is inf")):
         signal(model, _infinite_for(batch[1][2]), [take_first(batch), batch], batch)
     mixed = Mixed(Parallel, nn.Embedding(16, 8)).double()
     with pytest.raises(UseError, match="depends on another unit of its batch"):

@@ -9,7 +9,7 @@ from torch import nn
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.models import GPT
-from theodolite.probes.scaling.slopes import Slope
+from theodolite.probes.scaling.coordinates import Slope
 from theodolite.surveying import Site
 from theodolite.surveying.sections import coordinates
 from theodolite.surveying.sections.coordinates import STEPS, coordinates_kept, examine, measure, verdict

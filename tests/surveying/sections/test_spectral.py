@@ -95,10 +95,10 @@ def test_what_noise_can_do_is_no_finding(growths):
     (width, _) = growths
 
     def pretend(role):
-        (line, *_) = width.planned.lines
+        (line, *_) = width.planned.rows
         step = Ratio(here=1.9, base=1.0, expected=1.0)
         one = dataclasses.replace(line, role=role, step=step)
-        planned = dataclasses.replace(width.planned, lines=(one,))
+        planned = dataclasses.replace(width.planned, rows=(one,))
         return judge(STEP_SIZES, [dataclasses.replace(width, planned=planned)])
 
     assert pretend("hidden").level == "warn"
@@ -194,11 +194,11 @@ def test_a_tensor_whose_gradient_is_rounding_is_left_out_with_a_line(growths):
             dataclasses.replace(line, step=Ratio(1e-6, 1.0, 1.0), only_rounding=True)
             if line.pattern == alike.pattern
             else line
-            for line in measured.lines
+            for line in measured.rows
         ]
-        return dataclasses.replace(measured, lines=tuple(lines))
+        return dataclasses.replace(measured, rows=tuple(lines))
 
-    (alike,) = (line for line in growths[0].planned.lines if line.name == name)
+    (alike,) = (line for line in growths[0].planned.rows if line.name == name)
     changed = [
         dataclasses.replace(one, standard=rounded(one.standard), planned=rounded(one.planned))
         for one in growths

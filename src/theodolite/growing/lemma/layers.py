@@ -18,7 +18,7 @@ from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
 from theodolite.anatomy.structure.uses import find_uses
 from theodolite.core.errors import UseError
-from theodolite.probes.scaling.activation_layout import Layout, find_layout
+from theodolite.probes.scaling.activation_layout import ActivationLayout, find_layout
 
 Step = tuple[Literal["norm", "shortcut", "top", "branch"], int]
 """`norm` or `shortcut` of a layer, a `branch`, or the `top`: from the last stream to the logits."""
@@ -29,7 +29,7 @@ class Cut:
     """A recorded pass, cut in layers. Made by `cut_in_layers`."""
 
     model: nn.Module
-    layout: Layout
+    layout: ActivationLayout
     flow: Flow
     residuals: tuple[TracedBranch, ...]
     layers: tuple[tuple[int, ...], ...]

@@ -84,7 +84,7 @@ def spectral(matrices: Tensor) -> float:
     >>> round(spectral(torch.stack([torch.eye(3), 2 * torch.eye(3)])), 3)
     2.0
     """
-    found = spectral_norm(matrices, tolerance=1e-3)
+    found = spectral_norm(matrices, rtol=1e-3)
     return float((found.value + found.uncertainty).max()) * (1 + ROUNDING)
 
 

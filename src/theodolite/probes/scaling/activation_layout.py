@@ -1,7 +1,7 @@
-"""What a network's branches, its stream and its logits are on a batch, without a hook and without a name.
+"""The branches, the residual stream and the logits of a network on a batch, found without hooks or names.
 
-The forward pass is recorded as for the anatomy, on the real weights. The dataflow says which of the values
-are branches and which the stream; the next passes only look at these.
+A forward pass is recorded as for the anatomy, on the real weights. The dataflow tells which values are
+branches and which are the stream; later passes only keep these.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from theodolite.core.errors import UseError
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where in one recorded forward pass the values stand. Made by `find_layout`."""
+class ActivationLayout:
+    """Which values of a recorded forward pass are branches, stream and logits. Made by `find_layout`."""
 
     places: tuple[tuple[int, int], ...]
-    """By branch: its block, and which branch of the block it is."""
+    """By branch: its block, and its number within the block."""
     layers: tuple[int, ...]
     """By branch: weights on the longest path through it."""
     branches: tuple[tuple[int, ...], ...]
     """By branch: the values whose sum it adds to the stream."""
     factors: tuple[tuple[float, ...], ...]
-    """By branch: what the addition itself multiplies each of them by: alpha in `torch.add(h, f, alpha=…)`."""
+    """By branch: the factor of each in the addition itself: alpha in `torch.add(h, f, alpha=…)`."""
     stream: tuple[int, ...]
-    """By branch: the value of the stream after it; of a post-norm, what the norm makes of the sum."""
+    """By branch: the value of the stream after it; with a post-norm, after the norm."""
     starts: tuple[int, ...]
     """By branch: the value of the stream that it reads."""
     channels: tuple[int, ...]
@@ -47,12 +47,12 @@ class Layout:
     is_routed: bool
     """Is the stream a mixture of all branches, in place of their sum?"""
     outside: Mapping[str, tuple[int, ...]]
-    """By weight or table outside of every branch: the values it makes. Those of the last layers, which no
-    further weight reads, are left out: they are the logits."""
+    """By weight or table outside every branch: its output values. Those that no further weight reads are left
+    out: they are the logits."""
     outputs: tuple[int, ...]
-    """The logits, or all that is returned where these cannot be told."""
+    """The logits, or all returned values if the logits are ambiguous."""
     ops: tuple[str, ...]
-    """All operations of the pass; another pass with the same operations has the same layout."""
+    """All operations of the pass; a pass with the same operations has the same layout."""
     graph: Graph = field(repr=False, compare=False)
 
     def added(self, index: int, values: Mapping[int, Tensor]) -> Tensor:
@@ -65,24 +65,24 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Activations:
     """The values of one forward pass, as copies."""
 
-    layout: Layout
+    layout: ActivationLayout
     branches: tuple[Tensor, ...]
     stream: tuple[Tensor, ...]
     outside: Mapping[str, tuple[Tensor, ...]]
     logits: Tensor
-    """All that is returned, in one row, where the logits cannot be told."""
+    """All returned values, concatenated, if the logits are ambiguous."""
 
 
-def find_layout(model: nn.Module, inputs: Any) -> Layout:
+def find_layout(model: nn.Module, inputs: Any) -> ActivationLayout:
     """Record a forward pass and find the residual branches in it."""
     model = unwrap(model)
     graph = watch(model, inputs, lambda value, tensor: None)
     flow = Flow(find_uses(graph))
     residuals = find_residuals(flow)
-    return Layout(
+    return ActivationLayout(
         places=tuple(Specimen(model, shapes_of(model), flow, residuals).places),
         layers=tuple(residual.layers for residual in residuals),
         branches=tuple(residual.ends for residual in residuals),
@@ -102,34 +102,33 @@ def find_layout(model: nn.Module, inputs: Any) -> Layout:
     )
 
 
-def look(model: nn.Module, inputs: Any, layout: Layout | None = None) -> Sight:
-    """Run the model on the inputs, in eval mode and without gradients; it is left as it was.
+def record_activations(model: nn.Module, inputs: Any, layout: ActivationLayout | None = None) -> Activations:
+    """Run the model on the inputs in eval mode and without gradients; it is left unchanged.
 
     Args:
         model: any module.
         inputs: what it is called with, on its device.
-        layout: of an earlier pass, which saves finding it. If the pass took another way this time (experts
-            pick their tokens by value), it is found again.
+        layout: of an earlier pass, to save finding it. If the pass runs other operations this time (experts
+            pick their tokens by value), the layout is found again.
 
     >>> import torch, theodolite as th
-    >>> sight = look(th.models.GPT(64, 2), torch.zeros(1, 8, dtype=torch.long))
-    >>> len(sight.branches), sight.logits.shape
+    >>> found = record_activations(th.models.GPT(64, 2), torch.zeros(1, 8, dtype=torch.long))
+    >>> len(found.branches), found.logits.shape
     (4, torch.Size([1, 8, 256]))
     """
-    found = layout or find_layout(model, inputs)
-    sight = _look(model, inputs, found)
-    if sight is None and layout is not None:
-        sight = _look(model, inputs, find_layout(model, inputs))
-    if sight is None:
+    found = _record(model, inputs, layout or find_layout(model, inputs))
+    if found is None and layout is not None:
+        found = _record(model, inputs, find_layout(model, inputs))
+    if found is None:
         raise UseError(
             f"two forward passes of {type(model).__name__} on the same inputs ran different operations, so "
-            "its values cannot be told apart. Make it deterministic in eval mode"
+            "its activations cannot be matched. Make it deterministic in eval mode"
         )
-    return sight
+    return found
 
 
-def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
-    """The values at the places of a layout; None if the pass ran other operations."""
+def _record(model: nn.Module, inputs: Any, layout: ActivationLayout) -> Activations | None:
+    """The values of a layout; None if the pass ran other operations."""
     kept: dict[int, Tensor] = {}
     several = (*layout.branches, *layout.outside.values())
     wanted = {value for values in several for value in values} | {*layout.stream, *layout.outputs}
@@ -140,7 +139,7 @@ def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
 
     if _ops(watch(unwrap(model), inputs, keep)) != layout.ops:
         return None
-    return Sight(
+    return Activations(
         layout,
         branches=tuple(layout.added(index, kept) for index in range(len(layout.branches))),
         stream=tuple(kept[value] for value in layout.stream),
@@ -152,7 +151,7 @@ def _look(model: nn.Module, inputs: Any, layout: Layout) -> Sight | None:
 
 
 def _outside(flow: Flow, residuals: list[TracedBranch]) -> dict[str, tuple[int, ...]]:
-    """The values that weights and tables outside of every branch make, but for those of the last layers."""
+    """The outputs of weights and tables outside every branch, without those of the last layers."""
     inside = 0
     for residual in residuals:
         inside |= residual.region
@@ -168,7 +167,7 @@ def _outside(flow: Flow, residuals: list[TracedBranch]) -> dict[str, tuple[int, 
 
 
 def _stream(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
-    """The stream after each branch; a norm after the sum counts if the next branch reads what it makes."""
+    """The stream after each branch; after a norm of the sum if the next branch reads that."""
     starts = {flow.back(residual.start) for residual in residuals}
     normed = [normed_sum(flow, residual) for residual in residuals]
     post = any(value is not None and flow.back(value) in starts for value in normed)
@@ -177,7 +176,7 @@ def _stream(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
 
 
 def _factors(flow: Flow, residual: TracedBranch) -> tuple[float, ...]:
-    """What the additions on the way to the stream multiply the branch's values by."""
+    """The factors of the branch's values in the additions that lead to the stream."""
     found = dict.fromkeys(residual.ends, 1.0)
     if residual.history is not None:
         return tuple(found.values())
@@ -199,7 +198,7 @@ def _factors(flow: Flow, residual: TracedBranch) -> tuple[float, ...]:
 
 
 def _channels(flow: Flow, residuals: list[TracedBranch]) -> Iterator[int]:
-    """The dimension in which most branches of a rank end with the outputs of a weight; in doubt, the last."""
+    """By branch: the dimension that holds a weight's outputs in most branches of its rank; else the last."""
     votes: dict[int, Counter[int]] = {}
     for residual in residuals:
         for end in residual.ends:
@@ -213,7 +212,7 @@ def _channels(flow: Flow, residuals: list[TracedBranch]) -> Iterator[int]:
 
 
 def _outputs_of_a_weight(flow: Flow, value: int, region: int) -> int | None:
-    """The dimension of a value along which the outputs of the weight behind it run; None if it is lost."""
+    """The dimension of a value that holds the outputs of the weight before it; None if it is lost."""
     node, shape = flow.maker(value), flow.graph.shapes[value]
     if node is None or not region >> value & 1:
         return None

@@ -15,26 +15,31 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from statistics import median
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.anatomy.part import Role
+from theodolite.core import arguments
 from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.calling import call
 from theodolite.core.errors import UseError
+from theodolite.core.examples import take
 from theodolite.core.exclusive import exclusive
 from theodolite.core.higher_order import plain_operators
 from theodolite.planning.plan import Plan
-from theodolite.probes.scaling.rms_norm import rms_norms
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table, counted
+from theodolite.probes.scaling.spectral_norm import rms_norms
 from theodolite.workloads import Workload
 
 ACTIVATIONS = frozenset(
@@ -42,13 +47,15 @@ ACTIVATIONS = frozenset(
 )
 """By the names of torch's operations."""
 MOST_EXAMPLES = 8
-"""Whose gradients are taken one by one."""
+"""Examples whose gradients are computed one by one."""
 
 
 @dataclass(frozen=True)
-class Assumptions:
+class Assumptions(Result):
     """The ratios of F.1 to F.3 after some steps of training. Made by `assumptions`."""
 
+    kind: ClassVar[str] = "assumptions"
+    loads: ClassVar[bool] = True
     steps: int
     weights: Mapping[str, float]
     """F.1, by tensor."""
@@ -57,7 +64,36 @@ class Assumptions:
     activations: tuple[float, ...]
     """F.2: root mean square after over before, in the order of the forward pass."""
     alignment: Mapping[str, float]
-    """F.3, by tensor; tensors that no example has a gradient for are left out."""
+    """F.3, by tensor; tensors without a gradient are left out."""
+
+    def blocks(self) -> Iterator[Block]:
+        """The range of every ratio."""
+        yield f"Assumptions of width–depth scaling after {counted(self.steps, 'step')}, as ratios"
+        activations = {f"activation {index}": ratio for index, ratio in enumerate(self.activations)}
+        named = {
+            "F.1 weights": self.weights,
+            "F.1 features": self.features,
+            "F.2 activations": activations,
+            "F.3 alignment": self.alignment,
+        }
+        yield Table(
+            ("assumption", "ratios", "least", "median", "largest", "least at"),
+            [
+                (name, len(ratios), min(all_), median(all_), max(all_), min(ratios, key=ratios.__getitem__))
+                for name, ratios in named.items()
+                if (all_ := list(ratios.values()))
+            ],
+        )
+        yield "A ratio should neither vanish nor grow with the size of the network: compare sizes."
+
+    def table(self) -> Table:
+        """The ratios of weights and gradients by tensor, and of features by module."""
+        names = dict.fromkeys((*self.weights, *self.alignment, *self.features))
+        columns = self.weights, self.alignment, self.features
+        return Table(
+            ("name", "F.1 weight", "F.3 alignment", "F.1 feature"),
+            [(name, *(column.get(name) for column in columns)) for name in names],
+        )
 
 
 @exclusive()
@@ -78,10 +114,16 @@ def assumptions(
         steps: steps of training; F.1 speaks of the change over all of them.
         seed: of the initial weights and of the batches.
         device: where to train.
-        roles: what `dissect` is to take tensors for that it cannot classify.
+        roles: of tensors that `dissect` cannot classify.
+
+    >>> import theodolite as th
+    >>> mlp = th.workload("mlp-mixture")
+    >>> plan = th.plan(mlp.build, mlp.batch(0, 0)[0], size=mlp.size, base=mlp.size, lr=2**-8)
+    >>> found = assumptions(mlp, plan, steps=2)
+    >>> all(0 < ratio <= 1 for ratio in found.alignment.values())
+    True
     """
-    if steps < 0:
-        raise UseError(f"steps is {steps!r}: it cannot be negative")
+    arguments.whole("steps", steps, least=0)
     first = on_device(workload.draw(seed, 0), device)
     anatomy = dissect(workload.build, workload.draw(seed, 0)[0], size=plan.size, roles=roles)
     with untouched_randomness(seed):
@@ -97,19 +139,19 @@ def assumptions(
             optimizer.step()
         return Assumptions(
             steps,
-            weights=_sums(start, tensors, lambda values: _norms(values, anatomy)),
-            features=_sums(features, _features(model, first[0]), _root_mean_squares),
+            weights=_sum_ratios(start, tensors, lambda values: _norms(values, anatomy)),
+            features=_sum_ratios(features, _features(model, first[0]), _root_mean_squares),
             activations=_activations(model, first[0]),
             alignment=_alignment(workload, model, first, anatomy),
         )
 
 
-def _sums(
+def _sum_ratios(
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
     measure: Callable[[Mapping[str, Tensor]], Mapping[str, float]],
 ) -> dict[str, float]:
-    """`‖a + d‖/(‖a‖ + ‖d‖)`, d being the change; what is zero before and after is left out."""
+    """`‖a + d‖/(‖a‖ + ‖d‖)`, d being the change; tensors that are zero before and after are left out."""
     together = {name: after[name].detach() for name in before if name in after}
     whole = measure(together)
     first = measure({name: before[name] for name in together})
@@ -132,7 +174,7 @@ def _rms(tensor: Tensor) -> float:
 
 @torch.no_grad()
 def _features(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-    """What each module that has a weight of its own puts out; of a module called twice, the last."""
+    """The output of each module with a weight of its own; of a module called twice, the last."""
     found: dict[str, Tensor] = {}
 
     def keeper(name: str) -> Callable[..., None]:
@@ -160,7 +202,7 @@ def _features(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
 def _activations(model: nn.Module, inputs: Any) -> tuple[float, ...]:
     ratios: list[float] = []
 
-    class Watch(TorchDispatchMode):
+    class Recording(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             # In place as well (`relu_`), so the size before is taken before.
             known = func.overloadpacket.__name__.rstrip("_") in ACTIVATIONS
@@ -170,13 +212,13 @@ def _activations(model: nn.Module, inputs: Any) -> tuple[float, ...]:
                 ratios.append(_rms(result) / before)
             return result
 
-    with evaluated(model), plain_operators(), Watch():
+    with evaluated(model), plain_operators(), Recording():
         call(model, inputs)
     return tuple(ratios)
 
 
 def _alignment(workload: Workload, model: nn.Module, batch: Batch, anatomy: Anatomy) -> dict[str, float]:
-    examples = [_example(batch, index) for index in range(min(_num_examples(workload, batch), MOST_EXAMPLES))]
+    examples = [take(batch, [index]) for index in range(min(_num_examples(workload, batch), MOST_EXAMPLES))]
     tensors = dict(canonical_parameters(model))
     total: dict[str, Tensor] = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     sizes = dict.fromkeys(tensors, 0.0)
@@ -200,12 +242,6 @@ def _num_examples(workload: Workload, batch: Batch) -> int:
     if len(counts) != 1 or 0 in counts:
         raise UseError(
             f"workload {workload.name!r}: the tensors of a batch have first dimensions {sorted(counts)}, so "
-            "its examples cannot be told apart. Let each have the examples along its first dimension"
+            "its examples are ambiguous. Let dimension 0 of every tensor be the examples"
         )
     return counts.pop()
-
-
-def _example(batch: Batch, index: int) -> Batch:
-    """A batch of one."""
-    one: Batch = tree_map(lambda leaf: leaf[index : index + 1] if isinstance(leaf, Tensor) else leaf, batch)
-    return one

@@ -1,15 +1,23 @@
-"""The coordinate check: do a network's values keep their size when it grows?"""
+"""The coordinate check: do the values of a network keep their size when it grows?
+
+Each value is fitted by a power of the size: least squares on two logarithmic axes, for every seed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from scipy.special import stdtrit
 
 from theodolite.anatomy import dissect
+from theodolite.core import arguments
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.progress import Progress, silent
 from theodolite.core.size import Size
 from theodolite.planning.parameterization import (
     PARAMETERIZATIONS,
@@ -18,15 +26,77 @@ from theodolite.planning.parameterization import (
     with_zero_readout,
 )
 from theodolite.planning.repeating import lone_branches
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Column, Table, counted
 from theodolite.probes.scaling.first_steps import Track, follow
-from theodolite.probes.scaling.slopes import AXES, Slope, fit_slopes, worst_first
 from theodolite.workloads import Workload
+
+Axis = Literal["width", "depth"]
+AXES: tuple[Axis, ...] = ("width", "depth")
 
 
 @dataclass(frozen=True)
-class Coordinates:
+class Slope(Result):
+    """A quantity goes as the size to the power `value`, and should go as its power `expected`.
+
+    >>> Slope("branch.0", "depth", value=-0.8, low=-0.9, high=-0.7, expected=-1.0).at_ten_times
+    1.58...
+    """
+
+    kind: ClassVar[str] = "slope"
+    loads: ClassVar[bool] = True
+    quantity: str
+    axis: Axis
+    value: float
+    low: float
+    high: float
+    """The 95 % interval: a t interval over the slopes of the seeds; nan with a single seed. It covers
+    the noise between seeds, not a curve that is no straight line."""
+    expected: float
+
+    @property
+    def excess(self) -> float:
+        """The difference from the expected slope."""
+        return self.value - self.expected
+
+    @property
+    def judged(self) -> bool:
+        """Does it say something about the parameterization?
+
+        The `logits` do not: a readout that starts at random should start smaller in a wider network; the
+        change of the logits is judged instead. Nor does, along the depth, the stream before its end: after
+        one block it is at another point at every depth, and at depth 2 its middle is one step of two.
+        """
+        on_the_way = self.axis == "depth" and self.quantity in ("stream.first", "stream.middle")
+        return self.quantity != "logits" and not on_the_way
+
+    @property
+    def at_ten_times(self) -> float:
+        """The factor by which the quantity is off at ten times the size."""
+        return 10.0**self.excess if math.isfinite(self.value) else math.nan
+
+    def within(self, atol: float) -> bool:
+        """Is the slope within ±atol of the expected one? The slope of a run that diverged never is."""
+        return abs(self.excess) <= atol
+
+    def blocks(self) -> Iterator[Block]:
+        """One sentence."""
+        if not math.isfinite(self.value):
+            yield f"{self.quantity} against {self.axis}: a run diverged"
+            return
+        spread = f" ({self.low:+.2f} to {self.high:+.2f})" if math.isfinite(self.low) else ""
+        yield (
+            f"{self.quantity} goes as {self.axis}^{self.value:+.2f}{spread}, expected {self.expected:+g}: "
+            f"×{self.at_ten_times:.2g} at 10×"
+        )
+
+
+@dataclass(frozen=True)
+class Coordinates(Result):
     """How large values are against width and depth. Made by `coordinates`."""
 
+    kind: ClassVar[str] = "coordinate check"
+    loads: ClassVar[bool] = True
     parameterization: Parameterization
     optimizer: str
     lr: float
@@ -44,31 +114,40 @@ class Coordinates:
         """The same after another step; 0 is before training."""
         return fit_slopes(self.tracks, step=step)
 
-    def bent(self, tolerance: float = 0.1) -> tuple[Slope, ...]:
-        """The slopes beyond ±tolerance of what they should be, worst first; each prints what it means.
+    def bent(self, atol: float = 0.1) -> tuple[Slope, ...]:
+        """The slopes further than `atol` from the expected ones, worst first; each prints what it means.
 
-        Only what `Slope.judged` names is judged.
+        Only slopes with `Slope.judged` count.
         """
-        return worst_first(slope for slope in self.slopes if slope.judged and not slope.within(tolerance))
+        return worst_first(slope for slope in self.slopes if slope.judged and not slope.within(atol))
 
-    def flat(self, tolerance: float = 0.1) -> bool:
-        """Is every slope within ±tolerance of what it should be?"""
-        return not self.bent(tolerance)
+    def flat(self, atol: float = 0.1) -> bool:
+        """Is every slope within ±atol of the expected one?"""
+        return not self.bent(atol)
 
-    def __str__(self) -> str:
-        """A table: slopes and intervals after the last step; "–" where none is expected."""
-        start = (
+    def blocks(self) -> Iterator[Block]:
+        """Slopes and intervals after the last step."""
+        yield (
             f"{self.parameterization}, {self.optimizer}, lr {self.lr:.4g} at {self.base}: slopes after "
-            f"{self.steps} steps, {len({track.seed for track in self.tracks})} seeds"
+            f"{counted(self.steps, 'step')}, {counted(len({track.seed for track in self.tracks}), 'seed')}"
         )
-        wide = max(20, *(len(slope.quantity) for slope in self.slopes))
-        rows = [f"{'quantity':<{wide}} {'axis':<5} {'slope':>6}  {'95 % interval':<16} {'expected':>8}"]
-        for slope in self.slopes:
-            interval = f"{slope.low:+.2f} to {slope.high:+.2f}" if math.isfinite(slope.low) else ""
-            value = f"{slope.value:+.2f}" if math.isfinite(slope.value) else "diverged"
-            expected = f"{slope.expected:g}" if slope.judged else "–"
-            rows.append(f"{slope.quantity:<{wide}} {slope.axis:<5} {value:>6}  {interval:<16} {expected:>8}")
-        return "\n".join([start, "", *rows])
+        yield self.table()
+
+    def table(self) -> Table:
+        """One row for each quantity and axis; no expected slope where none is judged."""
+        columns = (
+            "quantity",
+            "axis",
+            Column("slope", lambda value: "diverged" if math.isnan(value) else f"{value:+.2f}"),
+            Column("95 % from", _signed),
+            Column("to", _signed),
+            Column("expected", lambda value: "–" if value is None else f"{value:g}", side="right"),
+        )
+        rows = [
+            (one.quantity, one.axis, one.value, one.low, one.high, one.expected if one.judged else None)
+            for one in self.slopes
+        ]
+        return Table(columns, rows)
 
 
 @exclusive()
@@ -82,31 +161,30 @@ def coordinates(
     weight_decay: float = 0.0,
     parameterization: Parameterization = "plan",
     steps: int = 10,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: int | Sequence[int] = 3,
     device: str = "cpu",
-    progress: Callable[[str, float], None] | None = None,
+    progress: Progress | None = None,
     **planning: Any,
 ) -> Coordinates:
     """Train a network of several sizes for a few steps, and see which values grow or vanish with the size.
 
-    With the right parameterization the stream, and how far stream and logits move in a step, are the same at
+    With the right parameterization the stream, and the change of stream and logits in a step, are the same at
     every width and depth, and each of L branches is 1/L of that. The readout starts at zero, so that the
-    logits only hold what was learnt; one that is the embedding too, or is divided by its own norm, starts as
-    it does.
+    logits only hold what was learnt, unless it is also the embedding or is divided by its own norm.
 
     Args:
         workload: the network, its data and its loss.
-        sizes: at least two. Those of equal depth are compared along the width, and the other way round.
-        base: the size at which `lr` is right.
+        sizes: at least two. Sizes of equal depth are compared along the width, and vice versa.
+        base: the size at which `lr` was tuned.
         lr: learning rate at base size.
-        optimizer: as in `theodolite.plan`, which `weight_decay` and `planning` (eps, roles, …) go to as well.
+        optimizer: as in `theodolite.plan`, which also takes `weight_decay` and `planning` (eps, roles, …).
         weight_decay: at base size.
         parameterization: `plan`, or `standard`: the network's own initialisation at each size and the plain
-            optimizer with one learning rate for all.
+            optimizer with one learning rate for all tensors.
         steps: how many to train.
-        seeds: one run for each: of the initialisation and of the batches.
+        seeds: a number of seeds, or the seeds, of the initialisation and of the batches.
         device: where to train.
-        progress: called with a line and the part that is done.
+        progress: called with a title and the fraction done.
 
     >>> import theodolite as th
     >>> sizes = [th.Size(width, 2) for width in (32, 64, 128)]
@@ -120,13 +198,17 @@ def coordinates(
         Yang et al., Tensor Programs V, 2022, appendix D.
     """
     sizes = list(dict.fromkeys(sizes))
-    _check(sizes, seeds, steps, parameterization)
-    inputs = workload.draw(seeds[0], 0)[0]
+    _check_sizes(sizes)
+    chosen = arguments.seeds("seeds", seeds)
+    arguments.whole("steps", steps, least=1)
+    arguments.one_of("parameterization", parameterization, PARAMETERIZATIONS)
+    inputs = workload.draw(chosen[0], 0)[0]
     needed = [*sizes, *([base] if parameterization == "plan" else [])]
     anatomies = dict(planning.pop("anatomies", {}))
     for size in needed:
         if size not in anatomies:
             anatomies[size] = dissect(workload.build, inputs, size=size, roles=planning.get("roles"))
+    tell = progress or silent
     tracks: list[Track] = []
     for size in sizes:
         made = plan_for(
@@ -143,29 +225,97 @@ def coordinates(
         )
         made = with_zero_readout(made)
         lone = lone_branches(anatomies[size], [anatomies[one] for one in sizes if one.depth != size.depth])
-        for seed in seeds:
-            if progress is not None:
-                progress(f"{workload.name} {size}, seed {seed}", len(tracks) / len(sizes) / len(seeds))
+        for seed in chosen:
+            tell(f"{workload.name} {size}, seed {seed}", len(tracks) / len(sizes) / len(chosen))
             tracks.append(follow(workload, made, seed=seed, steps=steps, device=device, lone=lone))
     return Coordinates(parameterization, made.optimizer_name, lr, base, steps, tuple(tracks))
 
 
-def _check(sizes: Sequence[Size], seeds: Sequence[int], steps: int, parameterization: str) -> None:
+def fit_slopes(tracks: Iterable[Track], *, step: int = -1) -> tuple[Slope, ...]:
+    """The slope of every quantity along every axis on which the sizes differ, after a step.
+
+    Along the width, sizes of equal depth are compared, and along the depth those of equal width. For each
+    seed it is the least-squares slope of log₂ of the quantity against log₂ of the size, with an intercept of
+    its own for each group of sizes; the value is the mean over seeds.
+    """
+    tracks = list(tracks)
+    names = [
+        name for name in (tracks[0].values if tracks else ()) if all(name in one.values for one in tracks)
+    ]
+    found = []
+    for axis in AXES:
+        seeds = [
+            chosen
+            for seed in sorted({track.seed for track in tracks})
+            if _varies(chosen := [track for track in tracks if track.seed == seed], axis)
+        ]
+        for name in names if seeds else ():
+            slopes = [_slope(chosen, name, axis, step) for chosen in seeds]
+            expected = tracks[0].expected.get(name, 0.0) if axis == "depth" else 0.0
+            found.append(_mean_slope(name, axis, slopes, expected))
+    return tuple(found)
+
+
+def worst_first(slopes: Iterable[Slope]) -> tuple[Slope, ...]:
+    """Sorted by distance from the expected slope; runs that diverged come first."""
+    return tuple(
+        sorted(slopes, key=lambda one: abs(one.excess) if math.isfinite(one.excess) else math.inf)[::-1]
+    )
+
+
+def _check_sizes(sizes: Sequence[Size]) -> None:
     for size in sizes:
         if not isinstance(size, Size):
             raise UseError(f"sizes holds {size!r}: give Sizes, for example [Size(64, 4), Size(256, 4)]")
-    if not any(len({_other(size, axis) for size in sizes}) < len(sizes) for axis in AXES):
+    if all(len({_along(size, axis) for size in sizes}) == len(sizes) for axis in AXES):
         raise UseError(
             f"sizes are {', '.join(map(str, sizes))}: give at least two of equal depth, to compare widths, "
             "or two of equal width, to compare depths"
         )
-    if not seeds:
-        raise UseError("seeds is empty: give at least one; with three, slopes have intervals")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise UseError(f"steps is {steps!r}: it has to be a whole number of at least 1")
-    if parameterization not in PARAMETERIZATIONS:
-        raise UseError(f"parameterization is {parameterization!r}: it is {' or '.join(PARAMETERIZATIONS)}")
 
 
-def _other(size: Size, axis: str) -> int:
-    return size.depth if axis == "width" else size.width
+def _mean_slope(quantity: str, axis: Axis, slopes: Sequence[float], expected: float) -> Slope:
+    mean = float(np.mean(slopes))
+    low = high = math.nan
+    if len(slopes) > 1:
+        error = float(np.std(slopes, ddof=1)) / math.sqrt(len(slopes))
+        half = float(stdtrit(len(slopes) - 1, 0.975)) * error
+        low, high = mean - half, mean + half
+    return Slope(quantity, axis, mean, low, high, expected)
+
+
+def _slope(tracks: Sequence[Track], name: str, axis: Axis, step: int) -> float:
+    """Least squares within groups of sizes that differ along the axis alone; nan where a value is not finite.
+
+    A quantity that is 0 everywhere does not move: its slope is 0.
+    """
+    across = covariance = 0.0
+    if not any(track.values[name][step] for track in tracks):
+        return 0.0
+    for group in _groups(tracks, axis):
+        values = np.array([track.values[name][step] for track in group])
+        if not (np.isfinite(values).all() and (values > 0).all()):
+            return math.nan
+        x = np.log2([_along(track.size, axis) for track in group])
+        y = np.log2(values)
+        across += float(((x - x.mean()) ** 2).sum())
+        covariance += float(((x - x.mean()) * (y - y.mean())).sum())
+    return covariance / across
+
+
+def _groups(tracks: Sequence[Track], axis: Axis) -> list[list[Track]]:
+    other: Axis = "depth" if axis == "width" else "width"
+    fixed = sorted({_along(track.size, other) for track in tracks})
+    return [[track for track in tracks if _along(track.size, other) == value] for value in fixed]
+
+
+def _varies(tracks: Sequence[Track], axis: Axis) -> bool:
+    return any(len({track.size for track in group}) > 1 for group in _groups(tracks, axis))
+
+
+def _along(size: Size, axis: Axis) -> int:
+    return size.width if axis == "width" else size.depth
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}" if math.isfinite(value) else ""

@@ -1,11 +1,11 @@
-"""One network followed through its first steps: how large its values are, and how far they moved."""
+"""The first steps of one training run: how large the activations are, and how far they move."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,29 +14,32 @@ from theodolite.core.batches import on_device
 from theodolite.core.building import untouched_randomness
 from theodolite.core.size import Size
 from theodolite.planning import Plan
-from theodolite.probes.scaling.activation_layout import Layout, Sight, look
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table
+from theodolite.probes.scaling.activation_layout import ActivationLayout, Activations, record_activations
 from theodolite.workloads import Workload
 
 Status = Literal["finished", "diverged"]
 
 LAYER = "layer."
-"""What the names of quantities of layers outside of every branch begin with."""
+"""Prefix of the quantities of layers outside every branch."""
 PROBE_STEP = 10_000
-"""The batch that is looked at is one that is not trained on."""
+"""The step whose batch is measured: one that is not trained on."""
 
 
 @dataclass(frozen=True)
-class Track:
+class Track(Result):
     """The root mean squares of one run, by step: `steps + 1` of each, the first before training.
 
     Quantities are `stream` (after the last block), `stream.first` and `stream.middle` (after the first and
-    the middle one), `branch.0`, `branch.1`, … (of each block's first branch, second branch, …; the root mean
-    square over the blocks that repeat with depth), `layer.NAME` (of what the weight of that name makes,
-    outside of every branch and with outputs that grow with the width), `logits`, and for the stream, the
-    branches, the layers and the logits `change of …`: how far the values are from where they were before
-    training.
+    the middle one), `branch.0`, `branch.1`, … (each block's first branch, second branch, …; the root mean
+    square over the blocks that repeat with depth), `layer.NAME` (the output of that weight, outside every
+    branch and with outputs that grow with the width), `logits`, and `change of …` for the stream, the
+    branches, the layers and the logits: the distance from their values before training.
     """
 
+    kind: ClassVar[str] = "track"
+    loads: ClassVar[bool] = True
     size: Size
     seed: int
     status: Status
@@ -49,6 +52,18 @@ class Track:
     stream: tuple[tuple[float, ...], ...]
     """By step, by branch: the stream after each branch."""
 
+    def blocks(self) -> Iterator[Block]:
+        """Every quantity before training and after each step."""
+        yield f"{self.size}, seed {self.seed}: {self.status}"
+        yield self.table()
+
+    def table(self) -> Table:
+        """One row for each quantity, one column for each step."""
+        steps = range(len(next(iter(self.values.values()), ())))
+        return Table(
+            ("quantity", *map(str, steps)), [(name, *values) for name, values in self.values.items()]
+        )
+
 
 def follow(
     workload: Workload,
@@ -59,17 +74,17 @@ def follow(
     device: str = "cpu",
     lone: Collection[tuple[int, int]] = (),
 ) -> Track:
-    """Build the network by the plan, train it for some steps, and look at it before and after each.
+    """Build the network by the plan, train it for some steps, and measure it before and after each.
 
-    Branches that do not repeat with depth, `lone` by block and number, are not counted with the others. The
-    batches are `workload.batch(seed, step)`, and the one looked at `workload.batch(seed, 10_000)`. No
-    random number is spent.
+    Branches that do not repeat with depth (`lone`, as block and branch) are left out of the means. Training
+    uses the batches `workload.batch(seed, step)`, measuring `workload.batch(seed, 10_000)`. The global
+    random state is unchanged.
     """
     with untouched_randomness(seed):
         probe = on_device(workload.draw(seed, PROBE_STEP), device)[0]
         model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
-        first = last = look(model, probe)
+        first = last = record_activations(model, probe)
         sizes = [_sizes(first, first, lone)]
         branches, stream = [rms(*first.branches)], [rms(*first.stream)]
         for step in range(steps):
@@ -77,7 +92,7 @@ def follow(
             optimizer.zero_grad()
             workload.evaluate(model, batch).backward()
             optimizer.step()
-            last = look(model, probe, last.layout)
+            last = record_activations(model, probe, last.layout)
             sizes.append(_sizes(last, first, lone))
             branches.append(rms(*last.branches))
             stream.append(rms(*last.stream))
@@ -97,16 +112,16 @@ def follow(
     )
 
 
-def measured(model: nn.Module, inputs: Any) -> dict[str, float]:
-    """The root mean squares of stream, branches and logits of a network as it is, named as in `Track`."""
-    sight = look(model, inputs)
+def activation_sizes(model: nn.Module, inputs: Any) -> dict[str, float]:
+    """The root mean squares of the stream, branches and logits of a network, named as in `Track`."""
+    found = record_activations(model, inputs)
     return {
-        name: size for name, size in _sizes(sight, sight).items() if not name.startswith(("change of", LAYER))
+        name: size for name, size in _sizes(found, found).items() if not name.startswith(("change of", LAYER))
     }
 
 
 def rms(*tensors: Tensor) -> tuple[float, ...]:
-    """The root mean square of the entries of each.
+    """The root mean square of the entries of each tensor.
 
     >>> rms(torch.tensor([3.0, 4.0, 0.0, 0.0]), torch.ones(3))
     (2.5, 1.0)
@@ -115,7 +130,7 @@ def rms(*tensors: Tensor) -> tuple[float, ...]:
     """
     if not tensors:
         return ()
-    # One copy from the device for all of them.
+    # One transfer from the device for all of them.
     return tuple(torch.stack([_rms(tensor) for tensor in tensors]).tolist())
 
 
@@ -123,7 +138,7 @@ def _rms(tensor: Tensor) -> Tensor:
     return (tensor.abs() if tensor.is_complex() else tensor).double().square().mean().sqrt()
 
 
-def _sizes(now: Sight, before: Sight, lone: Collection[tuple[int, int]] = ()) -> dict[str, float]:
+def _sizes(now: Activations, before: Activations, lone: Collection[tuple[int, int]] = ()) -> dict[str, float]:
     sizes: dict[str, float] = {}
     if now.stream:
         first, middle, last = 0, (len(now.stream) - 1) // 2, -1
@@ -138,7 +153,9 @@ def _sizes(now: Sight, before: Sight, lone: Collection[tuple[int, int]] = ()) ->
     sizes |= _by_kind("change of branch", _kinds(now.layout, lone), moved)
     for name, values in now.outside.items():
         were = before.outside.get(name, ())
-        if [one.shape for one in values] == [one.shape for one in were]:  # not so where routing picks rows
+        if [one.shape for one in values] == [
+            one.shape for one in were
+        ]:  # shapes change where routing picks rows
             moved = tuple(one - other for one, other in zip(values, were, strict=True))
             sizes[f"change of {LAYER}{name}"] = _rms_of_all(moved)
     (sizes["change of logits"],) = rms(now.logits - before.logits)
@@ -146,17 +163,17 @@ def _sizes(now: Sight, before: Sight, lone: Collection[tuple[int, int]] = ()) ->
 
 
 def _is_wide(quantity: str, plan: Plan) -> bool:
-    """Is it not of a layer whose outputs stay few, such as the scores of a router or a bottleneck?
+    """Does the layer's number of outputs grow with the width, unlike a router's scores or a bottleneck?
 
-    These may start the smaller the wider the network is, as logits do, and a softmax does not heed a number
-    that is added to all scores.
+    Narrow outputs may start smaller in a wider network, as logits do, and a softmax ignores a number that is
+    added to all scores.
     """
     _, is_layer, name = quantity.partition(LAYER)
     return not is_layer or plan[name].role in ("input", "hidden")
 
 
 def _rms_of_all(tensors: Sequence[Tensor]) -> float:
-    """The root mean square of the entries of all of them: what a recurrent weight makes at each time."""
+    """The root mean square over all of them: a recurrent weight makes one for each time step."""
     (size,) = rms(torch.cat([tensor.flatten() for tensor in tensors]))
     return size
 
@@ -172,8 +189,8 @@ def _by_kind(
     }
 
 
-def _expected(layout: Layout, lone: Collection[tuple[int, int]]) -> dict[str, float]:
-    """A branch of L is 1/L of the stream, if of one layer 1/√L at first; its change is 1/L in any case.
+def _expected(layout: ActivationLayout, lone: Collection[tuple[int, int]]) -> dict[str, float]:
+    """One of L branches is 1/L of the stream (1/√L at first if it has one layer), and so is its change.
 
     A stream that is a mean of L values, one of which is the embedding, is 1/L of the sum.
     """
@@ -185,8 +202,8 @@ def _expected(layout: Layout, lone: Collection[tuple[int, int]]) -> dict[str, fl
     return expected
 
 
-def _kinds(layout: Layout, lone: Collection[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
-    """Branches that repeat, by which of their block they are."""
+def _kinds(layout: ActivationLayout, lone: Collection[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
+    """Branches that repeat with depth, grouped by their number within the block."""
     kinds: dict[int, list[int]] = {}
     for index, (block, branch) in enumerate(layout.places):
         if (block, branch) not in lone:

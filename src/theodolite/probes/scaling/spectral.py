@@ -1,13 +1,13 @@
-"""Does every tensor keep the size, and the size of change, that the spectral condition allows it?
+"""The spectral condition: does every tensor keep the size, and the size of change, that it should have?
 
 With `‖A‖_R = √(n_in/n_out)·‖A‖₂` and W the tensor as the network uses it (its multiplier α absorbed), going
 from a base size to another should change
 
-    C1    the size at the start            ‖W₀‖_R      by α·‖W‖_R of the rule
-    C2    the size of one step             ‖ΔW_t‖_R    by α·‖ΔW‖_R of the rule
-          and of the change since then     ‖W_t − W₀‖_R  by the same
+    C1    the initial size                  ‖W₀‖_R        by α·‖W‖_R of the rule
+    C2    the size of one step              ‖ΔW_t‖_R      by α·‖ΔW‖_R of the rule
+          and of the change since then      ‖W_t − W₀‖_R  by the same
 
-Only ratios between two sizes are compared: what a tensor has at base size is right by definition.
+Only ratios between two sizes are compared: the sizes at base size are right by definition.
 
 References:
     Spectral condition for muP under width–depth scaling, conditions 3.1 and 3.2.
@@ -15,36 +15,90 @@ References:
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from theodolite.anatomy import dissect
-from theodolite.anatomy.part import Part, Role, fold
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from theodolite.anatomy import Anatomy, dissect
+from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.part import Part, fold
+from theodolite.core import arguments
+from theodolite.core.batches import Batch, on_device
+from theodolite.core.building import untouched_randomness
+from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
 from theodolite.optimizers.condition import change, deviation, multiplier
 from theodolite.optimizers.hyper import Ratios
 from theodolite.planning.counterparts import counterparts
+from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization, plan_for
 from theodolite.planning.plan import Plan
 from theodolite.planning.repeating import repeating
-from theodolite.probes.scaling.norm_history import Training, observe
-from theodolite.probes.scaling.rms_norm import is_matrix
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Column, Table
+from theodolite.probes.scaling.spectral_norm import is_matrix, rms_norms
 from theodolite.workloads import Workload
 
 Condition = Literal["start", "step", "drift"]
 CONDITIONS: tuple[Condition, ...] = ("start", "step", "drift")
 
-TOLERANCE = 0.3
-"""On the exponent of growth. The condition speaks of large sizes; at small ones the gradient of a batch has
-a rank comparable to the width, and the exponent of a step can lie a tenth or two below its limit."""
+ATOL = 0.3
+"""On the exponent of growth. The condition holds for large sizes; at small ones the gradient of a batch has a
+rank comparable to the width, and the exponent of a step can lie a tenth or two below its limit."""
+SUSPICIOUS, ROUNDING = 1e-4, 1e-3
+"""A gradient smaller than `SUSPICIOUS` times the largest of all tensors may be rounding alone. It is, if
+float64 leaves less than `ROUNDING` of it."""
+
+
+@dataclass(frozen=True)
+class NormHistory:
+    """The norms of one tensor during training: `‖W₀‖_R`, and its changes."""
+
+    part: Part
+    start: float
+    """`‖W₀‖_R`."""
+    steps: tuple[float, ...]
+    """`‖W_t − W_{t−1}‖_R` for t = 1, 2, …"""
+    drift: float
+    """`‖W_t − W₀‖_R` after the last step."""
+    converged: bool
+    """Did every iteration behind these numbers converge?"""
+    only_rounding: bool = False
+    """Is its gradient zero up to rounding, as that of the keys' bias before a softmax?"""
+
+    @property
+    def step(self) -> float:
+        """The geometric mean of the steps that moved the tensor; 0 if none did.
+
+        >>> part = Part("w", (8, 8), "linear", "hidden", 8, 8, True, True, (1,), (0,))
+        >>> round(NormHistory(part, 1.0, (0.0, 1.0, 4.0), 3.0, converged=True).step, 6)
+        2.0
+        """
+        moved = [step for step in self.steps if step != 0]
+        return math.exp(sum(map(math.log, moved)) / len(moved)) if moved else 0.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """The norms of all tensors in a training run under a plan."""
+
+    size: Size
+    anatomy: Anatomy
+    histories: Mapping[str, NormHistory]
+    losses: tuple[float, ...]
+    """Before each step."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One norm here, at base size, and by which factor the condition wants them to differ.
+    """A norm at one size and at base size, and the factor by which the condition says they differ.
 
     >>> Ratio(here=4.0, base=1.0, expected=2.0).off
     2.0
@@ -63,12 +117,12 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One tensor, or those that differ in their block alone, against the counterparts at base size."""
+class SpectralRow:
+    """One tensor, or all that differ only in their block, against the counterparts at base size."""
 
     name: str
     pattern: str
-    """The name of all that differ in their block alone."""
+    """The name of all that differ only in their block."""
     role: str
     start: Ratio
     """C1."""
@@ -78,7 +132,7 @@ class Line:
     """C2, since the start."""
     converged: bool
     only_rounding: bool = False
-    """Is its gradient zero but for rounding? Then its steps say nothing."""
+    """Is its gradient zero up to rounding? Then its steps mean nothing."""
 
     def off(self, condition: Condition) -> float:
         """How many times too large it is by one of the conditions; nan where there is nothing to compare."""
@@ -89,29 +143,31 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Spectral:
-    """All tensors of a network against their counterparts at base size.
+class Spectral(Result):
+    """All tensors of a network against their counterparts at base size. Made by `spectral`.
 
-    A line breaks a condition if it is off by more than `growth^tolerance`, where `growth` is how much wider,
-    or deeper, the network is.
+    A row breaks a condition if it is off by more than `growth^atol`, where `growth` is how much wider, or
+    deeper, the network is.
     """
 
+    kind: ClassVar[str] = "spectral condition"
+    loads: ClassVar[bool] = True
     size: Size
     base: Size
     growth: float
-    lines: tuple[Line, ...]
+    rows: tuple[SpectralRow, ...]
     losses: tuple[float, ...]
     base_losses: tuple[float, ...]
 
     @property
     def converged(self) -> bool:
         """Did every power iteration converge?"""
-        return all(line.converged for line in self.lines)
+        return all(row.converged for row in self.rows)
 
     @property
     def finite(self) -> bool:
         """Did neither network diverge?"""
-        pairs = [getattr(line, name) for line in self.lines for name in CONDITIONS]
+        pairs = [getattr(row, name) for row in self.rows for name in CONDITIONS]
         sizes = [size for pair in pairs for size in (pair.here, pair.base)]
         return all(map(math.isfinite, (*self.losses, *self.base_losses, *sizes)))
 
@@ -120,108 +176,168 @@ class Spectral:
         return math.log(off) / math.log(self.growth) if off > 0 and self.growth != 1 else math.nan
 
     @cached_property
-    def folded(self) -> tuple[Line, ...]:
-        """One line for all tensors that differ in their block alone: geometric means."""
-        alike: dict[str, list[Line]] = {}
-        for line in self.lines:
-            alike.setdefault(line.pattern, []).append(line)
-        return tuple(_mean(pattern, lines) for pattern, lines in alike.items())
+    def folded(self) -> tuple[SpectralRow, ...]:
+        """One row for all tensors that differ only in their block: geometric means."""
+        alike: dict[str, list[SpectralRow]] = {}
+        for row in self.rows:
+            alike.setdefault(row.pattern, []).append(row)
+        return tuple(_mean(pattern, rows) for pattern, rows in alike.items())
 
-    def broken(self, condition: Condition, tolerance: float = TOLERANCE) -> tuple[Line, ...]:
-        """The folded lines that break a condition, the worst first."""
-        found = [line for line in self.folded if abs(self.exponent(line.off(condition))) > tolerance]
-        return tuple(sorted(found, key=lambda line: -abs(self.exponent(line.off(condition)))))
+    def broken(self, condition: Condition, atol: float = ATOL) -> tuple[SpectralRow, ...]:
+        """The folded rows that break a condition, worst first."""
+        found = [row for row in self.folded if abs(self.exponent(row.off(condition))) > atol]
+        return tuple(sorted(found, key=lambda row: -abs(self.exponent(row.off(condition)))))
 
-    def holds(self, tolerance: float = TOLERANCE) -> bool:
+    def holds(self, atol: float = ATOL) -> bool:
         """Is the condition met, at the start and by every step?"""
-        return self.finite and not (self.broken("start", tolerance) or self.broken("step", tolerance))
+        return self.finite and not (self.broken("start", atol) or self.broken("step", atol))
 
-    def __str__(self) -> str:
-        """A table: how many times too large each tensor starts, steps and has moved."""
-        wide = max(6, *(len(line.name) for line in self.folded))
-        rows = [f"{'tensor':<{wide}}  {'role':<6}  {'start':>6}  {'step':>6}  {'drift':>6}"]
-        for line in self.folded:
-            offs = (line.off(condition) for condition in CONDITIONS)
-            numbers = "  ".join("     –" if math.isnan(off) else f"{off:6.2f}" for off in offs)
-            rows.append(f"{line.name:<{wide}}  {line.role:<6}  {numbers}")
-        holds = "met" if self.holds() else "not met"
-        return "\n".join(
+    def blocks(self) -> Iterator[Block]:
+        """How many times too large each kind of tensor starts, steps and has moved."""
+        met = "met" if self.holds() else "not met"
+        yield f"{self.size} against {self.base}: the spectral condition is {met}"
+        yield self.table()
+        yield "\n".join(
             [
-                f"{self.size} against {self.base}: the spectral condition is {holds}",
-                "",
-                *rows,
-                "",
-                "1.00 is what the condition asks for    start: C1    step, drift: C2",
+                "1.00 is what the condition asks for (start: C1; step and drift: C2)",
                 *(
-                    f"{one.name}: its gradient is zero but for rounding"
-                    for one in self.folded
-                    if one.only_rounding
+                    f"{row.name}: its gradient is zero up to rounding"
+                    for row in self.folded
+                    if row.only_rounding
                 ),
             ]
         )
+
+    def table(self) -> Table:
+        """One row for each kind of tensor."""
+        factors = [Column(name, lambda off: "–" if math.isnan(off) else f"{off:.2f}") for name in CONDITIONS]
+        rows = [(row.name, row.role, *(row.off(name) for name in CONDITIONS)) for row in self.folded]
+        return Table(("tensor", "role", *factors), rows)
 
 
 @exclusive()
 def spectral(
     workload: Workload,
+    size: Size,
+    *,
+    base: Size,
+    lr: float,
+    optimizer: str = "adamw",
+    weight_decay: float = 0.0,
+    parameterization: Parameterization = "plan",
+    steps: int = 8,
+    seed: int = 0,
+    device: str = "cpu",
+    **planning: Any,
+) -> Spectral:
+    """Train a network at a size and at base size, and compare the norms of all tensors and of their steps.
+
+    Args:
+        workload: what is trained.
+        size: the size in question.
+        base: the size at which `lr` was tuned.
+        lr: learning rate at base size.
+        optimizer: as in `theodolite.plan`, which also takes `weight_decay` and `planning` (eps, roles, …).
+        weight_decay: at base size.
+        parameterization: `plan`, or `standard`: the network's own initialisation and one learning rate for
+            all tensors at both sizes.
+        steps: steps of training.
+        seed: of the initial weights and of the batches.
+        device: where to train.
+
+    To check a plan that was made by hand, compare two trainings: `compare(observe(…), observe(…))`.
+
+    >>> import theodolite as th
+    >>> mlp, small, large = th.workload("mlp-mixture"), th.Size(32, 2), th.Size(256, 2)
+    >>> spectral(mlp, large, base=small, lr=2**-8, steps=2).holds()
+    True
+    >>> standard = spectral(mlp, large, base=small, lr=2**-8, steps=2, parameterization="standard")
+    >>> sorted(row.name for row in standard.broken("step"))
+    ['blocks.*.layers.0.weight', 'blocks.*.layers.1.weight', 'readout.weight']
+    """
+    arguments.one_of("parameterization", parameterization, PARAMETERIZATIONS)
+    arguments.whole("steps", steps, least=1)
+    inputs = workload.draw(seed, 0)[0]
+    anatomies = {
+        one: dissect(workload.build, inputs, size=one, roles=planning.get("roles")) for one in {size, base}
+    }
+    options = dict(optimizer=optimizer, lr=lr, weight_decay=weight_decay, anatomies=anatomies, **planning)
+
+    def train(one: Size) -> Training:
+        plan = plan_for(workload.build, inputs, one, parameterization=parameterization, base=base, **options)
+        return observe(workload, plan, anatomies[one], steps=steps, seed=seed, device=device)
+
+    return compare(train(size), train(base))
+
+
+def observe(
+    workload: Workload,
     plan: Plan,
-    base: Plan,
+    anatomy: Anatomy,
     *,
     steps: int = 8,
     seed: int = 0,
     device: str = "cpu",
-    roles: Mapping[str, Role] | None = None,
-) -> Spectral:
-    """Train under a plan, and under the plan for the base size, and compare the norms of all tensors.
+) -> Training:
+    """Train a new network under a plan for a few steps, and measure every tensor at each of them.
 
-    Args:
-        workload: what is trained.
-        plan: for the size in question.
-        base: for the base size, from the same hyperparameters: `th.plan(…, size=b, base=b)`.
-        steps: steps of training.
-        seed: of the initial weights and of the batches.
-        device: where to train.
-        roles: what `dissect` is to take tensors for that it cannot classify.
-
-    New networks are built; nothing of the caller's is touched.
-
-    >>> import theodolite as th
-    >>> mlp, small, large = th.workload("mlp-mixture"), th.Size(32, 2), th.Size(256, 2)
-    >>> def planned(size, base):
-    ...     return th.plan(mlp.build, mlp.batch(0, 0)[0], size=size, base=base, lr=2**-8)
-    >>> spectral(mlp, planned(large, small), planned(small, small), steps=2).holds()
-    True
-    >>> standard = spectral(mlp, planned(large, large), planned(small, small), steps=2)
-    >>> sorted(line.name for line in standard.broken("step"))
-    ['blocks.*.layers.0.weight', 'blocks.*.layers.1.weight', 'readout.weight']
+    The anatomy is that of the network at the plan's size. A plan whose size is its base is the standard
+    parameterization at that size: the network's own initialisation, and one learning rate for all.
     """
-    inputs = workload.draw(seed, 0)[0]
-
-    def train(one: Plan) -> Training:
-        anatomy = dissect(workload.build, inputs, size=one.size, roles=roles)
-        return observe(workload, one, anatomy, steps=steps, seed=seed, device=device)
-
-    return compare(train(plan), train(base))
+    losses: list[float] = []
+    rounded: frozenset[str] = frozenset()
+    sizes: list[dict[str, tuple[float, bool]]] = []
+    with untouched_randomness(seed):
+        model = plan.build(seed, device=device).train()
+        optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
+        tensors = {name: one for name, one in canonical_parameters(model) if anatomy[name].trained}
+        first = before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        start = rms_norms(first, anatomy)
+        for step in range(steps):
+            batch = on_device(workload.draw(seed, step), device)
+            optimizer.zero_grad()
+            loss = workload.evaluate(model, batch)
+            loss.backward()
+            if step == steps - 1:
+                rounded = _only_rounding(workload, model, batch)
+            optimizer.step()
+            losses.append(loss.item())
+            now = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            sizes.append(rms_norms(_difference(now, before), anatomy))
+            before = now
+        drift = rms_norms(_difference(before, first), anatomy) if steps > 1 else sizes[0]
+    histories = {
+        part.name: NormHistory(
+            part=part,
+            start=start[part.name][0],
+            steps=tuple(size[part.name][0] for size in sizes),
+            drift=drift[part.name][0],
+            converged=all(one[part.name][1] for one in (start, *sizes, drift)),
+            only_rounding=part.name in rounded,
+        )
+        for part in anatomy.trained
+    }
+    return Training(plan.size, anatomy, histories, tuple(losses))
 
 
 def compare(here: Training, base: Training) -> Spectral:
-    """Hold one training against another of a different size."""
+    """Compare one training with another of a different size."""
     branches = repeating(here.anatomy, base.anatomy)
     depth = branches.ratio
     width = here.size.width / base.size.width
     growth = width if abs(math.log(width)) >= abs(math.log(depth)) else depth
     patterns = {part.name: one.pattern for one in fold(here.anatomy.values()) for part in one.parts}
-    lines = []
+    rows = []
     for name, partner in counterparts(here.anatomy, base.anatomy).items():
-        mine, theirs = here.courses[name], base.courses[partner.name]
+        mine, theirs = here.histories[name], base.histories[partner.name]
         part = mine.part
         own = part.factor / partner.factor
         fans = part.fan_in / partner.fan_in, part.fan_out / partner.fan_out
         ratios = Ratios(*fans, branches.depth(part), own)
         alpha = multiplier(part, ratios)
         size = alpha * deviation(part, ratios) * _spread(part) / _spread(partner)
-        lines.append(
-            Line(
+        rows.append(
+            SpectralRow(
                 name=name,
                 pattern=patterns[name],
                 role=part.role,
@@ -232,39 +348,74 @@ def compare(here: Training, base: Training) -> Spectral:
                 only_rounding=mine.only_rounding or theirs.only_rounding,
             )
         )
-    return Spectral(here.size, base.size, growth, tuple(lines), here.losses, base.losses)
+    return Spectral(here.size, base.size, growth, tuple(rows), here.losses, base.losses)
+
+
+def _only_rounding(workload: Workload, model: nn.Module, batch: Batch) -> frozenset[str]:
+    """The tensors whose gradient vanishes when it is computed in float64.
+
+    Computed only if a gradient is far smaller than those of other tensors; empty for a network that cannot
+    run in float64.
+    """
+    sizes = _gradient_sizes(model)
+    small = {name for name, size in sizes.items() if 0 < size < SUSPICIOUS * max(sizes.values())}
+    if not small:
+        return frozenset()
+    finer = copy.deepcopy(model).double()
+    finer.zero_grad()
+    try:
+        workload.evaluate(finer, tree_map(_doubled, batch)).backward()
+    except (RuntimeError, TypeError, UseError):  # the network fixes a dtype
+        return frozenset()
+    exact = _gradient_sizes(finer)
+    return frozenset(name for name in small if exact.get(name, 0.0) < ROUNDING * sizes[name])
+
+
+def _gradient_sizes(model: nn.Module) -> dict[str, float]:
+    return {
+        name: tensor.grad.double().square().mean().sqrt().item()
+        for name, tensor in canonical_parameters(model)
+        if tensor.grad is not None
+    }
+
+
+def _doubled(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+@torch.no_grad()
+def _difference(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # In float32: the difference of two bf16 numbers may not be one.
+    return {name: now[name].float() - before[name].float() for name in now}
 
 
 def _spread(part: Part) -> float:
     """`‖W‖_R` of a random matrix of std 1: its largest singular value is `√n_in + √n_out`.
 
-    With both fans in proportion, or one of them large, the rule's own `‖W‖_R` follows; an input or a readout
-    of a narrow network is not there yet, and its start should not be called wrong for that.
+    If both fans grow in proportion, or one is large, this gives the rule's own `‖W‖_R`; the input or readout
+    of a narrow network is not there yet, and its start should not count as wrong for that.
     """
     if not is_matrix(part):
         return 1.0
     return math.sqrt(part.fan_in / part.fan_out) * (math.sqrt(part.fan_in) + math.sqrt(part.fan_out))
 
 
-def _mean(pattern: str, lines: Sequence[Line]) -> Line:
+def _mean(pattern: str, rows: Sequence[SpectralRow]) -> SpectralRow:
     def mean(condition: Condition) -> Ratio:
-        ratios: list[Ratio] = [getattr(line, condition) for line in lines]
-        live = [getattr(line, condition) for line in lines if not math.isnan(line.off(condition))] or ratios
-        return Ratio(
-            _geometric([ratio.here for ratio in live]),
-            _geometric([ratio.base for ratio in live]),
-            _geometric([ratio.expected for ratio in live]),
-        )
+        live = [row for row in rows if not math.isnan(row.off(condition))] or rows
+        ratios: list[Ratio] = [getattr(row, condition) for row in live]
+        here, base, expected = zip(*((one.here, one.base, one.expected) for one in ratios), strict=True)
+        return Ratio(_geometric(here), _geometric(base), _geometric(expected))
 
-    return Line(
+    return SpectralRow(
         name=pattern,
         pattern=pattern,
-        role=lines[0].role,
+        role=rows[0].role,
         start=mean("start"),
         step=mean("step"),
         drift=mean("drift"),
-        converged=all(line.converged for line in lines),
-        only_rounding=all(line.only_rounding for line in lines),
+        converged=all(row.converged for row in rows),
+        only_rounding=all(row.only_rounding for row in rows),
     )
 
 

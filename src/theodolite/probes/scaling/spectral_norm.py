@@ -1,48 +1,83 @@
-"""The largest singular value of many matrices at once, by power iteration.
+"""How large a tensor is as an operator: its spectral norm `‖A‖₂`, and `‖A‖_R = √(n_in/n_out)·‖A‖₂`.
 
-The iteration multiplies by `A` and `Aᵀ` only, so it suits matrices of any size on any device. It keeps all
-its vectors (Lanczos): the best estimate inside their span comes from the same products, in tens of steps
-where the last vector alone would need hundreds on a random matrix, whose singular values lie close together.
+The RMS operator norm `‖A‖_R` is the largest factor by which a layer can change the root mean square of its
+input. Tensors that are not matrices are measured in the same spirit:
+
+    a bias or a gain     its root mean square (a matrix with one input)
+    an embedding         the root mean square of its nonzero rows: a one-hot input reads one row, and a step
+                         moves the rows that were read
+    a stack of experts   the largest of its matrices
+    a convolution        its kernel as one matrix from everything it reads to one position
+
+`‖A‖₂` comes from power iteration, which multiplies by `A` and `Aᵀ` only and suits matrices of any size on any
+device. All iterates are kept (Lanczos): on a random matrix, whose singular values lie close together, this
+takes tens of steps where the last iterate alone would need hundreds.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from theodolite.anatomy.part import Part
 from theodolite.core.exclusive import exclusive
+from theodolite.optimizers.matrices import as_matrices
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table, number
 
-TOLERANCE = 1e-2
+RTOL = 1e-2
 """On the residual of σ². The error of σ itself is about its square over the gap below σ, far smaller."""
 MOST_STEPS = 100
 CHECK_EVERY = 5
 """Steps between two looks at the residual, each of which waits for the device."""
+MOST_STACKED = 1 << 24
+"""Matrices of one shape are measured together up to this many entries: a copy of 64 MiB."""
 
 
 @dataclass(frozen=True)
-class SpectralNorm:
+class SpectralNorm(Result):
     """Largest singular values, one for each matrix of a stack, and how far they can be trusted."""
 
+    kind: ClassVar[str] = "spectral norm"
     value: Tensor
-    """`‖A‖₂`, never above the truth; nan for a matrix with entries that are not finite."""
+    """`‖A‖₂`, never above the true value; nan for a matrix with entries that are not finite."""
     uncertainty: Tensor
     """Some singular value lies within this of `value`, in the same unit."""
     converged: bool
     """Did the residuals of all matrices fall below the tolerance?"""
     steps: int
 
+    def blocks(self) -> Iterator[Block]:
+        """The norms, and whether the iteration converged."""
+        end = f"{'converged' if self.converged else 'not converged'} in {self.steps} steps"
+        if self.value.ndim:
+            yield f"Spectral norms of {self.value.numel()} matrices: {end}"
+            yield self.table()
+        else:
+            yield f"‖A‖₂ = {number(self.value.item(), 5)} ± {self.uncertainty.item():.1g}: {end}"
+
+    def table(self) -> Table:
+        """One row for each matrix, by its index in the stack."""
+        rows = [
+            (", ".join(map(str, at)), self.value[at].item(), self.uncertainty[at].item())
+            for at in itertools.product(*map(range, self.value.shape))
+        ]
+        return Table(("matrix", "‖A‖₂", "uncertainty"), rows)
+
 
 @exclusive()
 @torch.no_grad()
-def spectral_norm(
-    matrices: Tensor, *, tolerance: float = TOLERANCE, most_steps: int = MOST_STEPS
-) -> SpectralNorm:
+def spectral_norm(matrices: Tensor, *, rtol: float = RTOL, most_steps: int = MOST_STEPS) -> SpectralNorm:
     """`‖A‖₂` of a matrix, or of each of a stack (…, m, n), in float32.
 
     With `v` the current estimate of the right singular vector and `θ = ‖Av‖²`, it stops when
-    `‖AᵀAv − θv‖ ≤ tolerance·θ`. A zero matrix has converged at once.
+    `‖AᵀAv − θv‖ ≤ rtol·θ`. A zero matrix converges at once.
 
     >>> found = spectral_norm(torch.diag(torch.tensor([3.0, 2.0, 1.0])))
     >>> found.value, found.converged
@@ -62,7 +97,7 @@ def spectral_norm(
     broken = ~scale.isfinite()
     scale = torch.where(broken | (scale == 0), torch.ones_like(scale), scale)
     stack = torch.where(broken[:, None, None], torch.zeros_like(stack), stack / scale[:, None, None])
-    theta, residual, steps = _lanczos(stack, tolerance, most_steps)
+    theta, residual, steps = _lanczos(stack, rtol, most_steps)
     value = theta.sqrt() * scale
     # |θ − σ²| ≤ r, so |√θ − σ| ≤ r/√θ.
     uncertainty = torch.where(theta > 0, residual / theta.sqrt(), residual) * scale
@@ -71,12 +106,57 @@ def spectral_norm(
     return SpectralNorm(
         value.reshape(batch),
         uncertainty.reshape(batch),
-        converged=bool((residual <= tolerance * theta).all()) and not bool(broken.any()),
+        converged=bool((residual <= rtol * theta).all()) and not bool(broken.any()),
         steps=steps,
     )
 
 
-def _lanczos(stack: Tensor, tolerance: float, most_steps: int) -> tuple[Tensor, Tensor, int]:
+def rms_norms(tensors: Mapping[str, Tensor], parts: Mapping[str, Part]) -> dict[str, tuple[float, bool]]:
+    """`‖A‖_R` of each tensor, and whether the iteration converged.
+
+    >>> part = Part("w", (4, 16), "linear", "hidden", 16, 4, True, True, (1,), (0,))
+    >>> rms_norms({"w": torch.eye(4, 16)}, {"w": part})     # √(16/4)·1
+    {'w': (2.0, True)}
+    """
+    found: dict[str, tuple[float, bool]] = {}
+    alike: dict[tuple[tuple[int, ...], torch.device], list[tuple[str, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        part = parts[name]
+        if is_matrix(part):
+            matrices = as_matrices(tensor.detach(), (part.in_axes, part.out_axes))
+            alike.setdefault((tuple(matrices.shape), matrices.device), []).append((name, matrices))
+        else:
+            value = _entries(tensor, part)
+            found[name] = value, math.isfinite(value)
+    for members in alike.values():
+        at_once = max(1, MOST_STACKED // max(1, members[0][1].numel()))
+        for first in range(0, len(members), at_once):
+            together = members[first : first + at_once]
+            # A view where there is only one: large matrices are not copied.
+            stack = together[0][1][None] if len(together) == 1 else torch.stack([one for _, one in together])
+            norms = spectral_norm(stack)
+            for (name, _), values in zip(together, norms.value, strict=True):
+                scale = math.sqrt(parts[name].fan_in / parts[name].fan_out)
+                found[name] = scale * values.max().item(), norms.converged
+    return {name: found[name] for name in tensors}
+
+
+def is_matrix(part: Part) -> bool:
+    """Is it measured by its largest singular value?"""
+    return bool(part.in_axes) and bool(part.out_axes) and part.op != "embedding"
+
+
+def _entries(tensor: Tensor, part: Part) -> float:
+    """The root mean square of the entries; in an embedding, of those in rows that are not zero."""
+    squares = tensor.detach().float().square()
+    if part.op == "embedding":
+        rows = squares.mean(part.out_axes)
+        used = rows[rows != 0]  # keeps nan
+        return used.mean().sqrt().item() if len(used) else 0.0
+    return squares.mean().sqrt().item()
+
+
+def _lanczos(stack: Tensor, rtol: float, most_steps: int) -> tuple[Tensor, Tensor, int]:
     """The largest eigenvalue of each AᵀA, its residual, and the number of steps."""
     num, _, short = stack.shape
     last = min(most_steps, short)
@@ -105,7 +185,7 @@ def _lanczos(stack: Tensor, tolerance: float, most_steps: int) -> tuple[Tensor, 
             values, vectors = torch.linalg.eigh(tridiagonal[:, :done, :done])
             theta = values[:, -1].clamp(min=0.0)
             residual = beta * vectors[:, -1, -1].abs()
-            if done == last or bool((residual <= tolerance * theta).all()):
+            if done == last or bool((residual <= rtol * theta).all()):
                 return theta, residual, done
         if done < last:
             tridiagonal[:, step, done] = tridiagonal[:, done, step] = beta

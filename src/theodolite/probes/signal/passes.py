@@ -13,15 +13,9 @@ from torch.utils._pytree import tree_map
 from theodolite.core.batches import Batch, on_device
 from theodolite.core.calling import Loss, call
 from theodolite.core.errors import UseError
+from theodolite.core.examples import num_examples, take
+from theodolite.probes.example_losses import checked_logits, disagreement, example_losses, refuse_infinite
 from theodolite.probes.signal.candidates import Candidate, Candidates
-from theodolite.probes.signal.examples import (
-    checked_logits,
-    disagreement,
-    refuse_infinite,
-    take,
-    unit_losses,
-    units_in,
-)
 from theodolite.probes.signal.sites import Site, by_unit
 from theodolite.probes.signal.sums import GradientSums, wide
 
@@ -85,7 +79,7 @@ class Runner:
         inputs, targets = tree_map(_usable, on_device(batch, str(self.device)))
         with torch.enable_grad():
             found = checked_logits(call(self.model, inputs), batch)
-            losses = unit_losses(self.loss, found, targets)
+            losses = example_losses(self.loss, found, targets)
             refuse_infinite(losses, index)
             if not losses.requires_grad:
                 raise UseError(
@@ -115,7 +109,7 @@ class Estimating:
 
     def add(self, batch: Batch, index: int) -> None:
         """The units of a batch."""
-        self._now = units_in(batch)
+        self._now = num_examples(batch)
         with self.runner.candidates.heard_by(self):
             self.units += self.runner.run(batch, index)
         for candidate, sums in self.whole.items():
@@ -170,7 +164,7 @@ class Judging:
         """The units of a batch; one by one where only autograd can tell a gradient: it adds them up."""
         self._classes.update(_classes(batch))
         for part in _singles(batch) if self.one_by_one else (batch,):
-            now = self._now = _Now(units_in(part), self.runner.device)
+            now = self._now = _Now(num_examples(part), self.runner.device)
             with self.runner.candidates.heard_by(self):
                 self.units += self.runner.run(part, index)
             for candidate, found in self.estimated.items():
@@ -260,7 +254,7 @@ def _branches(candidate: Candidate) -> int:
 
 
 def _singles(batch: Any) -> Iterator[Batch]:
-    for unit in range(units_in(batch)):
+    for unit in range(num_examples(batch)):
         yield take(batch, [unit])
 
 

@@ -14,9 +14,9 @@ from theodolite.core.batches import Batch, Batches, on_device
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.calling import call, logits
 from theodolite.core.errors import UseError
+from theodolite.core.examples import batches_of, count_examples, each_batch, num_examples, take
 from theodolite.probes.curvature.products import Progress
 from theodolite.probes.finite import among, not_finite
-from theodolite.probes.signal.examples import batches_of, count, each, take, units_in
 from theodolite.surgery import Point, Points, find_points
 
 
@@ -60,12 +60,12 @@ def samples(batches: Batches, held_out: Batches | None) -> tuple[Iterator[Batch]
     """The batches that directions are estimated on, and those that judge them."""
     judges = batches_of(batches if held_out is None else held_out)
     if isinstance(judges, (list, tuple)):  # to count the units of a loader takes a pass over it
-        refuse_few(count(judges) // (2 if held_out is None else 1))
+        refuse_few(count_examples(judges) // (2 if held_out is None else 1))
     if held_out is None:
-        number = count(batches)
+        number = count_examples(batches)
         middle = (number + 1) // 2
         return _between(batches, 0, middle), _between(batches, middle, number)
-    return each(batches), each(held_out)
+    return each_batch(batches), each_batch(held_out)
 
 
 def refuse_few(units: int) -> None:
@@ -117,10 +117,10 @@ def _refuse_not_finite(model: nn.Module, inputs: Any) -> None:
 
 def _between(batches: Batches, start: int, stop: int) -> Iterator[Batch]:
     """Some units that follow each other, counted through all batches."""
-    for batch in each(batches):
+    for batch in each_batch(batches):
         if stop <= 0:
             return
-        number = units_in(batch)
+        number = num_examples(batch)
         if start < number:
             yield take(batch, slice(max(start, 0), min(stop, number)))
         start, stop = start - number, stop - number

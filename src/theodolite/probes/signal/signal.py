@@ -25,9 +25,10 @@ from typing import Literal
 from scipy.special import stdtrit
 from torch import Tensor, nn
 
-from theodolite.core.batches import Batch, Batches
+from theodolite.core.batches import Batch, Batches, device_of
 from theodolite.core.calling import Loss, require_logits
 from theodolite.core.errors import UseError
+from theodolite.core.examples import each_batch, fingerprints
 from theodolite.core.exclusive import exclusive
 from theodolite.present.figure import Figure
 from theodolite.probes.curvature.objective import without_checkpoints
@@ -36,7 +37,6 @@ from theodolite.probes.eval_mode import at_rest
 from theodolite.probes.signal.alignment import alignment_bound, mean_interval
 from theodolite.probes.signal.candidates import Candidate, Candidates
 from theodolite.probes.signal.diagnostics import misleads, notes
-from theodolite.probes.signal.examples import device_of, each, fingerprints
 from theodolite.probes.signal.gradient_covariance import Covariance, describe
 from theodolite.probes.signal.passes import (
     Estimated,
@@ -219,7 +219,7 @@ def signal(
     require_logits(loss, "The signal of a block")
     model = checked(model, ridge, delta)
     fresh = None if fresh is None else checked(fresh, ridge, delta)
-    first = next(iter(each(batches)))
+    first = next(iter(each_batch(batches)))
     device = device_of(model)
     known = points_of(model, first, device, points)
     steps = Steps(progress, batches, held_out)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from theodolite.core.batches import Batch
 from theodolite.core.errors import UseError
+from theodolite.core.examples import num_examples, take
 from theodolite.probes.signal.candidates import Candidate
-from theodolite.probes.signal.examples import take, units_in
 from theodolite.probes.signal.passes import Runner, left_by_autograd, refuse_not_finite
 from theodolite.probes.signal.sites import Site
 
@@ -27,7 +27,7 @@ class Trial:
     def run(self, runner: Runner, batch: Batch) -> str | None:
         """Two units, or the only one twice; what the losses of units leave out of that of the batch."""
         missed = runner.missed(batch)
-        pair = take(batch, [0, 1] if units_in(batch) > 1 else [0, 0])
+        pair = take(batch, [0, 1] if num_examples(batch) > 1 else [0, 0])
         for self.unit in (0, 1):
             with runner.candidates.heard_by(self):
                 runner.run(pair, 0, only=self.unit)

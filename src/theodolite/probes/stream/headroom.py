@@ -18,7 +18,7 @@ from torch import Tensor
 
 from theodolite.anatomy.recording.operations import JOINTS, REDUCTIONS, SOFTMAXES, VIEWS
 from theodolite.anatomy.recording.trace import flat
-from theodolite.probes.scaling.activation_layout import Layout
+from theodolite.probes.scaling.activation_layout import ActivationLayout
 
 HALF = 65504.0
 """The largest number of float16."""
@@ -85,7 +85,7 @@ class Watch:
         self._sizes.append(sizes.amax().double())
         self._made.append((op, last))
 
-    def largest(self, layout: Layout) -> Largest:
+    def largest(self, layout: ActivationLayout) -> Largest:
         """The largest of all, or the first that is not a finite number."""
         if not self._sizes:
             return Largest(math.nan, "", "")
@@ -140,7 +140,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _where(layout: Layout, last: int | None) -> str:
+def _where(layout: ActivationLayout, last: int | None) -> str:
     """Between which values of the layout an operation is, in words."""
     index = -1
     for number, (start, ends, after) in enumerate(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theodolite.probes.scaling.activation_layout import Layout
+from theodolite.probes.scaling.activation_layout import ActivationLayout
 from theodolite.probes.scaling.first_steps import rms
 
 
@@ -45,7 +45,7 @@ class Reach:
 
 
 def reaches(
-    layout: Layout,
+    layout: ActivationLayout,
     values: Mapping[int, Tensor],
     gradients: Mapping[int, Tensor],
     skipped: Sequence[float | None],
@@ -60,7 +60,7 @@ def size_of(value: int, tensors: Mapping[int, Tensor]) -> float:
 
 
 def _reach(
-    layout: Layout,
+    layout: ActivationLayout,
     index: int,
     values: Mapping[int, Tensor],
     gradients: Mapping[int, Tensor],

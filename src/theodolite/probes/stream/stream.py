@@ -33,7 +33,7 @@ from theodolite.core.calling import Loss, described, require_logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.present.figure import Figure
-from theodolite.probes.scaling.activation_layout import Layout, find_layout
+from theodolite.probes.scaling.activation_layout import ActivationLayout, find_layout
 from theodolite.probes.stream.growth import Growth, fit_growth
 from theodolite.probes.stream.headroom import Largest, Watch
 from theodolite.probes.stream.reach import Reach, reaches, size_of
@@ -61,7 +61,7 @@ class Stream:
     """The largest of all values that would be in half precision."""
     notes: tuple[str, ...]
     """What could not be measured, and why."""
-    layout: Layout = field(repr=False, compare=False)
+    layout: ActivationLayout = field(repr=False, compare=False)
 
     @property
     def finite(self) -> bool:
@@ -114,7 +114,7 @@ class Stream:
 
 @exclusive()
 def stream(
-    model: nn.Module, loss: Loss, batch: Batch, *, skip: bool = True, layout: Layout | None = None
+    model: nn.Module, loss: Loss, batch: Batch, *, skip: bool = True, layout: ActivationLayout | None = None
 ) -> Stream:
     """Look at the residual stream of a network on a batch; the network is left as it was.
 
@@ -143,7 +143,9 @@ def stream(
         return _stream(*_checked(model, loss, batch), skip, layout)
 
 
-def _stream(model: nn.Module, batch: Batch, loss: Loss, skip: bool, layout: Layout | None) -> Stream:
+def _stream(
+    model: nn.Module, batch: Batch, loss: Loss, skip: bool, layout: ActivationLayout | None
+) -> Stream:
     inputs, targets = batch
     found = layout or find_layout(model, inputs)
     if not found.stream:
@@ -183,7 +185,7 @@ def _stream(model: nn.Module, batch: Batch, loss: Loss, skip: bool, layout: Layo
 
 
 def _not_finite(
-    layout: Layout, loss: float, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
+    layout: ActivationLayout, loss: float, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
 ) -> list[str]:
     """A note on what is not finite, if anything is: the first value, and the last gradient."""
     streams = {"before the first block": layout.starts[0]}
@@ -205,7 +207,7 @@ def _not_finite(
 
 
 def _skipped(
-    model: nn.Module, loss: Loss, batch: Batch, layout: Layout, notes: list[str]
+    model: nn.Module, loss: Loss, batch: Batch, layout: ActivationLayout, notes: list[str]
 ) -> tuple[list[float | None], list[float | None]]:
     """What the loss is more without each branch, and without each block."""
     inputs, targets = batch

@@ -12,9 +12,8 @@ from theodolite.core.size import Size
 from theodolite.planning import Plan
 from theodolite.planning.parameterization import Parameterization, with_zero_readout
 from theodolite.present.figure import Figure, Panel, power_law, signed
-from theodolite.probes.scaling.coordinates import Coordinates
+from theodolite.probes.scaling.coordinates import Coordinates, Slope, worst_first
 from theodolite.probes.scaling.first_steps import LAYER, Track, follow
-from theodolite.probes.scaling.slopes import Slope, worst_first
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import on_trials, unmeasured, untried

@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from theodolite.core.errors import UseError
 from theodolite.planning import Plan
 from theodolite.present.figure import signed
-from theodolite.probes.scaling.norm_history import Training, observe
-from theodolite.probes.scaling.spectral import TOLERANCE, Condition, Line, Spectral, compare
+from theodolite.probes.scaling.spectral import (
+    ATOL,
+    Condition,
+    Spectral,
+    SpectralRow,
+    Training,
+    compare,
+    observe,
+)
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.sections.plan import on_trials, unmeasured, untried
@@ -174,16 +181,16 @@ def _unjudged(growths: Sequence[Growth]) -> Iterator[str]:
     names = dict.fromkeys(line.name for one in measured for line in one.folded if line.only_rounding)
     if names:
         yield (
-            f"Not judged: {listed(list(names))}, whose gradient is zero but for rounding, as nothing they do "
+            f"Not judged: {listed(list(names))}, whose gradient is zero up to rounding, as nothing they do "
             "reaches the loss."
         )
 
 
-def _broken(measured: Spectral, condition: Condition) -> tuple[Line, ...]:
+def _broken(measured: Spectral, condition: Condition) -> tuple[SpectralRow, ...]:
     least = {"bias": VECTOR_NOISE, "gain": VECTOR_NOISE}
     return tuple(
         line
-        for line in measured.broken(condition, TOLERANCE)
+        for line in measured.broken(condition, ATOL)
         if abs(math.log(line.off(condition))) > math.log(least.get(line.role, NOISE))
     )
 

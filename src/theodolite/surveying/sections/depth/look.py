@@ -23,10 +23,10 @@ from theodolite.anatomy.specimen import shapes_of
 from theodolite.core.batches import Batch
 from theodolite.core.building import evaluated, in_one_line, untouched_randomness
 from theodolite.core.errors import UseError
+from theodolite.core.examples import fingerprints, num_examples, take
 from theodolite.core.size import Size
 from theodolite.fleet.training import targets_in
 from theodolite.probes.signal import diagnostics
-from theodolite.probes.signal.examples import fingerprints, take, units_in
 from theodolite.probes.signal.signal import Signal, signal
 from theodolite.surgery import Points, find_points
 from theodolite.surveying.budget import ENTRY, TooLong, Work, pass_work
@@ -205,9 +205,9 @@ def _amounts(site: Site, model: nn.Module, effort: Effort) -> tuple[int, int, fl
     """Units in a batch of training and in a sample, and the multiplications that all of it takes."""
     one = _work_of_one(site, model)
     each = one.multiplications + ENTRY * one.entries  # operations are as many for any number of units
-    targets = max(1, targets_in(site.batch) // units_in(site.batch))
+    targets = max(1, targets_in(site.batch) // num_examples(site.batch))
     fewest, most = effort.units
-    most = min(most, effort.batches * units_in(site.batch))
+    most = min(most, effort.batches * num_examples(site.batch))
 
     def work(batch: int, sample: int) -> float:
         return each * (3 * effort.steps * batch + PASSES * (1 + PART) * sample)

@@ -1,4 +1,4 @@
-"""Units: each has a loss of its own, the same in every pass, and looking at it leaves no trace."""
+"""Every example has a loss of its own, the same in every pass, and measuring it leaves no trace."""
 
 from __future__ import annotations
 
@@ -12,20 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from theodolite import UseError
-from theodolite.probes.signal.examples import (
-    count,
-    disagreement,
-    each,
-    fingerprints,
-    losses_of,
-    take,
-    unit_losses,
-)
+from theodolite.probes.example_losses import disagreement, example_losses, losses_of
 from theodolite.workloads import next_token_loss
 
 
 def one_by_one(loss: Any, found: Tensor, targets: Tensor) -> Tensor:
-    return torch.stack([loss(found[unit : unit + 1], targets[unit : unit + 1]) for unit in range(len(found))])
+    return torch.stack([loss(found[i : i + 1], targets[i : i + 1]) for i in range(len(found))])
 
 
 def looking(found: Tensor, targets: Tensor) -> Tensor:
@@ -34,16 +26,16 @@ def looking(found: Tensor, targets: Tensor) -> Tensor:
 
 
 def ignoring(found: Tensor, targets: Tensor) -> Tensor:
-    """A mean over the tokens that count, which are not as many in each unit."""
+    """A mean over the tokens that count, which are not as many in each example."""
     return F.cross_entropy(found.flatten(0, 1), targets.flatten(), ignore_index=2, label_smoothing=0.1)
 
 
 @pytest.mark.parametrize("loss", [next_token_loss, ignoring, looking])
-def test_each_unit_has_its_own_loss_and_gradient(loss: Any) -> None:
+def test_each_example_has_its_own_loss_and_gradient(loss: Any) -> None:
     found = torch.randn(4, 5, 7, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(7, (4, 5))
     targets[1, :3] = 2
-    mine, expected = unit_losses(loss, found, targets), one_by_one(loss, found, targets)
+    mine, expected = example_losses(loss, found, targets), one_by_one(loss, found, targets)
     torch.testing.assert_close(mine, expected)
     weights = torch.randn(4, dtype=torch.float64)
     (gradient,) = torch.autograd.grad(mine @ weights, found)
@@ -57,7 +49,7 @@ def test_targets_may_be_several_tensors() -> None:
 
     found = torch.tensor([[1.0], [2.0]])
     targets = {"value": torch.tensor([[0.0], [5.0]]), "weight": torch.tensor([[1.0], [2.0]])}
-    assert unit_losses(loss, found, targets).tolist() == [1.0, 18.0]
+    assert example_losses(loss, found, targets).tolist() == [1.0, 18.0]
 
 
 class Small(nn.Module):
@@ -79,41 +71,16 @@ def test_losses_are_taken_in_eval_mode_and_leave_no_trace() -> None:
     before = {name: one.clone() for name, one in model.state_dict().items()}
     told: list[float] = []
     randomness = torch.get_rng_state()
-    found = losses_of(model, F.cross_entropy, loader, told.append)
+    found = losses_of(model, F.cross_entropy, loader, lambda title, done: told.append(done))
     assert torch.equal(torch.get_rng_state(), randomness)
     assert all(module.training for module in model.modules())
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert all(one.grad is None and one.requires_grad for one in model.parameters())
     assert told == pytest.approx([1 / 3, 2 / 3, 1])
     again = losses_of(model, F.cross_entropy, loader)
-    assert torch.equal(found, again), "a shuffled loader gives the same units in every pass"
+    assert torch.equal(found, again), "a shuffled loader gives the same examples in every pass"
     every = one_by_one(F.cross_entropy, model.eval()(data.tensors[0]), data.tensors[1])
     torch.testing.assert_close(found.sort().values, every.detach().double().sort().values)
-
-
-def test_units_are_counted_taken_and_known_again() -> None:
-    first = (
-        {"tokens": torch.tensor([[1, 2], [3, 4]]), "positions": torch.tensor([[0, 1]])},
-        torch.tensor([0, 1]),
-    )
-    second = {"tokens": torch.tensor([[3, 4]], dtype=torch.int32), "positions": torch.tensor([[0, 1]])}
-    taken = take(first, [1])
-    assert taken[0]["tokens"].tolist() == [[3, 4]]
-    assert taken[0]["positions"].tolist() == [[0, 1]]
-    assert taken[1].tolist() == [1]
-    marks = fingerprints([(first[0]["tokens"], first[1]), (second["tokens"], torch.tensor([0]))])
-    assert marks[1] == marks[2] != marks[0], "the same numbers, stored otherwise"
-    assert count([first, (second, torch.tensor([0]))]) == 3
-    a, b = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0], [2.0]])
-    assert len({*fingerprints((a, torch.zeros(1))), *fingerprints((b, torch.zeros(2)))}) == 3
-
-
-def test_two_pairs_are_two_batches() -> None:
-    pair = torch.zeros(2, 3), torch.zeros(2)
-    assert count([pair, pair]) == count((pair, pair)) == 4
-    assert count(list(pair)) == 2
-    two_inputs = (torch.zeros(2, 3), torch.zeros(2, 1)), torch.zeros(2)
-    assert len(list(each(two_inputs))) == 1
 
 
 @pytest.mark.parametrize(
@@ -127,27 +94,26 @@ def test_two_pairs_are_two_batches() -> None:
         ),
         (torch.zeros(()), torch.zeros(()), F.mse_loss, "the logits are a tensor of shape ()"),
         (torch.zeros(4, 2), torch.zeros(4, 2), torch.sub, "not one number. Reduce it"),
-        (torch.zeros(4, 2), torch.zeros(4, 3), F.cross_entropy, "the loss of one unit, loss(logits[u:u+1]"),
+        (
+            torch.zeros(4, 2),
+            torch.zeros(4, 3),
+            F.cross_entropy,
+            "the loss of one example, loss(logits[i:i+1]",
+        ),
     ],
 )
 def test_what_has_no_loss_of_its_own_is_refused(found: Tensor, targets: Any, loss: Any, said: str) -> None:
     with pytest.raises(UseError, match=re.escape(said)):
-        unit_losses(loss, found, targets)
+        example_losses(loss, found, targets)
 
 
 def test_bad_batches_are_refused() -> None:
     model, pair = nn.Linear(2, 1), (torch.zeros(2, 2), torch.zeros(2, 1))
-    with pytest.raises(UseError, match="the batches are empty"):
-        losses_of(model, F.mse_loss, [])
-    with pytest.raises(UseError, match="can be asked for them more than once"):
-        count(one for one in [pair])
-    with pytest.raises(UseError, match="not pairs"):
-        count([(torch.zeros(2),)])
     flat = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
-    with pytest.raises(UseError, match=re.escape("logits of shape (6,) of 2 units")):
+    with pytest.raises(UseError, match=re.escape("logits of shape (6,) of 2 examples")):
         losses_of(flat, F.mse_loss, (torch.zeros(2, 3, 2), torch.zeros(2, 3, 1)))
     bad = torch.zeros(2, 2), torch.tensor([[0.0], [torch.nan]])
-    with pytest.raises(UseError, match="the loss of unit 1 of batch 1 is nan"):
+    with pytest.raises(UseError, match="the loss of example 1 of batch 1 is nan"):
         losses_of(model, F.mse_loss, [pair, bad])
     assert losses_of(model, F.mse_loss, [pair, bad], finite=False).isnan().sum() == 1
 
@@ -155,7 +121,7 @@ def test_bad_batches_are_refused() -> None:
 def test_class_weights_that_cancel_in_a_batch_of_one_are_refused() -> None:
     found, targets, weight = torch.randn(64, 3), torch.randint(3, (64,)), torch.tensor([1.0, 10.0, 100.0])
     weighted = nn.CrossEntropyLoss(weight=weight)
-    assert unit_losses(weighted, found, targets).mean() == pytest.approx(
+    assert example_losses(weighted, found, targets).mean() == pytest.approx(
         float(F.cross_entropy(found, targets))
     )
     with pytest.raises(UseError, match=r"CrossEntropyLoss\(weight=…\) divides by the weights of the batch"):
@@ -171,23 +137,24 @@ def test_class_weights_that_cancel_in_a_batch_of_one_are_refused() -> None:
     assert float(own.mean()) == pytest.approx(float(mean(found, targets)))
 
 
-def test_units_that_are_only_compared_with_each_other_have_no_loss() -> None:
+def test_examples_that_are_only_compared_with_each_other_have_no_loss() -> None:
     def contrast(found: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(found @ found.mT, torch.arange(len(found)))
 
-    with pytest.raises(UseError, match=r"the loss of a unit alone is 0, that of 64 together"):
+    with pytest.raises(UseError, match=r"the loss of an example alone is 0, that of 64 together"):
         losses_of(nn.Identity(), contrast, (torch.randn(64, 3), torch.zeros(64)))
 
 
-def test_units_that_count_by_their_tokens_in_the_batch_are_told_of() -> None:
+def test_examples_that_count_by_their_tokens_in_the_batch_are_told_of() -> None:
     found, targets = torch.zeros(2, 10, 5), torch.zeros(2, 10, dtype=torch.long)
     found[0, :, 0], targets[1, 1:] = 3.0, 2  # the second has one token that counts
-    own = unit_losses(ignoring, found, targets)
+    own = example_losses(ignoring, found, targets)
     together = (10 * own[0] + own[1]) / 11  # a mean over tokens
     said = disagreement(ignoring, found, targets)
     assert said is not None
     assert said.startswith(
-        f"the mean of the units' own losses, {own.mean():.3g}, is not the loss of the batch, {together:.3g}:"
+        f"the mean over the examples' own losses, {own.mean():.3g}, differs from the loss of the batch, "
+        f"{together:.3g}:"
     )
     assert disagreement(next_token_loss, found.bfloat16(), targets) is None
     assert losses_of(nn.Identity(), ignoring, (found, targets)).tolist() == pytest.approx(own.tolist())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from theodolite import Size
+from theodolite.probes.scaling.coordinates import Coordinates, Slope, fit_slopes, worst_first
 from theodolite.probes.scaling.first_steps import Track
-from theodolite.probes.scaling.slopes import Slope, fit_slopes, worst_first
 
 
 def track(width: int, depth: int, value: float, seed: int = 0, expected: float = 0.0) -> Track:
@@ -63,3 +64,21 @@ def test_a_run_that_diverged_is_off_whatever_the_tolerance() -> None:
 def test_what_stays_zero_is_flat() -> None:
     assert fit_slopes([track(32, 2, 0.0), track(64, 2, 0.0)])[0].value == 0
     assert math.isnan(fit_slopes([track(32, 2, 0.0), track(64, 2, 1.0)])[0].value)
+
+
+def test_results_print_and_are_read_back(tmp_path: Path) -> None:
+    tracks = tuple(track(width, 4, 3 * width**0.5) for width in (64, 128))
+    made = Coordinates("plan", "adamw", 0.01, Size(64, 4), 1, tracks)
+    assert [line.split() for line in str(made).splitlines()[2:]] == [
+        ["quantity", "axis", "slope", "expected"],
+        ["─" * 32],
+        ["q", "width", "+0.50", "0"],
+    ]
+    assert Coordinates.load(made.save(tmp_path / "made.json")) == made
+    assert Track.load(tracks[0].save(tmp_path / "track.json")) == tracks[0]
+    assert "q" in str(tracks[0])
+    slope = Slope("q", "depth", 0.5, 0.25, 0.75, expected=1.0)
+    assert Slope.load(slope.save(tmp_path / "slope.json")) == slope
+    assert (
+        made.save(tmp_path / "made.csv").read_text().startswith("quantity,axis,slope,95 % from,to,expected\n")
+    )
