@@ -22,7 +22,7 @@ vectors = [tensor for tensor in model.parameters() if tensor.dim() < 2]
 groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
 optimizer = torch.optim.AdamW(groups, lr=3e-3)
 
-audit = th.probes.decay(model, optimizer, inputs)
+audit = th.probes.decay(model, inputs, optimizer)
 print(audit)
 print()
 
@@ -34,4 +34,4 @@ for group in optimizer.param_groups:
 print()
 
 # The other usual rule: everything decays.
-print(th.probes.decay(model, torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1), inputs))
+print(th.probes.decay(model, inputs, torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)))

@@ -25,7 +25,7 @@ print()
 growth = th.probes.amplification(model, batch[0])
 for step in range(101):
     if step % 50 == 0:
-        growth.look(step)
+        growth.record(step)
     tokens, targets = (each[:8, :64] for each in workload.batch(0, step))
     optimizer.zero_grad()
     next_token_loss(model(tokens), targets).backward()

@@ -114,7 +114,7 @@ def _tracked(model: nn.Module) -> Any:
 
 
 def _amplified(model: nn.Module) -> Any:
-    return probes.amplification(model, BATCH[0]).look(0)
+    return probes.amplification(model, BATCH[0]).record(0)
 
 
 def _operator(model: nn.Module) -> Any:
@@ -251,7 +251,7 @@ PROBES: dict[str, Call] = {
         ).tracks
     ),
     "curvature": lambda model: probes.curvature(model, LOSS, BATCH, directions=3),
-    "decay": lambda model: str(probes.decay(model, torch.optim.AdamW(model.parameters()), BATCH[0])),
+    "decay": lambda model: str(probes.decay(model, BATCH[0], torch.optim.AdamW(model.parameters()))),
     "density": lambda model: probes.density(model, LOSS, BATCH, steps=6),
     "drift": lambda model: probes.drift(model, LOSS, BATCH, lr=0.1, k=1, parameters="head.*"),
     "eigenvalues": lambda model: probes.eigenvalues(model, LOSS, BATCH, k=2).values,

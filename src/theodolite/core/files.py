@@ -122,11 +122,13 @@ LONGEST = 1_000_000
 def plain(value: Any) -> Any:
     """A value as JSON knows it; a number that is not finite is None.
 
+    Fields of a dataclass that do not count for equality are left out.
+
     >>> plain({1: (2.0, float("nan"))})
     {'1': [2.0, None]}
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {one.name: plain(getattr(value, one.name)) for one in dataclasses.fields(value) if one.compare}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -21,7 +21,7 @@ def test_growth_is_the_flows_under_small_steps_and_departs_from_it_under_decay()
         )
         for step in range(301):
             if step % 100 == 0:
-                record[decay].look(step)
+                record[decay].record(step)
             optimizer.zero_grad()
             (model(x) - 3 * x).square().sum(1).mean().backward()
             optimizer.step()
@@ -37,8 +37,8 @@ def test_growth_is_the_flows_under_small_steps_and_departs_from_it_under_decay()
 def test_what_cannot_be_looked_at_is_said():
     model, x = nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4)), torch.randn(3, 4)
     record = amplification(model, x)
-    record.look(5)
-    with pytest.raises(UseError, match="step is 5, and the last look was at 5: steps go up"):
-        record.look(5)
-    with pytest.raises(UseError, match="there is no look at a vector 'gain': there are"):
+    record.record(5)
+    with pytest.raises(UseError, match="step is 5, and the last record was at 5: steps go up"):
+        record.record(5)
+    with pytest.raises(UseError, match="there is no record of a vector 'gain': there are"):
         record.curve("gain")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_dissection")
 
 def test_decaying_everything_is_wrong_for_what_sets_the_size_of_a_signal() -> None:
     model = Net()
-    audit = decay(model, torch.optim.AdamW(model.parameters(), weight_decay=0.2), INPUTS)
+    audit = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.2))
     assert names(audit.wrong) == OUTPUT_GAINS
     assert {row.should for row in audit.wrong} == {0.0}
     assert {row.kind for row in audit.wrong} == {"Output-Norm gain", "scale"}
@@ -32,7 +32,7 @@ def test_decaying_everything_is_wrong_for_what_sets_the_size_of_a_signal() -> No
 
 def test_where_vectors_are_spared_what_linear_maps_read_could_decay() -> None:
     model = Net()
-    audit = decay(model, usual(model), INPUTS)
+    audit = decay(model, INPUTS, usual(model))
     assert names(audit.advised) == INPUT_GAINS
     assert {row.should for row in audit.advised} == {0.2}
     assert audit.ok, "that is advice, and nothing wrong"
@@ -40,7 +40,7 @@ def test_where_vectors_are_spared_what_linear_maps_read_could_decay() -> None:
 
 def test_where_no_weight_decays_no_gain_has_to() -> None:
     model = Net()
-    audit = decay(model, torch.optim.AdamW(model.parameters(), weight_decay=0.0), INPUTS)
+    audit = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
     assert audit.ok
     assert "No weight decays" in str(audit)
 
@@ -67,7 +67,7 @@ def test_a_trainers_optimizer_and_a_name_that_means_two_things(
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     options = transformers.TrainingArguments(tmp_path, weight_decay=0.3, use_cpu=True, report_to=[])
     optimizer = transformers.Trainer(model, options).create_optimizer()
-    audit = decay(model, optimizer, {"input_ids": WORDS})
+    audit = decay(model, {"input_ids": WORDS}, optimizer)
     assert {name.split(".")[-2] for name in names(audit.advised)} == spared
     assert {row.should for row in audit.advised} == {0.3}
     by_name = {row.name: row.kind for row in audit.rows}
@@ -77,10 +77,10 @@ def test_a_trainers_optimizer_and_a_name_that_means_two_things(
     audit.apply(inputs=True)
     changed = {name for name, value in decay_by_name(model, optimizer).items() if value != before[name]}
     assert changed == names(audit.advised)
-    mended = decay(model, optimizer, {"input_ids": WORDS})
+    mended = decay(model, {"input_ids": WORDS}, optimizer)
     assert mended.ok
     assert not mended.advised
-    everything = decay(model, torch.optim.AdamW(model.parameters()), {"input_ids": WORDS})
+    everything = decay(model, {"input_ids": WORDS}, torch.optim.AdamW(model.parameters()))
     assert names(everything.wrong) == names(everything.gains) - names(audit.advised)
 
 
@@ -90,7 +90,7 @@ def test_a_plan_decays_by_role_and_what_is_mended_gets_the_plans_decay(optimizer
     options = {"lr": 0.01, "weight_decay": 0.1, "optimizer": optimizer}
     model = Net(64, 4)
     rows = th.plan(Net, INPUTS, **sizes, **options).rows
-    audit = decay(model, th.plan(Net, INPUTS, **sizes, **options).optimizer(model), INPUTS)
+    audit = decay(model, INPUTS, th.plan(Net, INPUTS, **sizes, **options).optimizer(model))
     assert audit.ok
     assert not audit.advised
     assert {row.now.rule for row in audit.rows} == {"AdamW"} | (
@@ -100,7 +100,7 @@ def test_a_plan_decays_by_role_and_what_is_mended_gets_the_plans_decay(optimizer
     for policy, norms in (("matrices", {"input"}), ("everything", {"output", None})):
         plan = th.plan(Net, INPUTS, **sizes, **options, decay=policy)
         made = plan.optimizer(model)
-        audit = decay(model, made, INPUTS)
+        audit = decay(model, INPUTS, made)
         assert {row.part.norm for row in (*audit.wrong, *audit.advised)} == norms
         assert audit.ok is (policy == "matrices")
         audit.apply(inputs=True)
@@ -122,9 +122,9 @@ def test_inside_a_weight_scales_decay_and_directions_do_not(form: str) -> None:
     inside = {name for name, _ in model.named_parameters() if "parametrizations.weight.0" in name} - free
     assert bool(free) == (form == "direction")
     everything = torch.optim.AdamW(model.parameters(), weight_decay=0.2)
-    assert names(decay(model, everything, WORDS).wrong) == free
+    assert names(decay(model, WORDS, everything).wrong) == free
     spared = usual(model)
-    audit = decay(model, spared, WORDS)
+    audit = decay(model, WORDS, spared)
     assert names(audit.advised) == inside
     assert {row.kind for row in audit.advised if "weight.0.inputs" in row.name} == {"scale vector"}
     audit.apply(inputs=True)
@@ -136,7 +136,7 @@ def test_inside_a_weight_scales_decay_and_directions_do_not(form: str) -> None:
 
 def test_decay_of_what_is_divided_by_its_own_norm_only_lengthens_its_steps() -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 2))
-    audit = decay(model, torch.optim.AdamW(model.parameters(), weight_decay=0.1), INPUTS)
+    audit = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.1))
     (free,) = [row for row in audit.rows if row.part.scale_free]
     assert (free.name, free.verdict) == ("0.parametrizations.weight.original1", "note")
     assert "only its direction counts" in free.why
@@ -145,11 +145,11 @@ def test_decay_of_what_is_divided_by_its_own_norm_only_lengthens_its_steps() -> 
 def test_biases_tables_and_ties_are_noted_and_left_alone() -> None:
     model = th.models.GPT(32, 1, vocab=32, context=8, head_dim=16, tied=True)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
-    audit = decay(model, optimizer, WORDS)
+    audit = decay(model, WORDS, optimizer)
     (table,) = [row for row in audit.rows if row.kind == "tied table"]
     assert (table.name, table.verdict, table.should) == ("embed.weight", "note", None)
     model = Net()
-    audit = decay(model, torch.optim.AdamW(model.parameters(), weight_decay=0.1), INPUTS)
+    audit = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.1))
     biases = [row for row in audit.rows if row.kind == "bias"]
     assert names(biases) == {name for name, _ in model.named_parameters() if name.endswith("bias")}
     assert {(row.verdict, row.should) for row in biases} == {("note", None)}
@@ -157,10 +157,10 @@ def test_biases_tables_and_ties_are_noted_and_left_alone() -> None:
 
 def test_a_table_whose_rows_only_fade_is_noted_if_it_decays() -> None:
     model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32))
-    table = decay(model, torch.optim.AdamW(model.parameters(), weight_decay=0.1), WORDS).rows[0]
+    table = decay(model, WORDS, torch.optim.AdamW(model.parameters(), weight_decay=0.1)).rows[0]
     assert (table.kind, table.verdict) == ("table", "note")
     spared = [{"params": model[0].parameters(), "weight_decay": 0.0}, {"params": model[1].parameters()}]
-    assert decay(model, torch.optim.AdamW(spared), WORDS).rows[0].verdict == "right"
+    assert decay(model, WORDS, torch.optim.AdamW(spared)).rows[0].verdict == "right"
 
 
 def test_a_zero_centred_gain_is_pulled_to_one() -> None:
@@ -173,7 +173,7 @@ def test_a_zero_centred_gain_is_pulled_to_one() -> None:
             return self.linear(nn.functional.rms_norm(x, (8,)) * (1 + self.gain))
 
     model = Centred()
-    row = decay(model, torch.optim.AdamW(model.parameters(), weight_decay=0.1), INPUTS).rows[0]
+    row = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.1)).rows[0]
     assert (row.kind, row.verdict) == ("zero-centred Input-Norm gain", "note")
     assert "to one, not to zero" in row.why
 
@@ -186,7 +186,7 @@ def test_frozen_forgotten_and_doubled_tensors_are_told_apart() -> None:
     twice = model.blocks[1].after.weight
     first = torch.optim.AdamW([p for p in model.parameters() if p is not left_out], weight_decay=0.1)
     second = torch.optim.SGD([twice], lr=0.1)
-    audit = decay(model, [first, second], INPUTS)
+    audit = decay(model, INPUTS, [first, second])
     rows = {row.name: row for row in audit.rows}
     assert rows["norm.weight"].now.state == rows["blocks.0.after.weight"].now.state == "frozen"
     assert rows["norm.weight"].verdict == rows["blocks.0.after.weight"].verdict == "right"
@@ -210,7 +210,7 @@ def test_two_optimizers_share_a_network_and_each_is_mended() -> None:
         torch.optim.Muon(matrices, lr=0.02, weight_decay=0.3),
         torch.optim.AdamW(vectors, lr=0.001, weight_decay=0.0),
     ]
-    audit = decay(model, both, INPUTS)
+    audit = decay(model, INPUTS, both)
     assert names(audit.advised) == INPUT_GAINS
     with pytest.raises(UseError, match="2 optimizers"):
         audit.groups()
@@ -225,14 +225,14 @@ def test_two_optimizers_share_a_network_and_each_is_mended() -> None:
 @pytest.mark.parametrize("wrap", [partial(torch.compile, backend="eager"), nn.DataParallel])
 def test_names_are_canonical_inside_a_wrapper(wrap: Any) -> None:
     model = wrap(Net())
-    assert names(decay(model, usual(model), INPUTS).advised) == INPUT_GAINS
+    assert names(decay(model, INPUTS, usual(model)).advised) == INPUT_GAINS
 
 
 def test_an_optimizer_inside_another_object_is_seen() -> None:
     accelerate = pytest.importorskip("accelerate")
     model = Net()
     wrapped = accelerate.Accelerator(cpu=True).prepare_optimizer(usual(model))
-    audit = decay(model, wrapped, INPUTS)
+    audit = decay(model, INPUTS, wrapped)
     assert names(audit.advised) == INPUT_GAINS
     assert {row.now.rule for row in audit.rows} == {"AdamW"}
 
@@ -245,7 +245,7 @@ def test_looking_leaves_no_trace() -> None:
     optimizer.step()
     grads = [p.grad for p in model.parameters()]
     kept = copy.deepcopy((model.state_dict(), optimizer.state_dict(), torch.get_rng_state()))
-    str(decay(model, optimizer, INPUTS))
+    str(decay(model, INPUTS, optimizer))
     torch.testing.assert_close(
         (model.state_dict(), optimizer.state_dict(), torch.get_rng_state()), kept, rtol=0, atol=0
     )
@@ -255,14 +255,14 @@ def test_looking_leaves_no_trace() -> None:
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
     with pytest.raises(UseError, match=r"AdamW trains 21 tensors, none of which is a parameter of this Net"):
-        decay(Net(), usual(Net()), INPUTS)
+        decay(Net(), INPUTS, usual(Net()))
 
 
 def test_tensors_of_others_are_counted() -> None:
     model, other = Net(), nn.Linear(2, 2)
     optimizer = usual(model)
     optimizer.add_param_group({"params": list(other.parameters())})
-    audit = decay(model, optimizer, INPUTS)
+    audit = decay(model, INPUTS, optimizer)
     assert audit.strangers == 2
     assert "2 tensors that this network does not have" in " ".join(str(audit).split())
 
@@ -270,13 +270,13 @@ def test_tensors_of_others_are_counted() -> None:
 @pytest.mark.parametrize("given", ["adamw", None, []])
 def test_what_is_no_optimizer_is_refused(given: Any) -> None:
     with pytest.raises(UseError, match="optimizer is"):
-        decay(Net(), given, INPUTS)
+        decay(Net(), INPUTS, given)
 
 
 def test_a_network_without_gains_is_nothing_to_do() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.RMSNorm(16, elementwise_affine=False), nn.Linear(16, 2))
     optimizer = torch.optim.AdamW(model.parameters())
-    audit = decay(model, optimizer, INPUTS)
+    audit = decay(model, INPUTS, optimizer)
     assert audit.ok
     assert str(audit).startswith("This network has no gains: nothing to do.")
     audit.apply()
@@ -285,7 +285,7 @@ def test_a_network_without_gains_is_nothing_to_do() -> None:
 
 def test_the_table_folds_blocks_and_counts_what_is_wrong() -> None:
     model = Net()
-    audit: Decay = decay(model, usual(model), INPUTS)
+    audit: Decay = decay(model, INPUTS, usual(model))
     said = str(audit)
     assert " ".join(said.split()).startswith(
         "Weight decay is wrong for none of 7 gains. By the scale-vector paper 3 could decay. "

@@ -67,7 +67,7 @@ def test_the_rate_is_the_fraction_lost_in_a_step(fixed: bool) -> None:
 
 def test_coupled_decay_is_said_to_go_through_the_preconditioner() -> None:
     model = Net()
-    said = str(decay(model, torch.optim.Adam(model.parameters(), weight_decay=0.1), INPUTS))
+    said = str(decay(model, INPUTS, torch.optim.Adam(model.parameters(), weight_decay=0.1)))
     assert "Adam, coupled (λ·W joins the gradient and goes through its preconditioner)" in " ".join(
         said.split()
     )
@@ -85,14 +85,14 @@ class Renamed(torch.optim.SGD):
 
 def test_an_optimizer_without_the_option_may_decay_or_not() -> None:
     model = Net()
-    audit = decay(model, Renamed(model.parameters(), 0.1), INPUTS)
+    audit = decay(model, INPUTS, Renamed(model.parameters(), 0.1))
     assert {row.now.state for row in audit.rows} == {"unknown"}
     assert {(row.verdict, row.should) for row in audit.rows} == {("note", None)}
     said = " ".join(str(audit).split())
     assert said.startswith("Weight decay is wrong for none of 7 gains, and not known for 7.")
     assert "Whether weights decay is not known: Renamed has no option weight_decay." in said
     assert "No weight decays" not in said
-    assert "No weight decays" in str(decay(model, torch.optim.Rprop(model.parameters()), INPUTS))
+    assert "No weight decays" in str(decay(model, INPUTS, torch.optim.Rprop(model.parameters())))
 
 
 def test_a_warm_up_that_starts_at_nothing_hides_nothing() -> None:
@@ -100,6 +100,6 @@ def test_a_warm_up_that_starts_at_nothing_hides_nothing() -> None:
     optimizer = usual(model)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 10))
     assert optimizer.param_groups[0]["lr"] == 0
-    audit = decay(model, optimizer, INPUTS)
+    audit = decay(model, INPUTS, optimizer)
     assert {row.should for row in audit.advised} == {0.2}
     assert {row.now.rate for row in audit.rows if row.kind == "weight"} == {0.01 * 0.2}

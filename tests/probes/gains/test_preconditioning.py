@@ -228,7 +228,7 @@ def test_nothing_is_left_behind(conversion):
     moments = copy.deepcopy(optimizer.state_dict())
     random = torch.get_rng_state()
     preconditioning(model, next_token_loss, batch, optimizer=optimizer)
-    amplification(model, batch[0]).look(0)
+    amplification(model, batch[0]).record(0)
     assert list(model.state_dict()) == list(state)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     for name, tensor in model.named_parameters():
@@ -256,7 +256,7 @@ def test_columns_are_those_of_the_weight_itself_whatever_is_on_its_output_side()
 def test_what_cannot_be_read_is_said():
     bare = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     x, target = torch.randn(3, 4), torch.randn(3, 2)
-    with pytest.raises(UseError, match="there is no scale vector to look at in Sequential"):
+    with pytest.raises(UseError, match="Sequential has no scale vector to measure"):
         preconditioning(bare, F.mse_loss, (x, target))
     model = shared().float()
     with pytest.raises(UseError, match="give a pair"):

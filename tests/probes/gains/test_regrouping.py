@@ -41,7 +41,7 @@ def test_mended_in_mid_training_state_stays_and_only_the_decay_changes() -> None
     optimizer = usual(model)
     for step, batch in enumerate(batches):
         if step == 3:
-            decay(model, optimizer, INPUTS.double()).apply(inputs=True)
+            decay(model, INPUTS.double(), optimizer).apply(inputs=True)
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
@@ -56,7 +56,7 @@ def test_a_split_group_keeps_every_other_option_and_names_stay_beside_their_tens
         parameters, lr=torch.tensor(0.01), betas=(0.8, 0.9), weight_decay=0.2, foreach=False
     )
     old = optimizer.param_groups[0]
-    decay(model, optimizer, INPUTS).apply()
+    decay(model, INPUTS, optimizer).apply()
     kept, new = optimizer.param_groups
     assert kept is old
     assert set(new["param_names"]) == OUTPUT_GAINS
@@ -74,17 +74,17 @@ def test_a_split_group_keeps_every_other_option_and_names_stay_beside_their_tens
 def test_tensors_move_to_a_group_that_has_their_options_and_not_to_one_that_differs() -> None:
     model = Net()
     twin = usual(model)
-    decay(model, twin, INPUTS).apply(inputs=True)
+    decay(model, INPUTS, twin).apply(inputs=True)
     assert len(twin.param_groups) == 2
     other = usual(model)
     other.param_groups[0]["lr"] = 0.02
-    decay(model, other, INPUTS).apply(inputs=True)
+    decay(model, INPUTS, other).apply(inputs=True)
     assert len(other.param_groups) == 3
     # At half the learning rate, twice the decay is the same fraction of the tensor.
     assert (other.param_groups[2]["lr"], other.param_groups[2]["weight_decay"]) == (0.01, 0.4)
     averaged = usual(model)
     averaged.param_groups[0]["betas"] = (0.8, 0.9)
-    decay(model, averaged, INPUTS).apply(inputs=True)
+    decay(model, INPUTS, averaged).apply(inputs=True)
     assert [group["betas"][0] for group in averaged.param_groups] == [0.8, 0.9, 0.9]
     assert [group["weight_decay"] for group in averaged.param_groups] == [0.2, 0.0, 0.2]
 
@@ -94,11 +94,11 @@ def test_new_groups_are_refused_once_a_schedule_has_counted_them() -> None:
     mixed = torch.optim.AdamW(model.parameters(), weight_decay=0.2)
     torch.optim.lr_scheduler.StepLR(mixed, 1)
     with pytest.raises(UseError, match=r"1 more group, .*before making the schedule"):
-        decay(model, mixed, INPUTS).apply()
+        decay(model, INPUTS, mixed).apply()
     assert len(mixed.param_groups) == 1
     twin = usual(model)
     schedule = torch.optim.lr_scheduler.StepLR(twin, 1, gamma=0.5)
-    decay(model, twin, INPUTS).apply(inputs=True)
+    decay(model, INPUTS, twin).apply(inputs=True)
     twin.step()
     schedule.step()
     assert [group["lr"] for group in twin.param_groups] == [0.005, 0.005]
@@ -111,7 +111,7 @@ def test_a_schedule_that_was_made_for_what_a_wrapper_holds_has_counted_too() -> 
     torch.optim.lr_scheduler.StepLR(mixed, 1)
     wrapped = accelerate.Accelerator(cpu=True).prepare_optimizer(mixed)
     with pytest.raises(UseError, match=r"1 more group, .*before making the schedule"):
-        decay(model, wrapped, INPUTS).apply()
+        decay(model, INPUTS, wrapped).apply()
     assert len(mixed.param_groups) == 1
 
 
@@ -119,11 +119,11 @@ def test_what_is_wrong_for_sure_is_mended_unasked_and_advice_is_not() -> None:
     model = Net()
     spared = usual(model)
     before = decay_by_name(model, spared)
-    decay(model, spared, INPUTS).apply()
+    decay(model, INPUTS, spared).apply()
     assert decay_by_name(model, spared) == before
     everything = torch.optim.AdamW(model.parameters(), weight_decay=0.2)
     for inputs in (False, True):  # of what decays already there is nothing to advise
-        decay(model, everything, INPUTS).apply(inputs=inputs)
+        decay(model, INPUTS, everything).apply(inputs=inputs)
         now = decay_by_name(model, everything)
         assert {name for name, value in now.items() if value == 0} == OUTPUT_GAINS
 
@@ -132,7 +132,7 @@ def test_groups_for_a_new_optimizer_leave_the_old_one_as_it_is() -> None:
     model = Net()
     optimizer = usual(model)
     before = decay_by_name(model, optimizer)
-    made = torch.optim.AdamW(decay(model, optimizer, INPUTS).groups(inputs=True))
+    made = torch.optim.AdamW(decay(model, INPUTS, optimizer).groups(inputs=True))
     assert decay_by_name(model, optimizer) == before
-    assert not decay(model, made, INPUTS).advised
+    assert not decay(model, INPUTS, made).advised
     assert set(decay_by_name(model, made)) == set(before)

@@ -104,7 +104,7 @@ def test_nothing_is_foretold_of_vectors_for_which_the_law_is_another(conversion,
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(101):
         if step % 100 == 0:
-            record.look(step)
+            record.record(step)
         optimizer.zero_grad()
         F.mse_loss(model(BATCH[0]), BATCH[1]).backward()
         optimizer.step()
@@ -143,4 +143,4 @@ def test_inference_mode_around_it_changes_nothing():
     with torch.inference_mode():
         inside = BATCH[0].clone(), BATCH[1].clone()
         assert preconditioning(model, F.mse_loss, inside).fall == expected
-        amplification(model, inside[0]).look(0)
+        amplification(model, inside[0]).record(0)

@@ -5,9 +5,9 @@ A linear map that reads a norm computes `y = W(γ∘n)`. With decay λ on W and 
     d/dt (γ_j² − ‖w_j‖²) = 2λ‖w_j‖² − 2μγ_j²,        w_j the j-th column of W
 
 so, by the paper below, the gain of an Input-Norm, which only linear maps read, should decay like the
-matrices (μ = λ): without it γ grows at the expense of W, and its steps with it. The gain of an Output-Norm,
-which reaches the stream, a softmax or another nonlinearity, sets the size of a signal and should not decay,
-nor should a scale that no norm owns. Which is which is read off the dataflow. Names do not tell:
+matrices (μ = λ): without decay γ grows at the expense of W, and its steps with it. The gain of an
+Output-Norm, which reaches the stream, a softmax or another nonlinearity, sets the size of a signal and should
+not decay, nor should a scale outside a norm. The dataflow tells which is which. Names do not:
 `post_attention_layernorm` is an Input-Norm in Llama and an Output-Norm in Gemma2 and OLMo2.
 
 References:
@@ -16,27 +16,30 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy import dissect
-from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.names import canonical_parameters, gather
 from theodolite.anatomy.part import Part, Role
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.optimizers.decay_policies import decays, kind_of
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table, counted, number, plural
 from theodolite.probes.gains.handling import Handling, handlings, is_scheduled
 from theodolite.probes.gains.regrouping import regrouped
 
 Verdict = Literal["right", "wrong", "advice", "note"]
-"""`wrong` is certain; `advice` is the paper's, that a gain which only linear maps read could decay."""
+"""`wrong` is certain; `advice` is the paper's: a gain that only linear maps read could decay."""
 
-ONLY_STEPS = "only its direction counts: decay makes it shorter, and so its steps longer, and does no more"
-RATE = "it stands for a rate by its logarithm: decay pulls the rate to that of zero"
+ONLY_STEPS = "only its direction counts: decay shortens it, which lengthens its steps, and does nothing else"
+RATE = "it is the logarithm of a rate, and decay pulls that to zero"
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,14 @@ class Treatment:
     part: Part
     kind: str
     """`Input-Norm gain`, `Output-Norm gain`, `scale`; inside a weight, `scale vector`, or `direction` if it
-    is divided by a norm of itself; `bias`, `table`, `tied table` (the readout too) or `weight`. With
-    `zero-centred` before it, a gain that one is added to before it multiplies."""
+    is divided by its own norm; `bias`, `table`, `tied table` (also the readout) or `weight`. `zero-centred`
+    marks a gain that multiplies by 1 + γ."""
     now: Handling
     should: float | None
-    """The weight decay it should have, or could; None where that is a convention or cannot be said."""
+    """The weight decay it should have, or could; None where that is a convention or unknown."""
     verdict: Verdict
     why: str
-    """One sentence on what is wrong or worth knowing; empty where there is nothing to say."""
+    """One sentence on what is wrong or worth knowing; empty if all is right."""
 
     @property
     def name(self) -> str:
@@ -67,9 +70,10 @@ class Treatment:
 
 
 @dataclass(frozen=True)
-class Decay:
+class Decay(Result):
     """An optimizer's weight decay, tensor by tensor. Made by `decay`."""
 
+    kind: ClassVar[str] = "weight-decay audit"
     rows: tuple[Treatment, ...]
     optimizers: tuple[Optimizer, ...] = field(repr=False, compare=False)
     tensors: Mapping[str, Tensor] = field(repr=False, compare=False)
@@ -89,7 +93,7 @@ class Decay:
 
     @property
     def advised(self) -> tuple[Treatment, ...]:
-        """The rows of gains that do not decay, and by the paper should: the advice, which may not pay."""
+        """Gains that do not decay and should by the paper: advice, which may not pay off."""
         return tuple(row for row in self.rows if row.verdict == "advice")
 
     @property
@@ -98,29 +102,29 @@ class Decay:
         return not self.wrong
 
     def groups(self, *, inputs: bool = False) -> list[dict[str, Any]]:
-        """Parameter groups for a new optimizer: the old ones, with what is wrong put right.
+        """Parameter groups for a new optimizer: the old ones, corrected.
 
-        A tensor moves to a group that differs in nothing but the decay, if there is one, else to a new one.
-        The optimizer that was looked at stays as it is.
+        A tensor moves to a group that differs only in the decay, if there is one, else to a new group. The
+        audited optimizer is left unchanged.
 
         Args:
             inputs: follow the advice too, and let the gains of Input-Norms decay.
         """
         if len(self.optimizers) > 1:
             raise UseError(
-                f"{len(self.optimizers)} optimizers were looked at, and their groups do not mix: "
-                "apply() mends each in its place"
+                f"{len(self.optimizers)} optimizers were audited, and their groups do not mix: "
+                "apply() corrects each in place"
             )
         return regrouped(self.optimizers[0].param_groups, self._due(inputs))
 
     def apply(self, *, inputs: bool = False) -> None:
-        """Put right what is wrong, in the optimizer itself; its state and all other options stay.
+        """Correct the optimizer's groups in place; its state and all other options stay.
 
-        Do it before a schedule is made: torch's schedules count the groups once.
+        Call it before making a schedule: torch's schedules count the groups once.
 
         Args:
-            inputs: follow the advice too, and let the gains of Input-Norms decay. It is not done unasked, as
-                gain and matrix then shrink together, and a decay that was tuned without it is too strong.
+            inputs: follow the advice too, and let the gains of Input-Norms decay. Off by default, since gain
+                and matrix then shrink together, and a decay tuned without it is too strong.
         """
         due = self._due(inputs)
         made = [regrouped(optimizer.param_groups, due) for optimizer in self.optimizers]
@@ -129,7 +133,7 @@ class Decay:
             if more and is_scheduled(optimizer):
                 raise UseError(
                     f"this takes {more} more group{'s' if more > 1 else ''}, and a schedule was made for the "
-                    f"{len(optimizer.param_groups)} that {type(optimizer).__name__} has. "
+                    f"{len(optimizer.param_groups)} groups of {type(optimizer).__name__}. "
                     "Call apply() before making the schedule"
                 )
         for optimizer, groups in zip(self.optimizers, made, strict=True):
@@ -138,38 +142,114 @@ class Decay:
             optimizer.param_groups.extend(groups[len(optimizer.param_groups) :])
 
     def _due(self, inputs: bool) -> dict[int, float]:
-        """By the identity of a tensor, the weight decay that is to replace its own."""
+        """By `id` of a tensor: its new weight decay."""
         found = {}
         for row in (*self.wrong, *(self.advised if inputs else ())):
             if row.should is None:
-                raise UseError(f"{row.name}: {row.why}. That has to be mended by hand")
+                raise UseError(f"{row.name}: {row.why}. Correct that by hand")
             found[id(self.tensors[row.name])] = row.should
         return found
 
-    def __str__(self) -> str:
-        from theodolite.probes.gains.decay_table import table
+    def blocks(self) -> Iterator[Block]:
+        """The verdict, one row for each kind of tensor but plain weights, and the reasons."""
+        yield self._summary()
+        yield Table(
+            ("tensor", "what it is", "decay now", "should be", "verdict"),
+            [
+                (name, one.kind, _now(one.now), _should(one), "" if one.verdict == "right" else one.verdict)
+                for name, one in _folded(
+                    row for row in self.rows if (row.kind, row.verdict) != ("weight", "right")
+                )
+            ],
+        )
+        said = []
+        for verdict in ("wrong", "advice", "note"):
+            reasons: dict[str, dict[str, None]] = {}
+            for row in self.rows:
+                if row.verdict == verdict:
+                    reasons.setdefault(row.why, {})[row.kind] = None
+            said += [f"{verdict}: {', '.join(kinds)}: {why}." for why, kinds in reasons.items()]
+        if any(row.should is not None for row in self.wrong):
+            said.append(
+                "apply() corrects the optimizer's groups; groups() makes such groups for a new optimizer."
+            )
+        if self.advised:
+            said.append(
+                "The advice is the scale-vector paper's and may not pay off. apply(inputs=True) and "
+                "groups(inputs=True) follow it: tune λ again then."
+            )
+        yield "\n".join(said)
 
-        return table(self)
+    def table(self) -> Table:
+        """One row for each tensor."""
+        columns = ("tensor", "what it is", "state", "weight decay", "lr·λ", "should be", "verdict", "why")
+        return Table(
+            columns,
+            [
+                (
+                    row.name,
+                    row.kind,
+                    row.now.state,
+                    row.now.weight_decay,
+                    row.now.rate,
+                    row.should,
+                    row.verdict,
+                    row.why,
+                )
+                for row in self.rows
+            ],
+        )
+
+    def _summary(self) -> str:
+        gains, wrong = self.gains, [row for row in self.wrong if row.part.kind == "gain"]
+        if not gains:
+            said = "This network has no gains: nothing to do."
+        else:
+            unknown = sum(row.now.state == "unknown" for row in gains)
+            said = f"Weight decay is wrong for {len(wrong) or 'none'} of {counted(len(gains), 'gain')}"
+            said += f", and not known for {unknown}." if unknown else "."
+        if self.advised:
+            more = f"{len(self.advised)}{' more' if wrong else ''}"
+            said += f" By the scale-vector paper {more} could decay."
+        said += f" {self._weights()}"
+        if self.strangers:
+            others = counted(self.strangers, "tensor")
+            said += f" The optimizer also trains {others} that this network does not have."
+        return said
+
+    def _weights(self) -> str:
+        weights = [row for row in self.rows if row.kind in ("weight", "tied table")]
+        decaying = [row for row in weights if row.now.weight_decay > 0]
+        unknown = sorted({row.now.rule for row in weights if row.now.state == "unknown"})
+        if unknown:
+            return f"Whether weights decay is not known: {', '.join(unknown)} has no option weight_decay."
+        if not decaying:
+            return "No weight decays, so no gain has to."
+        kinds = sorted({_coupling(row.now) for row in decaying})
+        rates = sorted({row.now.rate for row in decaying if not math.isnan(row.now.rate)})
+        ends = dict.fromkeys(map(number, (rates[0], rates[-1]))) if rates else ()
+        per_step = f", lr·λ = {' to '.join(ends)} per step" if ends else ""
+        return f"{len(decaying)} of {counted(len(weights), 'weight')} decay{per_step}: {'; '.join(kinds)}."
 
 
 @exclusive()
 def decay(
     model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
     inputs: Any,
+    optimizer: Optimizer | Sequence[Optimizer],
     *,
     roles: Mapping[str, Role] | None = None,
 ) -> Decay:
-    """Look at every tensor: who reads it, what weight decay it has, and what it should have.
+    """Audit the weight decay of every tensor: what reads it, what decay it has, and what it should have.
 
     Nothing is trained and nothing changes; one forward pass is traced without being computed.
 
     Args:
-        model: a network, or what DDP or `torch.compile` made of it.
-        optimizer: any optimizer with parameter groups: torch's own, a Trainer's, a plan's; several, where
-            several share the network between them.
+        model: a network, also wrapped by DDP or `torch.compile`.
         inputs: what the network is called with, as for `dissect`.
-        roles: what tensors are that `dissect` cannot classify.
+        optimizer: any optimizer with parameter groups: torch's own, a Trainer's, a plan's; a list if several
+            share the network.
+        roles: of tensors that `dissect` cannot classify.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
@@ -177,7 +257,7 @@ def decay(
     ...     {"params": [p for p in model.parameters() if p.dim() > 1]},
     ...     {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ... ], weight_decay=0.1)
-    >>> audit = decay(model, adamw, torch.zeros(3, 4))
+    >>> audit = decay(model, torch.zeros(3, 4), adamw)
     >>> [(row.name, row.kind, row.now.weight_decay, row.should) for row in audit.advised]
     [('1.weight', 'Input-Norm gain', 0.0, 0.1)]
     >>> audit.apply(inputs=True)
@@ -220,19 +300,21 @@ def _is_weight(part: Part) -> bool:
 
 def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]) -> Treatment:
     kind = kind_of(part)
+
+    def treatment(should: float | None, verdict: Verdict, why: str = "") -> Treatment:
+        return Treatment(part, kind, now, should, verdict, why)
+
     if now.state == "twice":
-        return Treatment(
-            part, kind, now, None, "wrong", f"{now.count} groups train it: each step moves it twice"
-        )
+        return treatment(None, "wrong", f"{now.count} groups train it: each step moves it twice")
     if now.state == "frozen":
-        return Treatment(part, kind, now, 0.0, "right", "")
+        return treatment(0.0, "right")
     if now.state == "absent":
-        return Treatment(part, kind, now, None, "note", "in no group: it has a gradient and is never trained")
+        return treatment(None, "note", "in no group: it has a gradient and is never trained")
     if now.state == "unknown":
         why = f"{now.rule} has no option weight_decay: whether it decays is not known"
-        return Treatment(part, kind, now, None, "note", why)
+        return treatment(None, "note", why)
     if part.role == "gain":
-        return _treated_gain(part, kind, now, _usual(now, weights))
+        return treatment(*_gain_verdict(part, now, _usual(now, weights)))
     decaying, why = now.weight_decay > 0, ""
     if kind == "unused":
         why = "nothing in the forward pass reads it: no step moves it, and decay only shrinks it"
@@ -243,7 +325,7 @@ def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]
     elif kind == "table" and decaying:
         why = "rows that are not looked up get no gradient and only decay: those of rare tokens fade"
     elif kind == "tied table":
-        why = "table and readout are one tensor: what decays, or does not, is both" + (
+        why = "embedding and readout are one tensor: decay applies to both or to neither" + (
             "; the readout gives every row a gradient" if decaying else ""
         )
     elif part.scale_free and decaying:
@@ -251,30 +333,27 @@ def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]
     elif kind == "weight" and not decaying and any(how.weight_decay > 0 for _, how in weights):
         why = "a weight that does not decay, while others do"
     should = now.weight_decay if kind == "weight" and decaying else None
-    return Treatment(part, kind, now, should, "note" if why else "right", why)
+    return treatment(should, "note" if why else "right", why)
 
 
-def _treated_gain(part: Part, kind: str, now: Handling, usual: float) -> Treatment:
-    decaying, centre = now.weight_decay > 0, "one" if part.offset else "zero"
+def _gain_verdict(part: Part, now: Handling, usual: float) -> tuple[float, Verdict, str]:
+    decaying = now.weight_decay > 0
     if not decays(part):
-        why = f"it sets the size of a signal, which decay pulls to {centre}"
+        why = f"it sets the size of a signal, which decay pulls to {'one' if part.offset else 'zero'}"
         why = ONLY_STEPS if part.scale_free else RATE if part.rate else why
-        return Treatment(part, kind, now, 0.0, "wrong" if decaying else "right", why if decaying else "")
+        return (0.0, "wrong", why) if decaying else (0.0, "right", "")
     if decaying or usual == 0:
-        why = (
-            "decay pulls 1 + γ to one, not to zero: it holds the gain where it started" if part.offset else ""
-        )
-        return Treatment(part, kind, now, now.weight_decay, "note" if why and decaying else "right", why)
+        why = "decay pulls 1 + γ to one, not to zero: it keeps the gain where it started"
+        return now.weight_decay, "note" if part.offset and decaying else "right", why if part.offset else ""
     why = "only linear maps read it, and they decay: without decay it grows at their expense"
-    why += "; decay holds 1 + γ at one" if part.offset else ""
-    return Treatment(part, kind, now, usual, "advice", why)
+    return usual, "advice", why + ("; decay keeps 1 + γ at one" if part.offset else "")
 
 
 def _usual(now: Handling, weights: Iterable[tuple[Part, Handling]]) -> float:
-    """The decay that suits a vector: that of the weights beside it, by number of elements.
+    """The decay that suits a gain: the most common one of comparable weights, by number of elements.
 
-    Weights that the same optimizer trains at the same learning rate lend theirs as it is; at another learning
-    rate, such that lr·λ is the same; those of another optimizer, as it is.
+    First choice are weights of the same optimizer at the same learning rate; then those at another learning
+    rate, scaled so that lr·λ is the same; then those of another optimizer.
     """
     nearest: dict[int, dict[float, int]] = {}
     for part, how in weights:
@@ -292,3 +371,40 @@ def _usual(now: Handling, weights: Iterable[tuple[Part, Handling]]) -> float:
         return 0.0
     counts = nearest[min(nearest)]
     return max(counts, key=lambda value: counts[value])
+
+
+def _folded(rows: Iterable[Treatment]) -> list[tuple[str, Treatment]]:
+    """Names with their treatment: equal rows of equal blocks in one; biases and the like counted last."""
+    shown, many = [], dict[tuple[str, ...], list[Treatment]]()
+    for row in rows:
+        if row.kind in ("bias", "direction", "scale vector"):
+            many.setdefault((row.kind, _now(row.now), _should(row)), []).append(row)
+        else:
+            shown.append(row)
+    folds = gather(shown, lambda row: (row.kind, _now(row.now), row.should, row.verdict, row.why))
+    return [(name, same[0]) for name, same in folds] + [
+        (same[0].name if len(same) == 1 else f"{len(same)} {plural(kind)}", same[0])
+        for (kind, *_), same in many.items()
+    ]
+
+
+def _coupling(now: Handling) -> str:
+    if now.decoupled is None:
+        return f"{now.rule} (coupled or decoupled: it does not say)"
+    if now.decoupled:
+        return f"{now.rule}, decoupled"
+    through = "momentum" if now.rule in ("SGD", "ASGD") else "its preconditioner"
+    return f"{now.rule}, coupled (λ·W joins the gradient and goes through {through})"
+
+
+def _now(now: Handling) -> str:
+    if now.state != "trained":
+        return {"absent": "in no group", "twice": f"in {now.count} groups"}.get(now.state, now.state)
+    per_step = "" if math.isnan(now.rate) or not now.rate else f" (lr·λ {number(now.rate)})"
+    return f"{number(now.weight_decay)}{per_step}"
+
+
+def _should(row: Treatment) -> str:
+    if row.now.state != "trained":
+        return ""
+    return "either" if row.should is None else number(row.should)

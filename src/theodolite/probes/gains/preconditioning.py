@@ -1,13 +1,13 @@
-"""What a norm's gain does to the speed at which the linear maps behind it learn.
+"""How a norm's gain changes the speed at which the linear maps behind it learn.
 
 `y = W(γ∘n)` has the effective matrix `A = W diag γ`, column by column `a_j = γ_j w_j`. With `G = ∂L/∂A` a
 gradient step on W and γ moves it, to first order in the step, by
 
     dA = −[G diag γ² + W diag(colsum(W∘G))],    da_j = −P_j g_j,    P_j = γ_j²I + w_j w_jᵀ
 
-against −G if A were trained itself: the vector is a preconditioner. P_j has the eigenvalue `γ_j² + ‖w_j‖²`
+against −G if A itself were trained: the vector is a preconditioner. P_j has the eigenvalue `γ_j² + ‖w_j‖²`
 along w_j and γ_j² across it. Gradient flow conserves `c_j = γ_j² − ‖w_j‖²`, so
-`γ_j² = (c_j + √(c_j² + 4‖a_j‖²))/2`: as the map grows its own learning rate does.
+`γ_j² = (c_j + √(c_j² + 4‖a_j‖²))/2`: as the map grows, so does its learning rate.
 
 References:
     Negligible in size, significant in effect: on scale vectors in large language models, 2026.
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +28,16 @@ from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.anatomy.recording.undisturbed import undisturbed
-from theodolite.core.batches import Batch, on_device
+from theodolite.core.batches import Batch, device_of, on_device
 from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import Loss, described, evaluate
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Column, Table, number
 from theodolite.probes.gains.scaled_maps import (
-    Map,
-    Vector,
+    ScaledMap,
+    ScaleVector,
     find_maps,
     find_vectors,
     obstacles,
@@ -48,48 +50,55 @@ from theodolite.surgery.holding import Held, held
 
 
 @dataclass(frozen=True)
-class Moved:
-    """How far one linear map moves in a step on what it is computed from."""
+class MapMove:
+    """How far one linear map moves in a step on its weight and gain."""
 
     weight: str
     move: float
-    """`‖dA‖/‖G‖`: by a small gradient step, against the same step on A itself."""
+    """`‖dA‖/‖G‖`: in a small gradient step, relative to the same step on A itself."""
     fall: float
-    """`⟨G, −dA⟩/‖G‖²`: the same of the fall of the loss."""
+    """`⟨G, −dA⟩/‖G‖²`: the fall of the loss, relative to the same."""
     step: float | None
-    """`‖ΔA‖/‖A‖` of the optimizer's step, to first order, if one was given."""
+    """`‖ΔA‖/‖A‖` of the optimizer's step, to first order; None without an optimizer."""
     step_by_weight: float | None
     """The same if only W had moved."""
 
 
-@dataclass(frozen=True, eq=False)
-class Preconditioning:
+@dataclass(frozen=True)
+class Preconditioning(Result):
     """The preconditioner of every map that reads an Input-Norm. Made by `preconditioning`."""
 
-    vectors: tuple[Vector, ...]
-    maps: tuple[Moved, ...]
+    kind: ClassVar[str] = "preconditioning"
+    vectors: tuple[ScaleVector, ...]
+    maps: tuple[MapMove, ...]
     fall: float
     """`Σ⟨G, −dA⟩/Σ‖G‖²`, over all maps."""
 
-    def __str__(self) -> str:
-        """A table: medians over the columns, and the speed of the maps."""
-        name = max(len("scale vector"), *(len(one.name) for one in self.vectors))
-        lines = [
-            f"{'scale vector':<{name}}  columns      γ²    ‖w‖²  γ²+‖w‖² (10 % to 90 %)    γ²−‖w‖²",
-            *(_vector_row(one, name) for one in self.vectors),
-            *obstacles(self.vectors),
-            "",
-        ]
-        name = max(len(one.weight) for one in self.maps)
-        steps = any(one.step is not None for one in self.maps)
-        lines.append(f"{'map':<{name}}  ‖dA‖/‖G‖    fall{'   ‖ΔA‖/‖A‖  by W alone' if steps else ''}")
-        for one in self.maps:
-            line = f"{one.weight:<{name}}  {one.move:8.3f}  {one.fall:6.3f}"
-            if one.step is not None and one.step_by_weight is not None:
-                line += f"  {one.step:10.2e}  {one.step_by_weight:10.2e}"
-            lines.append(line)
-        lines.append(f"{'all':<{name}}  {'':8}  {self.fall:6.3f}")
-        return "\n".join(lines)
+    def blocks(self) -> Iterator[Block]:
+        """Medians over the columns of each scale vector, and the speed of the maps."""
+        yield Table(
+            (
+                "scale vector",
+                "columns",
+                "γ²",
+                "‖w‖²",
+                *(
+                    Column(name, lambda value: number(value, 4))
+                    for name in ("γ²+‖w‖²", "10 %", "90 %", "γ²−‖w‖²")
+                ),
+            ),
+            [_vector_row(one) for one in self.vectors],
+        )
+        yield obstacles(self.vectors)
+        yield self.table()
+
+    def table(self) -> Table:
+        """One row for each map."""
+        return Table(
+            ("map", "‖dA‖/‖G‖", "fall", "‖ΔA‖/‖A‖", "by W alone"),
+            [(one.weight, one.move, one.fall, one.step, one.step_by_weight) for one in self.maps]
+            + [("all", None, self.fall, None, None)],
+        )
 
 
 @exclusive()
@@ -100,14 +109,14 @@ def preconditioning(
 
     Args:
         model: any module that `theodolite.dissect` understands, converted by `theodolite.surgery` or not.
-            Dropout is off. It is left as it was.
+            Dropout is off. It is left unchanged.
         loss: `loss(logits, targets) -> scalar`.
         batch: a pair (inputs, targets).
-        optimizer: its next step is looked at too, for the gradient of this batch.
+        optimizer: measure its next step too, with the gradient of this batch.
 
-    Each scale vector is read with all columns that it multiplies: the maps that share a gain share a vector,
-    and what gradient flow conserves is `γ_j² − Σ‖w_j‖²` over all of them. A LayerNorm's shift is a part of
-    the maps' biases in this.
+    Each scale vector counts all columns that it multiplies: maps that share a gain share a vector, and
+    gradient flow conserves `γ_j² − Σ‖w_j‖²` over all of them. A LayerNorm's shift counts as part of the maps'
+    biases.
 
     >>> import theodolite as th
     >>> model = nn.Sequential(nn.RMSNorm(4), nn.Linear(4, 4, bias=False)).double()
@@ -122,7 +131,7 @@ def preconditioning(
     inputs, targets = _pair(batch)
     inner = unwrap(model)
     loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
-    inputs, targets = on_device((inputs, targets), str(next(inner.parameters()).device))
+    inputs, targets = on_device((inputs, targets), str(device_of(inner)))
     maps = find_maps(inner, inputs)
     with untouched_randomness(0), undisturbed(inner), torch.enable_grad():
         inputs, targets = tree_map(_own, (inputs, targets))
@@ -142,7 +151,7 @@ def preconditioning(
             )
         vectors = find_vectors(inner, maps)
     rows = [
-        Moved(
+        MapMove(
             one.weight,
             _ratio(move, gradient),
             _inner(move, gradient) / max(_inner(gradient, gradient), _TINY),
@@ -162,9 +171,9 @@ _TINY = 1e-300
 
 
 def _effective_gradients(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, maps: Sequence[Map]
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, maps: Sequence[ScaledMap]
 ) -> list[Tensor]:
-    """G of every map: the network runs on the effective matrices, its gains at one, shifts in the biases."""
+    """G of every map: the network runs with effective matrices, gains of one, and shifts in the biases."""
     leaves = {one.held: one.effective().detach().requires_grad_() for one in maps}
     others: dict[Held, Tensor] = {}
     for one in maps:
@@ -195,7 +204,7 @@ def _evaluated(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tenso
 
 
 def _copied_buffers(model: nn.Module) -> dict[Held, Tensor]:
-    """What a pass may write to, in every place that holds it."""
+    """A copy of every buffer, which a pass may write to, for each place that holds it."""
     copies = {id(tensor): tensor.clone() for tensor in model.buffers()}
     return {
         Held(module, name): copies[id(tensor)]
@@ -216,10 +225,7 @@ def _slopes(value: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor
 def _pushed(
     effective: Sequence[Tensor], parameters: Mapping[str, Tensor], tangents: Mapping[str, Tensor | None]
 ) -> list[Tensor]:
-    """How the matrices move when the parameters do, to first order: the derivative along a direction.
-
-    Those that are made of frozen tensors alone do not.
-    """
+    """How the matrices move with the parameters, to first order; zero for those of frozen tensors alone."""
     chosen = {name: tangent for name, tangent in tangents.items() if tangent is not None}
     moving = [place for place, matrix in enumerate(effective) if matrix.requires_grad]
     moves = [torch.zeros_like(matrix) for matrix in effective]
@@ -255,7 +261,7 @@ def _update(
     slopes: Mapping[str, Tensor | None],
     optimizer: Optimizer,
 ) -> dict[str, Tensor]:
-    """What the optimizer would do with this gradient; gradients are as before at the end."""
+    """The update the optimizer would make with this gradient; gradients are restored."""
     before = {name: parameter.grad for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
@@ -275,7 +281,7 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 
 def _own(leaf: Any) -> Any:
-    """A tensor that was made in inference mode cannot be part of a gradient; its copy can."""
+    """A copy, as autograd refuses tensors made in inference mode."""
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
@@ -287,13 +293,10 @@ def _ratio(one: Tensor, other: Tensor) -> float:
     return math.sqrt(_inner(one, one) / max(_inner(other, other), _TINY))
 
 
-def _vector_row(one: Vector, width: int) -> str:
+def _vector_row(one: ScaleVector) -> tuple[str | float, ...]:
     gain, weight, speed, balance = (
         values.flatten().median().item()
         for values in (one.gain_squares, one.weight_squares, one.speeds, one.balance)
     )
-    line = f"{one.name:<{width}}  {one.speeds.numel():7}  {gain:6.3g}  {weight:6.3g}"
-    if one.obstacle:
-        return f"{line}  {'–':>7}  {'–':>23}"
     low, high = torch.quantile(one.speeds.flatten(), one.speeds.new_tensor([0.1, 0.9])).tolist()
-    return f"{line}  {speed:7.3g} {f'({low:.3g} to {high:.3g})':<15}  {balance:+8.3g}"
+    return one.name, one.speeds.numel(), gain, weight, speed, low, high, balance

@@ -1,7 +1,6 @@
 """The linear maps that read an Input-Norm, as their effective matrices `A = W diag γ`.
 
-Also of a network that surgery has given other vectors: there `A = diag(b) W diag γ`, and each map may have
-vectors of its own.
+In a network converted by surgery `A = diag(b) W diag γ`, and each map may have vectors of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from theodolite.surgery.places import Place, Reader, SurgeryError
 
 
 @dataclass(frozen=True, eq=False)
-class Map:
-    """One linear map, where it is held."""
+class ScaledMap:
+    """One linear map, and where the network holds it."""
 
     weight: str
-    """Canonical name, as it was before surgery."""
+    """Canonical name before surgery."""
     reader: Reader
     place: Place
     held: Held
@@ -40,37 +39,37 @@ class Map:
 
     @property
     def raw(self) -> Tensor:
-        """W, without the vectors that surgery put into it."""
+        """W, without the vectors of surgery."""
         return _raw(self.held)
 
     def effective(self) -> Tensor:
-        """A, as a function of whatever it is computed from."""
-        if not self.reader.channels:  # surgery has left the norm's gain at one
+        """A, with its graph."""
+        if not self.reader.channels:  # surgery has set the norm's gain to one
             return self.held.tensor
         return self.held.tensor * along(self.reader, self.gamma(), nothing=1.0)
 
     def gamma(self) -> Tensor:
-        """What the norm itself multiplies by."""
+        """The factor of the norm itself."""
         return self.gain.tensor.reshape(-1) + self.place.offset
 
 
 @dataclass(frozen=True, eq=False)
-class Vector:
+class ScaleVector:
     """One scale vector γ with the columns that it multiplies."""
 
     name: str
     maps: tuple[str, ...]
     """The weights whose columns they are."""
     gain_squares: Tensor
-    """γ_j², float64; one row for each expert that has a vector of its own."""
+    """γ_j², float64; one row for each expert with a vector of its own."""
     weight_squares: Tensor
     """‖w_j‖² over all the rows that γ_j multiplies."""
     obstacle: str = ""
-    """Why columns do not learn by `P_j = γ_j²I + w_j w_jᵀ`; empty where they do."""
+    """Why columns do not learn by `P_j = γ_j²I + w_j w_jᵀ`; empty if they do."""
 
     @property
     def speeds(self) -> Tensor:
-        """`γ_j² + ‖w_j‖²`, the largest eigenvalue of P_j, all others being γ_j²; nan if it has not."""
+        """`γ_j² + ‖w_j‖²`, the largest eigenvalue of P_j (the others are γ_j²); nan with an obstacle."""
         return self._known(self.gain_squares + self.weight_squares)
 
     @property
@@ -87,10 +86,10 @@ class Vector:
         return torch.full_like(values, torch.nan) if self.obstacle else values
 
 
-def find_maps(model: nn.Module, inputs: Any) -> tuple[Map, ...]:
-    """Every linear map that reads a norm's gain, where nothing else reads it, by dataflow.
+def find_maps(model: nn.Module, inputs: Any) -> tuple[ScaledMap, ...]:
+    """Every linear map that reads a norm's gain, if only linear maps read it, by dataflow.
 
-    Found on a copy without memory, whose vectors are folded; or on a real copy if it cannot be traced so.
+    Found on a copy with meta tensors and folded vectors; on a real copy if that cannot be traced.
     """
     try:
         try:
@@ -98,20 +97,20 @@ def find_maps(model: nn.Module, inputs: Any) -> tuple[Map, ...]:
         except AnatomyError:
             done = folding(_copied(model, hollow=False), inputs, Edits())
     except SurgeryError as error:
-        raise UseError(f"there is no scale vector to look at in {type(model).__name__}: {error}") from error
+        raise UseError(f"{type(model).__name__} has no scale vector to measure: {error}") from error
     return tuple(
-        Map(reader.weight, reader, one.place, held(model, reader.weight), held(model, one.place.gain))
+        ScaledMap(reader.weight, reader, one.place, held(model, reader.weight), held(model, one.place.gain))
         for one in done.maps
         for reader in one.place.readers
     )
 
 
 @torch.no_grad()
-def find_vectors(model: nn.Module, maps: Sequence[Map]) -> tuple[Vector, ...]:
-    """The scale vectors of these maps: the norms' own, or those that surgery has put into the weights."""
+def find_vectors(model: nn.Module, maps: Sequence[ScaledMap]) -> tuple[ScaleVector, ...]:
+    """The scale vectors of these maps: the norms' own, or those that surgery put into the weights."""
     converted = scaled_weights(model)
-    found: list[Vector] = []
-    shared: dict[str, list[Map]] = {}
+    found: list[ScaleVector] = []
+    shared: dict[str, list[ScaledMap]] = {}
     for one in maps:
         if one.weight in converted and converted[one.weight][1].inputs:
             found += _own_vectors(one, converted[one.weight][1])
@@ -126,14 +125,14 @@ def find_vectors(model: nn.Module, maps: Sequence[Map]) -> tuple[Vector, ...]:
         outputs = any(name in converted and converted[name][1].outputs for name in weights)
         plain = not parametrize.is_parametrized(readers[0].gain.module, readers[0].gain.attribute)
         trained = [readers[0].gain.tensor, *(one.raw for one in readers)]
-        found.append(Vector(name, weights, gamma.square(), squares, _obstacle(plain, trained, outputs)))
+        found.append(ScaleVector(name, weights, gamma.square(), squares, _obstacle(plain, trained, outputs)))
     return tuple(found)
 
 
-def obstacles(vectors: Sequence[Vector]) -> list[str]:
+def obstacles(vectors: Sequence[ScaleVector]) -> str:
     """For how many vectors numbers are left out, and why, as lines."""
     found = Counter(one.obstacle for one in vectors if one.obstacle)
-    return [f"– for {count} of {len(vectors)} scale vectors: {why}." for why, count in found.items()]
+    return "\n".join(f"– for {count} of {len(vectors)} scale vectors: {why}." for why, count in found.items())
 
 
 def _copied(model: nn.Module, *, hollow: bool) -> nn.Module:
@@ -147,7 +146,7 @@ def _copied(model: nn.Module, *, hollow: bool) -> nn.Module:
     return copy.deepcopy(model, dict(empty) if hollow else None)
 
 
-def _own_vectors(one: Map, how: Any) -> Iterator[Vector]:
+def _own_vectors(one: ScaledMap, how: Any) -> Iterator[ScaleVector]:
     shape, weight = one.reader.shape, one.raw.double()
     for block, vector in enumerate(how.inputs):
         rows = torch.cat([torch.arange(*each) for each in shape.rows[block]]).to(weight.device)
@@ -155,7 +154,7 @@ def _own_vectors(one: Map, how: Any) -> Iterator[Vector]:
         name = one.weight if len(how.inputs) == 1 else f"{one.weight}[{block}]"
         squares = vector().double().square(), mine.square().sum(shape.out_axis)
         obstacle = _obstacle(vector.form == "plain", [*vector.parameters(), one.raw], bool(how.outputs))
-        yield Vector(name, (one.weight,), *squares, obstacle)
+        yield ScaleVector(name, (one.weight,), *squares, obstacle)
 
 
 def _obstacle(plain: bool, trained: Sequence[Tensor], outputs: bool) -> str:
@@ -174,7 +173,7 @@ def _column_squares(weight: Tensor, reader: Reader) -> Tensor:
 
 
 def _into_channels(squares: Tensor, reader: Reader, length: int) -> Tensor:
-    """By entry of the gain what is there by input."""
+    """Sum values by input into the entries of the gain."""
     channels = torch.tensor(reader.channels, device=squares.device)
     found = squares.new_zeros(length)
     return found.index_add_(0, channels[channels >= 0], squares[channels >= 0])
@@ -188,15 +187,15 @@ def _raw(where: Held) -> Tensor:
     return where.tensor
 
 
-def raw_names(model: nn.Module, maps: Sequence[Map]) -> set[str]:
-    """The canonical names of the weights themselves, without their vectors."""
+def raw_names(model: nn.Module, maps: Sequence[ScaledMap]) -> set[str]:
+    """The canonical names of the weights, without their vectors."""
     weights = {id(one.raw) for one in maps}
     return {name for name, tensor in canonical_parameters(model) if id(tensor) in weights}
 
 
 @contextlib.contextmanager
 def replaced(values: Mapping[Held, Tensor]) -> Iterator[None]:
-    """The network uses other tensors in these places, parametrized or not."""
+    """Let the network use other tensors in these places, parametrized or not."""
     handles, before = [], []
     try:
         for where, value in values.items():

@@ -8,7 +8,7 @@ from torch import nn
 
 from theodolite.anatomy.names import starred_name
 from theodolite.core.errors import UseError
-from theodolite.probes.gains.scaled_maps import Map, Vector, find_maps, find_vectors
+from theodolite.probes.gains.scaled_maps import ScaledMap, ScaleVector, find_maps, find_vectors
 from theodolite.surgery.editing import scaled_weights
 from theodolite.surgery.folded import prefix_of
 from theodolite.surgery.places import find_places
@@ -55,12 +55,12 @@ def examine(site: Site) -> Iterator[Finding]:
             yield balance(vectors)
 
 
-def shared(maps: Sequence[Map], num_own: int = 0, left: str = "") -> Finding:
+def shared(maps: Sequence[ScaledMap], num_own: int = 0, left: str = "") -> Finding:
     """TH511: gains that several linear maps read; `num_own` others have vectors of their own.
 
     `left` is a sentence on those that cannot be moved.
     """
-    readers: dict[str, list[Map]] = {}
+    readers: dict[str, list[ScaledMap]] = {}
     for one in maps:
         readers.setdefault(one.place.gain, []).append(one)
     counts = {gain: _number(mine) for gain, mine in readers.items()}
@@ -88,7 +88,7 @@ def shared(maps: Sequence[Map], num_own: int = 0, left: str = "") -> Finding:
     )
 
 
-def balance(vectors: Sequence[Vector]) -> Finding:
+def balance(vectors: Sequence[ScaleVector]) -> Finding:
     """TH512: columns whose gain is tiny against them, or huge."""
     ratios = {one.name: _ratio(one) for one in vectors}
     known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
@@ -126,7 +126,7 @@ def balance(vectors: Sequence[Vector]) -> Finding:
     )
 
 
-def _left(site: Site, model: nn.Module, maps: Sequence[Map]) -> str:
+def _left(site: Site, model: nn.Module, maps: Sequence[ScaledMap]) -> str:
     """A sentence on gains that linear maps alone read and that cannot be moved into them, with a reason."""
     found = {one.place.gain for one in maps}
     parts = tuple(prefix_of(name) for name in found)  # of gains that surgery has made of a magnitude
@@ -143,18 +143,18 @@ def _left(site: Site, model: nn.Module, maps: Sequence[Map]) -> str:
     )
 
 
-def _number(maps: Sequence[Map]) -> int:
+def _number(maps: Sequence[ScaledMap]) -> int:
     """How many linear maps: q, k and v of one fused tensor are three."""
     return sum(len(one.reader.shape.rows) for one in maps)
 
 
-def _ratio(one: Vector) -> float | None:
+def _ratio(one: ScaleVector) -> float | None:
     """The median of ‖w_j‖²/γ_j²; None where all columns or all gains are zero, as before the first step."""
     there = (one.gain_squares > 0) & (one.weight_squares > 0)
     return float((one.weight_squares[there] / one.gain_squares[there]).median()) if there.any() else None
 
 
-def _shared_rows(readers: dict[str, list[Map]], counts: dict[str, int]) -> Iterator[dict[str, Value]]:
+def _shared_rows(readers: dict[str, list[ScaledMap]], counts: dict[str, int]) -> Iterator[dict[str, Value]]:
     """Equal gains of equal blocks as one row."""
     alike: dict[tuple[str, tuple[str, ...], int], list[str]] = {}
     for gain, mine in readers.items():
