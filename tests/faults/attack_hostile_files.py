@@ -68,7 +68,7 @@ def _kinds(folder: Path) -> dict[str, tuple[bytes, Callable[[Path], Any]]]:
     import torch
     from safetensors.torch import save_file
 
-    from theodolite.fits.reading import read as read_table
+    from theodolite.fits.fitting import read as read_table
     from theodolite.fleet.ledger import Ledger
     from theodolite.fleet.outcome import Outcome
     from theodolite.fleet.run import Run

@@ -12,6 +12,8 @@ from theodolite.commands.fit import fit as command
 
 from .worlds import grid, noisy, shaped, surface
 
+FORMS = ["chinchilla", "power", "isoflop", "allocation", "depth-expansion"]
+
 
 @pytest.fixture(scope="module")
 def found():
@@ -19,6 +21,7 @@ def found():
     return fits.chinchilla(parameters=n, tokens=d, loss=noisy(surface(n, d), 0.003, 0), draws=40)
 
 
+@pytest.fixture(scope="module")
 def every_form():
     x = np.logspace(1, 4, 9)
     width, depth = map(np.ravel, np.meshgrid([64, 96, 128, 192, 256, 384, 512], [2, 4, 8, 12, 16, 24]))
@@ -38,16 +41,35 @@ def every_form():
 def test_the_table_holds_the_numbers(found):
     text = str(found)
     alpha = found["alpha"]
-    assert re.search(rf"α +{alpha.value:.4g} +{alpha.low:.4g} to {alpha.high:.4g} +{alpha.error:.4g}", text)
+    assert re.search(rf"α +{alpha.value:.4g} +{alpha.low:.4g} +{alpha.high:.4g} +{alpha.error:.4g}", text)
     assert f"{found.num_reached} of 72 starts" in text
     assert f"{np.abs(found.residuals).max():.2%} at most" in text
 
 
-def test_the_same_as_json_can_be_read_back(found):
-    again = json.loads(found.to_json())
-    assert again["constants"]["alpha"]["value"] == found["alpha"].value
-    assert again["points"]["loss"] == found.data["loss"].tolist()
-    np.testing.assert_allclose(again["residuals"], np.log(found.fitted / found.data["loss"]))
+@pytest.mark.parametrize("name", FORMS)
+def test_a_fit_that_was_saved_says_the_same_when_it_is_loaded(every_form, tmp_path, name):
+    fit = every_form[name]
+    again = fits.Fit.load(fit.save(tmp_path / "fit.json"))
+    assert str(again) == str(fit)
+    asked = dict.fromkeys(fit.form.predicts, 1000.0)
+    if asked:
+        assert again.predict(**asked) == fit.predict(**asked)
+    else:
+        assert again.optimal(**{fit.form.optimal_at: 1e20}) == fit.optimal(**{fit.form.optimal_at: 1e20})
+    np.testing.assert_array_equal(again.residuals, fit.residuals)
+
+
+def test_a_saved_fit_of_another_law_is_refused(found, tmp_path):
+    path = found.save(tmp_path / "fit.json")
+    path.write_text(path.read_text().replace("A·N^−α", "A·N^−2"))
+    with pytest.raises(UseError, match=r"no form of theodolite\.fits has the equation"):
+        fits.Fit.load(path)
+
+
+def test_the_constants_are_a_table(found, tmp_path):
+    lines = found.save(tmp_path / "fit.csv").read_text().splitlines()
+    assert lines[0] == "constant,value,2.5 %,97.5 %,error"
+    assert lines[4].split(",")[:2] == ["alpha", repr(found["alpha"].value)]
 
 
 def test_a_prediction_is_that_of_every_draw(found):
@@ -69,7 +91,7 @@ def test_a_prediction_is_that_of_every_draw(found):
         (lambda fit: fit.predict(parameters=1e9), r"write predict\(parameters=…, tokens=…\)"),
         (lambda fit: fit.predict(parameters=-1, tokens=1), r"parameters=-1\): a size must be a positive"),
         (lambda fit: fit.optimal(tokens=1e9), r"write optimal\(compute=…\)"),
-        (lambda fit: fit.save("fit.pdf"), "must end in .html"),
+        (lambda fit: fit.save("fit.pdf"), "must end in .json or .html or .csv"),
         (lambda fit: fit.save("nowhere/fit.html"), "no folder nowhere"),
     ],
 )
@@ -84,8 +106,8 @@ def test_a_form_says_what_it_does_not_know():
         fits.power(x=x, loss=2 + 1 / x, draws=20).optimal(x=3)
 
 
-def test_every_form_has_a_page_with_all_its_points(tmp_path):
-    for name, fit in every_form().items():
+def test_every_form_has_a_page_with_all_its_points(every_form, tmp_path):
+    for name, fit in every_form.items():
         text = fit.save(tmp_path / f"{name}.html").read_text(encoding="utf-8")
         specs = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.S)[1])
         residuals = specs[1][0]["data"][0]["y"]
@@ -149,8 +171,8 @@ def test_the_command_passes_on_the_options_of_each_form(table, capsys):
         ([*COLUMNS, "--at", "compute=many"], "'many' is no number"),
         ([*COLUMNS, "--at", "width=4"], "chinchilla knows --at parameters=…,tokens=… or --at compute=…"),
         ([*COLUMNS, "--budgets", "1e18"], "chinchilla has no option budgets; isoflop has"),
-        (["--form", "linear"], "there is no form 'linear'"),
-        ([*COLUMNS, "--out", "fit.txt"], "must end in .html"),
+        (["--form", "linear"], "form is 'linear'"),
+        ([*COLUMNS, "--out", "fit.txt"], "must end in .html or .json"),
     ],
 )
 def test_errors_of_the_command_name_the_culprit(table, arguments, words, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as encoder
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +11,10 @@ import typer
 
 from theodolite.commands.output import print_result
 from theodolite.core.errors import UseError
+from theodolite.core.files import plain
 
 if TYPE_CHECKING:
-    from theodolite.fits import Fit
+    from theodolite.fits import Fit, FitEstimate
 
 
 def fit(
@@ -55,13 +57,15 @@ def fit(
     draws: Annotated[int, typer.Option(max=10**6, help="Of the bootstrap.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write a page with figures (fit.html).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a page with figures (fit.html), or .json or .csv.")
+    ] = None,
 ) -> None:
     """What does the loss do at the next scale?
 
     Fits a scaling law to runs. Every constant and every prediction has an interval.
 
-    The largest runs are foretold from the others, and what the data cannot tell is said.
+    The largest runs are predicted from the others, and warnings say what the data cannot determine.
 
     [bold]Forms[/bold], and the columns each needs besides loss
 
@@ -85,13 +89,14 @@ def fit(
 
       theodolite fit sweep.sqlite --form allocation --best --where parameterization=plan
     """
+    from theodolite.fits import Fit
     from theodolite.fits import fit as make
-    from theodolite.fits.page import page_path
-    from theodolite.fits.table import predictions_table
+    from theodolite.fits.result import estimates_table
     from theodolite.present.bar import Bar
+    from theodolite.present.result import writable
 
     if out is not None:
-        page_path(out)  # refused before any work is done
+        writable(out, Fit.kind, (".html", ".json", ".csv"))  # refused before any work is done
     options: dict[str, Any] = {"drop_worst": drop_worst, "draws": draws, "seed": seed}
     if no_offset:
         options["offset"] = False
@@ -116,22 +121,21 @@ def fit(
             progress=bar,
             **options,
         )
-    said = [(place, _tell(made, place)) for place in places]
+    predicted = [(place, _predict(made, place)) for place in places]
     if json:
-        import json as encoder
-
-        told = [{"at": place, **{k: v.to_dict() for k, v in found.items()}} for place, found in said]
-        print_result(encoder.dumps({**made.to_dict(), "predictions": told}, indent=1, ensure_ascii=False))
+        content = {name: value for name, value in made.to_dict().items() if name != "samples"}
+        content["predictions"] = [plain({"at": place, **found}) for place, found in predicted]
+        print_result(encoder.dumps(content, indent=1, ensure_ascii=False))
     else:
         print(made)
-        for place, found in said:
+        for place, found in predicted:
             where_ = ", ".join(f"{name} {value:g}" for name, value in place.items())
-            print(f"\n{predictions_table(found, where_)}")
+            print(f"\nat {where_}\n{estimates_table(found, 'prediction')}")
     if out is not None:
-        print(f"The page is {made.save(out)}", file=sys.stderr)
+        print(f"Written to {made.save(out)}", file=sys.stderr)
 
 
-def _tell(made: Fit, place: dict[str, float]) -> dict[str, Any]:
+def _predict(made: Fit, place: dict[str, float]) -> dict[str, FitEstimate]:
     """A prediction, or the best split of a budget, whichever these names ask for."""
     if set(place) == {made.form.optimal_at}:
         return dict(made.optimal(**place))
@@ -139,7 +143,7 @@ def _tell(made: Fit, place: dict[str, float]) -> dict[str, Any]:
         return {"loss": made.predict(**place)}
     known = [",".join(f"{name}=…" for name in made.form.predicts)] if made.form.predict else []
     known += [f"{made.form.optimal_at}=…"] if made.form.optimal_at else []
-    raise UseError(f"{made.form.name} knows --at {' or --at '.join(known)}, not {', '.join(place)}")
+    raise UseError(f"{made.name} knows --at {' or --at '.join(known)}, not {', '.join(place)}")
 
 
 def _pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:

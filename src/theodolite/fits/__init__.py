@@ -1,12 +1,10 @@
 """Scaling laws: fitted to runs, with intervals on all they say, and with what the data cannot tell."""
 
 from theodolite.fits.allocation import allocation
-from theodolite.fits.chinchilla import chinchilla
-from theodolite.fits.depth_expansion import depth_expansion
 from theodolite.fits.fitting import FORMS, fit
 from theodolite.fits.isoflop import isoflop
-from theodolite.fits.power import power
-from theodolite.fits.result import Estimate, Fit, HeldOut
+from theodolite.fits.laws import chinchilla, depth_expansion, power
+from theodolite.fits.result import Fit, FitEstimate, HeldOut
 
 __all__ = [
     # from a file, a ledger or rows
@@ -19,7 +17,7 @@ __all__ = [
     "isoflop",
     "power",
     # what comes out
-    "Estimate",
     "Fit",
+    "FitEstimate",
     "HeldOut",
 ]

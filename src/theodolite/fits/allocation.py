@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike
 
 from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress
-from theodolite.fits import diagnostics
-from theodolite.fits.estimating import check_draws, compare, estimates, largest
-from theodolite.fits.parabolas import Curve, noise, optimum, polynomial
-from theodolite.fits.points import checked, without_worst
-from theodolite.fits.result import Array, Fit, Flags, Form, HeldOut, Indices
+from theodolite.fits import estimating, plots
+from theodolite.fits.minimizing import Array, Flags, Indices
+from theodolite.fits.parabolas import Polynomial, noise, optimum, polynomial
+from theodolite.fits.result import Fit, Form, HeldOut
+from theodolite.present.figure import Figure, Panel
 
 NUM_BUDGETS = 9
 SLACK = 1.1
@@ -48,13 +48,12 @@ def allocation(
 
     Intervals: the curves' residuals are drawn anew and everything is fitted again, `draws` times.
     """
-    check_draws(FORM.name, draws)
-    data = checked(FORM.name, {"width": width, "depth": depth, "loss": loss})
+    data = estimating.checked(FORM.name, {"width": width, "depth": depth, "loss": loss})
     if parameters is None:
         data["parameters"] = TRANSFORMER * data["depth"] * data["width"] ** 2
     else:
-        data = checked(FORM.name, {**data, "parameters": parameters})
-    data = without_worst(FORM.name, data, drop_worst)
+        data = estimating.checked(FORM.name, {**data, "parameters": parameters})
+    data = estimating.without_worst(data, drop_worst, draws, seed)
     if progress is not None:
         progress("curves by depth", 0.5)
     surface = _surface(data)
@@ -68,23 +67,21 @@ def allocation(
     drawn = _best_depths(surface, refitted)[:, np.isfinite(found)]
     values = _line(budgets, best[None], surface.c)
     samples = _line(budgets, drawn, surface.c)
-    constants, samples = estimates(FORM, {name: value[0] for name, value in values.items()}, samples)
-    said = diagnostics.of_intervals(FORM, constants) + diagnostics.of_ranges(data, ["parameters"])
-    depths = np.unique(data["depth"])
-    if len(depths) < diagnostics.FEW_SIZES:
-        said.append(
-            f"There are only {len(depths)} depths: a parabola through three fits by itself. Run more."
-        )
+    constants, samples = estimating.estimates(
+        FORM, {name: value[0] for name, value in values.items()}, samples
+    )
+    warnings = estimating.interval_warnings(FORM, constants) + estimating.range_warnings(data, ["parameters"])
+    if (num := len(np.unique(data["depth"]))) < estimating.FEW_SIZES:
+        warnings.append(f"There are only {num} depths: a parabola through three fits by itself. Run more.")
     return Fit(
-        form=FORM,
+        name=FORM.name,
+        equation=FORM.equation,
         constants=constants,
         samples=samples,
         data={name: np.concatenate([data[name][m] for m in surface.members]) for name in data},
         fitted=np.exp(np.concatenate([curve.fitted for curve in surface.curves])),
-        num_starts=1,
-        num_reached=1,
         held_out=_hold_out(data, budgets[-1], best[-1]),
-        warnings=tuple(said),
+        warnings=tuple(warnings),
         num_dropped=drop_worst,
         seed=seed,
         optima=tuple(
@@ -100,7 +97,7 @@ class _Surface:
 
     depths: Array
     members: tuple[Indices, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[Polynomial, ...]
     covers: Flags
     """(depths, budgets): has this depth been run around this budget?"""
     budgets: Array
@@ -223,7 +220,7 @@ def _log_depth(size: Any, a: Any, b: Any) -> Any:
 
 def _hold_out(data: Mapping[str, Array], budget: float, depth: float) -> HeldOut | None:
     """Without the largest runs: which depth would have been foretold for the largest budget?"""
-    out = largest(data["parameters"])
+    out = estimating.largest(data["parameters"])
     seen = {name: column[~out] for name, column in data.items()}
     try:
         surface = _surface(seen)
@@ -236,7 +233,7 @@ def _hold_out(data: Mapping[str, Array], budget: float, depth: float) -> HeldOut
         return None  # nothing was foretold
     line = _line(surface.budgets[known], found[known][None], surface.c)
     predicted = np.exp(_log_depth(np.log(budget / surface.c), line["a"], line["b"]))
-    return compare(FORM, "best depth", np.array([budget]), predicted, np.array([depth]))
+    return estimating.compare(FORM, "best depth", np.array([budget]), predicted, np.array([depth]))
 
 
 def _optimal(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,12 +242,35 @@ def _optimal(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, A
     return {"depth": depth, "width": np.exp(constants["a"] + constants["b"] * depth)}
 
 
+def _draw(fit: Fit) -> Figure:
+    depth = np.array([row["depth"] for row in fit.optima])
+    width = np.array([row["width"] for row in fit.optima])
+    at = np.linspace(depth.min() / 1.2, depth.max() * 1.2, 40)
+    curve = np.exp(fit["a"].value + fit["b"].value * at)
+    best = (plots.line(at, curve), plots.points(depth, width, "depth"))
+    data: list[dict[str, Any]] = []
+    depths = np.unique(fit.data["depth"])
+    for index in plots.spread(len(depths)):
+        here = np.flatnonzero(fit.data["depth"] == depths[index])
+        here = here[np.argsort(fit.data["parameters"][here])]
+        x = fit.data["parameters"][here]
+        name = f"depth {depths[index]:g}"
+        data += [plots.line(x, fit.fitted[here]), plots.points(x, fit.data["loss"][here], name)]
+    panels = (
+        Panel("best width", best, plots.axes("depth", log=False, log_y=True)),
+        Panel("loss by depth", tuple(data), plots.axes("parameters")),
+    )
+    alt = "The best width against depth, and the loss against parameters for each depth."
+    return Figure("The best shapes and the line through them; the curves they come from.", alt, panels)
+
+
 FORM = Form(
     name="allocation",
     equation="log w = a + b·L at the best depth L; N = c·L·w²",
     constants=("a", "b", "c"),
     exponents=("b",),
     scale="parameters",
+    draw=_draw,
     optimal_at="parameters",
     optimal=_optimal,
 )

@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike
 
 from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress
-from theodolite.fits import diagnostics
-from theodolite.fits.estimating import check_draws, compare, estimates
-from theodolite.fits.parabolas import Curve, noise, optimum, polynomial
-from theodolite.fits.points import checked, compute_split, without_worst
-from theodolite.fits.result import Array, Fit, Form, HeldOut, Indices
+from theodolite.fits import estimating, plots
+from theodolite.fits.minimizing import Array, Indices
+from theodolite.fits.parabolas import Polynomial, noise, optimum, polynomial
+from theodolite.fits.result import Fit, Form, HeldOut
+from theodolite.present.figure import Figure, Panel
 
 ALIKE = 1.1
 """Runs whose compute differs by less than this factor share a budget, where budgets are found."""
@@ -51,11 +51,8 @@ def isoflop(
     >>> round(fit["k"].value, 4), round(fit["p"].value, 4)
     (0.1, 0.5)
     """
-    check_draws(FORM.name, draws)
-    split = compute_split(FORM.name, parameters, tokens, compute)
-    data = checked(FORM.name, {**split, "loss": loss})
-    data["compute"] = 6 * data["parameters"] * data["tokens"]
-    data = without_worst(FORM.name, data, drop_worst)
+    data = estimating.sizes_and_loss(FORM.name, loss, parameters, tokens, compute)
+    data = estimating.without_worst(data, drop_worst, draws, seed)
     profiles, left = _profiles(data, budgets)
     if len(profiles) < 2:
         raise UseError(
@@ -64,25 +61,32 @@ def isoflop(
         )
     if progress is not None:
         progress("parabolas", 0.5)
-    drawn = _draw(profiles, draws, seed)
-    at = np.log([profile.budget for profile in profiles])
-    best = np.array([profile.best for profile in profiles])
-    constants, samples = estimates(FORM, _line(at, best), _line(at, drawn))
+    drawn = _drawn_sizes(profiles, draws, seed)
+    at, best = np.log([one.budget for one in profiles]), np.array([one.best for one in profiles])
+    constants, samples = estimating.estimates(FORM, _line(at, best), _line(at, drawn))
     used = {name: np.concatenate([data[name][one.members] for one in profiles]) for name in data}
-    said = diagnostics.of_intervals(FORM, constants) + _doubts(data, profiles, left, best, drawn)
+    warnings = estimating.interval_warnings(FORM, constants) + _warnings(data, profiles, left, best, drawn)
     return Fit(
-        form=FORM,
+        name=FORM.name,
+        equation=FORM.equation,
         constants=constants,
         samples=samples,
         data=used,
         fitted=np.concatenate([profile.curve.fitted for profile in profiles]),
-        num_starts=1,
-        num_reached=1,
         held_out=_hold_out(at, best),
-        warnings=tuple(said),
+        warnings=tuple(warnings),
         num_dropped=drop_worst,
         seed=seed,
-        optima=tuple(_row(profile) for profile in profiles),
+        optima=tuple(
+            {
+                "compute": one.budget,
+                "parameters": float(size),
+                "tokens": float(one.budget / (6 * size)),
+                "loss": float(one.curve.at(np.array([one.best]))[0]),
+                "runs": len(one.members),
+            }
+            for one, size in zip(profiles, np.exp(best), strict=True)
+        ),
     )
 
 
@@ -92,7 +96,7 @@ class _Profile:
 
     budget: float
     members: Indices
-    curve: Curve
+    curve: Polynomial
     best: float
     low: float
     high: float
@@ -102,7 +106,7 @@ class _Profile:
 def _profiles(data: Mapping[str, Array], budgets: Sequence[float] | None) -> tuple[list[_Profile], int]:
     """The budgets that count, and the number of those that do not."""
     if budgets is not None:
-        checked(FORM.name, {"budgets": list(budgets)})
+        estimating.checked(FORM.name, {"budgets": list(budgets)})
         groups = [
             (budget, np.flatnonzero(np.abs(np.log(data["compute"] / budget)) < np.log(NEAR)))
             for budget in sorted(budgets)
@@ -135,11 +139,11 @@ def _found_budgets(compute: Array) -> list[tuple[float, Indices]]:
     return [(float(np.exp(np.log(compute[group]).mean())), np.array(group)) for group in groups]
 
 
-def _draw(profiles: Sequence[_Profile], draws: int, seed: int) -> Array:
+def _drawn_sizes(profiles: Sequence[_Profile], draws: int, seed: int) -> Array:
     """log N* of every budget, with the parabolas' residuals drawn anew: (draws, budgets)."""
-    curves = [profile.curve for profile in profiles]
     found = []
-    for profile, shaken in zip(profiles, noise(curves, draws, seed), strict=True):
+    shaken_by = noise([profile.curve for profile in profiles], draws, seed)
+    for profile, shaken in zip(profiles, shaken_by, strict=True):
         curve = profile.curve
         best = optimum(curve.refit(curve.fitted * np.exp(shaken)), curve.centre)
         # With noise a parabola may turn nearly flat, and has its lowest point anywhere.
@@ -159,14 +163,14 @@ def _hold_out(at: Array, best: Array) -> HeldOut | None:
         return None
     known = _line(at[:-1], best[:-1])
     predicted = np.array([known["k"] * np.exp(known["p"] * at[-1])])
-    return compare(FORM, "best size", np.exp(at[-1:]), predicted, np.exp(best[-1:]))
+    return estimating.compare(FORM, "best size", np.exp(at[-1:]), predicted, np.exp(best[-1:]))
 
 
-def _doubts(
+def _warnings(
     data: Mapping[str, Array], profiles: Sequence[_Profile], left: int, best: Array, drawn: Array
 ) -> list[str]:
     at = np.log([profile.budget for profile in profiles])
-    said = diagnostics.of_ranges({"compute budget": np.exp(at)}, ["compute budget"])
+    said = estimating.range_warnings({"compute budget": np.exp(at)}, ["compute budget"])
     if left:
         taken = sum(len(profile.members) for profile in profiles)
         said.append(
@@ -189,21 +193,33 @@ def _doubts(
     return said
 
 
-def _row(profile: _Profile) -> dict[str, float]:
-    size = float(np.exp(profile.best))
-    lowest = float(profile.curve.at(np.array([profile.best]))[0])
-    return {
-        "compute": profile.budget,
-        "parameters": size,
-        "tokens": profile.budget / (6 * size),
-        "loss": lowest,
-        "runs": len(profile.members),
-    }
-
-
 def _optimal(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
     size = constants["k"] * at["compute"] ** constants["p"]
     return {"parameters": size, "tokens": at["compute"] / (6 * size)}
+
+
+def _draw(fit: Fit) -> Figure:
+    budgets = np.array([row["compute"] for row in fit.optima])
+    best = np.array([row["parameters"] for row in fit.optima])
+    nearest = np.abs(np.log(fit.data["compute"][:, None] / budgets)).argmin(1)
+    data: list[dict[str, Any]] = []
+    for index in plots.spread(len(budgets)):
+        here = np.flatnonzero(nearest == index)
+        here = here[np.argsort(fit.data["parameters"][here])]
+        x = fit.data["parameters"][here]
+        log_x = np.log(x)
+        bowl = np.polynomial.Polynomial.fit(log_x, fit.fitted[here], 2)
+        at = np.linspace(log_x[0], log_x[-1], 40)
+        data += [plots.points(x, fit.data["loss"][here], "parameters"), plots.line(np.exp(at), bowl(at))]
+    at = np.geomspace(budgets.min(), 10 * budgets.max(), 20)
+    grown = (plots.line(at, fit["k"].value * at ** fit["p"].value), plots.points(budgets, best, "compute"))
+    panels = (
+        Panel("loss by budget", tuple(data), plots.axes("parameters")),
+        Panel("best size", grown, plots.axes("compute", log_y=True)),
+    )
+    caption = "Parabolas at each budget; their lowest points and the power law through them."
+    alt = "Parabolas of the loss in size, one for each budget, and the best size against the budget."
+    return Figure(caption, alt, panels)
 
 
 FORM = Form(
@@ -212,6 +228,7 @@ FORM = Form(
     constants=("k", "p"),
     exponents=("p",),
     scale="compute",
+    draw=_draw,
     optimal_at="compute",
     optimal=_optimal,
     derived=lambda constants: {"q": 1 - constants["p"]},

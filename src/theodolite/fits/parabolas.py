@@ -1,4 +1,4 @@
-"""Low polynomials by least squares, where they are lowest, and what noise does to that."""
+"""Polynomials of low degree by least squares, their lowest points, and how noise moves these."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from theodolite.fits.result import Array
+from theodolite.fits.minimizing import Array
 
 
 @dataclass(frozen=True)
-class Curve:
+class Polynomial:
     """A polynomial in `x − centre` through points, lowest power first."""
 
     centre: float
@@ -32,7 +32,7 @@ class Curve:
         return measured @ self.solve.T
 
 
-def polynomial(x: Array, y: Array, *, degree: int) -> Curve:
+def polynomial(x: Array, y: Array, *, degree: int) -> Polynomial:
     """Least squares.
 
     >>> curve = polynomial(np.array([0.0, 1.0, 2.0, 3.0]), np.array([4.0, 1.0, 0.0, 1.0]), degree=2)
@@ -43,7 +43,7 @@ def polynomial(x: Array, y: Array, *, degree: int) -> Curve:
     design = _powers(x - centre, degree + 1)
     solve: Array = np.linalg.pinv(design.T).astype(np.float64)
     coefficients = solve @ y
-    return Curve(centre, coefficients, coefficients @ design, y, solve)
+    return Polynomial(centre, coefficients, coefficients @ design, y, solve)
 
 
 def optimum(coefficients: Array, centre: float) -> Array:
@@ -54,7 +54,7 @@ def optimum(coefficients: Array, centre: float) -> Array:
     return np.where(opens, centre - slope / np.where(opens, 2 * bend, 1.0), np.nan)
 
 
-def noise(curves: Sequence[Curve], draws: int, seed: int) -> list[Array]:
+def noise(curves: Sequence[Polynomial], draws: int, seed: int) -> list[Array]:
     """Log residuals of all the curves, drawn with replacement for each curve: (draws, n) each.
 
     A residual is smaller than the noise it comes from, as the curve has bent towards its point; each is

@@ -16,9 +16,9 @@ from typing import Any
 
 from theodolite.core.errors import UseError
 from theodolite.core.files import replacing
+from theodolite.core.optional import needed
 from theodolite.fleet.attempts import ATTEMPT_COLUMNS, RUN_COLUMNS, Attempt, Series, fault_of, run_columns
 from theodolite.fleet.digest import digest_of
-from theodolite.fleet.optional import needed
 
 Line = Mapping[str, Any]
 

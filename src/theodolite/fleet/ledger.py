@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from theodolite.core.errors import UseError
 from theodolite.core.files import plain_text
+from theodolite.core.optional import needed
 from theodolite.fleet import attempts, opening, schema, spare
 from theodolite.fleet.attempts import Attempt, Entry
 from theodolite.fleet.locking import Lock
 from theodolite.fleet.opening import LedgerError
-from theodolite.fleet.optional import needed
 
 if TYPE_CHECKING:  # a run needs torch, a ledger does not
     import pandas

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from theodolite.fleet.optional import needed
+from theodolite.core.optional import needed
 from theodolite.sweeping.ranges import Range
 
 Settings = dict[str, Any]

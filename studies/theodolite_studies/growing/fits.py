@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from theodolite.fits import depth_expansion, power
 from theodolite.fits.laws import depth_recursion
 from theodolite.fits.minimizing import minimize
-from theodolite.fits.result import Estimate, Fit
+from theodolite.fits.result import Fit, FitEstimate
 from theodolite_studies.framework.paired import Paired
 from theodolite_studies.framework.records import Record
 
@@ -48,8 +48,8 @@ class Rivals:
 class Alone:
     """The same fits of one block that trains as long: what time does without depth."""
 
-    s: Estimate
-    foretold: Estimate
+    s: FitEstimate
+    foretold: FitEstimate
     rivals: Rivals | None
 
 
@@ -57,15 +57,15 @@ class Alone:
 class Envelope:
     """Exponents with their intervals."""
 
-    s: Estimate
+    s: FitEstimate
     """Of `δ_{k+1} = δ_k − aδ_k^s`, from successive growths."""
-    floor: Estimate
+    floor: FitEstimate
     """The loss E that is left at any depth, from the same fit."""
-    foretold: Estimate
+    foretold: FitEstimate
     """`r/((2+r)(s−1))`."""
-    in_depth: Estimate
+    in_depth: FitEstimate
     """α of `L = E + A·k^−α` through the same growths; 1/(s−1) where depth is large."""
-    measured: Estimate | None
+    measured: FitEstimate | None
     """α of `L = E + A·N^−α` through the networks from scratch, if there are enough."""
     coupling: float | None
     """The slope of log gain against log δ over the growths: Assumption G says it is s."""
@@ -128,7 +128,7 @@ def _recursion(rows: Rows) -> Fit:
 
 
 @functools.cache
-def _exponent(rows: Rows) -> Estimate:
+def _exponent(rows: Rows) -> FitEstimate:
     x, loss = np.array(rows).T
     return power(x=x, loss=loss, draws=DRAWS)["alpha"]
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy import optimize, special
 
-from theodolite.fits.descending import descend
 from theodolite.fits.laws import depth_recursion, sum_of_powers
-from theodolite.fits.minimizing import minimize, objective
+from theodolite.fits.minimizing import descend, minimize, objective
 
 from .worlds import grid, noisy, surface
 
@@ -21,9 +20,12 @@ def laws():
     depth = np.array([0.0, 1, 2, 3, 5, 8, 13, 21])
     falling = noisy(2 + 1 / (1 + 0.5 * depth), 0.01, 0)
     return {
-        "chinchilla": (sum_of_powers(sizes, loss, TERMS), loss),
-        "power": (sum_of_powers(sizes, bent, {"tokens": TERMS["tokens"], "": TERMS[""]}), bent),
-        "power without offset": (sum_of_powers(sizes, straight, {"tokens": TERMS["tokens"]}), straight),
+        "chinchilla": (sum_of_powers(TERMS, sizes | {"loss": loss}), loss),
+        "power": (sum_of_powers({"tokens": TERMS["tokens"], "": TERMS[""]}, sizes | {"loss": bent}), bent),
+        "power without offset": (
+            sum_of_powers({"tokens": TERMS["tokens"]}, sizes | {"loss": straight}),
+            straight,
+        ),
         "depth": (depth_recursion(depth, falling), falling),
     }
 
@@ -43,7 +45,7 @@ def test_gradients_are_those_of_finite_differences(name):
 def test_the_objective_is_hubers_loss_of_the_log_residuals_summed_in_units_of_delta():
     n, d = grid(4)
     loss = noisy(surface(n, d), 0.001, 0)  # residuals on both sides of δ
-    law = sum_of_powers({"parameters": n, "tokens": d}, loss, TERMS)
+    law = sum_of_powers(TERMS, {"parameters": n, "tokens": d, "loss": loss})
     theta = np.array([-0.7, -1.3, 0.58, 0.34, 0.36])
     a = theta[0] + theta[3] * np.log(n).mean()
     b = theta[1] + theta[4] * np.log(d).mean()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from theodolite import fits
-from theodolite.fits.diagnostics import of_intervals
-from theodolite.fits.power import WITH_OFFSET
+from theodolite.fits.estimating import interval_warnings
+from theodolite.fits.laws import POWER
 
 from .worlds import grid, noisy, surface
 
@@ -70,7 +70,7 @@ def test_an_exponential_is_said_to_lie_beyond_the_power_laws():
 
 
 def test_an_interval_that_does_not_hold_its_value_is_said():
-    found = {name: fits.Estimate(0.5, 0.4, 0.6, 0.05) for name in ("A", "E")}
-    assert of_intervals(WITH_OFFSET, found | {"alpha": fits.Estimate(0.5, 0.4, 0.6, 0.05)}) == []
-    (line,) = of_intervals(WITH_OFFSET, found | {"alpha": fits.Estimate(0.3, 0.4, 0.6, 0.05)})
+    found = {name: fits.FitEstimate(0.5, 0.4, 0.6, 0.05) for name in ("A", "E")}
+    assert interval_warnings(POWER, found | {"alpha": fits.FitEstimate(0.5, 0.4, 0.6, 0.05)}) == []
+    (line,) = interval_warnings(POWER, found | {"alpha": fits.FitEstimate(0.3, 0.4, 0.6, 0.05)})
     assert "The interval of α, 0.4 to 0.6, does not hold its value (0.3)" in line

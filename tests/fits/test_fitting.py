@@ -7,7 +7,7 @@ import pytest
 
 from theodolite import UseError, fits
 from theodolite.core.size import Size
-from theodolite.fits.reading import read, select
+from theodolite.fits.fitting import read, select
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
@@ -114,7 +114,7 @@ def test_a_ledger_gives_its_finished_runs_and_their_held_out_loss(tmp_path):
 @pytest.mark.parametrize(
     "form, change, words",
     [
-        ("cubic", {}, "no form 'cubic'; there are chinchilla, power"),
+        ("cubic", {}, "form is 'cubic'. It is one of chinchilla, power"),
         ("power", {"columns": {"x": "M"}}, "no column 'M' for x; there are 'N', 'kind', 'loss'"),
         ("power", {"columns": {"y": "N"}}, "no y; it knows x, loss"),
         ("power", {}, 'power needs a column x; there are .*--columns x="…"'),
@@ -166,14 +166,14 @@ GOOD = {"x": np.logspace(1, 6, 8), "loss": 2 + np.logspace(0, -2, 8)}
         ({"loss": [0, *GOOD["loss"][1:]]}, "loss of point 1 is 0: every loss must be a positive number"),
         ({"loss": -GOOD["loss"]}, "loss of point 1 is -3"),
         ({"loss": GOOD["loss"][1:]}, "x has 8, loss has 7"),
-        ({"x": ["small"] * 8}, "x holds what is no number"),
+        ({"x": ["small"] * 8}, "x holds a value that is not a number"),
         ({"x": [[1.0]] * 8}, "x has 2 dimensions"),
         ({"x": [], "loss": []}, "x is empty"),
         ({"x": [1e6] * 8}, "x is 1e.06 at every point"),
         ({"x": [1, 2, 3], "loss": [3, 2, 1]}, "3 constants and there are 3 points: at least 4"),
-        ({"drop_worst": 8}, "drop_worst is 8, of 8 points"),
+        ({"drop_worst": 8}, "drop_worst is 8: of 8 points give 0 to 7"),
         ({"drop_worst": -1}, "drop_worst is -1"),
-        ({"draws": 3}, "3 draws"),
+        ({"draws": 3}, "draws is 3: give at least 20"),
     ],
 )
 def test_points_that_cannot_be_fitted_are_named(change, words):
