@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from theodolite.optimizers.refining import refine
+from theodolite.optimizers import refine
 from theodolite_studies.framework.records import Records
 from theodolite_studies.framework.study import report
 from theodolite_studies.refinement.problems import logistic, mlp, quadratic, train

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 import theodolite as th
 from theodolite import UseError
-from theodolite.optimizers.rules import MATRIX_RULES, RULES
+from theodolite.optimizers import OPTIMIZERS
 
 from .attack import Attack
 
@@ -92,7 +92,7 @@ def _other_states(count: int, _: Path) -> Iterator[str | None]:
         lambda rule: _plan("adamw" if rule != "adamw" else "sgd"),
         lambda rule: _plan("lion" if rule != "lion" else "muon"),
     ]
-    tries = list(itertools.product((0, 2), others, RULES))
+    tries = list(itertools.product((0, 2), others, OPTIMIZERS))
     for steps, other, rule in _first(tries, count):
         model, optimizer = _trained(_plan(rule))
         saved = copy.deepcopy(_trained(other(rule), steps)[1].state_dict())
@@ -107,7 +107,7 @@ def _other_states(count: int, _: Path) -> Iterator[str | None]:
 
 def _reordered(count: int, _: Path) -> Iterator[str | None]:
     """A state whose groups stand in another order is matched by name: it trains on as before."""
-    for turn, rule in _first(list(itertools.product((1, 2), RULES)), count):
+    for turn, rule in _first(list(itertools.product((1, 2), OPTIMIZERS)), count):
         model, optimizer = _trained(_plan(rule))
         saved = copy.deepcopy(optimizer.state_dict())
         groups = saved["param_groups"]
@@ -130,7 +130,7 @@ def _reordered(count: int, _: Path) -> Iterator[str | None]:
 
 def _odd_numbers(count: int, _: Path) -> Iterator[str | None]:
     """nan, infinity or a negative number in every option of every group of every rule."""
-    made = {rule: _trained(_plan(rule), 1) for rule in RULES}
+    made = {rule: _trained(_plan(rule), 1) for rule in OPTIMIZERS}
     tries = [
         (value, rule, place, option)
         for value in (math.nan, math.inf, -math.inf, -1.0)
@@ -157,8 +157,8 @@ def _odd_numbers(count: int, _: Path) -> Iterator[str | None]:
 def _sizes(count: int, _: Path) -> Iterator[str | None]:
     """Hidden matrices get huge or tiny gradients. Muon's and SSO's step does not depend on their scale."""
     scales = [1e25, 1e-25, 1e30, 1e-30, 1e15, 1e-15, 2.0**40, 2.0**-40]
-    for scale, rule in _first(list(itertools.product(scales, RULES)), count):
-        invariant = rule in MATRIX_RULES - {"shampoo", "soap"}
+    for scale, rule in _first(list(itertools.product(scales, OPTIMIZERS)), count):
+        invariant = OPTIMIZERS[rule].matrices_only - {"shampoo", "soap"}
         plan = _plan(rule, eps=0.0 if invariant else None)
         moved = []
         for factor in (1.0, scale):

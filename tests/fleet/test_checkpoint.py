@@ -21,7 +21,7 @@ from theodolite.fleet.driver import RunListener, conduct
 from theodolite.fleet.engine import Resources
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
-from theodolite.optimizers.rules import RULES
+from theodolite.optimizers import OPTIMIZERS
 
 from . import tiny
 
@@ -54,7 +54,7 @@ def stopping(workload: th.Workload, at: int) -> th.Workload:
 
 
 # SophiaH wants second derivatives of the caller, which no run gives.
-OPTIMIZERS = [(name, {}) for name in RULES if name != "sophia"] + [("sgd", {"momentum": 0.9})]
+OPTIMIZERS = [(name, {}) for name in OPTIMIZERS if name != "sophia"] + [("sgd", {"momentum": 0.9})]
 
 
 @pytest.mark.parametrize("name, options", OPTIMIZERS, ids=[f"{n}{''.join(o)}" for n, o in OPTIMIZERS])

@@ -11,7 +11,7 @@ from theodolite import Size, Workload
 from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.training import planned, train
-from theodolite.optimizers.rules import RULES
+from theodolite.optimizers import OPTIMIZERS
 
 MODULUS = 997
 
@@ -47,7 +47,7 @@ def changed(**fields):
     return dataclasses.replace(RUN, **fields)
 
 
-@pytest.mark.parametrize("optimizer", RULES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_trains(optimizer):
     if optimizer in ("lion", "sophia", "soap", "shampoo", "diffgrad", "schedule-free"):
         pytest.importorskip("pytorch_optimizer")

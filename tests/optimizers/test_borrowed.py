@@ -177,7 +177,7 @@ def test_train_and_eval_are_nothing_to_other_optimizers() -> None:
 def test_schedule_free_takes_no_schedule_but_a_warmup() -> None:
     plan = plan_for("schedule-free")
     optimizer = plan.optimizer(model())
-    with pytest.raises(UseError, match="takes the place of a schedule"):
+    with pytest.raises(UseError, match="replaces a schedule"):
         plan.schedule(optimizer, "cosine", steps=10)
     warmed = plan.schedule(optimizer, "constant", steps=10, warmup=4)
     assert warmed.get_last_lr()[0] == pytest.approx(optimizer.param_groups[0]["planned_lr"] / 4)

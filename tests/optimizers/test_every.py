@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import theodolite as th
 from theodolite.core.errors import UseError
-from theodolite.optimizers.finite import NonFiniteError
+from theodolite.optimizers.step_checks import NonFiniteError
 
 from .small import gradients, model, plan_for, train
 
 # Of Muon one scale: all of them are compared with their formula in test_every_reference.
-EVERY = [rule for rule in th.optimizers.RULES if not rule.startswith("muon") or rule == "muon-kimi"]
+EVERY = [rule for rule in th.optimizers.OPTIMIZERS if not rule.startswith("muon") or rule == "muon-kimi"]
 
 
 @pytest.mark.parametrize("rule", EVERY)

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers import Muon, SpectralSphere
-from theodolite.optimizers.choosing import CHOICES, maker
-from theodolite.optimizers.rules import RULES
+from theodolite.optimizers import OPTIMIZERS, Muon, SpectralSphere
 
 LR, DECAY, EPS, STEPS = 0.05, 0.2, 0.03, 5
 """An eps that matters, and more steps than one period of SOAP's bases."""
@@ -27,15 +25,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def made(rule: str, params: list[Tensor], **more: Any) -> torch.optim.Optimizer:
     """The optimizer that a plan would make for these tensors."""
-    choice = CHOICES[rule]
+    spec = OPTIMIZERS[rule]
     names = [f"tensor {place}" for place in range(len(params))]
-    group = {"params": params, "param_names": names, "lr": LR, "weight_decay": DECAY, **choice.fixed}
-    if choice.eps:
-        group[choice.eps] = EPS
-    if choice.axes:
+    group = {"params": params, "param_names": names, "lr": LR, "weight_decay": DECAY, **spec.fixed}
+    if spec.eps:
+        group[spec.eps.option] = EPS
+    if "axes" in spec.layout:
         group["axes"] = ((1, *range(2, params[0].ndim)), (0,))
     group.update(more)
-    return maker(rule, OPTIONS.get(rule, {}))([group])
+    return spec.maker(OPTIONS.get(rule, {}))([group])
 
 
 def pull(shape: tuple[int, ...], step: int) -> Tensor:
@@ -55,7 +53,7 @@ def start(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", OPTIMIZERS)
 def test_five_steps_are_those_of_the_paper(rule: str) -> None:
     param = nn.Parameter(start(4, 3))
     optimizer = made(rule, [param])
@@ -85,7 +83,7 @@ def test_matrix_optimizers_alone_are_the_plans(alone: type[torch.optim.Optimizer
     assert torch.equal(*params)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", OPTIMIZERS)
 def test_kernels_in_any_layout(rule: str) -> None:
     results = []
     for layout in (torch.contiguous_format, torch.channels_last):
@@ -101,7 +99,7 @@ def test_kernels_in_any_layout(rule: str) -> None:
     torch.testing.assert_close(*results, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("sophia", "schedule-free")])
+@pytest.mark.parametrize("rule", [rule for rule in OPTIMIZERS if rule not in ("sophia", "schedule-free")])
 def test_a_tensor_that_comes_late_starts_afresh(rule: str) -> None:
     early, late, fresh = (nn.Parameter(start(4, 3)) for _ in range(3))
     optimizer = made(rule, [early, late])
@@ -149,7 +147,7 @@ def test_all_at_once_or_one_after_the_other(rule: str) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6 if one.dtype == torch.float32 else 1e-12)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("sgd", "adamw")])
+@pytest.mark.parametrize("rule", [rule for rule in OPTIMIZERS if rule not in ("sgd", "adamw")])
 def test_sparse_gradients_are_refused_by_name(rule: str) -> None:
     dense, sparse = nn.Parameter(start(4, 3)), nn.Parameter(start(4, 3))
     optimizer = made(rule, [dense, sparse])

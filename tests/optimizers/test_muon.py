@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
 from theodolite.optimizers import Muon, NonFiniteError, SpectralSphere
-from theodolite.optimizers.finite import refuse_nonfinite
+from theodolite.optimizers.step_checks import refuse_nonfinite
 
 
 def _orthogonal(x: Tensor, eps: float, steps: int = 5) -> Tensor:

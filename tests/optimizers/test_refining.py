@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.refining import refine
-from theodolite.optimizers.schedule import Factor
+from theodolite.optimizers.schedule import LRFactor, refine
 
 
 def _median_of_windows(norms: Sequence[float], width: int) -> list[float]:
@@ -37,7 +36,7 @@ def _by_the_formula(norms: Sequence[float], power: int, width: int) -> list[floa
 
 @pytest.mark.parametrize("steps", [2, 10, 1000])
 def test_constant_norms_give_linear_decay(steps: int) -> None:
-    linear = Factor("linear", steps)
+    linear = LRFactor("linear", steps)
     for norm in (1e-12, 1.0, 7e8):
         found = refine([norm] * steps)
         assert found.factors == pytest.approx([linear(step) for step in range(steps)], rel=1e-13)

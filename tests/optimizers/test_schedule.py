@@ -13,8 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.refining import Refined, refine
-from theodolite.optimizers.schedule import schedule
+from theodolite.optimizers.schedule import Refined, refine, schedule
 
 KINDS = ["constant", "cosine", "linear", "wsd"]
 RATES = [1.0, 0.5, 3e-3, 2**-12, 1e-7]

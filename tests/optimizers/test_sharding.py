@@ -24,8 +24,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from theodolite.optimizers import Muon, moving
-from theodolite.optimizers.finite import NonFiniteError
+from theodolite.optimizers import Muon, matrix_step as moving
+from theodolite.optimizers.step_checks import NonFiniteError
 
 torch.set_num_threads(1)
 folder, rank = sys.argv[1], int(sys.argv[2])

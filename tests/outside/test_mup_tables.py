@@ -17,14 +17,14 @@ import torch
 
 import theodolite as th
 from theodolite.anatomy.part import Part
-from theodolite.optimizers.rules import RULES, Base, Hyper, Ratios
+from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Ratios
 
 BASE = Base(lr=3e-3, weight_decay=0.1, eps=1e-8, std=0.02)
 
 
 def rule(optimizer: str, part: Part, fan_in: float, fan_out: float, depth: float = 1.0) -> Hyper:
     """Factors on the base values."""
-    found = RULES[optimizer](part, Ratios(fan_in, fan_out, depth), BASE)
+    found = OPTIMIZERS[optimizer].rule(part, Ratios(fan_in, fan_out, depth), BASE)
     return dataclasses.replace(
         found,
         std=found.std / BASE.std,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from theodolite import Plan, Size, UnclassifiedError, UseError, plan
-from theodolite.optimizers import rules
+from theodolite.optimizers import OPTIMIZERS
 
 from .zoo import BASE, INPUTS, TARGET, Zoo, zoo_plan
 
@@ -26,7 +26,7 @@ def refusal(call, *arguments, **options):
     [
         ({"optimizer": "adamv"}, ["optimizer is 'adamv'", "muon-kimi", "Did you mean 'adamw'?"]),
         ({"optimizer": "muon-kimmi"}, ["Did you mean 'muon-kimi'?"]),
-        ({"optimizer": "fastest"}, ["optimizer is 'fastest'", "there is a rule for sgd, adamw"]),
+        ({"optimizer": "fastest"}, ["optimizer is 'fastest'", "there is a rule for adamw, diffgrad"]),
         (
             {"optimizer": torch.optim.AdamW},
             ["the class AdamW", "name of its rule", "a function (part, ratios"],
@@ -191,7 +191,7 @@ def test_init_patterns_may_name_tensors_of_the_target_that_the_base_does_not_hav
 
 def test_a_rule_that_trains_nothing_is_refused():
     def frozen(part, ratios, base):
-        return replace(rules.adamw(part, ratios, base), lr=0.0)
+        return replace(OPTIMIZERS["adamw"].rule(part, ratios, base), lr=0.0)
 
     said = refusal(zoo_plan, optimizer=frozen)
     assert "the rule frozen gives it the learning rate 0.0" in said
@@ -199,7 +199,7 @@ def test_a_rule_that_trains_nothing_is_refused():
 
 
 def test_a_built_in_rule_may_be_given_as_the_function_it_is():
-    assert zoo_plan(optimizer=rules.muon_kimi) == zoo_plan(optimizer="muon-kimi")
+    assert zoo_plan(optimizer=OPTIMIZERS["muon-kimi"].rule) == zoo_plan(optimizer="muon-kimi")
 
 
 def test_options_do_not_override_what_is_planned():

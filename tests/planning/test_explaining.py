@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from theodolite import Part, UseError
-from theodolite.optimizers.rules import MATRIX_RULES, RULES, Base, Ratios, adamw, meet
+from theodolite.optimizers import OPTIMIZERS, Base, Ratios, meet
 from theodolite.planning.explaining import reasons
 from theodolite.planning.law import Law
 from theodolite.planning.quantities import Case
@@ -24,7 +24,7 @@ COLUMNS = {
     "radius": "extent",
     "p": "extent",
 }
-LACKING = {"eps": {"sgd", "lion"}, "radius": set(RULES) - {"sso"}, "p": set(RULES) - {"sophia"}}
+LACKING = {"eps": {"sgd", "lion"}, "radius": set(OPTIMIZERS) - {"sso"}, "p": set(OPTIMIZERS) - {"sophia"}}
 
 
 def value(text, names):
@@ -62,10 +62,13 @@ def symbols(row):
 
 @pytest.mark.parametrize(
     "optimizer, covers",
-    [*((name, "hidden") for name in RULES), *((name, "all") for name in sorted(MATRIX_RULES))],
+    [
+        *((name, "hidden") for name in OPTIMIZERS),
+        *((name, "all") for name, spec in OPTIMIZERS.items() if spec.matrices_only),
+    ],
 )
 def test_numbers_put_into_the_formulas_give_the_rows(optimizer, covers):
-    beside = {"vector_lr": 2**-9} if optimizer in MATRIX_RULES else {}
+    beside = {"vector_lr": 2**-9} if OPTIMIZERS[optimizer].matrices_only else {}
     plan = zoo_plan(optimizer=optimizer, covers=covers, eps=1e-5, **beside)
     seen = set()
     for row in plan.rows.values():
@@ -144,7 +147,7 @@ def test_an_explanation_says_what_the_tensor_is_and_how_much_it_grew():
 def test_a_multiplier_that_stays_is_explained():
     table = Part("embed", (9, 64), "embedding", "input", 9, 64, False, True, (0,), (1,))
     base, ratios = Base(lr=0.1), Ratios(fan_out=4)
-    hyper = adamw(table, ratios, base)
+    hyper = OPTIMIZERS["adamw"].rule(table, ratios, base)
     case = Case(
         part=table,
         partner=replace(table, fan_out=16),

@@ -115,7 +115,7 @@ def test_at_base_size_a_pair_is_the_two_optimizers_bit_for_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(moved, _train(by_hand, muon, adamw), strict=True))
 
 
-@pytest.mark.parametrize("rule", list(th.optimizers.RULES))
+@pytest.mark.parametrize("rule", list(th.optimizers.OPTIMIZERS))
 def test_every_tensor_is_in_the_group_of_its_row(rule: str) -> None:
     size = th.Size(32, 4)
     plan = _plan(rule, size, weight_decay=0.1)

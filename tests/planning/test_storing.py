@@ -130,7 +130,7 @@ ROW = ("rows", "last.weight")
         ),
         ((*ROW, "multiplier"), 0, "last.weight: multiplier is 0, which has to be other than 0"),
         ((*ROW, "role"), "weight", "last.weight: role is 'weight', which has to be one of input, hidden"),
-        ((*ROW, "rule"), "adam", "last.weight: rule is 'adam', which has to be one of adamw, sgd"),
+        ((*ROW, "rule"), "adam", "last.weight: rule is 'adam', which has to be one of adamw, diffgrad"),
         ((*ROW, "shape"), [3, -128], "last.weight: shape is -128, which has to be 0 or more"),
         ((*ROW, "in_axes"), [2], "last.weight: in_axes and out_axes are (2,) and (0,), which have to be"),
         (

@@ -13,7 +13,7 @@ from theodolite.commands.output import print_result
 from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
-    from theodolite.optimizers.rules import Policy
+    from theodolite.optimizers import Policy
     from theodolite.planning.planner import Covers
 
 

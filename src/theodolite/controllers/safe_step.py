@@ -16,8 +16,7 @@ from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss, described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.optimizers.finite import NonFiniteError
-from theodolite.optimizers.planned import Planned
+from theodolite.optimizers import OPTIMIZERS, NonFiniteError, Planned
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.products import require_at_least
 from theodolite.probes.curvature.replicas import together
@@ -280,8 +279,9 @@ def _refuse_averages(optimizer: Optimizer) -> None:
     """Optimizers that keep the weights of evaluation themselves, and average what they meant to do."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, Planned):
-        averages = any(group["rule"] == "schedule-free" for group in optimizer.param_groups)
-        kind = "schedule-free"
+        rules = {group["rule"] for group in optimizer.param_groups}
+        kind = next((rule for rule in rules & OPTIMIZERS.keys() if OPTIMIZERS[rule].averages), "")
+        averages = bool(kind)
     else:
         averages = all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
     if averages:

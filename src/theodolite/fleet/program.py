@@ -28,10 +28,10 @@ from theodolite.core.batches import Batch
 from theodolite.core.calling import call, evaluate, logits, require_logits, with_tensors
 from theodolite.core.higher_order import trainable_operators
 from theodolite.fleet.accuracy import HELD_OUT, TRAINED_ON, share_right
-from theodolite.fleet.functional import METHODS, muon_average, muon_move, orthogonal
 from theodolite.fleet.regions import compile_blocks
-from theodolite.fleet.stack import Stack, Tensors
+from theodolite.fleet.stack import Stack, Tensors, vectorised
 from theodolite.fleet.training import precision_of, targets_in
+from theodolite.optimizers.spec import Slot
 from theodolite.workloads import Workload
 
 ATTENTION = {
@@ -65,7 +65,7 @@ class Program:
         self._seed_of = torch.tensor([self.seeds.index(each.seed) for each in stack.runs], device=device)
         self._weights = {one.name: one.values for one in stack.tensors}
         self._state = {
-            one.name: {name: torch.zeros_like(one.values).flatten(1) for name in METHODS[one.rule].state}
+            one.name: {name: torch.zeros_like(one.values).flatten(1) for name in vectorised(one.rule).state}
             for one in stack.tensors
         }
         self._step = torch.zeros((), dtype=torch.long, device=device)
@@ -239,13 +239,8 @@ class Program:
     def _update(self, one: Tensors, gradient: Tensor, hyper: dict[str, Tensor]) -> None:
         """One tensor of all models by one step of its optimizer."""
         weight, state, alive = one.values.flatten(1), self._state[one.name], self._alive[:, None]
-        method = METHODS[one.rule]
-        if method.step is not None:
-            self._fused(method.step)(weight, gradient, state, hyper, alive)
-            return
-        ahead = self._fused(muon_average)(gradient, state, hyper)
-        update = orthogonal(ahead, one.shape, hyper["eps"], one.shared)
-        self._fused(muon_move)(weight, update, hyper, alive)
+        slot = Slot(one.shape, one.shared, self._fused)
+        vectorised(one.rule).step(weight, gradient, state, hyper, alive, slot)
 
     def _fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """One kernel instead of a dozen that read and write the same memory."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.fleet.digest import digest_of
-from theodolite.optimizers.rules import MATRIX_RULES, POLICIES, RULES
+from theodolite.optimizers import OPTIMIZERS, POLICIES
 from theodolite.optimizers.schedule import KINDS
 from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization
 
@@ -35,7 +35,7 @@ class Run:
         workload: the name it can be looked up by, see `theodolite.workload`.
         size: of the network.
         lr: learning rate at base size.
-        optimizer: a name in `theodolite.optimizers.RULES`.
+        optimizer: a name in `theodolite.optimizers.OPTIMIZERS`.
         parameterization: `plan`, or `standard`: the network's own initialisation and one learning rate for
             all tensors.
         base: the size that the plan starts from; None with `standard`, which has no such size.
@@ -206,13 +206,13 @@ def _check(run: Run) -> None:
     for name, value in (("size", run.size), ("base", run.base)):
         if not isinstance(value, Size) and not (name == "base" and value is None):
             raise UseError(f"{name} is {value!r}: give a Size, for example Size(256, 4)")
-    _check_choice("optimizer", run.optimizer, tuple(RULES))
+    _check_choice("optimizer", run.optimizer, tuple(OPTIMIZERS))
     _check_choice("parameterization", run.parameterization, PARAMETERIZATIONS)
     _check_choice("precision", run.precision, PRECISIONS)
     _check_choice("schedule", run.schedule, KINDS)
-    if run.optimizer == "schedule-free" and run.schedule != "constant":
+    if OPTIMIZERS[run.optimizer].averages and run.schedule != "constant":
         raise UseError(
-            f"schedule is {run.schedule!r}: schedule-free takes the place of one. Give schedule='constant'"
+            f"schedule is {run.schedule!r}: {run.optimizer} replaces one. Give schedule='constant'"
         )
     _check_choice("decay", run.decay, tuple(POLICIES))
     for probe in run.probes:
@@ -231,7 +231,7 @@ def _check(run: Run) -> None:
             raise UseError(f"{name} is {number!r}: it has to be a finite number and {lowest}")
     if run.final > 1:
         raise UseError(f"final is {run.final!r}: it is a fraction of the learning rate, from 0 to 1")
-    if run.vector_lr is not None and run.optimizer not in MATRIX_RULES:
+    if run.vector_lr is not None and not OPTIMIZERS[run.optimizer].matrices_only:
         raise UseError(f"vector_lr is for what a matrix optimizer leaves to AdamW; {run.optimizer} is none")
     for name, least in (("seed", 0), ("steps", 1), ("warmup", 0), ("held_out", 1), ("every", 1)):
         number = getattr(run, name)

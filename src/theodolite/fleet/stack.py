@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.fleet.functional import INDIFFERENT, METHODS
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import planned
-from theodolite.optimizers.schedule import Factor
+from theodolite.optimizers import OPTIMIZERS
+from theodolite.optimizers.schedule import LRFactor
+from theodolite.optimizers.spec import Vectorised
 from theodolite.planning import Plan
 from theodolite.workloads import Workload
 
@@ -57,7 +58,8 @@ def kin(run: Run, workload: Workload) -> str:
     """Runs with the same kin can be one program: what may differ is a number for each model."""
     alike = {name: value for name, value in run.to_dict().items() if name not in APART}
     for name, rule in (("options", run.optimizer), ("vector_options", "adamw")):
-        numbers = METHODS[rule].numbers if rule in METHODS else {}
+        step = OPTIMIZERS[rule].vectorised
+        numbers = step.numbers if step else {}
         alike[name] = {option: None if option in numbers else value for option, value in alike[name].items()}
     # A real multiplier is a hook on the network, which all of them share.
     alike["multipliers"] = sorted(planned(run, workload).multipliers.items())
@@ -122,7 +124,7 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
                 _shared(settings[0]),
             )
         )
-    schedules = [Factor(run.schedule, run.steps, run.warmup, run.final) for run in runs]
+    schedules = [LRFactor(run.schedule, run.steps, run.warmup, run.final) for run in runs]
     steps = runs[0].steps
     factors = torch.tensor([[factor(step) for factor in schedules] for step in range(steps)])
     return Stack(
@@ -139,18 +141,28 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
 
 def why_not_stacked(run: Run, workload: Workload) -> str | None:
     """Why the optimizer of a run cannot train many models at once; None if it can."""
-    if run.optimizer not in METHODS:
-        return f"{run.optimizer} has no step for many models at once ({', '.join(METHODS)} have)"
+    if OPTIMIZERS[run.optimizer].vectorised is None:
+        able = ", ".join(name for name, spec in OPTIMIZERS.items() if spec.vectorised)
+        return f"{run.optimizer} has no step for many models at once ({able} have)"
     plan = planned(run, workload)
     for group in plan.param_groups(plan.build(run.seed)):
-        method = METHODS[group["rule"]]
+        step = vectorised(group["rule"])
         for option, value in group.items():
-            known = option in (*PLANNED, *method.numbers, *method.shared, *INDIFFERENT)
-            if not known and (option not in method.without or method.without[option] != value):
+            known = option in (*PLANNED, *step.numbers, *step.shared, *INDIFFERENT)
+            if not known and (option not in step.without or step.without[option] != value):
                 return f"{group['rule']} for many models at once has no option {option}={value!r}"
     return None
 
 
+def vectorised(rule: str) -> Vectorised:
+    """The step for many models of a rule that has one."""
+    step = OPTIMIZERS[rule].vectorised
+    assert step is not None, rule
+    return step
+
+
+INDIFFERENT = ("foreach", "fused", "capturable", "differentiable", "weight_decouple", "fixed_decay")
+"""Options of torch's and pytorch_optimizer's that do not change the numbers, or that a plan fixes."""
 PLANNED = ("params", "param_names", "name", "lr", "weight_decay", "rule", "planned_lr")
 
 
@@ -162,8 +174,8 @@ def _by_name(plan: Plan, model: nn.Module) -> dict[str, dict[str, Any]]:
     """The settings of every tensor, options that were left open at their usual values."""
     found = {}
     for group in plan.param_groups(model):
-        method = METHODS[group["rule"]]
-        settings = {**method.numbers, **method.shared, **group}
+        step = vectorised(group["rule"])
+        settings = {**step.numbers, **step.shared, **group}
         found.update(dict.fromkeys(group["param_names"], settings))
     return found
 
@@ -173,7 +185,7 @@ Hyper = tuple[torch.dtype, tuple[tuple[str, tuple[float, ...]], ...]]
 
 
 def _hyper(settings: Sequence[Mapping[str, Any]], dtype: torch.dtype) -> Hyper:
-    names = ("lr", "weight_decay", *METHODS[settings[0]["rule"]].numbers)
+    names = ("lr", "weight_decay", *vectorised(settings[0]["rule"]).numbers)
     columns: dict[str, tuple[float, ...]] = {}
     for name in names:
         if name == "betas":
@@ -190,4 +202,4 @@ def _columns(hyper: Hyper, device: str) -> dict[str, Tensor]:
 
 
 def _shared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in METHODS[settings["rule"]].shared}
+    return {name: settings[name] for name in vectorised(settings["rule"]).shared}

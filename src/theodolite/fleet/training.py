@@ -27,9 +27,8 @@ from theodolite.fleet.checkpoint import RunCheckpoint
 from theodolite.fleet.isolation import Own, isolated
 from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.run import Run
-from theodolite.optimizers.planned import Planned
-from theodolite.optimizers.rules import MATRIX_RULES
-from theodolite.optimizers.schedule import Factor
+from theodolite.optimizers import OPTIMIZERS, Planned
+from theodolite.optimizers.schedule import LRFactor
 from theodolite.planning import Plan
 from theodolite.planning.parameterization import plan_for
 from theodolite.planning.plan import Row
@@ -68,7 +67,7 @@ def train(
     with untouched_randomness(run.seed), arithmetic(run, device):
         model = plan.build(run.seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
-        factor = Factor(run.schedule, run.steps, run.warmup, run.final)
+        factor = LRFactor(run.schedule, run.steps, run.warmup, run.final)
         rates = [group["lr"] for group in optimizer.param_groups]
         log = Log(run, device)
         if checkpoint is not None:
@@ -151,7 +150,7 @@ def planned(run: Run, workload: Workload) -> Plan:
 @functools.lru_cache(maxsize=4096)
 def _planned(run: Run, workload: Workload) -> Plan:
     sizes = [run.size, run.base or run.size]
-    matrix = run.optimizer in MATRIX_RULES
+    matrix = OPTIMIZERS[run.optimizer].matrices_only
     plan = plan_for(
         workload.build,
         _first_inputs(workload),
@@ -351,12 +350,13 @@ def precision_of(run: Run, device: str, *, cached: bool = True) -> torch.autocas
 
 
 def differentiable_twice(run: Run) -> contextlib.AbstractContextManager[object]:
-    """Sophia differentiates the gradient, which fused attention cannot."""
-    return sdpa_kernel(SDPBackend.MATH) if run.optimizer == SECOND_ORDER else contextlib.nullcontext()
+    """Attention without fused kernels for optimizers that differentiate the gradient."""
+    twice = OPTIMIZERS[run.optimizer].second_order
+    return sdpa_kernel(SDPBackend.MATH) if twice else contextlib.nullcontext()
 
 
 def _go_back(run: Run, loss: Tensor, model: nn.Module) -> None:
-    if run.optimizer != SECOND_ORDER:
+    if not OPTIMIZERS[run.optimizer].second_order:
         loss.backward()
         return
     # Not backward(create_graph=True), which leaves a cycle behind that holds on to memory.
@@ -364,9 +364,6 @@ def _go_back(run: Run, loss: Tensor, model: nn.Module) -> None:
     gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
-
-
-SECOND_ORDER = "sophia"
 
 
 def device_name(device: str) -> str:

@@ -19,7 +19,7 @@ from theodolite.core.calling import Loss, described, evaluate
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.lr_finder.data import read
-from theodolite.optimizers.choosing import maker
+from theodolite.optimizers import OPTIMIZERS
 from theodolite.planning import Plan, plan
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
@@ -178,9 +178,10 @@ def _of_workload(
     size = workload.size if size is None else size
     if not isinstance(size, Size):
         raise UseError(f"size is {size!r}: give a Size, as in Size(256, 4)")
-    if optimizer == "sophia":
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS and OPTIMIZERS[optimizer].second_order:
         raise UseError(
-            "sophia differentiates gradients, which is not done here. Use th.sweep(…, optimizer='sophia')"
+            f"{optimizer} differentiates gradients, which find_lr does not support. "
+            f"Use th.sweep(…, optimizer={optimizer!r})"
         )
     planned = optimizer
     if isinstance(optimizer, str):
@@ -255,7 +256,7 @@ def _made(optimizer: str | Plan | Make | Optimizer, model: nn.Module) -> Optimiz
                 f"{' and '.join(PLAIN)} go by name. Give a Plan, an optimizer or make(model) -> Optimizer"
             )
         trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
-        return maker(optimizer, {})([{"params": trained, "lr": 1.0}])
+        return OPTIMIZERS[optimizer].maker({})([{"params": trained, "lr": 1.0}])
     made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model)
     if not isinstance(made, Optimizer):
         raise UseError(f"make(model) returned {described(made)}, not a torch.optim.Optimizer")

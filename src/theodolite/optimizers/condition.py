@@ -1,20 +1,20 @@
-"""The spectral condition: how large weights, their changes and their gradients may be at any size.
+"""The spectral condition: how large weights, their updates and their gradients may be at each size.
 
 With `‖A‖_R = √(n_in/n_out)·‖A‖₂`, features learn at the same speed at every width and depth if each layer
-`α·W x` of a network of L residual branches has
+`α·W x` of a network with L residual branches satisfies
 
     outside of the branches      α‖W‖_R ~ 1               α‖ΔW‖_R ~ 1
     in branches of ≥ 2 layers    α₁α₂‖W₁‖_R‖W₂‖_R ~ 1/L    α₁α₂‖W₂‖_R‖ΔW₁‖_R ~ 1/L, and 1 ↔ 2
     in branches of one layer     α‖W‖_R ~ 1/√L            α‖ΔW‖_R ~ 1/L
     on the stream, in each block α‖W‖_R ~ 1               α‖ΔW‖_R ~ 1/L
 
-(one layer: L independent vectors of mean zero add up to √L of one; on the stream, as the γ of `γ·x + f(x)`,
-the changes of all blocks add up). All that follows is ratios to the base size. Vectors are matrices with one
-input, so that `‖b‖_R` is the root mean square of b.
+In a branch of one layer, L independent vectors with mean zero sum to √L times one of them. On the stream, as
+the γ of `γ·x + f(x)`, the changes of all blocks add up. The functions below give ratios to the base size.
+Vectors are matrices with one input, so `‖b‖_R` is the root mean square of b.
 
-Everything is said in terms of a tensor's own fans, which answers the odd cases: a router or the keys of a
-fixed number of heads have a fan-out that does not grow and are output-like inside a branch; a depthwise
-kernel has a fan-in that does not grow and is input-like; a QK-norm's gain, shared by all heads, has neither.
+Only the fans of a tensor matter, which settles the unusual cases: a router, or the keys of a fixed number of
+heads, has a fan-out that does not grow and is like an output inside a branch; a depthwise kernel has a fan-in
+that does not grow and is like an input; the gain of a QK-norm, shared by all heads, has no fan that grows.
 
 References:
     Spectral condition for muP under width–depth scaling, section 3 and appendices B and C.
@@ -23,9 +23,87 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from theodolite.anatomy.part import Part
-from theodolite.optimizers.hyper import Base, Hyper, Ratios
+from theodolite.core.errors import UseError
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Target size over base size: the fans of one tensor, and the number of residual branches.
+
+    >>> Ratios(fan_in=8, fan_out=8, depth=4)
+    Ratios(fan_in=8, fan_out=8, depth=4, own=1.0)
+    """
+
+    fan_in: float = 1.0
+    fan_out: float = 1.0
+    depth: float = 1.0
+    own: float = 1.0
+    """The ratio of the factors that the network itself multiplies the tensor's output by."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (math.isfinite(value) and value > 0):
+                raise UseError(f"the ratio of {name} is {value!r}: ratios of sizes are positive numbers")
+
+
+@dataclass(frozen=True)
+class Base:
+    """Hyperparameters of one tensor at base size."""
+
+    lr: float
+    weight_decay: float = 0.0
+    eps: float = 1e-8
+    std: float = 1.0
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Hyperparameters of one tensor at the target size, and how they change with a multiplier.
+
+    The layer computes `multiplier · W x`, and the optimizer does `W ← W − lr·(A + weight_decay·W)`.
+    """
+
+    multiplier: float
+    std: float
+    lr: float
+    weight_decay: float
+    eps: float
+    extent: float = 1.0
+    """Factor on an option of the optimizer in units of the weight: the radius of SSO, the clip of Sophia."""
+    degree: int = 0
+    """Degree of A: `A(c·∇W) = c^degree·A(∇W)`, 1 for SGD, 0 for a sign. −1 if A has the units of W."""
+    eps_degree: int = 1
+    """eps is compared with this power of the gradient: 1 for Adam, 2 for Shampoo."""
+
+    def absorbed(self) -> Hyper:
+        """The hyperparameters that train `W' = αW` without a multiplier as these train `α·W`.
+
+        As `∂/∂W = α·∂/∂W'`, an update of degree p becomes `A' = α^(−p)·A`; W' must move by `α·lr·A`, and
+        `lr·weight_decay` must stay.
+
+        >>> Hyper(0.5, std=1, lr=8, weight_decay=1, eps=1).absorbed()        # Adam
+        Hyper(multiplier=1.0, std=0.5, lr=4.0, weight_decay=2.0, eps=2.0, ...)
+        >>> Hyper(0.5, std=1, lr=8, weight_decay=1, eps=1, degree=1).absorbed()  # SGD
+        Hyper(multiplier=1.0, std=0.5, lr=2.0, weight_decay=4.0, eps=2.0, ...)
+        """
+        step = self.multiplier ** (1 + self.degree)
+        return replace(
+            self,
+            multiplier=1.0,
+            std=self.std * self.multiplier,
+            lr=self.lr * step,
+            weight_decay=self.weight_decay / step,
+            eps=self.eps / self.multiplier**self.eps_degree,
+            extent=self.extent * self.multiplier,
+        )
+
+
+Rule = Callable[[Part, Ratios, Base], Hyper]
+"""Hyperparameters as a function of size."""
 
 
 def meet(
@@ -38,20 +116,19 @@ def meet(
     floor: float = 1.0,
     floor_degree: int = 1,
 ) -> Hyper:
-    """The hyperparameters with which updates of a given size meet the condition.
+    """The hyperparameters with which an optimizer's updates meet the condition.
+
+    The learning rate makes `lr·‖A‖_R` the change that the condition allows. The weight decay keeps
+    `weight_decay·‖W‖_R ~ ‖A‖_R`, so that both terms of a step stay comparable.
 
     Args:
         part: the tensor.
         ratios: how much larger it is than at base size.
         base: its hyperparameters at base size.
-        update: by how much `‖A‖_R` is larger than at base size, where the optimizer does
-            `W ← W − lr·(A + weight_decay·W)`.
+        update: the growth of `‖A‖_R`, where the optimizer does `W ← W − lr·(A + weight_decay·W)`.
         degree: `A(c·g) = c^degree·A(g)`.
-        floor: by how much what eps is added to is larger than at base size.
+        floor: the growth of what eps is added to.
         floor_degree: the power of the gradient that eps is added to.
-
-    The learning rate makes `lr·‖A‖_R` the change allowed; the decay keeps `weight_decay·‖W‖_R ~ ‖A‖_R`, so
-    that both terms of the step stay comparable.
     """
     return Hyper(
         multiplier=multiplier(part, ratios),
@@ -65,10 +142,9 @@ def meet(
 
 
 def multiplier(part: Part, ratios: Ratios) -> float:
-    """α: `1/r_in` for outputs, `1/r_L` (one layer: `1/√r_L`) for what ends a branch, else 1.
+    """α: `1/r_in` for outputs, `1/r_L` (one layer: `1/√r_L`) for the end of a branch, else 1.
 
-    That is what a layer is multiplied by in all. What the network's own forward pass does of it is taken off:
-    the rest is left to be done.
+    Divided by what the network's own forward pass already multiplies by.
     """
     alpha = 1 / ratios.fan_in if part.role == "output" else 1.0
     if part.ends_branch:
@@ -77,28 +153,26 @@ def multiplier(part: Part, ratios: Ratios) -> float:
 
 
 def deviation(part: Part, ratios: Ratios) -> float:
-    """The initial std: `1/√r_in`, as activations want it; 1 for outputs, biases and gains.
+    """The initial std: `1/√r_in`; 1 for outputs, biases and gains.
 
-    An output's std stays, and its multiplier `1/r_in` makes the readout of a wide network start small.
+    The std of an output stays, and its multiplier `1/r_in` makes the readout of a wide network start small.
     """
     return 1.0 if part.role == "output" else 1 / math.sqrt(ratios.fan_in)
 
 
 def centre(part: Part, ratios: Ratios) -> float:
-    """The initial mean: `1/r_in`, as n equal terms add up to n and not to √n; 1 where the std stays."""
+    """The initial mean: `1/r_in`, as n equal terms sum to n and not to √n; 1 where the std stays."""
     return deviation(part, ratios) ** 2
 
 
 def norm(part: Part, ratios: Ratios) -> float:
-    """`‖W‖_R` at the initialisation above: 1, for outputs `r_in`."""
+    """`‖W‖_R` at that initialisation: 1, for outputs `r_in`."""
     return ratios.fan_in if part.role == "output" else 1.0
 
 
 def change(part: Part, ratios: Ratios) -> float:
-    """The `‖ΔW‖_R` the condition asks for: 1, for outputs `r_in`; in one-layer branches `1/√r_L` of that.
-
-    On the stream `1/r_L` of it, as all changes there add up.
-    """
+    """The `‖ΔW‖_R` that the condition allows: that of W; times `1/√r_L` in a branch of one layer, `1/r_L` on
+    the stream."""
     allowed = norm(part, ratios)
     if part.on_stream:
         return allowed / ratios.depth
@@ -108,7 +182,7 @@ def change(part: Part, ratios: Ratios) -> float:
 def gradient(part: Part, ratios: Ratios) -> float:
     """`‖∇W‖₂` of a network that meets the condition.
 
-    The change allowed moves the loss by `⟨∇W, ΔW⟩ ~ ‖∇W‖₂·‖ΔW‖₂` (gradients are of low rank): by 1 outside of
+    The allowed change moves the loss by `⟨∇W, ΔW⟩ ~ ‖∇W‖₂·‖ΔW‖₂` (gradients have low rank): by 1 outside of
     the branches, by 1/L in each of L. And `‖ΔW‖₂ = √(n_out/n_in)·‖ΔW‖_R`.
     """
     share = 1.0 if part.block is None and not part.on_stream else 1 / ratios.depth

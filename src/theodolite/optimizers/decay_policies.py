@@ -26,7 +26,7 @@ from typing import Literal, get_args
 
 from theodolite.anatomy.part import Part
 from theodolite.core.errors import UseError
-from theodolite.optimizers.hyper import Hyper
+from theodolite.optimizers.condition import Hyper
 
 Policy = Literal["paper", "independent", "none", "matrices", "everything"]
 POLICIES: tuple[str, ...] = get_args(Policy)

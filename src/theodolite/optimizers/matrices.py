@@ -1,4 +1,4 @@
-"""Parameters as matrices: (out, in) whatever the layout, several where outputs go several ways."""
+"""Parameters as matrices (out, in), whatever their layout; several matrices where outputs are fused."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.finite import names_of
+from theodolite.optimizers.step_checks import names_of
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]]
-"""The dimensions that inputs run over, and those that outputs run over."""
+"""The dimensions of inputs, and those of outputs."""
 
 Rows = tuple[tuple[tuple[int, int], ...], ...]
-"""Blocks of outputs, each of them the half-open ranges that it consists of."""
+"""Blocks of outputs, each a tuple of half-open ranges."""
 
 LINEAR: Axes = ((1,), (0,))
 
 
 @dataclass(frozen=True)
-class Layout:
+class MatrixLayout:
     """How a tensor holds its matrices.
 
-    >>> fused = Layout(LINEAR, rows=(((0, 2),), ((2, 4),), ((4, 6),)))     # queries, keys and values
+    >>> fused = MatrixLayout(LINEAR, rows=(((0, 2),), ((2, 4),), ((4, 6),)))     # queries, keys and values
     >>> [tuple(one.shape) for one in fused.matrices(torch.zeros(6, 2))]
     [(1, 2, 2), (1, 2, 2), (1, 2, 2)]
     """
@@ -35,10 +35,10 @@ class Layout:
     rows: Rows = ()
 
     @staticmethod
-    def of(group: dict[str, Any], tensor: Tensor) -> Layout:
+    def of(group: dict[str, Any], tensor: Tensor) -> MatrixLayout:
         """What a group says of a tensor in it."""
         axes = group["axes"]
-        return Layout(usual_axes(tensor.ndim) if axes is None else axes, group.get("rows") or ())
+        return MatrixLayout(usual_axes(tensor.ndim) if axes is None else axes, group.get("rows") or ())
 
     def fans(self, shape: Sequence[int]) -> list[tuple[int, int]]:
         """(in, out) of each block."""
@@ -117,7 +117,7 @@ def check_matrices(optimizer: str, group: dict[str, Any]) -> None:
                 f"{name} has shape {shape}: a stack of matrices, or the kernel of a convolution? Say which: "
                 "axes=((2,), (1,)) for a stack of (out, in), axes=((1, 2), (0,)) for a kernel"
             )
-        layout = Layout.of(group, tensor)
+        layout = MatrixLayout.of(group, tensor)
         _check_axes(name, shape, layout.axes)
         if layout.rows:
             _check_rows(name, shape, layout)
@@ -134,7 +134,7 @@ def _check_axes(name: str, shape: tuple[int, ...], axes: Axes) -> None:
         )
 
 
-def _check_rows(name: str, shape: tuple[int, ...], layout: Layout) -> None:
+def _check_rows(name: str, shape: tuple[int, ...], layout: MatrixLayout) -> None:
     out_axes = layout.axes[1]
     if len(out_axes) != 1:
         raise UseError(

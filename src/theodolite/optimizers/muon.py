@@ -1,32 +1,47 @@
-"""Muon, for every weight that is a matrix in some layout."""
+"""Muon: momentum, orthogonalised, for every weight that is a matrix in some layout.
+
+With the singular value decomposition `∇W = UΣVᵀ` the update is `A = s·UVᵀ` (without momentum), so
+`‖A‖_R = s·√(n_in/n_out)`. The scales s, by rule and option:
+
+    muon            none       1
+    muon-original   original   √max(1, n_out/n_in)      Jordan et al., torch's default
+    muon-kimi       rms        0.2·√max(n_in, n_out)    Liu et al., torch's match_rms_adamw
+    muon-spectral   spectral   √(n_out/n_in)            an update of RMS norm one at every shape
+
+The maxima are those of the actual fans: an embedding stays on the side of its vocabulary until the width
+exceeds it. eps is added to the Frobenius norm of the momentum.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
+from theodolite.anatomy.part import Part
 from theodolite.core.errors import UseError
-from theodolite.optimizers.finite import check_step
-from theodolite.optimizers.matrices import Axes, Rows, check_matrices
-from theodolite.optimizers.moving import ROUNDED, Arranged, Moving, arranged, move
-from theodolite.optimizers.restoring import refuse_other_shapes
-from theodolite.optimizers.sharding import Replicas, is_sharded, local
+from theodolite.optimizers.condition import Ratios
+from theodolite.optimizers.matrices import LINEAR, Axes, MatrixLayout, Rows
+from theodolite.optimizers.matrix_optimizer import Group, MatrixOptimizer, Moving, averaged
+from theodolite.optimizers.matrix_step import ROUNDED, ParamStep, move
+from theodolite.optimizers.orthogonal import newton_schulz
+from theodolite.optimizers.scaling import GRADIENT_NORM, ORTHOGONAL, UNIT, Scaling, aspect, fraction
+from theodolite.optimizers.sharding import Replicas, local
+from theodolite.optimizers.spec import Eps, Hypers, OptimizerSpec, Slot, State, Vectorised
 
-SCALES: dict[str, Callable[[int, int], float]] = {
+SCALES: dict[str, Callable[[float, float], float]] = {
     "none": lambda fan_in, fan_out: 1.0,
     "original": lambda fan_in, fan_out: math.sqrt(max(1.0, fan_out / fan_in)),
     "rms": lambda fan_in, fan_out: 0.2 * math.sqrt(max(fan_in, fan_out)),
     "spectral": lambda fan_in, fan_out: math.sqrt(fan_out / fan_in),
 }
-"""What the orthogonal update is multiplied by; see `theodolite.optimizers.muon_rules`."""
+"""The factor on the orthogonal update."""
 
 
-class Muon(Optimizer):
+class Muon(MatrixOptimizer):
     """Momentum, made orthogonal: `W ← (1 − lr·weight_decay)·W − lr·s·NS(M)`.
 
     `M ← momentum·M + (1 − momentum)·∇W`, and with Nesterov's form NS gets
@@ -68,11 +83,6 @@ class Muon(Optimizer):
         scalable for LLM training, 2025.
     """
 
-    # Of the class, as torch copies groups and state of an optimizer and nothing else.
-    check_gradients = True
-    """Are gradients looked at? False where somebody else has done so."""
-    _replicas: Replicas | None = None
-
     def __init__(
         self,
         params: Any,
@@ -89,7 +99,6 @@ class Muon(Optimizer):
         shared_over: Any = None,
     ) -> None:
         self._replicas = Replicas.of(shared_over)
-        self._last: tuple[object, list[Arranged]] | None = None
         super().__init__(
             params,
             {
@@ -105,95 +114,109 @@ class Muon(Optimizer):
             },
         )
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add matrices; options not given are the optimizer's."""
-        super().add_param_group(param_group)
-        try:
-            if param_group["scale"] not in SCALES:
-                raise UseError(f"scale is {param_group['scale']!r}: it is one of {', '.join(SCALES)}")
-            if not 0 <= param_group["momentum"] < 1:
-                raise UseError(f"momentum is {param_group['momentum']!r}: it has to be in [0, 1)")
-            for option in ("lr", "weight_decay", "eps"):
-                if not float(param_group[option]) >= 0:
-                    raise UseError(f"{option} is {param_group[option]!r}: it has to be 0 or more")
-            if param_group["steps"] < 1:
-                raise UseError(f"steps is {param_group['steps']!r}: Newton–Schulz takes at least one")
-            check_matrices("Muon", param_group)
-        except UseError:
-            self.param_groups.pop()
-            raise
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        if group["scale"] not in SCALES:
+            raise UseError(f"scale is {group['scale']!r}: it is one of {', '.join(SCALES)}")
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step for every matrix that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        over = [] if self._replicas is None else [self._replicas.group]
-        check_step(self.param_groups, {"Muon": self.param_groups}, look=self.check_gradients, over=over)
-        moving = []
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None and param.numel()]
-            if not params:
-                continue
+    def _move(self, moving: Moving) -> None:
+        steps = []
+        for group, params in moving:
             grads, buffers = averaged(params, self.state, group["momentum"])
             lr = float(group["lr"])
             exact = [local(param) for param in params if param.dtype not in ROUNDED]
             if group["weight_decay"] and exact:
                 torch._foreach_mul_(exact, 1 - lr * group["weight_decay"])
             for param, grad, buffer in zip(params, grads, buffers, strict=True):
-                moving.append(Moving(param, grad, buffer, group, lr))
-        for one in self._arranged(moving):
-            move([moving[place] for place in one.places], one, self._replicas)
-        return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch does it; momenta of another shape are refused."""
-        refuse_other_shapes(self.param_groups, state_dict)
-        super().load_state_dict(state_dict)
-
-    def _arranged(self, moving: Sequence[Moving]) -> list[Arranged]:
-        """What goes together in a step; found again only when parameters or options are others."""
-        groups = {id(one.group): one.group for one in moving}
-        options = [[group[key] for key in ARRANGING] for group in groups.values()]
-        kinds = [(param.shape, param.dtype, param.device) for param, *_ in moving]
-        found = [(id(one.param), id(one.group)) for one in moving], kinds, options
-        if self._last is None or self._last[0] != found:
-            self._last = found, arranged(moving, SCALES, replicated=self._replicas is not None)
-        return self._last[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            **super().__getstate__(),
-            "check_gradients": self.check_gradients,
-            "_replicas": self._replicas,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._last = None
+                steps.append(ParamStep(param, grad, buffer, group, lr))
+        for one in self._arranged(steps, lambda group, *fans: SCALES[group["scale"]](*fans)):
+            move([steps[place] for place in one.places], one, self._replicas)
 
 
-ARRANGING = ("scale", "axes", "rows", "steps", "eps")
-"""Options that what goes together in a step depends on."""
+# The step of many models
 
 
-def averaged(params: Sequence[Tensor], state: Any, momentum: float) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients, and the momenta that they have been averaged into: of each what this process holds."""
-    for param in params:
-        if "momentum_buffer" not in state[param]:
-            state[param]["momentum_buffer"] = torch.zeros_like(param)
-    grads = [local(_cut_alike(param)) for param in params]
-    buffers = [local(state[param]["momentum_buffer"]) for param in params]
-    torch._foreach_lerp_(buffers, grads, 1 - momentum)
-    return grads, buffers
+def muon_average(grad: Tensor, state: State, hyper: Hypers) -> Tensor:
+    """Average the momentum, and return what is orthogonalised."""
+    average = state["momentum_buffer"]
+    average.lerp_(grad, 1 - hyper["momentum"])
+    ahead = hyper["momentum"] * average + (1 - hyper["momentum"]) * grad
+    return torch.where(hyper["nesterov"] > 0, ahead, average)
 
 
-def _cut_alike(param: Any) -> Tensor:
-    """The gradient, cut over processes as its parameter is."""
-    grad: Any = param.grad
-    if is_sharded(param) and grad.placements != param.placements:
-        grad = grad.redistribute(placements=param.placements)
-    found: Tensor = grad
-    return found
+def stacked_layout(shared: Mapping[str, Any]) -> MatrixLayout:
+    """The layout of a parameter with models as one more dimension in front, a stack like any other."""
+    in_axes, out_axes = shared["axes"]
+    return MatrixLayout(
+        (tuple(axis + 1 for axis in in_axes), tuple(axis + 1 for axis in out_axes)), shared["rows"]
+    )
+
+
+def stacked_orthogonal(update: Tensor, eps: Tensor, slot: Slot) -> Tensor:
+    """`s·NS` of the parameters (M, n) of all models; eps is (M, 1)."""
+    layout, stacked = stacked_layout(slot.shared), update.unflatten(1, slot.shape)
+    made = torch.empty_like(stacked)
+    blocks = zip(layout.matrices(stacked), layout.fans(stacked.shape), strict=True)
+    for block, (matrices, fans) in enumerate(blocks):
+        each = eps.repeat_interleave(len(matrices) // len(eps), dim=0)[:, :, None]
+        flat = newton_schulz(matrices, steps=slot.shared["steps"], eps=each)
+        for place, part in layout.places(made, block, flat):
+            place.copy_(part * SCALES[slot.shared.get("scale", "none")](*fans))
+    return made.flatten(1)
+
+
+def _stacked_move(weight: Tensor, update: Tensor, hyper: Hypers, alive: Tensor) -> None:
+    moved = update.to(weight.dtype) + hyper["weight_decay"] * weight
+    weight.sub_(torch.where(alive, hyper["lr"] * moved, 0.0))
+
+
+def _stacked_step(
+    weight: Tensor, grad: Tensor, state: State, hyper: Hypers, alive: Tensor, slot: Slot
+) -> None:
+    ahead = slot.fused(muon_average)(grad, state, hyper)
+    slot.fused(_stacked_move)(weight, stacked_orthogonal(ahead, hyper["eps"], slot), hyper, alive)
+
+
+# The rules
+
+
+def _scaled(scale: str, words: str) -> Scaling:
+    def own(part: Part, ratios: Ratios) -> float:
+        at_base = SCALES[scale](part.fan_in / ratios.fan_in, part.fan_out / ratios.fan_out)
+        return SCALES[scale](part.fan_in, part.fan_out) / at_base
+
+    return Scaling(
+        lambda part, ratios: own(part, ratios) * aspect(part, ratios),
+        lambda part, ratios: f"{fraction(own(part, ratios))}·√(r_in/r_out)",
+        lambda part, ratios: (
+            f"the update is an orthogonal matrix times {words}, which is {fraction(own(part, ratios))} times "
+            "what it was"
+        ),
+    )
+
+
+def _muon(name: str, scale: str, update: Scaling) -> OptimizerSpec:
+    return OptimizerSpec(
+        name,
+        Muon,
+        update=update,
+        eps=Eps(GRADIENT_NORM, usual=1e-7),
+        matrices_only=True,
+        layout=("axes", "rows"),
+        shares_work=True,
+        fixed={"scale": scale},
+        vectorised=Vectorised(
+            _stacked_step,
+            state=("momentum_buffer",),
+            numbers={"momentum": 0.95, "nesterov": True, "eps": 1e-7},
+            shared={"scale": scale, "axes": LINEAR, "rows": (), "steps": 5},
+        ),
+    )
+
+
+SPECS = (
+    _muon("muon", "none", ORTHOGONAL),
+    _muon("muon-original", "original", _scaled("original", "√max(1, fan-out/fan-in)")),
+    _muon("muon-kimi", "rms", _scaled("rms", "0.2·√max(fan-in, fan-out)")),
+    _muon("muon-spectral", "spectral", UNIT),
+)

@@ -1,19 +1,25 @@
-"""Orthogonal factors by matrix products alone, in batches of equal shapes.
+"""Orthogonal factors UVᵀ of many matrices, by matrix products alone.
 
 With the singular value decomposition `X = UΣVᵀ`, an odd polynomial of a matrix is one of its singular
 values: `aX + b(XXᵀ)X + c(XXᵀ)²X = U(aΣ + bΣ³ + cΣ⁵)Vᵀ`. Polynomials that push (0, 1] towards 1 give UVᵀ.
+
+A product of small matrices leaves an accelerator idle, and launching one costs the same for all sizes. So all
+matrices of one shape go through Newton–Schulz as one batch, as many as a bound on memory allows. Where
+launching kernels dominates, a GPU records them once as a CUDA graph and replays it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 JORDAN = (3.4445, -4.7750, 2.0315)
-"""Steepest at zero; singular values end between 0.7 and 1.2 and stay there."""
+"""Steepest at zero; singular values end up between 0.7 and 1.2."""
 
 POLAR_EXPRESS = (
     (8.2051, -22.9019, 16.4607),
@@ -27,12 +33,12 @@ POLAR_EXPRESS = (
     (1.8750, -1.2500, 0.3750),
     (1.8750, -1.2500, 0.3750),
 )
-"""Each the best polynomial for what the ones before leave; the last is the classical one, which converges."""
+"""Each is the best polynomial for the range the ones before leave; the last one converges."""
 
-LARGE = 2**24
-"""Entries from which on a copy of a stack takes longer than the start of a kernel."""
 SHORT = 128
 """Matrices with a shorter side are computed in float32 on the CPU."""
+COPIED = 2**24
+"""A stack of at least as many entries takes longer to copy than a kernel to launch."""
 
 
 def newton_schulz(matrices: Tensor, *, steps: int, eps: float | Tensor) -> Tensor:
@@ -41,7 +47,7 @@ def newton_schulz(matrices: Tensor, *, steps: int, eps: float | Tensor) -> Tenso
     Args:
         matrices: (…, m, n), of any dtype.
         steps: number of iterations.
-        eps: in units of the matrices; or one for each of them, (…, 1, 1).
+        eps: in units of the matrices; or one for each matrix, (…, 1, 1).
 
     >>> flat = newton_schulz(torch.diag(torch.tensor([4.0, 2.0, 1.0])), steps=5, eps=1e-7)
     >>> bool((flat.diagonal() - 1).abs().max() < 0.35), flat[0, 1].item()
@@ -62,8 +68,8 @@ def iterated(x: Tensor, *, steps: int, eps: float | Tensor) -> Tensor:
 def normalised(matrices: Tensor, eps: float | Tensor) -> Tensor:
     """`X/(‖X‖_F + eps)` for entries of any size; 0 for zero.
 
-    Entries are scaled by a power of two first, which rounds nothing: squares of 10²⁵ are beyond float32, and
-    those of 10⁻²⁵ below it.
+    Entries are first scaled by a power of two, which is exact: squares of 10²⁵ overflow float32, and those of
+    10⁻²⁵ underflow it.
     """
     wide = torch.promote_types(matrices.dtype, torch.float32)
     # Not the norm of order ∞, which takes ten times as long on a CPU.
@@ -71,7 +77,7 @@ def normalised(matrices: Tensor, eps: float | Tensor) -> Tensor:
     largest = torch.maximum(-low, high)[..., None].to(wide)
     # Not beyond 2^±126: neither the factor nor its inverse may leave the normal numbers of float32.
     exponent = torch.frexp(largest).exponent.clamp(-126, 126)
-    # By its bits: on a GPU torch compiles exp2 when it is first used, and warns where it cannot keep it.
+    # By its bits: on a GPU torch compiles exp2 at its first use, and warns if it cannot cache it.
     factor = (127 - exponent).bitwise_left_shift(23).view(torch.float32).to(wide)
     scaled = matrices * factor.to(matrices.dtype)
     norm = torch.linalg.vector_norm(scaled, dim=(-2, -1), keepdim=True) + eps * factor
@@ -79,7 +85,7 @@ def normalised(matrices: Tensor, eps: float | Tensor) -> Tensor:
 
 
 def polar(matrices: Tensor) -> Tensor:
-    """`UVᵀ` to about 1e-4 where singular values are above 1e-3 of the Frobenius norm; 0 for zero.
+    """`UVᵀ`, to about 1e-4 where singular values are above 1e-3 of the Frobenius norm; 0 for zero.
 
     Args:
         matrices: (…, m, n), of float32 or float64, in which it computes.
@@ -94,10 +100,9 @@ def polar(matrices: Tensor) -> Tensor:
 
 
 def computing_dtype(dtype: torch.dtype, device: torch.device, shape: Sequence[int]) -> torch.dtype:
-    """bfloat16 where it is multiplied faster, float32 elsewhere, and float64 for float64.
+    """bfloat16 where products of it are faster, float32 elsewhere, and float64 for float64.
 
-    An accelerator multiplies it faster; so do CPUs that have instructions for it, unless a side is so short
-    that products are not what takes the time.
+    Products are faster on accelerators, and on CPUs with instructions for bfloat16 unless a side is short.
     """
     if dtype == torch.float64:
         return torch.float64
@@ -108,7 +113,7 @@ def computing_dtype(dtype: torch.dtype, device: torch.device, shape: Sequence[in
 
 @functools.cache
 def _multiplies_bfloat16() -> bool:
-    """Has this CPU instructions for it? Without them it is several times slower than float32."""
+    """Has this CPU instructions for it? Without them bfloat16 is several times slower than float32."""
     asked = (
         getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     )
@@ -126,10 +131,135 @@ def _iterate(x: Tensor, coefficients: Iterable[tuple[float, float, float]]) -> T
     for a, b, c in coefficients:
         gram = x.mT @ x if tall else x @ x.mT
         power = add(gram, gram, gram, beta=b, alpha=c)
-        if x.dtype == torch.bfloat16 and x.numel() >= LARGE:
-            # a·I in the matrix spares a copy of X, and rounds no more than bfloat16 does elsewhere.
+        if x.dtype == torch.bfloat16 and x.numel() >= COPIED:
+            # a·I added to the matrix saves a copy of X, and rounds no more than bfloat16 does elsewhere.
             power.diagonal(dim1=-2, dim2=-1).add_(a)
             x = x @ power if tall else power @ x
         else:
             x = add(x, x, power, beta=a) if tall else add(x, power, x, beta=a)
     return x.reshape(shape)
+
+
+AT_ONCE, AT_ONCE_ON_CPU = 2**27, 2**19
+"""Largest number of entries in a batch."""
+ALONE_ON_CPU = 2**16
+"""A batch of larger matrices gains nothing on the CPU."""
+LARGE = 2**22
+"""For matrices with at least as many entries, memory traffic costs an accelerator more than launches."""
+RECORDED = 2**24
+"""Largest number of entries in a batch that a GPU records: it keeps the memory of what is recorded."""
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The matrices of one tensor, or of a block of its rows, and how they are orthogonalised."""
+
+    count: int
+    """1, or the number of experts."""
+    shape: tuple[int, int]
+    """out, in"""
+    dtype: torch.dtype
+    device: torch.device
+    steps: int
+    eps: float
+
+    @property
+    def numel(self) -> int:
+        """Entries of all matrices."""
+        return self.count * math.prod(self.shape)
+
+    @property
+    def is_large(self) -> bool:
+        """Is a kernel for each matrix worth its launch?"""
+        return self.device.type != "cpu" and math.prod(self.shape) >= LARGE
+
+    @property
+    def cost(self) -> float:
+        """Number of multiplications."""
+        short, long = sorted(self.shape)
+        return self.count * self.steps * float(2 * short * short * long + short**3)
+
+
+def batches(matrices: Sequence[Matrices]) -> Iterator[list[int]]:
+    """Indices of what goes through Newton–Schulz together: of one shape, as many as fit."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for place, one in enumerate(matrices):
+        alike.setdefault((one.shape, one.dtype, one.device, one.steps, one.eps), []).append(place)
+    for places in alike.values():
+        room = _room(matrices[places[0]])
+        batch: list[int] = []
+        filled = 0
+        for place in places:
+            if batch and filled + matrices[place].numel > room:
+                yield batch
+                batch, filled = [], 0
+            batch.append(place)
+            filled += matrices[place].numel
+        yield batch
+
+
+class NewtonSchulzBatch:
+    """Newton–Schulz of the matrices of a batch, at every step of training.
+
+    >>> one = Matrices(2, (3, 2), torch.float64, torch.device("cpu"), steps=5, eps=1e-7)
+    >>> made = NewtonSchulzBatch([one])(lambda slots: [slot.copy_(torch.eye(3, 2)) for slot in slots])
+    >>> made.shape, bool((made[0] - torch.eye(3, 2)).abs().max() < 0.35)
+    (torch.Size([2, 3, 2]), True)
+    """
+
+    def __init__(self, matrices: Sequence[Matrices]) -> None:
+        self.first = matrices[0]
+        self.shape = (sum(one.count for one in matrices), *self.first.shape)
+        self.dtype = computing_dtype(self.first.dtype, self.first.device, self.first.shape)
+        self._calls = 0
+        self._recording: _Recording | None = None
+        self._is_recorded = self.first.device.type == "cuda" and math.prod(self.shape) <= RECORDED
+
+    def __call__(self, fill: Callable[[list[Tensor]], None]) -> Tensor:
+        """(all matrices, out, in), in the dtype of the computation. A recorded result is valid until the next
+        call. The first call runs eagerly, the second is recorded.
+
+        Args:
+            fill: writes the matrices into slots of (out, in).
+        """
+        self._calls += 1
+        if self._is_recorded and self._calls > 1 and not torch.cuda.is_current_stream_capturing():
+            if self._recording is None:
+                self._recording = _Recording(self._empty(), self._iterated)
+            fill(self._recording.slots)
+            return self._recording.play()
+        stack = self._empty()
+        fill(list(stack.unbind()))
+        return self._iterated(stack)
+
+    def _empty(self) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.first.device)
+
+    def _iterated(self, stack: Tensor) -> Tensor:
+        return iterated(stack, steps=self.first.steps, eps=self.first.eps)
+
+
+class _Recording:
+    """A function of one tensor as a CUDA graph."""
+
+    def __init__(self, given: Tensor, function: Callable[[Tensor], Tensor]) -> None:
+        self.slots = list(given.unbind())
+        self._device = given.device
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads, such as a data loader, may use the GPU meanwhile.
+        with (
+            torch.cuda.device(given.device),
+            torch.cuda.graph(self._graph, capture_error_mode="thread_local"),
+        ):
+            self._made = function(given)
+
+    def play(self) -> Tensor:
+        with torch.cuda.device(self._device):  # on the stream that has filled the slots
+            self._graph.replay()
+        return self._made
+
+
+def _room(one: Matrices) -> int:
+    if one.device.type != "cpu":
+        return AT_ONCE
+    return AT_ONCE_ON_CPU if math.prod(one.shape) <= ALONE_ON_CPU else 0

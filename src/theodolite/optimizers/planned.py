@@ -12,14 +12,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.finite import check_step
-from theodolite.optimizers.restoring import restored, shapes_of
-
-Make = Callable[[list[dict[str, Any]]], Optimizer]
-"""Parameter groups to an optimizer."""
-
-SQUARED = ("adamw", "diffgrad", "schedule-free", "shampoo", "soap")
-"""Rules whose optimizer keeps squares of gradients."""
+from theodolite.optimizers.saved_state import restored, shapes_of
+from theodolite.optimizers.spec import Make, find_optimizers
+from theodolite.optimizers.step_checks import check_step
 
 
 class BrokenRatiosWarning(UserWarning):
@@ -192,10 +187,13 @@ class Planned(Optimizer):
 
     def _check_gradients(self) -> None:
         shared = [getattr(one, "_replicas", None) for one in self._inner.values()]
+        specs = find_optimizers()
+        sparse = {name for name, spec in specs.items() if spec.takes_sparse}
+        squared = {name for name, spec in specs.items() if spec.keeps_squares}
         check_step(
             self.param_groups,
-            {rule: _of(rule, self.param_groups) for rule in self._inner if rule != "sgd"},
-            squared=[group for group in self.param_groups if group["rule"] in SQUARED],
+            {rule: _of(rule, self.param_groups) for rule in self._inner if rule not in sparse},
+            squared=[group for group in self.param_groups if group["rule"] in squared],
             look=self._refuses,
             over=[replicas.group for replicas in shared if replicas is not None],
         )

@@ -1,12 +1,13 @@
-"""Matrices that several processes hold: each goes to one owner, and comes back from there.
+"""Matrices that several processes hold: one owner works on each.
 
-Replicas (DistributedDataParallel) all hold the whole of every matrix: each of them works on its share, and
-one `all_gather` gives all results to all. Shards (`fully_shard`, a `DTensor` cut along one dimension) are
-sent to the owner of their matrix by one `all_to_all`, and another sends the shards of the results back.
+Replicas (DistributedDataParallel) hold all matrices: each works on its share, and one `all_gather` gives all
+results to all. Shards (`fully_shard`, a `DTensor` cut along one dimension) are sent to the owner of their
+matrix by one `all_to_all`, and another one sends the shards of the results back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,18 +19,18 @@ from torch.nn.parallel import DistributedDataParallel
 from theodolite.core.errors import UseError
 
 Work = Callable[[list[int], list[Tensor]], list[Tensor]]
-"""Places among all tensors, and those tensors whole; gives for each of them one of the same shape."""
+"""From indices among all tensors, and these tensors whole, to results of the same shapes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Replicas:
-    """The processes that hold copies of a model. Not copied with the optimizer: they are the same ones."""
+    """The processes that hold copies of a model. A copied optimizer shares them."""
 
     group: Any
 
     @staticmethod
     def of(given: Any) -> Replicas | None:
-        """From a DistributedDataParallel model, a process group, or nothing; None for a single process."""
+        """From a DistributedDataParallel model, a process group or None; None for a single process."""
         if given is None or isinstance(given, Replicas):
             return given
         group = getattr(given, "process_group", given)
@@ -44,7 +45,7 @@ class Replicas:
         return self
 
     def results(self, tensors: Sequence[Tensor], costs: Sequence[float], work: Work) -> list[Tensor]:
-        """What the work makes of all tensors, each of them done in one process."""
+        """The results of all tensors, each computed in one process."""
         rank, size = self.group.rank(), self.group.size()
         owners = shared_out(costs, size)
         mine = [place for place, owner in enumerate(owners) if owner == rank]
@@ -52,7 +53,7 @@ class Replicas:
         counts = [
             sum(tensors[i].numel() for i, own in enumerate(owners) if own == one) for one in range(size)
         ]
-        packed = tensors[0].new_zeros(max(counts))  # all_gather wants the same from everyone
+        packed = tensors[0].new_zeros(max(counts))  # all_gather needs the same size everywhere
         if done:
             packed[: counts[rank]] = torch.cat([one.reshape(-1) for one in done])
         every = packed.new_empty(size * len(packed))
@@ -67,16 +68,16 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a tensor is cut over processes: along which of its dimensions, over which dimension of the mesh."""
+class Sharding:
+    """A tensor cut along its dimension `dim`, over the dimension `over` of a mesh of processes."""
 
     mesh: Any
     over: int
     dim: int
 
     @staticmethod
-    def of(param: Any) -> Cut | None:
-        """None if it is whole in every process, or cut in a way that only torch can put together."""
+    def of(param: Any) -> Sharding | None:
+        """None if every process holds the whole tensor, or if it is cut in another way."""
         if not is_sharded(param):
             return None
         from torch.distributed.tensor import Shard
@@ -84,25 +85,25 @@ class Cut:
         cuts = [(over, place) for over, place in enumerate(param.placements) if not place.is_replicate()]
         if len(cuts) != 1 or type(cuts[0][1]) is not Shard:
             return None
-        return Cut(param.device_mesh, cuts[0][0], cuts[0][1].dim)
+        return Sharding(param.device_mesh, cuts[0][0], cuts[0][1].dim)
 
     def shape(self, whole: Sequence[int], rank: int) -> tuple[int, ...]:
-        """Of the piece that a process holds, as `torch.chunk` cuts: the last may be smaller, or empty."""
+        """The shape of the piece of one process, as `torch.chunk` cuts: the last may be smaller, or empty."""
         each = -(-whole[self.dim] // self.mesh.size(self.over))
         left = max(0, whole[self.dim] - rank * each)
         return (*whole[: self.dim], min(each, left), *whole[self.dim + 1 :])
 
 
 def sharded_results(
-    cuts: Sequence[Cut],
+    cuts: Sequence[Sharding],
     shapes: Sequence[Sequence[int]],
     pieces: Sequence[Tensor],
     costs: Sequence[float],
     work: Work,
 ) -> list[Tensor]:
-    """What the work makes of all tensors, of which each process holds pieces; its pieces of the results.
+    """This process's pieces of the results of all tensors, of which each process holds pieces.
 
-    All cuts are over the same dimension of the same mesh.
+    All are cut over the same dimension of the same mesh.
     """
     mesh, over = cuts[0].mesh, cuts[0].over
     group, rank, size = mesh.get_group(over), mesh.get_local_rank(over), mesh.size(over)
@@ -110,7 +111,7 @@ def sharded_results(
     owned = [[place for place, owner in enumerate(owners) if owner == one] for one in range(size)]
     mine = owned[rank]
     held = [[cuts[place].shape(shapes[place], one) for place in mine] for one in range(size)]
-    counts = [[_numel(shape) for shape in some] for some in held]
+    counts = [[math.prod(shape) for shape in some] for some in held]
 
     sent = [pieces[place].reshape(-1) for some in owned for place in some]
     leaving = [sum(pieces[place].numel() for place in some) for some in owned]
@@ -137,13 +138,13 @@ def sharded_results(
 
 
 def replicas_of(model: Any) -> Replicas | None:
-    """The processes that hold copies of a model, if it is distributed so, compiled or not."""
+    """The replicas of a DistributedDataParallel model, compiled or not; None for other models."""
     model = getattr(model, "_orig_mod", model)
     return Replicas.of(model) if isinstance(model, DistributedDataParallel) else None
 
 
 def shared_out(costs: Sequence[float], size: int) -> list[int]:
-    """Who does what: the dearest first, each to whom has least to do. The same in every process.
+    """The owner of each item: the most expensive first, to the process with the least work so far.
 
     >>> shared_out([1.0, 5.0, 2.0, 2.0], 2)
     [1, 0, 1, 1]
@@ -157,17 +158,17 @@ def shared_out(costs: Sequence[float], size: int) -> list[int]:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Is it a DTensor, of which this process may hold a part only?"""
+    """Is it a DTensor, of which this process may hold a part?"""
     return hasattr(tensor, "full_tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor; the memory is the tensor's."""
+    """The part of a tensor that this process holds; it shares the tensor's memory."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def gathered(piece: Tensor, like: Any) -> Tensor:
-    """The whole of a tensor of which this process holds a piece, cut as `like` is."""
+    """The whole tensor, from this process's piece, cut as `like` is."""
     if not is_sharded(like):
         return piece
     from torch.distributed.tensor import DTensor
@@ -180,7 +181,7 @@ def gathered(piece: Tensor, like: Any) -> Tensor:
 
 
 def scattered(whole: Tensor, like: Any) -> Tensor:
-    """This process's piece of a tensor that is the same in all of them, cut as `like` is."""
+    """This process's piece of a tensor that all processes hold, cut as `like` is."""
     if not is_sharded(like):
         return whole
     from torch.distributed.tensor import DTensor, Replicate
@@ -191,7 +192,7 @@ def scattered(whole: Tensor, like: Any) -> Tensor:
 
 
 def mesh_groups(tensors: Iterable[Any]) -> list[Any]:
-    """The process groups over which any of the tensors is cut, each once, in the same order everywhere."""
+    """The process groups over which any tensor is cut, each once, in the same order in all processes."""
     found: dict[tuple[int, int], Any] = {}
     for tensor in tensors:
         if is_sharded(tensor):
@@ -207,10 +208,3 @@ def _exchanged(
     received = sent.new_empty(sum(arriving))
     torch.distributed.all_to_all_single(received, sent, arriving, leaving, group=group)
     return received
-
-
-def _numel(shape: Sequence[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count

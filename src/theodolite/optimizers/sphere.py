@@ -1,27 +1,31 @@
-"""The spectral sphere optimizer: steps along the sphere of matrices of one spectral norm."""
+"""SSO, the spectral sphere optimizer: steps along the sphere of matrices of one spectral norm.
+
+`A = √(n_out/n_in)·Φ` with `‖Φ‖₂ = 1`, so `‖A‖_R = 1`. After each step the weight is scaled back to the sphere
+`‖W‖₂ = R·√(n_out/n_in)`, so `‖W‖_R` stays, as the condition asks for hidden weights. A multiplier shrinks the
+sphere with the weight (`extent`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import outside_autocast
-from theodolite.optimizers.finite import check_step, names_of
-from theodolite.optimizers.matrices import Axes, Layout, as_matrices, check_matrices, from_matrices
-from theodolite.optimizers.moving import ahead
-from theodolite.optimizers.muon import averaged
+from theodolite.optimizers.matrices import Axes, MatrixLayout, as_matrices, from_matrices
+from theodolite.optimizers.matrix_optimizer import Group, MatrixOptimizer, Moving, averaged
+from theodolite.optimizers.matrix_step import ahead
 from theodolite.optimizers.orthogonal import normalised, polar
-from theodolite.optimizers.restoring import refuse_other_shapes
+from theodolite.optimizers.scaling import GRADIENT_NORM, UNIT
 from theodolite.optimizers.sharding import gathered, local, scattered
+from theodolite.optimizers.spec import Eps, Extent, OptimizerSpec
+from theodolite.optimizers.step_checks import name_of
 
 
-class SpectralSphere(Optimizer):
+class SpectralSphere(MatrixOptimizer):
     """`W ← W − lr·√(out/in)·Φ`, then scaled back to its spectral norm.
 
     Φ is the steepest direction of spectral norm one that leaves `‖W‖₂` as it is: `Φ = msign(M + λΘ)` with
@@ -47,10 +51,6 @@ class SpectralSphere(Optimizer):
         Xie et al., Controlled LLM training on spectral sphere, 2026.
     """
 
-    # Of the class, as torch copies groups and state of an optimizer and nothing else.
-    check_gradients = True
-    """Are gradients looked at? False where somebody else has done so."""
-
     def __init__(
         self,
         params: Any,
@@ -75,61 +75,26 @@ class SpectralSphere(Optimizer):
             },
         )
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add matrices; options not given are the optimizer's."""
-        super().add_param_group(param_group)
-        try:
-            radius = param_group["radius"]
-            if radius is not None and not (math.isfinite(radius) and radius > 0):
-                raise UseError(f"radius is {radius!r}: it has to be positive, or None for the weight's own")
-            for option in ("lr", "weight_decay", "eps"):
-                if not float(param_group[option]) >= 0:
-                    raise UseError(f"{option} is {param_group[option]!r}: it has to be 0 or more")
-            check_matrices("SpectralSphere", param_group)
-        except UseError:
-            self.param_groups.pop()
-            raise
+    def _check_options(self, group: Group) -> None:
+        super()._check_options(group)
+        radius = group["radius"]
+        if radius is not None and not (math.isfinite(radius) and radius > 0):
+            raise UseError(f"radius is {radius!r}: it has to be positive, or None for the weight's own")
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step for every matrix that has a gradient; with a learning rate of 0 nothing moves."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        check_step(self.param_groups, {"SpectralSphere": self.param_groups}, look=self.check_gradients)
-        moving = [
-            (group, [param for param in group["params"] if param.grad is not None and param.numel()])
-            for group in self.param_groups
-        ]
+    def _move(self, moving: Moving) -> None:
         for group, params in moving:  # before anything has moved: a weight of zero is refused
             for param in params:
                 if "radius" not in self.state[param]:
                     self.state[param]["radius"] = _radius(group, param)
         for group, params in moving:
-            if params:
-                updates = ahead(*averaged(params, self.state, group["momentum"]), group)
-                for param, update in zip(params, updates, strict=True):
-                    self._move(group, param, update)
-        return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch does it, but the radius keeps the dtype it was saved in, and shapes have to agree."""
-        refuse_other_shapes(self.param_groups, state_dict)
-        super().load_state_dict(state_dict)
-        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
-        own = [param for group in self.param_groups for param in group["params"]]
-        for key, param in zip(saved, own, strict=True):
-            if "radius" in state_dict["state"].get(key, {}):
-                self.state[param]["radius"] = state_dict["state"][key]["radius"].to(param.device, copy=True)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "check_gradients": self.check_gradients}
+            updates = ahead(*averaged(params, self.state, group["momentum"]), group)
+            for param, update in zip(params, updates, strict=True):
+                self._move_one(group, param, update)
 
     @outside_autocast()
-    def _move(self, group: dict[str, Any], param: Tensor, update: Tensor) -> None:
-        axes, lr = Layout.of(group, param).axes, float(group["lr"])
-        if lr == 0:
+    def _move_one(self, group: Group, param: Tensor, update: Tensor) -> None:
+        axes, lr = MatrixLayout.of(group, param).axes, float(group["lr"])
+        if lr == 0:  # also no retraction, to a radius that is given
             return
         weight = _matrices(param, axes)
         moment = as_matrices(gathered(update, param).to(weight.dtype), axes)
@@ -144,17 +109,16 @@ class SpectralSphere(Optimizer):
 
 
 @outside_autocast()
-def _radius(group: dict[str, Any], param: Tensor) -> Tensor:
+def _radius(group: Group, param: Tensor) -> Tensor:
     """The spectral norm that is kept: given, or the one that the weight has."""
-    weight = _matrices(param, Layout.of(group, param).axes)
+    weight = _matrices(param, MatrixLayout.of(group, param).axes)
     norm, _ = leading(weight)
     if group["radius"] is not None:
         return torch.full_like(norm, group["radius"] * math.sqrt(weight.shape[-2] / weight.shape[-1]))
     if not bool((norm > 0).all()):
-        name = names_of(group)[[id(one) for one in group["params"]].index(id(param))]
         raise UseError(
-            f"{name}, of shape {tuple(param.shape)}, is zero: it has no radius of its own to keep. Give "
-            "radius=, or initial values that are not zero"
+            f"{name_of(group, param)}, of shape {tuple(param.shape)}, is zero: it has no radius to keep. "
+            "Give radius=, or initial values that are not zero"
         )
     return norm
 
@@ -205,3 +169,17 @@ def leading(matrices: Tensor, width: int = 8, rounds: int = 12) -> tuple[Tensor,
     left, values, right = torch.linalg.svd(vectors.mT @ wide, full_matrices=False)
     outer = (vectors @ left[..., :1]) @ right[..., :1, :]
     return values[..., :1, None], outer.mT if tall else outer
+
+
+SPECS = (
+    OptimizerSpec(
+        "sso",
+        # pytorch_optimizer's SpectralSphere computes in bfloat16, leaves out √(out/in) and never retracts.
+        SpectralSphere,
+        update=UNIT,
+        eps=Eps(GRADIENT_NORM),
+        extent=Extent("radius", None),
+        matrices_only=True,
+        layout=("axes",),
+    ),
+)

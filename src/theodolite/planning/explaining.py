@@ -12,19 +12,12 @@ import math
 import textwrap
 
 from theodolite.core.errors import UseError
+from theodolite.optimizers import OPTIMIZERS
 from theodolite.optimizers.condition import centre, change, deviation, multiplier, norm
 from theodolite.optimizers.decay_policies import decays
+from theodolite.optimizers.scaling import Scaling, fraction
 from theodolite.planning.plan import Plan, Row
-from theodolite.planning.quantities import (
-    COMPARED,
-    EXTENTS,
-    UPDATES,
-    Case,
-    alpha_symbol,
-    digits,
-    fraction,
-    update_size,
-)
+from theodolite.planning.quantities import Case, alpha_symbol, update_size
 from theodolite.planning.table import WITH_EXTENT, WITHOUT_EPS, folded
 
 
@@ -170,6 +163,8 @@ def _lr(case: Case) -> str:
 def _decay(case: Case) -> str:
     if case.policy == "none":
         return "0: the policy is that nothing decays"
+    if case.rule in OPTIMIZERS and not OPTIMIZERS[case.rule].decays:
+        return f"0: {case.rule} keeps the norm of the tensor"
     if case.part.undecayed:
         return "0: no_decay names it, or the network marks it as not to decay"
     if not decays(case.part, case.policy):
@@ -183,8 +178,8 @@ def _decay(case: Case) -> str:
         return f"0: the gain of {whose} never decays"
     if case.policy == "independent":
         return (
-            f"λ / lr = {digits(case.base.weight_decay)} / {digits(case.hyper.lr)} = "
-            f"{digits(case.hyper.weight_decay)}\n"
+            f"λ / lr = {_digits(case.base.weight_decay)} / {_digits(case.hyper.lr)} = "
+            f"{_digits(case.hyper.weight_decay)}\n"
             "independent: each step takes the fraction λ of the weight, whatever its learning rate"
         )
     size = norm(case.part, case.ratios)
@@ -204,19 +199,19 @@ def _decay(case: Case) -> str:
 def _eps(case: Case) -> str:
     factor = case.explicit.eps / case.base.eps if case.base.eps else 1.0
     formula = _product(("ε", case.base.eps), ("f", factor), *_power(case, -case.explicit.eps_degree))
-    compared = COMPARED.get(case.rule)
-    if compared is None or not math.isclose(factor, compared.value(case)):
-        return f"{formula}\nf: as the rule asks"
-    return f"{formula}\nf = {compared.symbol(case)} = {fraction(factor)}, as {compared.why(case)}"
+    spec = OPTIMIZERS.get(case.rule)
+    compared = _written(case, factor, spec.eps.compared if spec and spec.eps else None)
+    return f"{formula}\n" + (f"f = {compared}" if compared else "f: as the rule asks")
 
 
 def _extent(case: Case) -> str:
     factor = case.explicit.extent
     own = [] if factor == 1 else [("e", factor)]
     words = "times the optimizer's own, in units of the weight"
-    known = EXTENTS.get(case.rule)
-    if own and known and math.isclose(factor, known.value(case)):
-        words += f"; e = {known.symbol(case)} = {fraction(factor)}, as {known.why(case)}"
+    spec = OPTIMIZERS.get(case.rule)
+    scaling = _written(case, factor, spec.extent.scaling if spec and spec.extent else None)
+    if own and scaling:
+        words += f"; e = {scaling}"
     return f"{_product(('1', 1.0), *own, *_power(case, 1))}\n{words}"
 
 
@@ -232,12 +227,18 @@ def _allowed(case: Case) -> str:
 
 def _update(case: Case) -> str:
     size = update_size(case)
-    known = UPDATES.get(case.rule)
-    if known is None or not math.isclose(size, known.value(case)):
-        return f"u = {fraction(size)}: the size of the update, as the rule says"
-    symbol = known.symbol(case)
-    written = fraction(size) if symbol == "1" else f"{symbol} = {fraction(size)}"
-    return f"u = {written}, as {known.why(case)}"
+    spec = OPTIMIZERS.get(case.rule)
+    update = _written(case, size, spec.update if spec else None)
+    return f"u = {update}" if update else f"u = {fraction(size)}: the size of the update, as the rule says"
+
+
+def _written(case: Case, value: float, scaling: Scaling | None) -> str:
+    """A scaling in symbols and words; empty if it is not the one of the rule in use."""
+    if scaling is None or not math.isclose(value, scaling.value(case.part, case.ratios)):
+        return ""
+    symbols = scaling.formula(case.part, case.ratios)
+    written = fraction(value) if symbols == "1" else f"{symbols} = {fraction(value)}"
+    return f"{written}, as {scaling.why(case.part, case.ratios)}"
 
 
 def _power(case: Case, power: int) -> list[tuple[str, float]]:
@@ -254,5 +255,9 @@ def _product(*factors: tuple[str, float]) -> str:
     (first, value), *rest = factors
     result = math.prod(factor for _, factor in factors)
     symbols = " · ".join([first, *(symbol for symbol, _ in rest)])
-    numbers = " · ".join([digits(value), *(fraction(factor) for _, factor in rest)])
-    return f"{symbols} = {numbers} = {digits(result)}"
+    numbers = " · ".join([_digits(value), *(fraction(factor) for _, factor in rest)])
+    return f"{symbols} = {numbers} = {_digits(result)}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.4g}"

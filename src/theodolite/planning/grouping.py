@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.choosing import CHOICES, Choice, maker
-from theodolite.optimizers.planned import Make, Planned
+from theodolite.optimizers import OPTIMIZERS, Planned
 from theodolite.optimizers.sharding import replicas_of
+from theodolite.optimizers.spec import Make
 from theodolite.planning.fitting import matched
 from theodolite.planning.plan import Plan, Row
 
@@ -82,7 +82,7 @@ def make_optimizer(
     Of a DistributedDataParallel model the replicas share Muon's work out.
     """
     own = plan.optimizer_name
-    if make is None and own not in CHOICES:
+    if make is None and own not in OPTIMIZERS:
         raise UseError(
             f"{own} is a rule of yours, so there is no optimizer for it here: "
             "plan.optimizer(model, make=lambda groups: YourOptimizer(groups))"
@@ -92,7 +92,7 @@ def make_optimizer(
     makes: dict[str, Callable[..., Optimizer]] = {
         rule: make
         if make is not None and rule == own
-        else maker(rule, _given(plan, rule), shared_over=replicas)
+        else OPTIMIZERS[rule].maker(_given(plan, rule), shared_over=replicas)
         for rule in dict.fromkeys(group["rule"] for group in groups)
     }
     defaults = {"lr": plan.lr, "weight_decay": plan.weight_decay}
@@ -127,26 +127,24 @@ def _trained(plan: Plan, tensors: dict[str, Tensor], skip: Sequence[str]) -> dic
 def _options(plan: Plan, row: Row) -> dict[str, Any]:
     """What stands in the group of a row, except for its tensors."""
     given = _given(plan, row.rule)
-    choice = CHOICES.get(row.rule, Choice("", row.rule))
     options = {
         **given,
         "lr": row.lr,
         "weight_decay": row.weight_decay,
         "rule": row.rule,
         "planned_lr": row.lr,
-        **choice.fixed,
     }
-    if choice.eps:
-        options[choice.eps] = row.eps
-    if choice.extent:
-        option, usual = choice.extent
-        value = given.get(option, usual)
-        options[option] = None if value is None else value * row.extent
-    if choice.axes:
-        options["axes"] = (tuple(row.in_axes), tuple(row.out_axes))
-    if choice.rows:
-        options["rows"] = row.rows
-    return options
+    spec = OPTIMIZERS.get(row.rule)
+    if spec is None:  # a rule of the user's
+        return {**options, "eps": row.eps}
+    options |= spec.fixed
+    if spec.eps:
+        options[spec.eps.option] = row.eps
+    if spec.extent:
+        value = given.get(spec.extent.option, spec.extent.usual)
+        options[spec.extent.option] = None if value is None else value * row.extent
+    layout = {"axes": (tuple(row.in_axes), tuple(row.out_axes)), "rows": row.rows}
+    return {**options, **{option: layout[option] for option in spec.layout}}
 
 
 def _given(plan: Plan, rule: str) -> dict[str, Any]:

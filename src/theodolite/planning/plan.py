@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LambdaLR
 
-    from theodolite.optimizers.refining import Refined
+    from theodolite.optimizers.schedule import Refined
     from theodolite.surgery.proof import Proof
 
 
@@ -177,12 +177,13 @@ class Plan:
         final: float = 0.0,
     ) -> LambdaLR:
         """One factor for all groups at every step, so that their ratios stay."""
-        from theodolite.optimizers.schedule import schedule
+        from theodolite.optimizers import OPTIMIZERS, schedule
 
-        if self.optimizer_name == "schedule-free" and kind != "constant":
+        spec = OPTIMIZERS.get(self.optimizer_name)
+        if spec is not None and spec.averages and kind != "constant":
             raise UseError(
-                "schedule-free takes the place of a schedule: it averages weights where others lower the "
-                "learning rate. Leave the schedule out, or use constant with a warmup"
+                f"{spec.name} replaces a schedule: it averages weights where others lower the learning rate. "
+                "Leave the schedule out, or use constant with a warmup"
             )
         return schedule(optimizer, kind, steps=steps, warmup=warmup, final=final)
 

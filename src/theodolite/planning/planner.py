@@ -16,7 +16,7 @@ from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
-from theodolite.optimizers.rules import MATRIX_RULES, POLICIES, RULES, Base, Policy, Ratios, Rule
+from theodolite.optimizers import OPTIMIZERS, POLICIES, Base, Policy, Ratios, Rule
 from theodolite.planning.caveats import caveats, refuse_endless
 from theodolite.planning.counterparts import counterparts
 from theodolite.planning.law import Law
@@ -61,7 +61,7 @@ def plan(
         inputs: what the model is called with.
         size: the size to plan for.
         base: the size at which the hyperparameters below are right.
-        optimizer: a name in `theodolite.optimizers.RULES`, or a rule of your own.
+        optimizer: a name in `theodolite.optimizers.OPTIMIZERS`, or a rule of your own.
         lr: learning rate at base size.
         weight_decay: weight decay at base size, of `W ← W − lr·(A + weight_decay·W)`; under the policy
             `independent` the fraction that a weight loses per step, at base size too.
@@ -85,8 +85,10 @@ def plan(
     True
     """
     rule, name = _rule(optimizer)
-    eps = USUAL_EPS.get(name, 1e-8) if eps is None else eps
-    vectors = name in MATRIX_RULES
+    spec = OPTIMIZERS.get(name)
+    if eps is None:
+        eps = spec.eps.usual if spec and spec.eps else 1e-8
+    vectors = spec is not None and spec.matrices_only
     if not vectors and (vector_options or vector_lr is not None):
         raise UseError(
             f"vector_lr and vector_options are for what a matrix optimizer leaves to AdamW; {name} trains "
@@ -132,7 +134,7 @@ def plan(
         part = replace(part, undecayed=part.undecayed or part.name in undecayed)
         ratios = _ratios(part, partner, branches.depth(part))
         by_matrix = not vectors or _is_matrix(part, covers)
-        its_rule, rule_name = (rule, name) if by_matrix else (RULES["adamw"], "adamw")
+        its_rule, rule_name = (rule, name) if by_matrix else (OPTIMIZERS["adamw"].rule, "adamw")
         given = Base(
             lr=lr if by_matrix or vector_lr is None else vector_lr,
             weight_decay=weight_decay,
@@ -174,17 +176,6 @@ def plan(
     )
 
 
-USUAL_EPS = {
-    "muon": 1e-7,
-    "muon-original": 1e-7,
-    "muon-kimi": 1e-7,
-    "muon-spectral": 1e-7,
-    "shampoo": 1e-6,
-    "sophia": 1e-12,
-}
-"""Where it is not 1e-8."""
-
-
 def _ratios(part: Part, partner: Part, depth: float) -> Ratios:
     own = part.factor / partner.factor
     return Ratios(part.fan_in / partner.fan_in, part.fan_out / partner.fan_out, depth, own)
@@ -198,18 +189,18 @@ def _rule(optimizer: str | Rule) -> tuple[Rule, str]:
     if isinstance(optimizer, type):
         raise UseError(
             f"optimizer is the class {optimizer.__name__}: give the name of its rule, one of "
-            f"{', '.join(RULES)}, or a rule of your own, a function (part, ratios, base) -> Hyper"
+            f"{', '.join(OPTIMIZERS)}, or a rule of your own, a function (part, ratios, base) -> Hyper"
         )
-    for name, known in RULES.items():
-        if optimizer is known:
-            return known, name
+    for name, spec in OPTIMIZERS.items():
+        if optimizer == spec.rule:
+            return spec.rule, name
     if callable(optimizer):
         return optimizer, getattr(optimizer, "__name__", "custom")
-    if optimizer not in RULES:
-        near = difflib.get_close_matches(str(optimizer), RULES, n=1)
+    if optimizer not in OPTIMIZERS:
+        near = difflib.get_close_matches(str(optimizer), OPTIMIZERS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UseError(f"optimizer is {optimizer!r}: there is a rule for {', '.join(RULES)}.{hint}")
-    return RULES[optimizer], optimizer
+        raise UseError(f"optimizer is {optimizer!r}: there is a rule for {', '.join(OPTIMIZERS)}.{hint}")
+    return OPTIMIZERS[optimizer].rule, optimizer
 
 
 def _check(size: Size, base: Size, decay: str, covers: str, **numbers: Any) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from theodolite.anatomy.part import Part
 from theodolite.core.errors import UseError
+from theodolite.optimizers import Base, Hyper, Policy, Ratios, Rule
 from theodolite.optimizers.condition import centre, deviation
 from theodolite.optimizers.decay_policies import decayed
-from theodolite.optimizers.rules import Base, Hyper, Policy, Ratios, Rule
 from theodolite.planning.explaining import reasons
 from theodolite.planning.law import Law
 from theodolite.planning.plan import Row

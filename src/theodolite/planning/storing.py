@@ -17,7 +17,7 @@ from theodolite.anatomy.part import ROLES
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
 from theodolite.core.files import read_json, write_whole
-from theodolite.optimizers.rules import POLICIES, RULES
+from theodolite.optimizers import OPTIMIZERS, POLICIES
 from theodolite.planning.law import Law
 from theodolite.planning.plan import Plan, Row
 
@@ -101,7 +101,9 @@ def _check(plan: Plan) -> None:
             raise _Misfit(f"{where}: name is {row.name!r}, which has to be {name!r}")
         _check_choice(row.role, f"{where}: role", ROLES)
         if row.trained or row.rule:
-            _check_choice(row.rule, f"{where}: rule", (plan.optimizer_name, *RULES))
+            _check_choice(
+                row.rule, f"{where}: rule", tuple(dict.fromkeys((plan.optimizer_name, *OPTIMIZERS)))
+            )
         _check_numbers(row, where, not_negative=("lr", "weight_decay", "eps", "extent"))
         _check_number(row.multiplier, f"{where}: multiplier", row.multiplier != 0, "other than 0")
         _check_layout(row, where)

@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from theodolite.anatomy.names import gather, ranges
-from theodolite.optimizers.choosing import CHOICES
+from theodolite.optimizers import OPTIMIZERS
 from theodolite.planning.caveats import LOUD
 from theodolite.planning.grouping import num_groups
 from theodolite.planning.law import Law
 from theodolite.planning.plan import Plan, Row
 
-WITHOUT_EPS = frozenset(rule for rule, choice in CHOICES.items() if choice.eps is None)
+WITHOUT_EPS = frozenset(name for name, spec in OPTIMIZERS.items() if spec.eps is None)
 """Rules of optimizers that have no eps."""
-WITH_EXTENT = {rule: choice.extent[0] for rule, choice in CHOICES.items() if choice.extent}
+WITH_EXTENT = {name: spec.extent.option for name, spec in OPTIMIZERS.items() if spec.extent}
 """Rules of optimizers that have an option in units of the weight, and its name."""
 
 

@@ -11,8 +11,8 @@ from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.opening import SUFFIXES, file_of
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import planned
-from theodolite.optimizers.choosing import maker
-from theodolite.optimizers.schedule import Factor
+from theodolite.optimizers import OPTIMIZERS
+from theodolite.optimizers.schedule import LRFactor
 from theodolite.workloads import Workload
 
 FILES = (*SUFFIXES, ".html", ".json", ".csv", ".parquet")
@@ -37,12 +37,12 @@ def check_runs(runs: Sequence[Run], workload: Workload, folder: Path) -> None:
     settled = _settled(folder)
     waiting = [run for run in runs if run.identity not in settled]
     for timing in dict.fromkeys((run.schedule, run.steps, run.warmup, run.final) for run in waiting):
-        Factor(*timing)
+        LRFactor(*timing)
     for run in {(run.size, run.optimizer, run.parameterization): run for run in waiting}.values():
         plan = planned(run, workload)
         for rule in {row.rule for row in plan.trained}:
             options: Mapping[str, Any] = plan.options if rule == plan.optimizer_name else plan.vector_options
-            maker(rule, options)
+            OPTIMIZERS[rule].maker(options)
 
 
 def _settled(folder: Path) -> set[str]:

@@ -77,7 +77,7 @@ def sweep(
         product: train all combinations of widths and depths.
         base: the size that the plan starts from and optima are transferred from; the least width and depth
             that are given, or the workload's own. It is always among the sizes.
-        optimizer: names in `theodolite.optimizers.RULES`.
+        optimizer: names in `theodolite.optimizers.OPTIMIZERS`.
         parameterization: `plan`, `standard` or both.
         seeds: how many, or which.
         steps: of every run; 100 if they are not given.

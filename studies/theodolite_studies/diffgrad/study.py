@@ -115,11 +115,11 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., tuple[Tensor, T
 
 
 def _made(cell: Cell, params: list[Tensor]) -> Optimizer:
-    from theodolite.optimizers.choosing import maker
+    from theodolite import optimizers
 
     rule = OPTIMIZERS[cell["optimizer"]]
     group = {"params": params, "lr": 2.0 ** cell["rate"], "weight_decay": 0.0, "eps": 1e-8}
-    return maker(rule, {})([group])
+    return optimizers.OPTIMIZERS[rule].maker({})([group])
 
 
 def _of_function(cell: Cell) -> Record:

@@ -85,10 +85,10 @@ def follow(
     betas: tuple[float, float] = BETAS,
 ) -> Followed:
     """Train one vector of weights by Lion, with the loss and H of every point on the way."""
-    from theodolite.optimizers.choosing import maker
+    from theodolite.optimizers import OPTIMIZERS
 
     options = {"lr": lr, "weight_decay": decay}
-    optimizer = maker("lion", {"betas": betas})([{"params": [weights], **options}])
+    optimizer = OPTIMIZERS["lion"].maker({"betas": betas})([{"params": [weights], **options}])
     implicit = lr / (1 - lr * decay)
     share = implicit * betas[0] / (implicit * decay * (1 - betas[0]) + 1 - betas[1])
     followed = Followed([], [], [], [])

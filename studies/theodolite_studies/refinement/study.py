@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from theodolite.optimizers.refining import Refined, refine
-from theodolite.optimizers.schedule import Factor
+from theodolite.optimizers.schedule import LRFactor, Refined, refine
 from theodolite.present.svg import (
     BLUE,
     GREEN,
@@ -73,7 +72,7 @@ def compared(problem: Problem, seed: int) -> Iterator[Record]:
         ends, norms = train(problem, factors, lrs.repeat(len(courses)), noise)
         return ends.view(len(courses), -1).tolist(), norms
 
-    fixed = [[Factor(kind, steps)(step) for step in range(steps)] for kind in FIXED]
+    fixed = [[LRFactor(kind, steps)(step) for step in range(steps)] for kind in FIXED]
     found, _ = judged(fixed, rates, seed)
     for kind, ends in zip(FIXED, found, strict=True):
         yield {"schedule": kind, "ends": _short(ends)}
@@ -88,7 +87,7 @@ def compared(problem: Problem, seed: int) -> Iterator[Record]:
         "ends": _short(ends),
         "factors": _marked(refined),
         "norms": _short(norms[0, :: max(1, steps // MARKS)].tolist()),
-        "off linear": max(abs(same(step) - Factor("linear", steps)(step)) for step in range(steps)),
+        "off linear": max(abs(same(step) - LRFactor("linear", steps)(step)) for step in range(steps)),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from theodolite.anatomy.part import Part
-from theodolite.optimizers.rules import Ratios
+from theodolite.optimizers import Ratios
 
 WIDTH, INPUTS, OUTPUTS = 64, 8, 2
 """Fans at base size: the width, and two that never grow."""

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from theodolite.optimizers.rules import RULES, Base, Hyper, Rule
+from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Rule
 
 from .parts import INPUTS, OUTPUTS, WIDTH, tensor
 
@@ -35,7 +35,7 @@ class Network:
     depth: int
     layers: int
     norms: bool = False
-    rule: Rule = RULES["sgd"]
+    rule: Rule = OPTIMIZERS["sgd"].rule
     """Multipliers and initial values are the same by every rule."""
 
     def kinds(self) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from theodolite.optimizers.rules import MATRIX_RULES, RULES, Base, Hyper
+from theodolite.optimizers import OPTIMIZERS, Base, Hyper
 
 from .parts import tensor
 
@@ -51,7 +51,7 @@ Step = Callable[[Tensor, Tensor, Tensor, Hyper, State, int], Tensor]
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("optimizer", RULES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_absorbed_and_explicit_multipliers_train_alike(optimizer: str, layers: int) -> None:
     hypers = hyperparameters(optimizer, layers)
     # A third and a fifth, and no power of two, which would hide in the exponent of a float.
@@ -68,7 +68,7 @@ def test_absorbed_and_explicit_multipliers_train_alike(optimizer: str, layers: i
         assert (absorbed[-1][kind] - absorbed[0][kind]).norm() > 0.05 * absorbed[0][kind].norm(), kind
 
 
-@pytest.mark.parametrize("optimizer", RULES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_absorbed_value_matters(optimizer: str) -> None:
     # One value off by 5 % is seen: the test above is not blind to any.
     hypers = {kind: hyper.absorbed() for kind, hyper in hyperparameters(optimizer, 2).items()}
@@ -91,10 +91,10 @@ def hyperparameters(optimizer: str, layers: int) -> dict[str, Hyper]:
     for kind in KINDS:
         if kind == "first hidden" and layers == 1:
             continue
-        if kind == "last bias" and optimizer in MATRIX_RULES:
+        if kind == "last bias" and OPTIMIZERS[optimizer].matrices_only:
             continue
         base = dataclasses.replace(SETTINGS[optimizer], std=0.4)
-        hyper = RULES[optimizer](*tensor(kind, 5, 3, layers=layers), base)
+        hyper = OPTIMIZERS[optimizer].rule(*tensor(kind, 5, 3, layers=layers), base)
         # The rule's lr, eps and decay are for sizes this network does not have: take the base's.
         found[kind] = dataclasses.replace(
             hyper, std=0.4, lr=base.lr, weight_decay=base.weight_decay, eps=base.eps, extent=1.0
@@ -124,7 +124,7 @@ def trained(optimizer: str, hypers: dict[str, Hyper]) -> list[dict[str, Tensor]]
                 product = (gradients[kind] * signs[kind]).sum()
                 curvatures[kind] = signs[kind] * torch.autograd.grad(product, leaf, retain_graph=True)[0]
         values = {
-            kind: OPTIMIZERS[optimizer](
+            kind: BY_NAME[optimizer](
                 value, gradients[kind].detach(), curvatures[kind], hypers[kind], states[kind], step
             )
             for kind, value in values.items()
@@ -258,7 +258,7 @@ def sso(weight: Tensor, gradient: Tensor, curvature: Tensor, hyper: Hyper, state
     return moved * (hyper.extent * aspect / torch.linalg.matrix_norm(moved, 2))
 
 
-OPTIMIZERS: dict[str, Step] = {
+BY_NAME: dict[str, Step] = {
     "sgd": sgd,
     "adamw": adamw,
     "diffgrad": diffgrad,

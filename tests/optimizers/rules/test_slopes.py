@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 import theodolite as th
 from theodolite.anatomy.part import Part
-from theodolite.optimizers.rules import MATRIX_RULES, RULES, Base, Hyper, Ratios, Rule
+from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Ratios, Rule
 
 from .parts import INPUTS, OUTPUTS, WIDTH
 from .residual import DEPTH, Network, batch, curvatures, first_step, gradients, sizes_of_gradients
@@ -45,10 +45,10 @@ Slopes = dict[tuple[str, ...], float]
 )
 def test_a_step_changes_the_outputs_as_much_at_every_size(layers: int, axis: str) -> None:
     found = measured(layers, axis)
-    for optimizer in RULES:
+    for optimizer in OPTIMIZERS:
         slopes = {k[2]: v for k, v in found.items() if k[:2] == ("change", optimizer)}
         assert slopes.keys() >= {"input", "output", "hidden 0", f"hidden {layers - 1}"}
-        if optimizer not in MATRIX_RULES:
+        if not OPTIMIZERS[optimizer].matrices_only:
             assert slopes.keys() >= {"input bias", "bias 0", f"bias {layers - 1}", "readout bias"}
         assert not {kind: slope for kind, slope in slopes.items() if abs(slope) > 0.1}, optimizer
     assert_gradients_are_as_large_as_the_rows_of_eps_say(found, layers, axis, norms=False)
@@ -58,7 +58,7 @@ def test_a_step_changes_the_outputs_as_much_at_every_size(layers: int, axis: str
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_same_for_the_gains_of_norms(layers: int, axis: str) -> None:
     slopes = measured(layers, axis, norms=True)
-    for optimizer in sorted(RULES.keys() - MATRIX_RULES):
+    for optimizer in sorted(name for name, spec in OPTIMIZERS.items() if not spec.matrices_only):
         for kind in ("block gain", "final gain"):
             assert abs(slopes["change", optimizer, kind]) < 0.1, (optimizer, kind)
     assert_gradients_are_as_large_as_the_rows_of_eps_say(slopes, layers, axis, norms=True)
@@ -100,14 +100,14 @@ def standard(part: Part, ratios: Ratios, base: Base) -> Hyper:
 
 def eps_left(part: Part, ratios: Ratios, base: Base) -> Hyper:
     """AdamW's rule with one eps for all."""
-    found = RULES["adamw"](part, ratios, base)
+    found = OPTIMIZERS["adamw"].rule(part, ratios, base)
     return Hyper(found.multiplier, found.std, found.lr, found.weight_decay, base.eps)
 
 
 @pytest.mark.parametrize("axis", AXES)
 def test_the_standard_parameterization_fails_for_hidden_weights_of_every_optimizer(axis: str) -> None:
     slopes = measured(2, axis, scheme=standard, kinds="hidden")
-    for optimizer in RULES:
+    for optimizer in OPTIMIZERS:
         # Wider: h moves by up to n times as much, and a readout of variance 1/n reads √n of it.
         # Deeper: L blocks push the same way.
         assert slopes["change", optimizer, "hidden 1"] > 0.4, optimizer
@@ -123,7 +123,7 @@ def test_one_eps_for_all_fails_in_width_and_depth() -> None:
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-@pytest.mark.parametrize("optimizer", RULES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_rows_of_a_plan_are_the_absorbed_rules(optimizer: str, layers: int) -> None:
     network = Network(4 * WIDTH, 3 * DEPTH, layers)
     plan = planned(network.width, network.depth, layers, optimizer)
@@ -131,11 +131,13 @@ def test_rows_of_a_plan_are_the_absorbed_rules(optimizer: str, layers: int) -> N
         kind = kind_of(name)
         rule = (
             optimizer
-            if optimizer not in MATRIX_RULES or row.role in ("input", "hidden", "output")
+            if not OPTIMIZERS[optimizer].matrices_only or row.role in ("input", "hidden", "output")
             else "adamw"
         )
         assert row.rule == rule
-        explicit = network.hyper(kind, RULES[rule], lr=LR, eps=plan.eps if rule == optimizer else 1e-8)
+        explicit = network.hyper(
+            kind, OPTIMIZERS[rule].rule, lr=LR, eps=plan.eps if rule == optimizer else 1e-8
+        )
         expected = explicit.absorbed()
         assert (row.lr, row.eps, row.extent) == pytest.approx((expected.lr, expected.eps, expected.extent))
         if row.init.std:
@@ -183,7 +185,7 @@ def measured(
     *,
     norms: bool = False,
     scheme: Rule | None = None,
-    optimizers: tuple[str, ...] = tuple(RULES),
+    optimizers: tuple[str, ...] = tuple(OPTIMIZERS),
     kinds: str = "",
     clip: float = CLIP,
 ) -> Slopes:
@@ -207,7 +209,7 @@ def _measured(
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for size, seeds in AXES[axis].items():
         width, depth = (size, DEPTH) if axis == "width" else (WIDTH, size)
-        network = Network(width, depth, layers, norms, scheme or RULES["sgd"])
+        network = Network(width, depth, layers, norms, scheme or OPTIMIZERS["sgd"].rule)
         for seed in range(seeds):
             for key, value in _readings(network, seed, scheme, optimizers, kinds, clip):
                 found.setdefault(key, {}).setdefault(size, []).append(math.log(value))
@@ -235,8 +237,8 @@ def _readings(
             yield ("curvature", kind), curved[kind].mean().item()
         matrix = kind in ("input", "output") or kind.startswith("hidden")
         for optimizer in optimizers:
-            if matrix or optimizer not in MATRIX_RULES:
-                rule = scheme or RULES[optimizer]
+            if matrix or not OPTIMIZERS[optimizer].matrices_only:
+                rule = scheme or OPTIMIZERS[optimizer].rule
                 hyper = network.hyper(kind, rule, lr=LR, eps=_eps(optimizer, network, kind))
                 limit = clip * hyper.extent
                 step = first_step(optimizer, found[kind], curved.get(kind), eps=hyper.eps, clip=limit)

@@ -14,9 +14,15 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-COUPLED = frozenset(["SGD", "Adagrad", "Adadelta", "Adamax", "ASGD", "RMSprop"])
-"""Of torch's optimizers without an option for it, those that add λ·W to the gradient."""
-DECOUPLED = frozenset(["Adafactor", "Muon", "SpectralSphere", "Lion", "SOAP"])
+from theodolite.optimizers import OPTIMIZERS
+
+COUPLED = {"Adagrad", "Adadelta", "Adamax", "ASGD", "RMSprop"} | {
+    spec.class_name for spec in OPTIMIZERS.values() if not spec.decoupled
+}
+"""Classes without an option for it that add λ·W to the gradient: torch's, and those of plans."""
+DECOUPLED = {"Adafactor", "Lion"} | {
+    spec.class_name for spec in OPTIMIZERS.values() if spec.decoupled and "weight_decouple" not in spec.fixed
+}
 """The same, those that shrink W beside the step; and all that are called AdamW in some way."""
 OPTIONS = ("decoupled_weight_decay", "weight_decouple")
 """What an option of a group is called that says which it is: torch, pytorch_optimizer."""

@@ -35,8 +35,7 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
-from theodolite.optimizers.condition import change, deviation, multiplier
-from theodolite.optimizers.hyper import Ratios
+from theodolite.optimizers.condition import Ratios, change, deviation, multiplier
 from theodolite.planning.counterparts import counterparts
 from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization, plan_for
 from theodolite.planning.plan import Plan

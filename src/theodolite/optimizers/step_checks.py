@@ -160,6 +160,11 @@ def names_of(group: dict[str, Any]) -> list[str]:
     return list(group.get("param_names") or (f"parameter {place}" for place in range(len(group["params"]))))
 
 
+def name_of(group: dict[str, Any], param: Tensor) -> str:
+    """The name of a parameter of a group."""
+    return names_of(group)[[id(one) for one in group["params"]].index(id(param))]
+
+
 def _norms_are_finite(grads: Sequence[Tensor]) -> bool:
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for grad in grads:

@@ -1,9 +1,9 @@
-"""One step of many matrices: what is made orthogonal together, where, and how the weights move by it."""
+"""One step of many matrices: which are orthogonalised together, in which process, and how weights move."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 from theodolite.core.exclusive import outside_autocast
-from theodolite.optimizers.matrices import LINEAR, Layout
+from theodolite.optimizers.matrices import LINEAR, MatrixLayout
+from theodolite.optimizers.orthogonal import Matrices, NewtonSchulzBatch, batches
 from theodolite.optimizers.sharding import (
-    Cut,
     Replicas,
+    Sharding,
     gathered,
     is_sharded,
     local,
     scattered,
     sharded_results,
 )
-from theodolite.optimizers.stacking import Batch, Matter, batches
 
 ROUNDED = (torch.bfloat16, torch.float16)
-"""Weights of these are moved in float32, and rounded once."""
+"""Weights of these dtypes are moved in float32 and rounded once."""
 
 
-class Moving(NamedTuple):
-    """One parameter in a step; of gradient and momentum what this process holds."""
+class ParamStep(NamedTuple):
+    """One parameter in a step, with this process's part of its gradient and momentum."""
 
     param: Tensor
     grad: Tensor
@@ -39,75 +39,76 @@ class Moving(NamedTuple):
 
     @property
     def kept(self) -> float:
-        """What decay leaves of the weight."""
-        return 1 - self.lr * float(self.group["weight_decay"])
+        """The fraction of the weight that weight decay leaves."""
+        return 1 - self.lr * float(self.group.get("weight_decay", 0.0))
 
 
-class Block(NamedTuple):
-    """Matrices of one parameter, or of a block of its rows."""
+class MatrixBlock(NamedTuple):
+    """The matrices of one parameter, or of a block of its rows."""
 
     place: int
-    """Of the parameter, among those that are arranged together."""
+    """Index of the parameter among those that are arranged together."""
     block: int
-    matter: Matter
+    matrices: Matrices
     scale: float
     span: tuple[int, int] | None
-    """The rows that are this matrix, where the parameter is (out, in) and they are in one piece."""
+    """The rows of this matrix, if the parameter is (out, in) and they are contiguous."""
 
 
 @dataclass(frozen=True)
-class Arranged:
-    """What can be told of a step before it is made: the same for all steps of the same parameters."""
+class Arrangement:
+    """The parts of a step that are the same for all steps of the same parameters."""
 
     places: list[int]
-    """Of the parameters, among all that move."""
-    layouts: list[Layout]
-    batches: list[tuple[list[Block], Batch]]
+    """Indices of the parameters among all that move."""
+    layouts: list[MatrixLayout]
+    batches: list[tuple[list[MatrixBlock], NewtonSchulzBatch]]
     costs: list[float]
-    cuts: list[Cut]
-    """Of each parameter, if they are cut over processes."""
+    cuts: list[Sharding]
+    """How each parameter is cut over processes, if they are."""
     is_alone: bool
-    """Has this process the parameters for itself?"""
+    """Does no other process hold or share the parameters?"""
 
 
-Scales = Mapping[str, Callable[[int, int], float]]
+Scale = Callable[[dict[str, Any], int, int], float]
+"""From a group's options, fan-in and fan-out to the factor on an orthogonal update."""
 
 
-def arranged(moving: Sequence[Moving], scales: Scales, *, replicated: bool) -> list[Arranged]:
-    """Parameters that move in the same way, over the same processes, and their batches."""
+def arrange(moving: Sequence[ParamStep], scale: Scale, *, replicated: bool) -> list[Arrangement]:
+    """Parameters of one dtype and device that the same processes hold, and their batches."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for place, one in enumerate(moving):
-        cut = Cut.of(one.param)
+        cut = Sharding.of(one.param)
         over = (id(cut.mesh), cut.over) if cut is not None else (is_sharded(one.param),)
         alike.setdefault((*over, one.param.device, one.param.dtype), []).append(place)
-    return [_arranged(places, moving, scales, replicated) for places in alike.values()]
+    return [_arranged(places, moving, scale, replicated) for places in alike.values()]
 
 
-def _arranged(places: list[int], moving: Sequence[Moving], scales: Scales, replicated: bool) -> Arranged:
+def _arranged(places: list[int], moving: Sequence[ParamStep], scale: Scale, replicated: bool) -> Arrangement:
     some = [moving[place] for place in places]
-    layouts = [Layout.of(one.group, one.param) for one in some]
-    cuts = [cut for one in some if (cut := Cut.of(one.param)) is not None]
-    blocks: list[Block] = []
+    layouts = [MatrixLayout.of(one.group, one.param) for one in some]
+    cuts = [cut for one in some if (cut := Sharding.of(one.param)) is not None]
+    blocks: list[MatrixBlock] = []
     for place, (one, layout) in enumerate(zip(some, layouts, strict=True)):
         fans = layout.fans(one.param.shape)
         count = one.param.numel() // max(1, sum(math.prod(pair) for pair in fans))
         for block, (fan_in, fan_out) in enumerate(fans):
             options = one.param.dtype, one.param.device, one.group["steps"], one.group["eps"]
-            matter = Matter(count, (fan_out, fan_in), *options)
-            scale = scales[one.group["scale"]](fan_in, fan_out)
-            blocks.append(Block(place, block, matter, scale, _span(layout, one.param, block)))
+            matrices = Matrices(count, (fan_out, fan_in), *options)
+            factor = scale(one.group, fan_in, fan_out)
+            blocks.append(MatrixBlock(place, block, matrices, factor, _span(layout, one.param, block)))
     costs = [0.0] * len(some)
     for each in blocks:
-        costs[each.place] += each.matter.cost
+        costs[each.place] += each.matrices.cost
     together = []
-    for chosen in batches([one.matter for one in blocks]):
+    for chosen in batches([one.matrices for one in blocks]):
         mine = [blocks[place] for place in chosen]
-        together.append((mine, Batch([each.matter for each in mine])))
+        together.append((mine, NewtonSchulzBatch([each.matrices for each in mine])))
     alone = not is_sharded(some[0].param) and not replicated
-    return Arranged(places, layouts, together, costs, cuts, alone)
+    return Arrangement(places, layouts, together, costs, cuts, alone)
 
 
-def _span(layout: Layout, param: Tensor, block: int) -> tuple[int, int] | None:
+def _span(layout: MatrixLayout, param: Tensor, block: int) -> tuple[int, int] | None:
     if param.ndim != 2 or layout.axes != LINEAR:
         return None
     ranges = layout.rows[block] if layout.rows else ((0, len(param)),)
@@ -115,44 +116,55 @@ def _span(layout: Layout, param: Tensor, block: int) -> tuple[int, int] | None:
 
 
 @outside_autocast()
-def move(moving: Sequence[Moving], how: Arranged, replicas: Replicas | None) -> None:
-    """The step of parameters that were arranged together. Momenta are averaged, exact weights decayed."""
-    if how.is_alone:
-        for blocks, batch in how.batches:
-            made = batch(partial(_fill, moving=moving, how=how, blocks=blocks))
-            _move_blocks(moving, how, blocks, made)
+def move(moving: Sequence[ParamStep], how: Arrangement, replicas: Replicas | None) -> None:
+    """Move parameters that were arranged together: `W ← kept·W − lr·s·NS(M)`.
+
+    Momenta have been averaged, and weights that are not rounded have decayed.
+    """
+    if not how.is_alone:
+        for one, update in zip(moving, orthogonalised(moving, how, replicas), strict=True):
+            _add([local(one.param)], [update.to(one.param.dtype)], -one.lr, one.kept)
         return
+    for blocks, batch in how.batches:
+        made = batch(partial(_fill, moving=moving, how=how, blocks=blocks))
+        _move_blocks(moving, how, blocks, made)
+
+
+@outside_autocast()
+def orthogonalised(moving: Sequence[ParamStep], how: Arrangement, replicas: Replicas | None) -> list[Tensor]:
+    """`s·NS(M)` of parameters that were arranged together: this process's part of each."""
 
     def work(places: list[int], wholes: list[Tensor]) -> list[Tensor]:
         return _worked(how, places, wholes)
 
+    if how.is_alone:
+        return work(list(range(len(moving))), _aheads(moving))
     sent = [one.to(_travelling(moving[0].param)) for one in _aheads(moving)]
     if how.cuts:
         shapes = [one.param.shape for one in moving]
-        pieces = sharded_results(how.cuts, shapes, sent, how.costs, work)
+        return sharded_results(how.cuts, shapes, sent, how.costs, work)
+    wholes = [gathered(piece, one.param) for piece, one in zip(sent, moving, strict=True)]
+    if replicas is None:
+        results = work(list(range(len(moving))), wholes)
     else:
-        wholes = [gathered(piece, one.param) for piece, one in zip(sent, moving, strict=True)]
-        if replicas is None:
-            results = work(list(range(len(moving))), wholes)
-        else:
-            results = replicas.results(wholes, how.costs, work)
-        pieces = [scattered(result, one.param) for result, one in zip(results, moving, strict=True)]
-    for one, piece in zip(moving, pieces, strict=True):
-        _add([local(one.param)], [piece.to(one.param.dtype)], -one.lr, one.kept)
+        results = replicas.results(wholes, how.costs, work)
+    return [scattered(result, one.param) for result, one in zip(results, moving, strict=True)]
 
 
 def ahead(grads: Sequence[Tensor], buffers: Sequence[Tensor], group: dict[str, Any]) -> list[Tensor]:
-    """What is made orthogonal: the momenta, with Nesterov's form once more averaged with the gradients."""
+    """What is orthogonalised: the momenta, or with Nesterov's form their averages with the gradients."""
     if not group["nesterov"]:
         return list(buffers)
     return list(torch._foreach_lerp(list(grads), list(buffers), group["momentum"]))
 
 
-def _move_blocks(moving: Sequence[Moving], how: Arranged, blocks: Sequence[Block], made: Tensor) -> None:
-    """Move what this process has for itself by what one batch made."""
-    matter = blocks[0].matter
-    if not matter.is_large and matter.dtype not in ROUNDED:
-        made = made.to(matter.dtype)
+def _move_blocks(
+    moving: Sequence[ParamStep], how: Arrangement, blocks: Sequence[MatrixBlock], made: Tensor
+) -> None:
+    """Move the blocks of one batch."""
+    alike = blocks[0].matrices
+    if not alike.is_large and alike.dtype not in ROUNDED:
+        made = made.to(alike.dtype)
     matrices = made.unbind()
     adding: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
     first = 0
@@ -163,22 +175,24 @@ def _move_blocks(moving: Sequence[Moving], how: Arranged, blocks: Sequence[Block
             targets.append(_rows(one.param, each.span))
             updates.append(matrices[first])
         else:
-            stack = made[first : first + each.matter.count]
+            stack = made[first : first + each.matrices.count]
             for target, update in how.layouts[each.place].places(one.param, each.block, stack):
                 targets.append(target)
                 updates.append(update)
-        first += each.matter.count
+        first += each.matrices.count
     for (alpha, kept), (targets, updates) in adding.items():
         _add(targets, updates, alpha, kept)
 
 
-def _fill(slots: list[Tensor], moving: Sequence[Moving], how: Arranged, blocks: Sequence[Block]) -> None:
-    """Bring what is made orthogonal into a batch."""
-    if blocks[0].matter.is_large and all(each.span is not None for each in blocks):
+def _fill(
+    slots: list[Tensor], moving: Sequence[ParamStep], how: Arrangement, blocks: Sequence[MatrixBlock]
+) -> None:
+    """Copy what is orthogonalised into a batch."""
+    if blocks[0].matrices.is_large and all(each.span is not None for each in blocks):
         for slot, each in zip(slots, blocks, strict=True):
             one, span = moving[each.place], each.span or (0, 0)
             weight = one.group["momentum"] if one.group["nesterov"] else 1.0
-            # Averaged and rounded at one go.
+            # Averages and rounds at once.
             torch.lerp(_rows(one.grad, span), _rows(one.buffer, span), weight, out=slot)
         return
     needed = list(dict.fromkeys(each.place for each in blocks))
@@ -186,7 +200,9 @@ def _fill(slots: list[Tensor], moving: Sequence[Moving], how: Arranged, blocks: 
     _put(slots, [drawn[each.place] for each in blocks], how, blocks)
 
 
-def _put(slots: list[Tensor], tensors: Sequence[Tensor], how: Arranged, blocks: Sequence[Block]) -> None:
+def _put(
+    slots: list[Tensor], tensors: Sequence[Tensor], how: Arrangement, blocks: Sequence[MatrixBlock]
+) -> None:
     sources: list[Tensor] = []
     for tensor, each in zip(tensors, blocks, strict=True):
         if each.span is not None:
@@ -200,8 +216,8 @@ def _rows(tensor: Tensor, span: tuple[int, int]) -> Tensor:
     return tensor if span == (0, len(tensor)) else tensor[span[0] : span[1]]
 
 
-def _aheads(moving: Sequence[Moving]) -> list[Tensor]:
-    """`ahead` of parameters of several groups, a group at a time."""
+def _aheads(moving: Sequence[ParamStep]) -> list[Tensor]:
+    """`ahead` for parameters of several groups."""
     by_group: dict[int, list[int]] = {}
     for place, one in enumerate(moving):
         by_group.setdefault(id(one.group), []).append(place)
@@ -214,22 +230,24 @@ def _aheads(moving: Sequence[Moving]) -> list[Tensor]:
     return found
 
 
-def _worked(how: Arranged, places: list[int], wholes: list[Tensor]) -> list[Tensor]:
-    """`s·NS` of whole tensors, in their shape."""
+def _worked(how: Arrangement, places: list[int], wholes: list[Tensor]) -> list[Tensor]:
+    """`s·NS` of whole tensors, in their shapes."""
     whole = dict(zip(places, wholes, strict=True))
     results = {place: torch.empty_like(tensor) for place, tensor in whole.items()}
-    for blocks, _ in how.batches:
+    for blocks, batch in how.batches:
         mine = [each for each in blocks if each.place in whole]
         if not mine:
             continue
+        if len(mine) < len(blocks):
+            batch = NewtonSchulzBatch([each.matrices for each in mine])
         tensors = [whole[each.place] for each in mine]
-        made = Batch([each.matter for each in mine])(partial(_put, tensors=tensors, how=how, blocks=mine))
+        made = batch(partial(_put, tensors=tensors, how=how, blocks=mine))
         first = 0
         for each in mine:
-            stack = made[first : first + each.matter.count].to(whole[each.place].dtype)
+            stack = made[first : first + each.matrices.count].to(whole[each.place].dtype)
             for target, update in how.layouts[each.place].places(results[each.place], each.block, stack):
                 torch.mul(update, each.scale, out=target)
-            first += each.matter.count
+            first += each.matrices.count
     return [results[place] for place in places]
 
 
@@ -248,5 +266,5 @@ def _add(targets: list[Tensor], updates: list[Tensor], alpha: float, kept: float
 
 
 def _travelling(param: Tensor) -> torch.dtype:
-    """What a matrix travels in: what Newton–Schulz computes in on an accelerator, and rounds to anyway."""
+    """The dtype in which matrices are sent: on an accelerator Newton–Schulz rounds to bfloat16 anyway."""
     return torch.bfloat16 if param.device.type != "cpu" and param.dtype != torch.float64 else param.dtype

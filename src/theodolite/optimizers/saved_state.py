@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.finite import names_of
+from theodolite.optimizers.step_checks import names_of
 
 Group = dict[str, Any]
 
