@@ -56,7 +56,9 @@ def imported(node: ast.AST) -> list[str]:
     elif isinstance(node, ast.Import):
         names = [one.name for one in node.names]
     parts = [name.split(".") for name in names]
-    return [one[1] for one in parts if one[0] == "theodolite" and len(one) > 1 and (PACKAGE / one[1]).is_dir()]
+    return [
+        one[1] for one in parts if one[0] == "theodolite" and len(one) > 1 and (PACKAGE / one[1]).is_dir()
+    ]
 
 
 def test_every_folder_has_its_row() -> None:
@@ -86,7 +88,9 @@ def test_there_is_no_cycle_and_the_rows_stand_in_their_order() -> None:
 
 def test_no_file_is_too_long_to_be_read_at_once() -> None:
     files = [*PACKAGE.rglob("*.py"), *(ROOT / "studies" / "theodolite_studies").rglob("*.py")]
-    lengths = {str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in files}
+    lengths = {
+        str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in files
+    }
     assert {file: length for file, length in lengths.items() if length > LONGEST} == {}
 
 
@@ -98,7 +102,9 @@ def modules() -> str:
     parts = []
     for folder in allowed():
         here = PACKAGE / folder
-        files = [file for file in sorted(here.rglob("*.py")) if file.name != "__init__.py" or file.parent != here]
+        files = [
+            file for file in sorted(here.rglob("*.py")) if file.name != "__init__.py" or file.parent != here
+        ]
         if not files:
             continue
         parts.append(f"\n### `{folder}/`\n\n{first_line(here / '__init__.py')}\n\n| file | |\n|---|---|\n")

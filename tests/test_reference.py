@@ -74,7 +74,9 @@ def members(value: type) -> str:
         if name.startswith("_") or (issubclass(value, Result) and hasattr(Result, name)):
             continue
         if any(name in vars(base) for base in value.__mro__ if base.__module__.startswith("theodolite")):
-            found.append(f"`{name}{parameters(one) if inspect.isfunction(one) else ''}`".replace("(self, ", "("))
+            found.append(
+                f"`{name}{parameters(one) if inspect.isfunction(one) else ''}`".replace("(self, ", "(")
+            )
     found = [one.replace("(self)", "()") for one in found]
     return f" Has {', '.join(found)}." if found else ""
 
@@ -99,7 +101,12 @@ def test_the_page_lists_the_public_face_as_it_is() -> None:
 
 
 def test_every_public_name_says_what_it_is() -> None:
-    silent = [name for name, value in all_public() if isinstance(value, type) or inspect.isroutine(value) if not sentence(value)]
+    silent = [
+        name
+        for name, value in all_public()
+        if isinstance(value, type) or inspect.isroutine(value)
+        if not sentence(value)
+    ]
     assert not silent
 
 

@@ -8,29 +8,8 @@ from html import escape
 from importlib import resources
 
 from theodolite.present.figure import Figure
-from theodolite.present.result import Heading, Result, block_html
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-
-
-def page(result: Result) -> str:
-    """A result as a page: its title, then its blocks; a heading opens a section."""
-    blocks = list(result.blocks())
-    figures = [block for block in blocks if isinstance(block, Figure)]
-    sections: list[str] = [""]
-    for block in blocks:
-        if isinstance(block, Heading):
-            sections.append("")
-        sections[-1] += (
-            figure_html(block, figures.index(block)) if isinstance(block, Figure) else block_html(block)
-        )
-    return sheet(
-        title=f"{result.title} · Theodolite",
-        kicker=f"Theodolite · {result.kind}",
-        heading=result.title,
-        sections=[section for section in sections if section],
-        figures=figures,
-    )
 
 
 def sheet(

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from theodolite.core.errors import UseError
 from theodolite.core.files import plain, read_dataclass, read_json, write_whole
 from theodolite.present.figure import Figure
+from theodolite.present.page import figure_html, sheet
 from theodolite.present.text import Table, wrapped
 
 
@@ -75,6 +76,25 @@ class Result:
         content = {"kind": f"theodolite {self.kind}", **self.to_dict()}
         return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
+    def page(self) -> str:
+        """As one HTML page that carries all it needs: its title, then its blocks; a heading opens a section."""
+        blocks = list(self.blocks())
+        figures = [block for block in blocks if isinstance(block, Figure)]
+        sections = [""]
+        for block in blocks:
+            if isinstance(block, Heading):
+                sections.append("")
+            sections[-1] += (
+                figure_html(block, figures.index(block)) if isinstance(block, Figure) else block_html(block)
+            )
+        return sheet(
+            title=f"{self.title} · Theodolite",
+            kicker=f"Theodolite · {self.kind}",
+            heading=self.title,
+            sections=[section for section in sections if section],
+            figures=figures,
+        )
+
     def save(self, path: str | Path) -> Path:
         """Write a file; its suffix says which: .json, .html (one page that carries all it needs), .csv."""
         path = writable(path, self.kind, suffixes(self))
@@ -85,9 +105,7 @@ class Result:
             assert rows is not None
             text = rows.csv()
         else:
-            from theodolite.present.page import page
-
-            text = page(self)
+            text = self.page()
         write_whole(path, text)
         return path
 
@@ -123,7 +141,7 @@ class Result:
 
 
 def block_html(block: Block) -> str:
-    """A block as HTML. Figures need the page's script: `present.page` places them."""
+    """A block as HTML. A figure needs the page's script: here it is what its alt text says."""
     if isinstance(block, str):
         return "".join(f"<p>{escape(line)}</p>" for line in block.splitlines() if line)
     if isinstance(block, Heading):
