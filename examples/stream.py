@@ -1,4 +1,4 @@
-"""What the residual stream does from block to block, where training starts and while it goes on.
+"""How the residual stream changes from block to block, at the start and during training.
 
     python examples/stream.py
 
@@ -21,20 +21,20 @@ model = th.models.GPT(64, 4)
 print(th.probes.stream(model, workload.loss, batch))
 print()
 
-# Two laws of growth: by an addition in each block, or by a factor.
+# Two laws of growth: linear and exponential.
 for placement in ("pre", "post", "peri", "none"):
     deeper = th.models.GPT(64, 8, norm_placement=placement)
     found = th.probes.stream(deeper, workload.loss, batch, skip=False)
     print(f"{placement:<5} {found.growth}")
 
-# In your own loop: look whenever you like. course.save("stream.html") draws depth × step.
+# In your own loop: record whenever you like. history.save("stream.html") draws depth × step.
 print()
-course = th.probes.StreamCourse(model, workload.loss, batch)
+history = th.probes.StreamHistory(model, workload.loss, batch)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for step in range(21):
     if step % 10 == 0:
-        course.record(step)
+        history.record(step)
     optimizer.zero_grad()
     workload.loss(model(batch[0]), batch[1]).backward()
     optimizer.step()
-print(course)
+print(history)

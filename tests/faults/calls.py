@@ -268,7 +268,7 @@ PROBES: dict[str, Call] = {
     "spectral": lambda model: probes.spectral(WORKLOAD, SIZES[1], base=SIZES[0], lr=0.1, steps=2),
     "spectral_norm": lambda model: probes.spectral_norm(model.head.weight),  # type: ignore[arg-type, union-attr]
     "stream": lambda model: probes.stream(model, LOSS, BATCH),
-    "stream_course": lambda model: probes.stream_course(WORKLOAD, _plan(), steps=2, every=1),
+    "stream_history": lambda model: probes.stream_history(WORKLOAD, _plan(), steps=2, every=1),
     "tempered": _tempered,
     "trace": lambda model: probes.trace(model, LOSS, BATCH, parameters="head.*"),
     "track": _tracked,

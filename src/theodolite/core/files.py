@@ -22,7 +22,6 @@ KINDS = {
     "sweep": {"sweep", "families"},
     "landscape": {"landscape", "places", "values"},
     "tracking": {"tracking", "rows"},
-    "stream": {"stream", "looks"},
     "growth": {"growth", "stages"},
     "learning-rate range": {"lr_range", "curves"},
 }

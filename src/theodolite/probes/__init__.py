@@ -26,7 +26,7 @@ from theodolite.probes.steps.drift import Drift, drift
 from theodolite.probes.steps.profile import Profile, profile
 from theodolite.probes.steps.radius import Radius, radius
 from theodolite.probes.steps.update import optimizer_step
-from theodolite.probes.stream.history import StreamCourse, stream_course
+from theodolite.probes.stream.history import StreamHistory, stream_history
 from theodolite.probes.stream.stream import Stream, stream
 
 __all__ = [
@@ -80,9 +80,9 @@ __all__ = [
     "decay",
     # the residual stream
     "Stream",
-    "StreamCourse",
+    "StreamHistory",
     "stream",
-    "stream_course",
+    "stream_history",
     # one more block
     "PointSignal",
     "Signal",

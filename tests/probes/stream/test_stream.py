@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.core.errors import UseError
 from theodolite.probes.stream.growth import fit_growth
-from theodolite.probes.stream.stream import stream
+from theodolite.probes.stream.stream import Stream, stream
 from theodolite.workloads import next_token_loss
 
 TOKENS = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(0))
@@ -39,7 +40,7 @@ def test_every_number_of_a_row_is_what_hooks_see() -> None:
     seen = dict(kept)  # hooks see the probe's passes as well
     found = stream(model, next_token_loss, BATCH, skip=False)
     assert found.loss == pytest.approx(loss.item(), rel=1e-12)
-    for reach, residual in zip(found.reaches, residuals, strict=True):
+    for reach, residual in zip(found.branches, residuals, strict=True):
         (before, after), branch = seen[residual], seen[residual.branch]
         gradients = torch.autograd.grad(loss, [after, branch], retain_graph=True)
         assert reach.stream == pytest.approx(rms(after), rel=1e-9)
@@ -62,13 +63,13 @@ def test_skipped_losses_are_those_of_networks_without_the_part() -> None:
     for index in range(3):
         without = copy.deepcopy(model)
         del without.blocks[index]
-        assert found.blocks[index] == pytest.approx(
+        assert found.skipped_blocks[index] == pytest.approx(
             next_token_loss(without(BATCH[0]), BATCH[1]).item() - found.loss, rel=1e-9
         )
         without = copy.deepcopy(model)
         nn.init.zeros_(without.blocks[index].feed_forward.branch.down.weight)
         changed = next_token_loss(without(BATCH[0]), BATCH[1]).item() - found.loss
-        assert found.reaches[2 * index + 1].skipped == pytest.approx(changed, rel=1e-9)
+        assert found.branches[2 * index + 1].skipped == pytest.approx(changed, rel=1e-9)
 
 
 def mean_growth(kind: str, build: object, batch: tuple[Tensor, Tensor], loss: object) -> tuple[float, ...]:
@@ -163,21 +164,21 @@ def test_no_trace_is_left() -> None:
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
     with unchanged(model):
         found = stream(model, nn.functional.cross_entropy, batch)
-    assert len(found.blocks) == 3
-    assert None not in found.blocks
+    assert len(found.skipped_blocks) == 3
+    assert None not in found.skipped_blocks
 
 
 def test_halves_wrapped_and_compiled_models() -> None:
     model = th.models.GPT(64, 2, vocab=64)
     plain = stream(model, next_token_loss, BATCH)
     wrapped = stream(nn.DataParallel(torch.compile(model, backend="eager")), next_token_loss, list(BATCH))
-    assert wrapped.blocks == pytest.approx(plain.blocks, rel=1e-4)
-    for one, other in zip(wrapped.reaches, plain.reaches, strict=True):
+    assert wrapped.skipped_blocks == pytest.approx(plain.skipped_blocks, rel=1e-4)
+    for one, other in zip(wrapped.branches, plain.branches, strict=True):
         assert one.peak_at == other.peak_at
         numbers = [{k: v for k, v in vars(reach).items() if isinstance(v, float)} for reach in (one, other)]
         assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
     half = stream(model.bfloat16(), next_token_loss, BATCH)
-    for one, other in zip(half.reaches, plain.reaches, strict=True):
+    for one, other in zip(half.branches, plain.branches, strict=True):
         assert one.stream == pytest.approx(other.stream, rel=0.02)
         assert one.stream_gradient == pytest.approx(other.stream_gradient, rel=0.05)
         assert one.skipped == pytest.approx(other.skipped, abs=0.02)
@@ -225,22 +226,29 @@ class Wary(nn.Module):
 def test_what_could_not_be_measured_is_missing_and_a_note_says_why() -> None:
     batch = torch.randn(3, 4), torch.randn(3, 8)
     found = stream(Wary(frozen=False), nn.functional.mse_loss, batch)
-    assert (found.reaches[0].skipped, found.blocks) == (None, (None,))
+    assert (found.branches[0].skipped, found.skipped_blocks) == (None, (None,))
     assert found.notes == ("without a branch the network failed: ValueError: the branch is gone",)
     frozen = stream(Wary(frozen=True), nn.functional.mse_loss, batch, skip=False)
-    assert math.isnan(frozen.reaches[0].stream_gradient)
-    assert frozen.notes == ("autograd finds no way from the loss to the stream, so there are no gradients",)
+    assert math.isnan(frozen.branches[0].stream_gradient)
+    assert frozen.notes == ("no gradient reaches the stream from the loss",)
     assert frozen.notes[0] in str(frozen)
 
 
-def test_a_course_follows_training_and_leaves_it_alone() -> None:
+def test_a_stream_is_read_back(tmp_path: Path) -> None:
+    found = stream(gpt(3), next_token_loss, BATCH)
+    assert Stream.load(found.save(tmp_path / "found.json")) == found
+    assert "Gradient in the stream" in found.save(tmp_path / "found.html").read_text()
+    assert found.save(tmp_path / "found.csv").read_text().startswith("block,stream,branch,f/h,")
+
+
+def test_a_history_follows_training_and_leaves_it_alone(tmp_path: Path) -> None:
     workload = th.workload("mlp-mixture")
 
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.05)
 
-    course = th.probes.stream_course(workload, sgd, steps=4, every=2, skip=True)
-    assert course.steps == (0, 2, 4)
+    history = th.probes.stream_history(workload, sgd, steps=4, every=2, skip=True)
+    assert history.steps == (0, 2, 4)
     torch.manual_seed(0)
     model = workload.build(64, 4)
     optimizer = sgd(model)
@@ -249,19 +257,21 @@ def test_a_course_follows_training_and_leaves_it_alone() -> None:
         workload.evaluate(model, workload.draw(0, step)).backward()
         optimizer.step()
     last = stream(model, workload.loss, workload.draw(0, 10_000))
-    assert course.streams[-1].reaches == last.reaches
-    maps = course.figure(("stream", "skipped")).panels
-    assert [row[-1] for row in maps[0].data[0]["z"]] == [math.log10(one.stream) for one in last.reaches]
-    assert [row[-1] for row in maps[1].data[0]["z"]] == [one.skipped for one in last.reaches]
+    assert history.streams[-1].branches == last.branches
+    maps = history.figure(("stream", "skipped")).panels
+    assert [row[-1] for row in maps[0].data[0]["z"]] == [math.log10(one.stream) for one in last.branches]
+    assert [row[-1] for row in maps[1].data[0]["z"]] == [one.skipped for one in last.branches]
+    assert "Loss without the branch" in history.save(tmp_path / "history.html").read_text()
+    assert len(history.to_dict()["streams"]) == 3
 
 
-def test_a_course_under_a_plan_and_one_that_diverges() -> None:
+def test_a_history_under_a_plan_and_one_that_diverges() -> None:
     workload = th.workload("mlp-mixture")
     plan = th.plan(workload.build, workload.draw(0, 0)[0], size=th.Size(64, 4), base=th.Size(64, 2), lr=1e-3)
-    assert th.probes.stream_course(workload, plan, steps=1).steps == (0, 1)
+    assert th.probes.stream_history(workload, plan, steps=1).steps == (0, 1)
     with pytest.raises(UseError, match="leave size out"):
-        th.probes.stream_course(workload, plan, size=th.Size(64, 8))
-    wild = th.probes.stream_course(
+        th.probes.stream_history(workload, plan, size=th.Size(64, 8))
+    wild = th.probes.stream_history(
         workload, lambda model: torch.optim.SGD(model.parameters(), lr=1e6), steps=50, every=100
     )
     assert wild.steps[-1] < 50
@@ -273,7 +283,7 @@ def test_on_a_gpu() -> None:
     model = th.models.GPT(64, 2, vocab=64)
     plain = stream(model, next_token_loss, BATCH)
     found = stream(model.cuda(), next_token_loss, BATCH)
-    for one, other in zip(found.reaches, plain.reaches, strict=True):
+    for one, other in zip(found.branches, plain.branches, strict=True):
         assert one.stream == pytest.approx(other.stream, rel=1e-3)
         assert one.stream_gradient == pytest.approx(other.stream_gradient, rel=1e-2)
         assert one.skipped == pytest.approx(other.skipped, abs=1e-3)

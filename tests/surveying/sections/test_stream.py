@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from theodolite.core.size import Size
 from theodolite.models import GPT, ResidualMLP, ResNet
-from theodolite.probes.stream.headroom import Largest
+from theodolite.probes.stream.readings import LargestValue
 from theodolite.probes.stream.stream import stream
 from theodolite.surveying import budget
 from theodolite.surveying.finding import Finding
@@ -142,8 +142,8 @@ def seen(**changes: Any) -> Look:
     batch = torch.randn(4, 8), torch.arange(4) % 2
     found = stream(Blocks(16, 4, 1.0), nn.functional.cross_entropy, batch, skip=False)
     every = [dict(changes.pop(str(block), {})) for block in range(4)]
-    reaches = tuple(replace(one, **new) for one, new in zip(found.reaches, every, strict=True))
-    return Look(replace(found, reaches=reaches, **changes), Size(16, 4), "Here", 4, found.growth)
+    branches = tuple(replace(one, **new) for one, new in zip(found.branches, every, strict=True))
+    return Look(replace(found, branches=branches, **changes), Size(16, 4), "Here", 4, found.growth)
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_a_gradient_is_measured_by_a_power_of_depth(ratio: float, level: str) ->
 
 @pytest.mark.parametrize("doublings, level", [(4.1, "ok"), (3.9, "note"), (0.1, "note"), (-0.1, "warn")])
 def test_four_doublings_are_room_enough(doublings: float, level: str) -> None:
-    found = room(seen(largest=Largest(65504 / 2**doublings, "mm", "block 0, branch 0")))
+    found = room(seen(largest=LargestValue(65504 / 2**doublings, "mm", "block 0, branch 0")))
     assert found.level == level
 
 
 def test_values_that_are_no_numbers_are_an_overflow() -> None:
-    found = room(seen(largest=Largest(math.inf, "mm", "block 0, branch 0")))
+    found = room(seen(largest=LargestValue(math.inf, "mm", "block 0, branch 0")))
     assert (found.level, found.title) == ("warn", "Values that overflow")
     assert "no finite numbers (first mm, block 0, branch 0)" in found.sentence
 

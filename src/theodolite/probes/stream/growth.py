@@ -1,15 +1,15 @@
 """How a size grows from block to block: by an addition each time, or by a factor.
 
-Branches that keep their size (a norm at their head) and do not know of one another add up like independent
-vectors, `RMS² = a + b·l`. Branches that grow with what they read multiply it, `RMS² = a·(1 + c)^l`. Both have
-two numbers to choose, so of errors of one relative size the one with the smaller sum of squares S, of the
-logarithms, is the likelier one, by
+Branches of constant size (with a norm at their head) that are independent add up like independent vectors,
+`RMS² = a + b·l`. Branches that grow with their input multiply it, `RMS² = a·(1 + c)^l`. Both laws have two
+parameters, so for a constant relative error the law with the smaller sum of squares S of the logarithms is
+more likely, by
 
     ΔAIC = n·ln(S_linear/S_exponential)
 
-A difference of 6 is a likelihood ratio of e³ = 20. The better one is no law where it leaves a quarter of the
-variance, or where one block alone makes more than half of the way: of the logarithm for the exponential law,
-of the square for the linear one.
+A difference of 6 is a likelihood ratio of e³ = 20. Neither law holds if the better one leaves a quarter of
+the variance, or if one block alone makes more than half of the change: of the logarithm for the exponential
+law, of the square for the linear one.
 """
 
 from __future__ import annotations
@@ -24,37 +24,35 @@ import numpy as np
 Kind = Literal["flat", "falling", "linear", "exponential", "unclear"]
 
 FEWEST = 4
-"""Blocks, below which two curves of two numbers each cannot be told apart."""
+"""Blocks needed to tell two curves with two parameters each apart."""
 FLAT = 1.5
-"""Sizes that are all within this factor of the first have not grown."""
+"""Sizes that stay within this factor of the first have not grown."""
 SURE = 6.0
-"""ΔAIC from which one law is taken for the better one."""
+"""ΔAIC at which one law counts as better."""
 NOISE = 0.005
-"""Relative error below which a fit is not better for fitting better: sizes are means over a finite width."""
+"""Relative error below which fits count as equal: sizes are means over a finite width."""
 UNEXPLAINED, ONE_STEP = 0.25, 0.5
-"""Parts of the variance and of the way, from which on no law holds."""
+"""Fractions of the variance and of the change above which no law holds."""
 
 
 @dataclass(frozen=True)
-class Growth:
-    """How a size goes with depth. Made by `fit_growth`."""
+class GrowthLaw:
+    """How a size changes with depth. Made by `fit_growth`."""
 
     kind: Kind
     blocks: int
     ratio: float
     """The last size over the first."""
     factor: float
-    """By which the exponential law multiplies the size in each block, √(1 + c)."""
+    """The factor per block of the exponential law, √(1 + c)."""
     rise: float
-    """What the linear law adds to the square of the size in each block, as a part of its start, b/a."""
+    """The growth of the square per block by the linear law, relative to its start, b/a."""
     evidence: float
-    """ΔAIC: above 0 for the exponential law, below for the linear one. nan where neither fits."""
+    """ΔAIC: above 0 for the exponential law, below for the linear one; nan if neither fits."""
 
     def __str__(self) -> str:
-        if self.kind == "flat":
-            return f"flat ({self.ratio:.3g}× over {self.blocks} blocks)"
-        if self.kind == "falling":
-            return f"falling ({self.ratio:.3g}× over {self.blocks} blocks)"
+        if self.kind in ("flat", "falling"):
+            return f"{self.kind} ({self.ratio:.3g}× over {self.blocks} blocks)"
         if self.kind == "unclear":
             why = "both laws fit about as well"
             if self.blocks < FEWEST:
@@ -72,8 +70,8 @@ class Growth:
         )
 
 
-def fit_growth(sizes: Sequence[float]) -> Growth:
-    """Which law the root mean squares `sizes[l]`, l = 0 … L, follow.
+def fit_growth(sizes: Sequence[float]) -> GrowthLaw:
+    """The law that the root mean squares `sizes[l]`, l = 0 … L, follow.
 
     >>> print(fit_growth([(1 + block) ** 0.5 for block in range(9)]))
     linear, 3× over 8 blocks: RMS² grows by 1 of its start in each block (ΔAIC 67)
@@ -83,7 +81,7 @@ def fit_growth(sizes: Sequence[float]) -> Growth:
     blocks = len(sizes) - 1
     squares = np.square(np.asarray(sizes, dtype=np.float64))
     if blocks < 1 or not np.isfinite(squares).all() or (squares <= 0).any():
-        return Growth("unclear", max(blocks, 0), math.nan, math.nan, math.nan, math.nan)
+        return GrowthLaw("unclear", max(blocks, 0), math.nan, math.nan, math.nan, math.nan)
     ratio = float(sizes[-1] / sizes[0])
     levels, places = np.log(squares), np.arange(blocks + 1, dtype=np.float64)
     slope, height = np.polyfit(places, levels, 1)
@@ -110,12 +108,12 @@ def fit_growth(sizes: Sequence[float]) -> Growth:
         kind = "unclear"
     else:
         kind = "exponential" if evidence > 0 else "linear"
-    return Growth(kind, blocks, ratio, factor, rise, evidence)
+    return GrowthLaw(kind, blocks, ratio, factor, rise, evidence)
 
 
-def _jumps(course: np.ndarray) -> bool:
-    """Is more than half of all that happens in one step?"""
-    steps = np.abs(np.diff(course))
+def _jumps(values: np.ndarray) -> bool:
+    """Is more than half of the change in one step?"""
+    steps = np.abs(np.diff(values))
     return bool(steps.max() > ONE_STEP * steps.sum())
 
 
@@ -126,7 +124,7 @@ def _linear(places: np.ndarray, levels: np.ndarray) -> tuple[float, float]:
         rest = levels - np.log1p(math.exp(log_t) * places)
         return float(np.square(rest - rest.mean()).sum())
 
-    from scipy.optimize import minimize_scalar  # slow to import, and most processes do without
+    from scipy.optimize import minimize_scalar  # slow to import
 
     coarse = np.linspace(math.log(1e-6), math.log(1e6), 97)
     best = int(np.argmin([squares(one) for one in coarse]))

@@ -1,125 +1,163 @@
-"""The stream during training: depth × step."""
+"""The residual stream during training: depth × step."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Sequence
-from html import escape
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
 
+from theodolite.core import arguments
 from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import build_model, untouched_randomness
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.core.files import html_path, plain, write_whole
+from theodolite.core.progress import Progress, share
 from theodolite.core.size import Size
 from theodolite.planning.plan import Plan
-from theodolite.present.figure import Figure
+from theodolite.present.figure import Figure, Panel, frame
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Column, Table
 from theodolite.probes.scaling.first_steps import PROBE_STEP
-from theodolite.probes.stream.figures import TITLES, course_figure
-from theodolite.probes.stream.reach import Reach
+from theodolite.probes.stream.readings import BranchReading
 from theodolite.probes.stream.stream import Stream, stream
 from theodolite.workloads import Workload
 
-QUANTITIES = tuple(field.name for field in dataclasses.fields(Reach) if field.name in TITLES)
+TITLES: Mapping[str, str] = {
+    "stream": "RMS of the stream",
+    "added": "RMS of the branches",
+    "share": "Branch over stream, ‖f‖/‖h‖",
+    "cosine": "Cosine of neighbours",
+    "stream_gradient": "RMS of the stream's gradient",
+    "branch_gradient": "RMS of the branches' gradients",
+    "largest": "Largest entry of the stream",
+    "peak": "Largest entry over the median",
+    "skipped": "Loss without the branch, minus the loss",
+}
+QUANTITIES = tuple(one.name for one in dataclasses.fields(BranchReading) if one.name in TITLES)
+LINEAR = ("cosine", "skipped")
+"""Quantities that are not drawn on a logarithmic scale."""
 DRAWN = ("stream", "stream_gradient", "share", "cosine")
 
 
-class StreamCourse:
-    """Looks at one network's stream, as it is trained; call `record` whenever you like.
+@dataclass
+class StreamHistory(Result):
+    """The residual stream of a network at several steps of its training; `record` adds one.
 
     Args:
         model: what is trained.
         loss: `loss(logits, targets) -> scalar`.
-        batch: what to look at, the same each time.
-        skip: also take the loss without each branch and block: a forward pass for each.
+        batch: the batch to measure on, the same each time.
+        skip: also measure the loss without each branch and block: a forward pass for each.
 
     >>> import torch, theodolite as th
     >>> model, batch = th.models.ResidualMLP(8, 2, inputs=4), (torch.ones(2, 4), torch.tensor([0, 1]))
-    >>> course = StreamCourse(model, nn.functional.cross_entropy, batch)
+    >>> history = StreamHistory(model, nn.functional.cross_entropy, batch)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> for step in range(3):
-    ...     _ = course.record(step)
+    ...     _ = history.record(step)
     ...     optimizer.zero_grad()
     ...     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
     ...     optimizer.step()
-    >>> course.steps, len(course.values("stream")[0])
+    >>> history.steps, len(history.values("stream")[0])
     ((0, 1, 2), 2)
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, batch: Batch, *, skip: bool = False) -> None:
-        self._model, self._loss, self._batch, self._skip = model, loss, batch, skip
-        self.steps: tuple[int, ...] = ()
-        self.streams: tuple[Stream, ...] = ()
-        """What was seen at each of the steps."""
+    kind: ClassVar[str] = "residual stream during training"
+    model: nn.Module = field(repr=False, compare=False)
+    loss: Loss = field(repr=False, compare=False)
+    batch: Batch = field(repr=False, compare=False)
+    _: dataclasses.KW_ONLY
+    skip: bool = False
+    steps: tuple[int, ...] = field(default=(), init=False)
+    streams: tuple[Stream, ...] = field(default=(), init=False)
+    """The stream at each of the steps."""
 
     def record(self, step: int) -> Stream:
-        """Look at the stream now."""
+        """Measure the stream now."""
         layout = self.streams[-1].layout if self.streams else None
-        found = stream(self._model, self._loss, self._batch, skip=self._skip, layout=layout)
+        found = stream(self.model, self.loss, self.batch, skip=self.skip, layout=layout)
         self.steps, self.streams = (*self.steps, step), (*self.streams, found)
         return found
 
     def values(self, name: str) -> tuple[tuple[float, ...], ...]:
-        """One quantity of `Reach`, by step and by branch; nan where it was not measured."""
-        if name not in QUANTITIES:
-            raise UseError(f"{name!r} is not measured: it is one of {', '.join(QUANTITIES)}")
-        every = ([getattr(one, name) for one in found.reaches] for found in self.streams)
+        """One quantity of `BranchReading`, by step and by branch; nan where it was not measured."""
+        arguments.one_of("name", name, QUANTITIES)
+        every = ([getattr(one, name) for one in found.branches] for found in self.streams)
         return tuple(tuple(math.nan if one is None else one for one in row) for row in every)
 
     def figure(self, quantities: Sequence[str] = DRAWN) -> Figure:
         """A heat map of depth × step for each quantity."""
         if not self.streams:
-            raise UseError("nothing was recorded yet: call record(step) first")
-        return course_figure(self, quantities)
-
-    def save(self, path: str | Path) -> Path:
-        """Write one self-contained page with the heat maps, and the numbers as JSON beside it."""
-        from theodolite.present.page import figure_html, sheet
-
-        path = html_path(path, kind="stream")
-        drawn = self.figure((*DRAWN, "skipped") if self._skip else DRAWN)
-        text = sheet(
-            title="The residual stream during training",
-            kicker="The residual stream during training",
-            heading=f"{len(self.streams)} looks from step {self.steps[0]} to step {self.steps[-1]}",
-            sections=[figure_html(drawn, 0), f"<pre>{escape(str(self))}</pre>"],
-            figures=[drawn],
+            raise UseError("nothing is recorded yet: call record(step) first")
+        return Figure(
+            caption="Each column is a step: the first branch of the first block at the bottom, the last "
+            "branch of the last block at the top.",
+            alt=". ".join(self._described(name) for name in quantities),
+            panels=tuple(self._map(name) for name in quantities),
         )
-        write_whole(path, text)
+
+    def blocks(self) -> Iterator[Block]:
+        """A row for each recorded step, and heat maps."""
+        if not self.streams:
+            yield "nothing is recorded yet: call record(step)"
+            return
+        yield self.table()
+        yield "stream: last block over the start; gradient: the other way; f/h, cosine: last branch"
+        yield self.figure((*DRAWN, "skipped") if self.skip else DRAWN)
+
+    def table(self) -> Table:
+        """One row for each recorded step."""
+        times = [Column(name, lambda ratio: f"{ratio:.3g}×") for name in ("stream", "gradient")]
         rows = [
-            {"step": step, "loss": one.loss, "start": one.start, "start_gradient": one.start_gradient}
-            | {"blocks": one.blocks, "reaches": one.reaches, "notes": one.notes}
+            (
+                *(step, one.loss, one.growth.ratio, one.backward.ratio),
+                *(one.branches[-1].share, one.branches[-1].cosine, one.largest.headroom),
+            )
             for step, one in zip(self.steps, self.streams, strict=True)
         ]
-        found = {"stream": {"steps": self.steps}, "looks": rows}
-        write_whole(path.with_suffix(".json"), json.dumps(plain(found), indent=1, allow_nan=False))
-        return path
+        return Table(("step", "loss", *times, "f/h", "cosine", "headroom"), rows)
 
-    def __str__(self) -> str:
-        lines = [
-            f"{'step':>6}{'loss':>10}{'stream':>10}{'gradient':>10}{'f/h':>8}{'cosine':>8}{'headroom':>10}"
-        ]
-        for step, one in zip(self.steps, self.streams, strict=True):
-            last = one.reaches[-1]
-            lines.append(
-                f"{step:>6}{one.loss:>10.4f}{one.growth.ratio:>9.3g}×{one.backward.ratio:>9.3g}×"
-                f"{last.share:>8.2g}{last.cosine:>8.3f}{one.largest.headroom:>10.1f}"
-            )
-        lines.append("stream: last block over the start; gradient: the other way; f/h, cosine: last branch")
-        return "\n".join(lines)
+    def _map(self, name: str) -> Panel:
+        rows = [list(row) for row in zip(*self.values(name), strict=True)]
+        shown = [[_height(name, value) for value in row] for row in rows]
+        finite = [value for row in shown for value in row if value is not None]
+        bar: dict[str, Any] = {"thickness": 10, "outlinewidth": 0}
+        if finite and name not in LINEAR:
+            ticks = [min(finite) + part / 4 * (max(finite) - min(finite)) for part in range(5)]
+            bar |= {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
+        drawn = {
+            "type": "heatmap",
+            "x": [str(step) for step in self.steps],
+            "y": [f"{one.block}.{one.branch}" for one in self.streams[0].branches],
+            "z": shown,
+            "text": [[f"{value:.4g}" for value in row] for row in rows],
+            "colorscale": "Viridis",
+            "colorbar": bar,
+            "hovertemplate": "step %{x}, block %{y}: %{text}<extra></extra>",
+        }
+        layout = frame(height=260)
+        layout["xaxis"] |= {"type": "category", "title": {"text": "step", "standoff": 6}, "nticks": 8}
+        layout["yaxis"] |= {"type": "category", "title": {"text": "block", "standoff": 6}, "nticks": 12}
+        return Panel(TITLES[name], (drawn,), layout)
+
+    def _described(self, name: str) -> str:
+        first, last = self.values(name)[0], self.values(name)[-1]
+        return (
+            f"{TITLES[name]}: from {first[0]:.3g} to {first[-1]:.3g} with depth at step {self.steps[0]}, "
+            f"from {last[0]:.3g} to {last[-1]:.3g} at step {self.steps[-1]}"
+        )
 
 
 @exclusive()
-def stream_course(
+def stream_history(
     workload: Workload,
-    how: Plan | Callable[[nn.Module], Optimizer],
+    optimizer: Plan | Callable[[nn.Module], Optimizer],
     *,
     size: Size | None = None,
     steps: int = 100,
@@ -127,44 +165,62 @@ def stream_course(
     seed: int = 0,
     skip: bool = False,
     device: str = "cpu",
-) -> StreamCourse:
-    """Train a new network and look at its stream every so many steps, on a batch that is not trained on.
+    progress: Progress | None = None,
+) -> StreamHistory:
+    """Train a new network and measure its stream every few steps, on a batch that is not trained on.
 
     Args:
         workload: the network, its data and its loss.
-        how: a plan, which starts the network and gives its optimizer; or a function that makes an optimizer
-            for the network as it is built, as `lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)`.
+        optimizer: a plan, which initialises the network and gives its optimizer; or a function that makes an
+            optimizer for the network as it was built.
         size: of the network; the workload's own if None. A plan has its own.
         steps: of training.
-        every: steps between looks; there is one before the first and one after the last.
+        every: steps between measurements; there is one before the first step and one after the last.
         seed: of the initial weights and of the batches.
-        skip: also take the loss without each branch and block.
+        skip: also measure the loss without each branch and block.
         device: where to train.
+        progress: called with a title and the fraction done.
 
-    Training ends where the loss is no longer a number, with a last look there. No random number is spent.
+    Training ends if the loss is not finite, with a last measurement. The global random state is unchanged.
+
+    >>> import torch, theodolite as th
+    >>> mlp = th.workload("mlp-mixture")
+    >>> def sgd(model):
+    ...     return torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> stream_history(mlp, sgd, steps=4, every=2).steps
+    (0, 2, 4)
     """
-    if steps < 0 or every < 1:
-        raise UseError(f"steps is {steps!r} and every {every!r}: they have to be at least 0 and 1")
-    if isinstance(how, Plan) and size is not None and size != how.size:
-        raise UseError(f"size is {size}, but the plan is for {how.size}: leave size out")
+    arguments.whole("steps", steps, least=0)
+    arguments.whole("every", every, least=1)
+    if isinstance(optimizer, Plan) and size is not None and size != optimizer.size:
+        raise UseError(f"size is {size}, but the plan is for {optimizer.size}: leave size out")
+    tell = share(progress, "training")
     with untouched_randomness(seed):
-        if isinstance(how, Plan):
-            model = how.build(seed, device=device).train()
-            optimizer = how.optimizer(model, check_gradients=False)  # a divergence is a result
+        if isinstance(optimizer, Plan):
+            model = optimizer.build(seed, device=device).train()
+            made = optimizer.optimizer(model, check_gradients=False)  # a divergence is a result
         else:
             model = build_model(workload.build, size or workload.size, seed=seed, device=device).train()
-            optimizer = how(model)
+            made = optimizer(model)
         probe = on_device(workload.draw(seed, PROBE_STEP), device)
-        course = StreamCourse(model, workload.loss, probe, skip=skip)
+        history = StreamHistory(model, workload.loss, probe, skip=skip)
         for step in range(steps):
+            tell(step / steps)
             if step % every == 0:
-                course.record(step)
-            optimizer.zero_grad()
+                history.record(step)
+            made.zero_grad()
             loss = workload.evaluate(model, on_device(workload.draw(seed, step), device))
             loss.backward()
-            optimizer.step()
+            made.step()
             if not bool(loss.isfinite()):
-                course.record(step + 1)
-                return course
-        course.record(steps)
-    return course
+                history.record(step + 1)
+                return history
+        history.record(steps)
+    return history
+
+
+def _height(name: str, value: float) -> float | None:
+    """A value on the scale of its map; None if it has no place there."""
+    if not math.isfinite(value) or (name not in LINEAR and value <= 0):
+        return None
+    return value if name in LINEAR else math.log10(value)

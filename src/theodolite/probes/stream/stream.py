@@ -1,25 +1,25 @@
-"""The health of the residual stream: how its size, its direction and its gradient change with depth.
+"""The residual stream: how its size, its direction and its gradient change with depth.
 
 With h the stream and f the branch that reads it, for every branch of every block:
 
     RMS(h), RMS(f), RMS(∂L/∂h), RMS(∂L/∂f),  ‖f‖/‖h‖ and cos(h, h + f),  L without f minus L,
     max|h|/median|h|
 
-Three things go wrong with depth. The stream inflates, so that late branches change it by ever less. The
-gradient explodes or fades on its way back. Blocks become redundant: the loss is the same without them.
+Three things go wrong with depth. The stream grows, so that late branches change it less and less. The
+gradient explodes or vanishes on its way back. Blocks become redundant: the loss is the same without them.
 
-Values and gradients are those of the network's own forward and backward pass (`anatomy.rerun`), in eval mode,
-but that a batch norm in training mode uses the statistics of the batch.
+Values and gradients are those of the network's own forward and backward pass (`anatomy.recording.rerun`), in
+eval mode, except that a batch norm in training mode uses the statistics of the batch.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,41 +27,52 @@ from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.recording.rerun import rerun
-from theodolite.core.batches import Batch, on_device
+from theodolite.core.batches import Batch, device_of, on_device
 from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss, described, require_logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.present.figure import Figure
+from theodolite.core.files import plain
+from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table
+from theodolite.probes.example_losses import HALVES, scalar_loss
 from theodolite.probes.scaling.activation_layout import ActivationLayout, find_layout
-from theodolite.probes.stream.growth import Growth, fit_growth
-from theodolite.probes.stream.headroom import Largest, Watch
-from theodolite.probes.stream.reach import Reach, reaches, size_of
+from theodolite.probes.stream.growth import GrowthLaw, fit_growth
+from theodolite.probes.stream.readings import (
+    BranchReading,
+    HeadroomWatch,
+    LargestValue,
+    read_branch,
+    size_of,
+)
 
 NOT_FINITE = "not finite"
-"""How the note begins that says where the loss, the stream or a gradient is not finite."""
+"""How the note begins that names a loss, stream or gradient that is not finite."""
 MASSIVE, MASSIVE_RATIO = 100.0, 1000.0
-"""An entry is massive from this size on if it is so many times the median of the stream.
+"""An entry is massive if it is larger than `MASSIVE` and `MASSIVE_RATIO` times the median of the stream.
 
 Sun et al., Massive activations in large language models, 2024."""
 
 
 @dataclass(frozen=True)
-class Stream:
-    """One look at the stream. Made by `stream`."""
+class Stream(Result):
+    """The residual stream of a network on a batch. Made by `stream`."""
 
+    kind: ClassVar[str] = "residual stream"
+    loads: ClassVar[bool] = True
     loss: float
     start: float
     """RMS of the stream before the first branch."""
     start_gradient: float
-    reaches: tuple[Reach, ...]
-    blocks: tuple[float | None, ...]
+    branches: tuple[BranchReading, ...]
+    skipped_blocks: tuple[float | None, ...]
     """By block: the loss without all of its branches minus the loss."""
-    largest: Largest
+    largest: LargestValue
     """The largest of all values that would be in half precision."""
     notes: tuple[str, ...]
     """What could not be measured, and why."""
-    layout: ActivationLayout = field(repr=False, compare=False)
+    layout: ActivationLayout | None = field(default=None, repr=False, compare=False)
 
     @property
     def finite(self) -> bool:
@@ -71,63 +82,147 @@ class Stream:
     @cached_property
     def profile(self) -> tuple[float, ...]:
         """RMS of the stream before the first block and after each."""
-        return (self.start, *(reach.stream for reach in self._last))
+        return (self.start, *(one.stream for one in self._ends))
 
     @cached_property
     def gradient_profile(self) -> tuple[float, ...]:
         """The same of its gradient."""
-        return (self.start_gradient, *(reach.stream_gradient for reach in self._last))
+        return (self.start_gradient, *(one.stream_gradient for one in self._ends))
 
     @cached_property
-    def growth(self) -> Growth:
+    def growth(self) -> GrowthLaw:
         """How the stream grows from the first block to the last."""
         return fit_growth(self.profile)
 
     @cached_property
-    def backward(self) -> Growth:
+    def backward(self) -> GrowthLaw:
         """How its gradient grows from the last block back to the first."""
         return fit_growth(self.gradient_profile[::-1])
 
     @property
-    def massive(self) -> tuple[Reach, ...]:
+    def massive(self) -> tuple[BranchReading, ...]:
         """Where the stream has massive entries."""
         return tuple(
-            one for one in self.reaches if MASSIVE < one.largest < math.inf and one.peak > MASSIVE_RATIO
+            one for one in self.branches if MASSIVE < one.largest < math.inf and one.peak > MASSIVE_RATIO
         )
 
-    def figure(self) -> Figure:
-        """Sizes, gradients and what each block is worth, against depth."""
-        from theodolite.probes.stream.figures import profile_figure
-
-        return profile_figure(self)
-
-    def __str__(self) -> str:
-        from theodolite.probes.stream.table import table
-
-        return table(self)
-
     @property
-    def _last(self) -> list[Reach]:
-        """The last reach of each block."""
-        return list({reach.block: reach for reach in self.reaches}.values())
+    def _ends(self) -> list[BranchReading]:
+        """The last branch of each block."""
+        return list({one.block: one for one in self.branches}.values())
+
+    def blocks(self) -> Iterator[Block]:
+        """A row for each branch, then a summary."""
+        yield f"loss {self.loss:.4f}"
+        yield self.table()
+        yield "\n".join(self._summary())
+        yield self.figure()
+
+    def table(self) -> Table:
+        """One row for each branch."""
+        columns = (
+            "block",
+            "stream",
+            "branch",
+            "f/h",
+            "cosine",
+            "∂L/∂h",
+            "∂L/∂f",
+            "max/med",
+            "−branch",
+            "−block",
+        )
+        rows = [("start", self.start, *[None] * 3, self.start_gradient, *[None] * 4)]
+        rows += [
+            (
+                f"{one.block}.{one.branch}",
+                *(
+                    one.stream,
+                    one.added,
+                    one.share,
+                    one.cosine,
+                    one.stream_gradient,
+                    one.branch_gradient,
+                    one.peak,
+                ),
+                one.skipped,
+                self.skipped_blocks[one.block] if one in self._ends else None,
+            )
+            for one in self.branches
+        ]
+        return Table(columns, rows)
+
+    def _summary(self) -> Iterator[str]:
+        yield f"stream    {self.growth}"
+        yield f"gradient  {self.backward}, from the last block to the first"
+        largest, made = self.largest, f"made by {self.largest.op}, {self.largest.where}"
+        if math.isnan(largest.value):
+            yield "float16   not known: all values are statistics"
+        elif math.isinf(largest.value):
+            yield f"float16   no headroom: some values are not finite, first {made}"
+        else:
+            room = f"{largest.headroom:.1f} doublings of headroom"
+            yield f"float16   {room}: {largest.value:.4g} is the largest value, {made}"
+        if smallest := min(
+            (one for one in self.branches if one.share > 0), key=lambda one: one.share, default=None
+        ):
+            yield (
+                f"bfloat16  keeps 8 bits: block {smallest.block}, branch {smallest.branch} adds least, "
+                f"2^{math.log2(smallest.share):.1f} of the stream"
+            )
+        for one in self.massive[:1]:
+            yield (
+                f"massive   block {one.block}, branch {one.branch}: {one.largest:.4g} at {one.peak_at}, "
+                f"{one.peak:.0f} times the median"
+            )
+        for note in self.notes:
+            yield f"note      {note}"
+
+    def figure(self) -> Figure:
+        """Sizes, gradients and the loss without each block, against depth."""
+        counts = [
+            sum(one.block == block for one in self.branches) for block in range(len(self.skipped_blocks))
+        ]
+        places = [0.0, *(one.block + (one.branch + 1) / counts[one.block] for one in self.branches)]
+        panels = [
+            _lines(
+                "Stream (line) and branches (dots)",
+                places,
+                [self.start, *(one.stream for one in self.branches)],
+                [one.added for one in self.branches],
+            ),
+            _lines(
+                "Gradient in the stream",
+                places,
+                [self.start_gradient, *(one.stream_gradient for one in self.branches)],
+            ),
+        ]
+        if any(one is not None for one in self.skipped_blocks):
+            panels.append(_bars("Loss without the block, minus the loss", self.skipped_blocks))
+        return Figure(
+            caption="Root mean squares of the stream, of the branches and of the stream's gradient, from the "
+            "first block to the last; and the increase of the loss without each block.",
+            alt=f"Stream: {self.growth}. Gradient, from the last block to the first: {self.backward}",
+            panels=tuple(panels),
+        )
 
 
 @exclusive()
 def stream(
     model: nn.Module, loss: Loss, batch: Batch, *, skip: bool = True, layout: ActivationLayout | None = None
 ) -> Stream:
-    """Look at the residual stream of a network on a batch; the network is left as it was.
+    """Measure the residual stream of a network on a batch; the network is left unchanged.
 
     Args:
         model: any module with residual branches, on any device, wrapped or not.
         loss: `loss(logits, targets) -> scalar`.
         batch: a pair (inputs, targets).
-        skip: also take the loss without each branch and without each block: a forward pass for each.
-        layout: of an earlier look at the same model with inputs of the same shapes, which saves finding it.
+        skip: also measure the loss without each branch and without each block: a forward pass for each.
+        layout: of an earlier call with the same model and inputs of the same shapes, to save finding it.
 
-    A branch is skipped by adding zeros in its place. What else stands on the way stays: the norm of a
-    post-norm, the activation after a sum, the projection of a ResNet's shortcut. Where the stream is a
-    mixture (routing), no branch is skipped: a mixture with zeros in it is not the one without them.
+    A branch is skipped by adding zeros in its place. Everything else stays: the norm of a post-norm, the
+    activation after a sum, the projection of a ResNet's shortcut. If the stream is a mixture (routing), no
+    branch is skipped: a mixture with zeros in it is not the mixture without them.
 
     A block whose branches end in zeros is not missed:
 
@@ -136,7 +231,7 @@ def stream(
     >>> for residual in (model.blocks[1].attention.branch.out, model.blocks[1].feed_forward.branch.down):
     ...     _ = nn.init.zeros_(residual.weight)
     >>> found = stream(model, th.workloads.next_token_loss, (torch.arange(8)[None], torch.arange(8)[None]))
-    >>> found.blocks[1], found.reaches[-1].cosine > 0.999, found.reaches[0].share > 0.01
+    >>> found.skipped_blocks[1], found.branches[-1].cosine > 0.999, found.branches[0].share > 0.01
     (0.0, True, True)
     """
     with torch.inference_mode(False), torch.enable_grad():
@@ -144,40 +239,43 @@ def stream(
 
 
 def _stream(
-    model: nn.Module, batch: Batch, loss: Loss, skip: bool, layout: ActivationLayout | None
+    model: nn.Module, loss: Loss, batch: Batch, skip: bool, layout: ActivationLayout | None
 ) -> Stream:
     inputs, targets = batch
     found = layout or find_layout(model, inputs)
     if not found.stream:
         raise UseError(
-            f"{type(model).__name__} has no residual branches, so there is no stream to look at: nothing is "
-            "added to what it was computed from"
+            f"{type(model).__name__} has no residual branches, so it has no stream: nothing is added to the "
+            "value it was computed from"
         )
     notes: list[str] = []
-    watch = Watch()
+    watch = HeadroomWatch()
     values = {*found.stream, *found.starts, *(end for ends in found.branches for end in ends)}
     passed = rerun(model, inputs, found.graph, keep=values, gradients=True, seen=watch)
-    if passed.lost and layout is not None:  # the network took another way than when its layout was found
-        return _stream(model, batch, loss, skip, None)
+    if passed.lost and layout is not None:  # the network ran other operations than those of the layout
+        return _stream(model, loss, batch, skip, None)
     total = _loss(loss, passed.output, targets)
     gradients = passed.gradients(total)
     if passed.lost:
         notes.append(f"{len(passed.lost)} of {len(values)} values were not found again in a second pass")
     if not gradients:
-        notes.append("autograd finds no way from the loss to the stream, so there are no gradients")
+        notes.append("no gradient reaches the stream from the loss")
     notes += _not_finite(found, float(total.detach()), passed.values, gradients)
     number = found.places[-1][0] + 1
-    without: tuple[list[float | None], list[float | None]] = [None] * len(found.stream), [None] * number
+    skipped: tuple[list[float | None], list[float | None]] = [None] * len(found.stream), [None] * number
     if skip and found.is_routed:
         notes.append("the stream is a mixture, and zeros in it still have a weight: no branch was skipped")
     elif skip:
-        without = _skipped(model, loss, batch, found, notes)
+        skipped = _skipped(model, loss, batch, found, notes)
     return Stream(
         loss=float(total.detach()),
         start=size_of(found.starts[0], passed.values),
         start_gradient=size_of(found.starts[0], gradients),
-        reaches=reaches(found, passed.values, gradients, without[0]),
-        blocks=tuple(without[1]),
+        branches=tuple(
+            read_branch(found, index, passed.values, gradients, without)
+            for index, without in enumerate(skipped[0])
+        ),
+        skipped_blocks=tuple(skipped[1]),
         largest=watch.largest(found),
         notes=tuple(dict.fromkeys(notes)),
         layout=found,
@@ -187,36 +285,31 @@ def _stream(
 def _not_finite(
     layout: ActivationLayout, loss: float, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
 ) -> list[str]:
-    """A note on what is not finite, if anything is: the first value, and the last gradient."""
+    """A note on the first value and the last gradient that are not finite, if any."""
     streams = {"before the first block": layout.starts[0]}
     for (block, branch), after in zip(layout.places, layout.stream, strict=True):
         streams[f"after block {block}, branch {branch}"] = after
+
+    def bad(found: Mapping[int, Tensor]) -> list[str]:
+        return [name for name, at in streams.items() if at in found and not bool(found[at].isfinite().all())]
+
     said = [] if math.isfinite(loss) else [f"the loss is {loss}"]
-    for what, found, place in (
-        ("the stream, first", values, 0),
-        ("the gradient of the stream, last", gradients, -1),
-    ):
-        bad = [
-            name
-            for name, after in streams.items()
-            if after in found and not bool(found[after].isfinite().all())
-        ]
-        if bad:
-            said.append(f"{what} {bad[place]}")
+    said += [f"the stream, first {name}" for name in bad(values)[:1]]
+    said += [f"the gradient of the stream, last {name}" for name in bad(gradients)[-1:]]
     return [f"{NOT_FINITE}: {', '.join(said)}"] if said else []
 
 
 def _skipped(
     model: nn.Module, loss: Loss, batch: Batch, layout: ActivationLayout, notes: list[str]
 ) -> tuple[list[float | None], list[float | None]]:
-    """What the loss is more without each branch, and without each block."""
+    """The increase of the loss without each branch, and without each block."""
     inputs, targets = batch
 
     def without(branches: list[int]) -> float | None:
         ends = [end for index in branches for end in layout.branches[index]]
         try:
             found = rerun(model, inputs, layout.graph, zero=ends)
-        except Exception as error:  # the network takes another way then, and may not know it
+        except Exception as error:  # the network may fail on zeros
             notes.append(f"without a branch the network failed: {in_one_line(error)}")
             return None
         if found.lost:
@@ -231,40 +324,60 @@ def _skipped(
     for block in dict.fromkeys(place[0] for place in layout.places):
         members = [index for index, place in enumerate(layout.places) if place[0] == block]
         blocks.append(each[members[0]] if len(members) == 1 else without(members))
-    return _minus(each, whole), _minus(blocks, whole)
 
+    def minus(losses: list[float | None]) -> list[float | None]:
+        return [None if one is None else one - whole for one in losses]
 
-def _minus(losses: list[float | None], whole: float) -> list[float | None]:
-    return [None if one is None else one - whole for one in losses]
+    return minus(each), minus(blocks)
 
 
 def _loss(loss: Loss, found: Tensor, targets: Any) -> Tensor:
-    """The loss of logits; of halves in float32, where small differences are not lost."""
-    if found.dtype in (torch.float16, torch.bfloat16):
-        found = found.float()
-    value = loss(found, targets)
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise UseError(
-            f"loss(logits, targets) returned {described(value)}, not one number. Reduce it, as with .mean()"
-        )
-    return value.reshape(())
+    """The loss of logits; half precision in float32, where small differences are not lost."""
+    return scalar_loss(loss(found.float() if found.dtype in HALVES else found, targets))
 
 
-def _checked(model: nn.Module, loss: Loss, batch: Batch) -> tuple[nn.Module, Batch, Loss]:
-    """The bare model, the batch on its device, and a loss that keeps no account of what it sees here.
+def _checked(model: nn.Module, loss: Loss, batch: Batch) -> tuple[nn.Module, Loss, Batch]:
+    """The bare model, a copy of a loss with state, and the batch on the model's device.
 
-    What was made in inference mode is copied: autograd takes none of it.
+    Tensors made in inference mode are copied, as autograd refuses them.
     """
-    require_logits(loss, "A look at the stream")
+    require_logits(loss, "The residual stream")
     if not isinstance(model, nn.Module):
         raise UseError(f"model is {described(model)}, not a torch.nn.Module")
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
         raise UseError(f"batch is {described(batch)}: give a pair (inputs, targets)")
     model = unwrap(model)
-    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    own = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
     copied = tree_map(
         lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf,
-        on_device((batch[0], batch[1]), str(device)),
+        on_device((batch[0], batch[1]), str(device_of(model))),
     )
-    return model, copied, own
+    return model, copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss, copied
+
+
+def _lines(title: str, places: Sequence[float], line: Sequence[float], dots: Sequence[float] = ()) -> Panel:
+    """A line against depth, and dots at the same places but the first."""
+    shown: dict[str, Any] = {"type": "scatter", "hovertemplate": "block %{x:.1f}: %{y:.3g}<extra></extra>"}
+    data = [
+        shown | {"mode": "lines", "x": list(places), "y": plain(line), "line": {"color": ACCENT, "width": 2}}
+    ]
+    if dots:
+        marker = {"color": QUIET, "size": 5}
+        data.append(shown | {"mode": "markers", "x": list(places[1:]), "y": plain(dots), "marker": marker})
+    layout = frame(height=220)
+    layout["xaxis"] |= {"title": {"text": "block", "standoff": 6}}
+    layout["yaxis"] |= {"type": "log", "exponentformat": "power", "nticks": 5}
+    return Panel(title, tuple(data), layout)
+
+
+def _bars(title: str, blocks: Sequence[float | None]) -> Panel:
+    bars = {
+        "type": "bar",
+        "x": list(range(len(blocks))),
+        "y": plain(blocks),
+        "marker": {"color": ACCENT, "line": {"width": 0}},
+        "hovertemplate": "block %{x}: %{y:.3g}<extra></extra>",
+    }
+    layout = frame(height=220)
+    layout["xaxis"] |= {"title": {"text": "block", "standoff": 6}}
+    layout["yaxis"] |= {"zeroline": True, "zerolinecolor": FAINT, "nticks": 5}
+    return Panel(title, (bars,), layout)

@@ -154,20 +154,20 @@ def worth(look: Look) -> Finding:
     seen, why = look.stream, WHY["TH523"]
     asleep = _is_asleep(seen)
     dead = [
-        one for one in seen.reaches if one.is_reached is False or (one.branch_gradient == 0 and not asleep)
+        one for one in seen.branches if one.is_reached is False or (one.branch_gradient == 0 and not asleep)
     ]
-    unknown = [one for one in seen.reaches if one.is_reached is None]
-    silent = {one.block for one in seen.reaches} - {one.block for one in seen.reaches if one.added != 0}
-    alike = {one.block for one in seen.reaches} - {
-        one.block for one in seen.reaches if not 1 - one.cosine < ALIKE
+    unknown = [one for one in seen.branches if one.is_reached is None]
+    silent = {one.block for one in seen.branches} - {one.block for one in seen.branches if one.added != 0}
+    alike = {one.block for one in seen.branches} - {
+        one.block for one in seen.branches if not 1 - one.cosine < ALIKE
     }
     unmissed = {
         block
-        for block, more in enumerate(seen.blocks)
+        for block, more in enumerate(seen.skipped_blocks)
         if more is not None and abs(more) <= UNMISSED * abs(seen.loss)
     }
     redundant = sorted((alike & unmissed) - silent)
-    changes = [abs(more) for more in seen.blocks if more is not None]
+    changes = [abs(more) for more in seen.skipped_blocks if more is not None]
     numbers = look.ground | {"loss": seen.loss, "least change of the loss": min(changes, default=None)}
     evidence = Evidence(numbers)
     reached = "a gradient reaches every branch."
@@ -190,7 +190,8 @@ def worth(look: Look) -> Finding:
         )
     if silent:
         said = (
-            f"{look.where} nothing is added yet by {len(silent)} of {counted(len(seen.blocks), 'block')}. "
+            f"{look.where} nothing is added yet by {len(silent)} of "
+            f"{counted(len(seen.skipped_blocks), 'block')}. "
             "Branches that end in zeros are normal at the start: "
             f"{'a gradient reaches them.' if not unknown and not asleep else reached}"
         )
@@ -223,7 +224,7 @@ def worth(look: Look) -> Finding:
 def room(look: Look) -> Finding:
     """TH524: how far the largest value is from the end of float16."""
     seen, largest = look.stream, look.stream.largest
-    peak = max(seen.reaches, key=lambda one: one.peak)
+    peak = max(seen.branches, key=lambda one: one.peak)
     numbers = look.ground | {
         "largest value": largest.value,
         "made by": f"{largest.op}, {largest.where}",
@@ -259,7 +260,7 @@ def room(look: Look) -> Finding:
 
 def _is_asleep(seen: Stream) -> bool:
     """Does the loss not change with the stream at all, as where the readout starts at zero?"""
-    return seen.reaches[-1].stream_gradient == 0
+    return seen.branches[-1].stream_gradient == 0
 
 
 def _noted(seen: Stream) -> str:
@@ -272,7 +273,7 @@ def _times(factor: float) -> str:
 
 
 def _rows(seen: Stream) -> Iterator[dict[str, Value]]:
-    for one in seen.reaches:
+    for one in seen.branches:
         yield {
             "block": one.block,
             "branch": one.branch,

@@ -15,7 +15,7 @@ from theodolite.core.batches import Batch
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.size import Size
 from theodolite.fleet.training import targets_in
-from theodolite.probes.stream.growth import Growth, fit_growth
+from theodolite.probes.stream.growth import GrowthLaw, fit_growth
 from theodolite.probes.stream.stream import Stream, stream
 from theodolite.surveying.batches import amount, examples_in, few, first_of
 from theodolite.surveying.budget import pass_work
@@ -50,7 +50,7 @@ class Look:
     """To open a sentence with."""
     targets: int | str
     """In the batch; and of how many, where it was cut."""
-    growth: Growth
+    growth: GrowthLaw
     """Of the stream, in the mean over a few initialisations."""
 
     @property
@@ -58,7 +58,7 @@ class Look:
         """What is measured on, for the evidence."""
         return {
             "size": str(self.size),
-            "blocks": len(self.stream.blocks),
+            "blocks": len(self.stream.skipped_blocks),
             "targets in the batch": self.targets,
         }
 
@@ -100,13 +100,13 @@ def _seen(site: Site, model: nn.Module, batch: Batch) -> Stream:
     loss = site.workload.loss
     first = stream(model, loss, batch, skip=False)
     each = _forward(site, model, batch) + OPERATION * len(first.layout.graph.nodes)
-    passes = len(first.reaches) + len(first.blocks)
+    passes = len(first.branches) + len(first.skipped_blocks)
     if passes * each > (DEEP_WORK if site.deep else WORK):
         return first
     return stream(model, loss, batch, layout=first.layout)
 
 
-def _growth(site: Site, size: Size, batch: Batch, seen: Stream) -> Growth:
+def _growth(site: Site, size: Size, batch: Batch, seen: Stream) -> GrowthLaw:
     """How the stream grows: the geometric mean over initialisations, of which one is seen already."""
     profiles = [seen.profile]
     for more in range(1, DRAWS):

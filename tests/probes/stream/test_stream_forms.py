@@ -59,13 +59,13 @@ def test_without_a_branch_that_the_stream_is_added_to(how: str) -> None:
     for index in range(3):
         model.skipped = index
         changed = F.mse_loss(model(BATCH[0]), BATCH[1]).item() - found.loss
-        assert found.blocks[index] == pytest.approx(changed, abs=1e-6)
+        assert found.skipped_blocks[index] == pytest.approx(changed, abs=1e-6)
 
 
 def test_a_factor_of_the_addition_is_a_part_of_the_branch() -> None:
     one, other = Sums("alpha", -0.01), Sums("plain", -0.01)
     other.load_state_dict(one.state_dict())
-    for seen, plain in zip(*(stream(it, F.mse_loss, BATCH).reaches for it in (one, other)), strict=True):
+    for seen, plain in zip(*(stream(it, F.mse_loss, BATCH).branches for it in (one, other)), strict=True):
         for name in ("added", "share", "cosine", "branch_gradient", "skipped"):
             assert getattr(seen, name) == pytest.approx(getattr(plain, name), rel=1e-4, abs=1e-7), name
 
@@ -97,7 +97,7 @@ def test_directions_are_over_channels(make: object, shape: tuple[int, ...], chan
     before = model.first(x)
     after = before + model.branch(before).relu()
     expected = F.cosine_similarity(before, after, dim=channels).mean().item()
-    (reach,) = stream(model, F.mse_loss, (x, x), skip=False).reaches
+    (reach,) = stream(model, F.mse_loss, (x, x), skip=False).branches
     assert reach.cosine == pytest.approx(expected, rel=1e-5)
 
 
@@ -105,7 +105,7 @@ def test_zeros_have_no_direction() -> None:
     model = branched(nn.Embedding(16, 8, padding_idx=0), nn.Linear(8, 8, bias=False), nn.Linear(8, 16))
     nn.init.normal_(model.branch.weight, std=1e-4)
     tokens = torch.tensor([[3, 4, 0, 0, 0, 0, 0, 0]])
-    assert stream(model, next_token_loss, (tokens, tokens), skip=False).reaches[0].cosine > 0.999
+    assert stream(model, next_token_loss, (tokens, tokens), skip=False).branches[0].cosine > 0.999
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_in_a_mixture_no_branch_can_be_skipped() -> None:
     """Its key still has a score of zero, and so a weight."""
     tokens = torch.arange(16).reshape(2, 8)
     found = stream(th.models.GPT(32, 2, vocab=16, residual="routed"), next_token_loss, (tokens, tokens))
-    assert {one.skipped for one in found.reaches} == {None}
-    assert found.blocks == (None, None)
+    assert {one.skipped for one in found.branches} == {None}
+    assert found.skipped_blocks == (None, None)
     assert "no branch was skipped" in found.notes[0]
 
 
