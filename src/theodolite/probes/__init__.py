@@ -13,9 +13,9 @@ from theodolite.probes.curvature.trace import Trace, trace
 from theodolite.probes.curvature.tracking import Tracking, track
 from theodolite.probes.curvature.trajectory import Trajectory, trajectory
 from theodolite.probes.curvature.zone import along_scale, along_temperature
-from theodolite.probes.gains.amplification import Amplification, amplification
 from theodolite.probes.gains.decay import Decay, decay
 from theodolite.probes.gains.preconditioning import Preconditioning, preconditioning
+from theodolite.probes.gains.scale_vectors import Amplification, amplification
 from theodolite.probes.scaling.assumptions import Assumptions, assumptions
 from theodolite.probes.scaling.coordinates import Coordinates, Slope, coordinates
 from theodolite.probes.scaling.first_steps import Track

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import theodolite as th
 from theodolite.core.errors import UseError
-from theodolite.probes.gains.amplification import amplification
 from theodolite.probes.gains.preconditioning import preconditioning
+from theodolite.probes.gains.scale_vectors import amplification
 from theodolite.surgery.converting import convert
 from theodolite.workloads import next_token_loss
 

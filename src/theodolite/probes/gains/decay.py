@@ -32,8 +32,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.optimizers.decay_policies import decays, kind_of
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table, counted, number, plural
-from theodolite.probes.gains.handling import Handling, handlings, is_scheduled
-from theodolite.probes.gains.regrouping import regrouped
+from theodolite.probes.gains.parameter_groups import Handling, handlings, is_scheduled, regrouped
 
 Verdict = Literal["right", "wrong", "advice", "note"]
 """`wrong` is certain; `advice` is the paper's: a gain that only linear maps read could decay."""

@@ -35,7 +35,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, number
-from theodolite.probes.gains.scaled_maps import (
+from theodolite.probes.gains.scale_vectors import (
     ScaledMap,
     ScaleVector,
     find_maps,

@@ -8,7 +8,7 @@ from torch import nn
 
 from theodolite.anatomy.names import starred_name
 from theodolite.core.errors import UseError
-from theodolite.probes.gains.scaled_maps import ScaledMap, ScaleVector, find_maps, find_vectors
+from theodolite.probes.gains.scale_vectors import ScaledMap, ScaleVector, find_maps, find_vectors
 from theodolite.surgery.editing import scaled_weights
 from theodolite.surgery.folded import prefix_of
 from theodolite.surgery.places import find_places

@@ -99,6 +99,7 @@ def _seen(site: Site, model: nn.Module, batch: Batch) -> Stream:
     """Blocks are skipped if that is not too much work: a forward pass for each branch and for each block."""
     loss = site.workload.loss
     first = stream(model, loss, batch, skip=False)
+    assert first.layout is not None
     each = _forward(site, model, batch) + OPERATION * len(first.layout.graph.nodes)
     passes = len(first.branches) + len(first.skipped_blocks)
     if passes * each > (DEEP_WORK if site.deep else WORK):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from theodolite.core.errors import UseError
-from theodolite.probes.gains.amplification import amplification
+from theodolite.probes.gains.scale_vectors import amplification
 
 
 def test_growth_is_the_flows_under_small_steps_and_departs_from_it_under_decay():

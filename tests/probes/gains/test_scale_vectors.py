@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from theodolite.probes.gains.amplification import amplification
 from theodolite.probes.gains.preconditioning import preconditioning
+from theodolite.probes.gains.scale_vectors import amplification
 from theodolite.surgery.converting import convert
 
 

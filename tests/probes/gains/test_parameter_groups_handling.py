@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from theodolite.probes.gains.decay import decay
-from theodolite.probes.gains.handling import handlings
+from theodolite.probes.gains.parameter_groups import handlings
 
 from .gained import INPUTS, Net, usual
 
