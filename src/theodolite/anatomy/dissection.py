@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -20,7 +20,6 @@ from theodolite.anatomy.part import (
     Branch,
     Norm,
     Part,
-    Placement,
     Role,
     UnclassifiedError,
 )
@@ -40,11 +39,9 @@ from theodolite.anatomy.structure.branches import (
     feeders,
     heads_of,
     heads_outside,
-    inside_of,
     names_in,
     names_on_stream,
-    normed_sum,
-    placement_of,
+    placements_of,
     streams_of,
 )
 from theodolite.anatomy.structure.elements import row_blocks
@@ -63,8 +60,6 @@ from theodolite.core.calling import Build
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
 
-Axes = tuple[int, ...]
-
 
 @exclusive()
 def dissect(
@@ -76,21 +71,20 @@ def dissect(
 ) -> Anatomy:
     """Find out what every parameter tensor of a network does.
 
-    Shapes are compared across sizes and the dataflow of one forward pass is read; no name is parsed for
-    meaning. Nothing is computed and no memory is taken for weights, unless the network's control flow depends
-    on values.
+    Shapes are compared across widths and the dataflow of one forward pass is followed; names carry no
+    meaning. The pass runs on tensors without memory, unless the network's control flow depends on values.
 
     Args:
-        build: `build(width, depth) -> nn.Module`, or a ready module. From a ready module alone it cannot be
-            seen which fans grow; then it is inferred from where in the network a tensor stands.
+        build: `build(width, depth) -> nn.Module`, or a ready module. A ready module does not show which fans
+            grow with width; this is then inferred from the position of each tensor in the network.
         inputs: what the network is called with: a tensor, a tuple (`model(*inputs)`) or a dict.
-        size: the size to dissect, 128 × 4 if not said; `build` is also called at twice its width, and at
-            twice its depth once the anatomy is asked for its `grown_blocks`.
+        size: the size to dissect, by default 128 × 4. `build` is also called at twice the width, and at
+            twice the depth when the anatomy's `grown_blocks` is read.
         roles: by pattern of names (`"blocks.*.scale"`), the role of tensors that cannot be classified,
-            or that should be classified otherwise.
+            or that should have another role.
 
     Raises:
-        AnatomyError: naming the tensors that cannot be classified and what to pass.
+        AnatomyError: names the tensors that cannot be classified, and what to pass.
 
     >>> import torch
     >>> def build(width, depth):
@@ -111,20 +105,18 @@ def dissect(
     size = size or Size(128, 4)
     if not isinstance(size, Size):
         raise AnatomyError(f"size is {size!r}: write Size(width, depth)")
-    main = examine_built(build, size, inputs)
-    wider = examine_built(build, Size(2 * size.width, size.depth), inputs)
-    anatomy = _Dissection(main, wider, size, roles or {}).anatomy()
 
-    def grown_blocks() -> int:
-        # Half of all the tracing, and few who dissect a network want to know.
+    def grown_blocks() -> int:  # half of all tracing, and rarely needed
         deeper = examine_built(build, Size(size.width, 2 * size.depth), inputs)
         return len({block for block, _ in deeper.places})
 
-    return Anatomy(anatomy, anatomy.branches, size, grown_blocks, anatomy.attention_outside)
+    main = examine_built(build, size, inputs)
+    wider = examine_built(build, Size(2 * size.width, size.depth), inputs)
+    return _Dissection(main, wider, size, roles or {}).anatomy(grown_blocks)
 
 
 class _Dissection:
-    """One specimen, compared with a wider one where there is one."""
+    """One specimen, compared with a wider one if given."""
 
     def __init__(
         self, main: Specimen, wider: Specimen | None, size: Size | None, roles: Mapping[str, Role]
@@ -136,16 +128,16 @@ class _Dissection:
         for use in self.flow.uses.all:
             self.uses.setdefault(use.name, []).append(use)
         self.lent = lend(main.model, set(self.uses))
-        self.said = self._left_alone() | self.said
-        left_alone = {name for name, role in self.said.items() if role in UNTRAINED}
-        self.grown = grown_axes(main, wider, size, left_alone) if wider and size else None
+        self.said = self._untrained() | self.said
+        untrained = {name for name, role in self.said.items() if role in UNTRAINED}
+        self.grown = grown_axes(main, wider, size, untrained) if wider and size else None
         self.queries = {name for residual in main.residuals for name in residual.queries}
         self.homes = self._homes()
         self.on_stream = names_on_stream(self.flow, main.residuals) - self.homes.keys()
         self.aliases = _aliases(main.model)
         self.undecayed = {name for name, one in canonical_parameters(main.model) if _is_marked(one)}
 
-    def anatomy(self) -> Anatomy:
+    def anatomy(self, grown_blocks: Callable[[], int] | None = None) -> Anatomy:
         branches = self._branches()
         by_place = {(branch.block, branch.branch): branch for branch in branches}
         parts: dict[str, Part] = {}
@@ -169,10 +161,10 @@ class _Dissection:
         if problems:
             more = f"\n... and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise UnclassifiedError("\n".join(problems[:5]) + more)
-        return Anatomy(parts, tuple(branches), self.size, attention_outside=self._attention_outside())
+        return Anatomy(parts, tuple(branches), self.size, grown_blocks, self._attention_outside())
 
-    def _left_alone(self) -> dict[str, Role]:
-        """The tensors that take no gradient, and those that nothing in the forward pass reads."""
+    def _untrained(self) -> dict[str, Role]:
+        """The tensors without a gradient, and those that nothing in the forward pass reads."""
         graph = self.flow.graph
         read = set(graph.returned)
         for node in reversed(graph.nodes):
@@ -180,24 +172,19 @@ class _Dissection:
                 read.update(node.inputs)
         known = {*self.uses, *self.lent, *self.flow.uses.unknown}
         known |= {name for value, name in graph.parameters.items() if value in read}
-        found: dict[str, Role] = {name: "unused" for name in self.main.shapes if name not in known}
-        for name, tensor in canonical_parameters(self.main.model):
-            if not tensor.requires_grad:
-                found[name] = "frozen"
-        return found
+        unused = dict.fromkeys((name for name in self.main.shapes if name not in known), "unused")
+        tensors = canonical_parameters(self.main.model)
+        frozen = dict.fromkeys((name for name, tensor in tensors if not tensor.requires_grad), "frozen")
+        return cast(dict[str, Role], unused | frozen)
 
     def _homes(self) -> dict[str, tuple[int, int]]:
         """By parameter: the block and branch it is first used in."""
-        where = self.main.places
-        homes: dict[str, tuple[int, int]] = {}
-        for place, residual in zip(where, self.main.residuals, strict=True):
-            for name in names_in(self.flow, residual):
-                homes.setdefault(name, place)
-        for place, residual in zip(where, self.main.residuals, strict=True):
-            for name in residual.queries:
-                homes.setdefault(name, place)
-        for name, index in feeders(self.flow, self.main.residuals).items():
-            homes.setdefault(name, where[index])
+        where, residuals = self.main.places, self.main.residuals
+        pairs = list(zip(where, residuals, strict=True))
+        inside = [(name, place) for place, residual in pairs for name in names_in(self.flow, residual)]
+        queries = [(name, place) for place, residual in pairs for name in residual.queries]
+        feeding = [(name, where[index]) for name, index in feeders(self.flow, residuals).items()]
+        homes = dict(reversed([*inside, *queries, *feeding]))  # the first counts
         return homes | {name: homes[other] for name, other in self.lent.items() if other in homes}
 
     def _attention_outside(self) -> tuple[AttentionHeads, ...]:
@@ -209,40 +196,22 @@ class _Dissection:
 
     def _branches(self) -> list[Branch]:
         ends = [ends_of(self.flow, residual) for residual in self.main.residuals]
-        placements = self._placements([by_norm for _, by_norm in ends])
+        placements = placements_of(self.flow, self.main.residuals, [by_norm for _, by_norm in ends])
         streams = streams_of(self.flow, self.main.residuals)
-        wider = (
-            [heads_of(self.wider.flow, residual) for residual in self.wider.residuals] if self.wider else []
-        )
+        wider = [heads_of(self.wider.flow, one) for one in self.wider.residuals] if self.wider else []
         found = []
         for index, (place, residual) in enumerate(zip(self.main.places, self.main.residuals, strict=True)):
             heads = heads_of(self.flow, residual)
             attention = _compared(heads, wider[index] if index < len(wider) else None)
-            used = names_in(self.flow, residual)  # all it has, where weights are shared between blocks
-            names = tuple(name for name in self.main.shapes if self.homes.get(name) == place) or tuple(used)
+            names = tuple(name for name in self.main.shapes if self.homes.get(name) == place)
+            names = names or tuple(names_in(self.flow, residual))  # weights are shared between blocks
             last = tuple(name for name in names if self.lent.get(name, name) in ends[index][0])
             layers, stream = residual.layers, streams[index]
             found.append(Branch(*place, placements[index], layers, names, last, attention, stream))
         return found
 
-    def _placements(self, ends_in_norm: list[bool]) -> list[Placement]:
-        """Norm placements; a last norm on the stream makes the branch before it `post` only if others are."""
-        flow, residuals = self.flow, self.main.residuals
-        found = [placement_of(flow, *pair) for pair in zip(residuals, ends_in_norm, strict=True)]
-        starts = {flow.back(residual.start) for residual in residuals}
-        read_again = [
-            flow.back(made) in starts if (made := normed_sum(flow, r)) else False for r in residuals
-        ]
-        post = [kind == "post" and again for kind, again in zip(found, read_again, strict=True)]
-        if any(post):
-            return found
-        return [
-            inside_of(flow, residual) if kind == "post" else kind
-            for kind, residual in zip(found, residuals, strict=True)
-        ]
-
     def _part(self, name: str) -> Part | str:
-        """The Part, without its place in a branch; or what is wrong with it."""
+        """The Part, without its place in a branch; or the reason why there is none."""
         shape = self.main.shapes[name]
         uses = self.uses.get(self.lent.get(name, name))
         said = self.said.get(name)
@@ -251,11 +220,12 @@ class _Dissection:
                 return _unclassified(name, shape, self.flow.uses.unknown.get(name))
             uses = [_use_for(name, shape, said)]
         use = uses[0]
-        if use.node >= 0 and name in self.homes and is_looked_up_bias(self.flow, use):
+        seen = use.node >= 0
+        if seen and name in self.homes and is_looked_up_bias(self.flow, use):
             use = dataclasses.replace(use, kind="bias", op="add", in_axes=(), out_axes=use.out_axes)
         if self.grown is not None:
             fans = fans_by_growth(self.flow, use, self.grown[name])
-        elif use.node >= 0:
+        elif seen:
             fans = fans_by_position(self.flow, use, name in self.homes)
         else:
             fans = Fans(use.in_axes, use.out_axes, bool(use.in_axes), True, said)
@@ -264,7 +234,9 @@ class _Dissection:
             stacked = self.grown and self.grown[name]
             grows = "only the number of matrices grows" if stacked else "no dimension grows"
             return f"{name} has shape {shape}, used by {use.op}: {grows} with width. {_remedy(name, shape)}"
-        is_norm = use.kind == "gain" and use.node >= 0 and follows_normalisation(self.flow, use)
+        is_norm = use.kind == "gain" and seen and follows_normalisation(self.flow, use)
+        alike = [one for one in uses if one.kind == use.kind]
+        as_weight = [one for one in uses if one.kind == "weight" != use.kind]
         return Part(
             name=name,
             shape=shape,
@@ -277,25 +249,23 @@ class _Dissection:
             in_axes=fans.in_axes,
             out_axes=fans.out_axes,
             grown_axes=self._grown(name, fans),
-            norm=self._norm([one for one in uses if one.kind == use.kind], is_norm),
+            norm=self._norm(alike, is_norm),
             tied=self._tied(name, uses),
             uses=() if role == "unused" else tuple(dict.fromkeys(one.kind for one in uses)),
             readout=_readout(uses),
             on_stream=name in self.on_stream,
-            beside=last_weight(self.flow, use) if name not in self.lent and use.node >= 0 else None,
+            beside=last_weight(self.flow, use) if name not in self.lent and seen else None,
             offset=use.offset if use.kind == "gain" else 0.0,
-            scale_free=all(one.node >= 0 and degree(self.flow, one) == 0 for one in uses),
-            rate=any(one.node >= 0 and is_rate(self.flow, one) for one in uses),
+            scale_free=seen and all(degree(self.flow, one) == 0 for one in uses),
+            rate=seen and any(is_rate(self.flow, one) for one in uses),
             undecayed=name in self.undecayed,
-            factor=self._factor(name, role, [one for one in uses if one.kind == use.kind]),
-            readout_factor=self._factor(
-                name, "output", [one for one in uses if one.kind == "weight" != use.kind]
-            ),
-            rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and use.node >= 0 else (),
+            factor=self._factor(name, role, alike) if seen else 1.0,
+            readout_factor=self._factor(name, "output", as_weight) if seen else 1.0,
+            rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and seen else (),
         )
 
     def _norm(self, uses: list[Use], is_norm: bool) -> Norm | None:
-        """Who reads a gain: a norm's, or a vector's that multiplies weights."""
+        """Who reads a gain of a norm, or a vector that multiplies weights."""
         if is_norm:
             return norm_role(self.flow, uses)
         weights = [scaled_weights(self.flow, use) for use in uses]
@@ -311,18 +281,15 @@ class _Dissection:
         return number * self._factor_beside(uses[0])
 
     def _factor(self, name: str, role: Role, uses: list[Use]) -> float:
-        if any(use.node < 0 for use in uses):
-            return 1.0
         inside = name in self.homes and name not in self.queries
         number = factor_elsewhere(self.flow, self.main.residuals, uses, role == "output" and not inside)
         return number * math.prod(self._factor_beside(use) for use in uses[:1])
 
     def _factor_beside(self, use: Use) -> float:
-        """How what a tensor is multiplied by within a weight goes with the width.
+        """The size of what a tensor is multiplied by inside a weight, as it depends on the width.
 
-        A gain for each entry of a weight has entries of `1/√n` beside it. A gain on a
-        direction, a weight divided by a norm of itself, counts as the direction's entries over those of a
-        weight.
+        A gain for each entry of a weight multiplies entries of size `1/√n`. For a gain on a direction (a
+        weight divided by a norm of itself), the size of the direction's entries relative to a weight's.
         """
         lead = leading_weight(self.flow, use)
         part = self._part(lead) if lead else None
@@ -347,7 +314,7 @@ class _Dissection:
 
 
 def _readout(uses: list[Use]) -> tuple[str, ...]:
-    """The names by which a table is used as a weight; the operation where that is the table's own name."""
+    """The names by which a table is used as a weight; an operation where it is the table's own name."""
     tables = {use.alias for use in uses if use.kind == "table"}
     if not tables:
         return ()
@@ -356,7 +323,7 @@ def _readout(uses: list[Use]) -> tuple[str, ...]:
 
 
 def _is_marked(tensor: Tensor) -> bool:
-    """Does a network say of its tensor that it is not to decay? As Mamba's and S4's code do."""
+    """Does the network mark the tensor as not to decay, as the code of Mamba and S4 does?"""
     by_options = (getattr(tensor, "_optim", None) or {}).get("weight_decay")
     return bool(getattr(tensor, "_no_weight_decay", False)) or by_options == 0
 
@@ -370,7 +337,7 @@ def _aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def _match(roles: Mapping[str, Role], names: list[str]) -> dict[str, Role]:
-    """The caller's word on roles, by name."""
+    """The roles that the caller gives, by name."""
     said: dict[str, Role] = {}
     for pattern, role in roles.items():
         if role not in ROLES:
@@ -399,7 +366,7 @@ def _remedy(name: str, shape: tuple[int, ...]) -> str:
 
 
 def _use_for(name: str, shape: tuple[int, ...], role: Role) -> Use:
-    """A use for a tensor the forward pass does not show, as torch would lay it out for that role."""
+    """A use for a tensor that the forward pass does not show, with the layout of torch for that role."""
     axes = tuple(axis for axis, size in enumerate(shape) if size > 1)
     if role in ("bias", "gain"):
         return Use(-1, name, "bias" if role == "bias" else "gain", "unseen", (), axes)
@@ -407,7 +374,7 @@ def _use_for(name: str, shape: tuple[int, ...], role: Role) -> Use:
 
 
 def _compared(heads: Heads | None, wider: Heads | None) -> AttentionHeads | None:
-    """How heads attend, and what becomes of them at twice the width."""
+    """The attention of some heads, compared with that at twice the width."""
     if heads is None:
         return None
     return AttentionHeads(

@@ -37,8 +37,8 @@ class Part:
     """One parameter tensor, and what the network does with it.
 
     A weight with input x and output y computes `y_o = Σ_i W_oi x_i`; `in_axes` and `out_axes` are the
-    dimensions of `shape` that i and o run over (both, for a convolution's kernel positions, count as i).
-    Dimensions in neither are a stack of independent matrices, as in a mixture of experts.
+    dimensions of `shape` that i and o run over. The kernel positions of a convolution count as i. Dimensions
+    in neither are a stack of independent matrices, as in a mixture of experts.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Part:
     op: str
     """What is done with it: `linear`, `conv`, `embedding`, `concat`, `norm`, `scale` or `add`."""
     role: Role
-    """By which fans grow with width: `input` (only out), `hidden` (both), `output` (only in);
-    `bias` if it is added, `gain` if it multiplies elementwise. `frozen` if it takes no gradient, `unused` if
-    nothing in the forward pass reads it."""
+    """By which fans grow with width: `input` (only out), `hidden` (both), `output` (only in); `bias` if it is
+    added, `gain` if it multiplies elementwise. `frozen` if it requires no gradient, `unused` if nothing in
+    the forward pass reads it."""
     fan_in: int
     fan_out: int
     width_in: bool
@@ -59,57 +59,57 @@ class Part:
     in_axes: tuple[int, ...]
     out_axes: tuple[int, ...]
     grown_axes: tuple[int, ...] = ()
-    """The dimensions that are larger at twice the width; of a ready module, those taken to grow."""
+    """The dimensions that are larger at twice the width; for a ready module, those assumed to grow."""
     block: int | None = None
     """Residual block, counted from 0; None outside of every branch."""
     branch: int | None = None
     """Branch within the block, counted from 0."""
     ends_branch: bool = False
-    """Scaling the tensors that end a branch scales what the branch adds to the stream."""
+    """Does it end its branch? Scaling the tensors that end a branch scales what it adds to the stream."""
     branch_layers: int | None = None
-    """Weights on the longest path through its branch."""
+    """The number of weights on the longest path through its branch."""
     norm: Norm | None = None
-    """For a norm's gain: `input` if only linear maps read it, else `output`. A vector that multiplies a
-    weight is read by that linear map alone: `input`, or `output` if the weight is an embedding too."""
+    """For a norm's gain: `input` if only linear maps read it, else `output`. For a vector that multiplies a
+    weight: `input`, or `output` if the weight is also an embedding."""
     tied: tuple[str, ...] = ()
-    """Other names of the same tensor; an operation's name where a second use has no name of its own."""
+    """Other names of the same tensor; the operation of a second use that has no name of its own."""
     uses: tuple[str, ...] = ()
-    """The kinds of its uses, first to last: an embedding that is the head too is a `table` and a `weight`."""
+    """The kinds of its uses, first to last: a tied embedding is a `table` and a `weight`."""
     readout: tuple[str, ...] = ()
-    """Of a table that is a weight too, as a tied readout: the names by which it is one; an operation's name
-    where that use has no name of its own."""
+    """Of a table that is also a weight, as a tied readout: the names by which it is one; the operation where
+    that use has no name of its own."""
     beside: str | None = None
-    """Of a bias or gain: the last weight or table before it, whose output it is added to or multiplies."""
+    """Of a bias or gain: the last weight or table before it."""
     offset: float = 0.0
-    """What is added to a gain before it multiplies: 1 for a zero-centred one, `(1 + γ)·x`."""
+    """The number added to a gain before it multiplies: 1 for a zero-centred one, `(1 + γ)·x`."""
     scale_free: bool = False
-    """Is it divided by a norm of itself before it is used, so that only its direction counts?"""
+    """Is it divided by a norm of itself before use, so that only its direction matters?"""
     rate: bool = False
-    """Does it stand for a rate by its logarithm, as time constants of state-space models do? It goes through
-    exp, softplus or a sigmoid before it is used; or, of a bias, its sum does on the way to an exponent."""
+    """Does it represent a rate by its logarithm, as time constants of state-space models do? It goes through
+    exp, softplus or a sigmoid before use; for a bias, its sum does on the way to an exponent."""
     undecayed: bool = False
     """Does the network mark it as not to decay, by `_no_weight_decay` or `_optim["weight_decay"] = 0`?"""
     on_stream: bool = False
     """Does it change the residual stream itself, between branches: the γ of `γ·x + f(x)`, or the gain of a
-    norm after the sum? Such changes add up over depth."""
+    norm after the sum? Such changes accumulate over depth."""
     factor: float = 1.0
-    """The product of the plain numbers the tensor and its output are multiplied by: up to the stream (what
-    ends a branch), the logits (a readout; numbers on its input since the last norm or sum count too) or the
-    next layer. A weight divided by a norm of itself counts as a number for the gain on it. 1 where it cannot
-    be told."""
+    """The product of the plain numbers that multiply the tensor and its output: up to the stream (for what
+    ends a branch), the logits (for a readout, with the numbers on its input since the last norm or sum) or
+    the next layer. For a gain on a weight divided by a norm of itself, that weight counts as a number. 1 if
+    unknown."""
     readout_factor: float = 1.0
-    """Of a table that is a readout too: the same for the readout."""
+    """Of a table that is also a readout: the same for the readout."""
     rows: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Row blocks of a fused tensor (QKV, gate-up): for each block its half-open ranges along the output."""
 
     @property
     def trained(self) -> bool:
-        """Is there a gradient to train it with? Not if it is `frozen` or `unused`."""
+        """Is it trained? Not if it is `frozen` or `unused`."""
         return self.role not in UNTRAINED
 
     @property
     def kind(self) -> Literal["weight", "gain", "bias"]:
-        """What it does, be it trained or not."""
+        """What it does, trained or not."""
         does = self.role if self.trained else next(iter(self.uses), "")
         return "gain" if does == "gain" else "bias" if does == "bias" else "weight"
 
@@ -131,16 +131,16 @@ class AttentionHeads:
 
     head_dim: int
     head_dim_grows: bool
-    """Does the head dimension grow with width? Then the logits' scale has to follow it."""
+    """Does the head dimension grow with width? Then the scale of the logits has to follow it."""
     scale: float | None
-    """What the products of queries and keys are multiplied by; None where the trace does not show it."""
+    """What the products of queries and keys are multiplied by; None if unknown."""
     scale_at_double_width: float | None
-    """The same at twice the width; None where there was nothing to compare with."""
+    """The same at twice the width; None if there is no wider network."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One residual branch: what is added to the stream in one place."""
+    """One residual branch: what one addition adds to the stream."""
 
     block: int
     branch: int
@@ -148,10 +148,10 @@ class Branch:
     """`pre` x + f(Nx), `post` N(x + f(x)), `peri` x + N f(N x), `out` x + N f(x), `inner` x + f(N g(x)),
     `none` x + f(x)."""
     layers: int
-    """Weights on the longest path through the branch."""
+    """The number of weights on the longest path through the branch."""
     parts: tuple[str, ...]
     ends: tuple[str, ...]
-    """The tensors that end the branch; none, if no tensor sets the size of what it adds."""
+    """The tensors that end the branch; none if no tensor sets the size of what it adds."""
     attention: AttentionHeads | None = None
     stream: int = 0
     """The residual stream it is added to, counted from 0: an encoder and a decoder have one each."""

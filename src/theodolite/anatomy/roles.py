@@ -11,8 +11,9 @@ from torch import nn
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.anatomy.part import AnatomyError, Role
 from theodolite.anatomy.recording.operations import VIEWS
+from theodolite.anatomy.recording.trace import Node
 from theodolite.anatomy.specimen import Specimen
-from theodolite.anatomy.structure.flow import Flow
+from theodolite.anatomy.structure.flow import Flow, mask_of, walk
 from theodolite.anatomy.structure.uses import Use
 from theodolite.core.size import Size
 
@@ -26,19 +27,19 @@ class Fans:
     width_in: bool
     width_out: bool
     role: Role | None
-    """None where nothing grows: then nobody can tell how the tensor should be scaled."""
+    """None where nothing grows: then it is unknown how the tensor should be scaled."""
 
 
 def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
-    """From the axes that grow with width.
+    """By the axes that grow with width.
 
-    A weight whose input alone grows is `output`, wherever it stands: a readout, a router, the keys of a fixed
-    number of heads. One whose output alone grows is `input`, and so is one that reads the data and does not
-    grow.
+    A weight of which only the input grows is `output`, wherever it stands: a readout, a router, the keys of a
+    fixed number of heads. One of which only the output grows is `input`, and so is one that reads the data
+    and does not grow.
     """
     in_axes, out_axes = use.in_axes, use.out_axes
     if use.kind in ("token", "table") and use.op != "embedding":
-        # Learned tokens and tables of positions: what grows is the output, the rest is which token.
+        # Learned tokens and tables of positions: what grows is the output, the rest chooses the token.
         in_axes = tuple(axis for axis in (*in_axes, *out_axes) if axis not in grown)
         out_axes = grown
     elif use.kind in ("bias", "gain"):
@@ -64,13 +65,13 @@ def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
 
 
 def _without_stack(axes: tuple[int, ...], grown: tuple[int, ...]) -> tuple[int, ...]:
-    """Output axes less a leading one that stays put while others grow: experts, or q, k and v, in one."""
+    """Output axes without a leading one that stays while others grow: stacked experts, or q, k and v."""
     stacked = len(axes) > 1 and axes[0] == 0 and 0 not in grown and any(axis in grown for axis in axes)
     return axes[1:] if stacked else axes
 
 
 def fans_by_position(flow: Flow, use: Use, in_branch: bool) -> Fans:
-    """From the dataflow alone: what reads the data is input, what makes the result is output."""
+    """By the dataflow alone: what reads the data is input, what makes the result is output."""
     is_last = not in_branch and _reaches_output(flow, use)
     scaled = [other for other in flow.uses.at(use.node) if other.kind == "weight" and use.kind == "gain"]
     if scaled:  # a scale vector grows with the side of the weight that it runs over
@@ -95,21 +96,19 @@ def is_looked_up_bias(flow: Flow, use: Use) -> bool:
     """Is it looked up and added to what a weight made, as the biases of a stack of experts are?"""
     if use.op != "embedding":
         return False
-    waiting = list(flow.graph.nodes[use.node].outputs)
-    while waiting:
-        value = waiting.pop()
-        for node in flow.readers(value):
-            if node.op == "add" and len(flow.signals(node)) == 2:
-                others = [other for other in flow.signals(node) if other != value]
-                return all(flow.weighted >> flow.back(other) & 1 for other in others)
-            if node.op not in VIEWS:
-                return False
-            waiting += node.outputs
+    carried = set(flow.graph.nodes[use.node].outputs)
+    for node in flow.reading(carried, lambda node: node.op in VIEWS):
+        if node.op == "add" and len(flow.signals(node)) == 2:
+            others = [other for other in flow.signals(node) if other not in carried]
+            return all(flow.weighted >> flow.back(other) & 1 for other in others)
+        if node.op not in VIEWS:
+            return False
+        carried.update(node.outputs)
     return False
 
 
 def last_weight(flow: Flow, use: Use) -> str | None:
-    """Of a bias or gain: the last weight or table before it; None if the data reach it without one."""
+    """The last weight or table before a bias or gain; None if the data reach it without one."""
     if use.kind not in ("bias", "gain"):
         return None
     waiting, seen = [-use.node], {use.node}  # the latest node first
@@ -126,83 +125,53 @@ def last_weight(flow: Flow, use: Use) -> str | None:
 
 
 def _is_depthwise(flow: Flow, use: Use) -> bool:
-    """Does every channel have a kernel of its own? Then the input fan is the kernel, which does not grow."""
-    node = flow.graph.nodes[use.node]
+    """Does every channel have its own kernel? Then the input fan is the kernel, which does not grow."""
     if use.op != "conv":
         return False
+    node = flow.graph.nodes[use.node]
     signal, weight = (flow.graph.shapes[node.args[position].value] for position in (0, 1))
     return weight[1] == 1 < signal[1]
 
 
 def _reads_data(flow: Flow, use: Use) -> bool:
     """Is there no parameter between the network's inputs and this one?"""
-    above = 0
-    for value in flow.signals(flow.graph.nodes[use.node]):
-        above |= flow.ancestors[value]
-    return not above & _fed(flow)
-
-
-def _fed(flow: Flow) -> int:
-    mask = flow.weighted
-    for use in flow.uses.all:
-        if use.kind in ("table", "token"):
-            for output in flow.graph.nodes[use.node].outputs:
-                mask |= 1 << output
-    return mask
+    tables = [other.node for other in flow.uses.all if other.kind in ("table", "token")]
+    fed = flow.weighted | mask_of(output for node in tables for output in flow.graph.nodes[node].outputs)
+    return not any(flow.ancestors[value] & fed for value in flow.signals(flow.graph.nodes[use.node]))
 
 
 def _reaches_output(flow: Flow, use: Use) -> bool:
     """Does the result leave the network without meeting another weight?"""
     made = flow.graph.nodes[use.node].outputs[0]
-    below = flow.descendants[made] & ~(1 << made)
-    return any(
-        output == made or (below >> output & 1 and _free_path(flow, made, output))
-        for output in flow.graph.outputs
-    )
+    free = flow.descendants[made] & ~flow.weighted
 
+    def onward(value: int) -> list[int]:
+        return [one for node in flow.readers(value) for one in node.outputs if free >> one & 1]
 
-def _free_path(flow: Flow, start: int, end: int) -> bool:
-    """Is there a path from start to end with no weight on it?"""
-    reached = {start}
-    waiting = [start]
-    while waiting:
-        for node in flow.readers(waiting.pop()):
-            for output in node.outputs:
-                if output in reached or flow.weighted >> output & 1:
-                    continue
-                if output == end:
-                    return True
-                reached.add(output)
-                waiting.append(output)
-    return False
+    return any(value in flow.graph.outputs for value in walk([made], onward))
 
 
 def _routes(flow: Flow, use: Use) -> bool:
-    """Does the result choose, by its largest entries, what is computed next?"""
-    waiting = [flow.graph.nodes[use.node].outputs[0]]
-    reached = set(waiting)
-    while waiting:
-        for node in flow.readers(waiting.pop()):
-            if node.op in ("topk", "sort", "argmax"):
-                return True
-            for output in node.outputs:
-                if output not in reached and not flow.weighted >> output & 1 and flow.graph.floating[output]:
-                    reached.add(output)
-                    if not flow.is_product_of_signals(node) and len(flow.signals(node)) == 1:
-                        waiting.append(output)
-    return False
+    """Do the largest entries of the result choose what is computed next?"""
+
+    def passes(node: Node) -> bool:
+        return not flow.is_product_of_signals(node) and len(flow.signals(node)) == 1
+
+    floating = mask_of(value for value, is_floating in enumerate(flow.graph.floating) if is_floating)
+    made = flow.graph.nodes[use.node].outputs[:1]
+    readers = flow.reading(made, passes, floating & ~flow.weighted)
+    return any(node.op in ("topk", "sort", "argmax") for node in readers)
 
 
 def grown_axes(
-    main: Specimen, wider: Specimen, size: Size, left_alone: Container[str] = ()
+    main: Specimen, wider: Specimen, size: Size, untrained: Container[str] = ()
 ) -> dict[str, tuple[int, ...]]:
     """By parameter: the dimensions that are larger at twice the width.
 
-    Width may add tensors (a norm per head), but takes none away and makes none smaller; but for those that
-    are left alone, as they are not trained.
+    Width may add tensors (a norm per head), but neither remove nor shrink one that is trained.
     """
     here, there = f"build({size.width}, {size.depth})", f"build({2 * size.width}, {size.depth})"
-    missing = [name for name in main.shapes if name not in wider.shapes and name not in left_alone]
+    missing = [name for name in main.shapes if name not in wider.shapes and name not in untrained]
     if missing:
         raise AnatomyError(
             f"{here} has the tensor {missing[0]}, {there} has not: width may not take tensors away"
@@ -211,18 +180,16 @@ def grown_axes(
     for name, shape in main.shapes.items():
         other = wider.shapes.get(name, ())
         if len(other) != len(shape) or any(a > b for a, b in zip(shape, other, strict=True)):
-            if name in left_alone:
-                found[name] = ()
-                continue
-            raise AnatomyError(
-                f"{name} has shape {shape} in {here} but {other} in {there}: it does not grow with width"
-            )
+            if name not in untrained:
+                raise AnatomyError(
+                    f"{name} has shape {shape} in {here} but {other} in {there}: it does not grow with width"
+                )
+            found[name] = ()
+            continue
         found[name] = tuple(axis for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b)
     if not any(found.values()):
         if len(wider.shapes) > len(main.shapes):
-            raise AnatomyError(
-                f"{there} has more tensors than {here}, but none that is larger: width adds no width"
-            )
+            raise AnatomyError(f"{there} has more tensors than {here}, but none that is larger")
         raise AnatomyError(
             f"{there} has the same shapes as {here}: build ignores its width. Use it to size the layers"
         )
@@ -230,7 +197,10 @@ def grown_axes(
 
 
 def lend(model: nn.Module, used: set[str]) -> dict[str, str]:
-    """By unused parameter: the used one of the same shape in another element of the same list of modules."""
+    """By unused parameter: a used one of the same shape in another element of the same list of modules.
+
+    An expert that no token was sent to is like the expert beside it.
+    """
     modules = dict(canonical_modules(model))
     shapes = {name: tensor.shape for name, tensor in canonical_parameters(model)}
     lent: dict[str, str] = {}
@@ -238,15 +208,13 @@ def lend(model: nn.Module, used: set[str]) -> dict[str, str]:
         if name in used:
             continue
         steps = name.split(".")
-        for position in range(len(steps) - 2, -1, -1):
-            container = modules.get(".".join(steps[:position]))
-            if not isinstance(container, (nn.ModuleList, nn.ModuleDict)):
-                continue
-            for key, _ in container.named_children():
-                other = ".".join([*steps[:position], key, *steps[position + 1 :]])
-                if other in used and shapes.get(other) == shapes[name]:
-                    lent[name] = other
-                    break
-            if name in lent:
-                break
+        others = (
+            ".".join([*steps[:position], key, *steps[position + 1 :]])
+            for position in range(len(steps) - 2, -1, -1)
+            if isinstance(holder := modules.get(".".join(steps[:position])), (nn.ModuleList, nn.ModuleDict))
+            for key, _ in holder.named_children()
+        )
+        alike = (other for other in others if other in used and shapes.get(other) == shapes[name])
+        if (other := next(alike, None)) is not None:
+            lent[name] = other
     return lent

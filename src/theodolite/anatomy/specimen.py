@@ -23,7 +23,7 @@ from theodolite.core.building import build_hollow, build_model, in_one_line
 from theodolite.core.calling import Build, see_inside
 from theodolite.core.size import Size
 
-# Above this, a network that cannot be traced without computing is not built for real either.
+# A network that cannot be traced without values is built for real up to this size.
 _MOST_REAL_PARAMETERS = 500_000_000
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -92,7 +92,7 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
 
 
 def examine_built(build: Build, size: Size, inputs: Any) -> Specimen:
-    """Build a network at a size and trace it; for real only if it cannot be done without computing."""
+    """Build a network at a size and trace it; with values only if it cannot be traced without."""
     model = build_hollow(build, size)
     try:
         return examine(model, inputs)
@@ -114,13 +114,13 @@ def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _beside(model: nn.Module, inputs: Any) -> Any:
-    """The inputs on the model's device, where DataParallel and the like would put them."""
+    """The inputs on the model's device, as wrappers such as DataParallel do it."""
     device = next(iter(model.parameters())).device
-    if device.type == "meta":
-        return inputs
-    return tree_map(
-        lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf, inputs
-    )
+
+    def place(leaf: Any) -> Any:
+        return leaf.to(device) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf
+
+    return inputs if device.type == "meta" else tree_map(place, inputs)
 
 
 def _check_inputs(inputs: Any) -> None:
@@ -142,10 +142,9 @@ def _shown(inputs: Any) -> str:
 
 
 def _kind(flow: Flow, names: list[str], attends: bool) -> object:
-    """What tells one branch of a block from another, whatever the sizes: its operations and how many of each.
+    """What distinguishes the branches of a block at any size: how many weights each operation uses.
 
-    A cross-attention is told from a self-attention by the weights it uses inside the branch: its keys and
-    values are made outside of it.
+    Cross-attention has fewer than self-attention, as its keys and values are made outside of the branch.
     """
     inside = set(names)
     counted = Counter(use.op for use in flow.uses.all if use.name in inside and use.kind == "weight")
@@ -166,7 +165,7 @@ def _elements(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def _common(homes: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The elements that most of a branch's parameters lie in; a norm may be held elsewhere."""
+    """The elements that most of a branch's parameters lie in; a norm may lie elsewhere."""
     counted = Counter(home[:length] for home in homes for length in range(1, len(home) + 1))
     inside = [home for home, count in counted.items() if 2 * count > len(homes)]
     return max(inside, key=len, default=())

@@ -4,7 +4,7 @@ Each table was written from the architecture (transformers' modeling files, torc
 beside their tables) and never from what `dissect` printed. `d` is the width, `n` the number of layers; a
 name in a branch is relative to that branch's prefix. A gain says who reads it (`read_by`: linear maps with
 weights of their own, so an Input-Norm) or what it reaches instead (`reaches`: an Output-Norm).
-`test_golden.py` checks the tables numerically too, with no help from `dissect`.
+`test_dissection_golden.py` checks the tables numerically too, with no help from `dissect`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ATen's operations do to a signal: the one place where their names are read."""
+"""Classes of ATen operations, by what they do to a signal."""
 
 # fmt: off
 
@@ -11,10 +11,10 @@ VIEWS = frozenset({
     "clone", "contiguous", "_to_copy", "to", "type_as", "alias", "detach", "lift_fresh", "dropout",
     "native_dropout", "masked_fill", "where",
 })
-"""Hand the signal on element by element: moved, copied, cast, masked, cut or repeated."""
+"""Pass elements on: moved, copied, cast, masked, cut or repeated."""
 
 CARRIES = VIEWS - {"select", "unbind", "index", "index_select", "gather", "masked_select"}
-"""Views that carry a stream on, the whole of it or a half of its channels."""
+"""Views that keep a stream, the whole of it or half of its channels."""
 
 COPIES = frozenset({
     "clone", "contiguous", "_to_copy", "to", "type_as", "alias", "detach", "lift_fresh", "dropout",
@@ -35,7 +35,7 @@ POOLS = frozenset({
 
 SOFTMAXES = frozenset({"_softmax", "_safe_softmax", "softmax"})
 BOUNDED = SOFTMAXES | {"sigmoid", "tanh", "hardsigmoid", "topk"}
-"""Bound their argument: scaling what is behind one scales nothing in front of it."""
+"""Have a bounded result: a factor on their argument does not multiply the result."""
 
 BENDING = BOUNDED | {
     "relu", "relu6", "gelu", "silu", "exp", "hardtanh", "leaky_relu", "elu", "celu", "selu", "mish",
@@ -45,13 +45,13 @@ BENDING = BOUNDED | {
 """Nonlinearities."""
 
 POSITIVE = frozenset({"exp", "exp2", "softplus", "sigmoid"})
-"""Are positive at zero too: what goes through one stands for a rate by its logarithm, or the like."""
+"""Positive functions: a parameter that goes through one represents a rate by its logarithm, or similar."""
 
 HOMOGENEOUS = frozenset({"relu", "leaky_relu", "_prelu_kernel"})
-"""Those that commute with a positive factor."""
+"""Nonlinearities that commute with a positive factor."""
 
 SUMS = frozenset({"add", "sub", "write", "copy"})
-"""Carry on all of their terms."""
+"""Sums of all of their terms."""
 ADDITIONS = frozenset({"add", "sub", "rsub"})
 MULTIPLICATIONS = frozenset({
     "mul", "div", "_prelu_kernel", "prelu", "lerp", "pow", "addcmul", "addcdiv",
@@ -59,7 +59,7 @@ MULTIPLICATIONS = frozenset({
 JOINTS = frozenset({
     "cat", "stack", "where", "masked_fill", "masked_scatter", "index_put", "copy", "write", "slice_scatter",
 })
-"""Set one signal beside another."""
+"""Put one signal next to another."""
 
 LOOKUPS = frozenset({
     "index", "index_select", "gather", "take", "embedding", "_embedding_bag", "_embedding_bag_forward_only",

@@ -1,12 +1,12 @@
-"""A recorded forward pass, run again: values of it kept, their gradients taken, some of them set to zero.
+"""`rerun`: a recorded forward pass once more, to keep values, take their gradients, or set them to zero.
 
-The recording knows values by number. The second pass is the network itself, with its own autograd, under a
-mode that sees every operation just before it runs and finds the values among its arguments: there a tensor
-has its history, whether a view or an operation in place made it.
+The second pass runs the network itself, with its autograd, under a dispatch mode that finds recorded values
+among the arguments of each operation. There a tensor has its autograd history, also if a view or an in-place
+operation made it.
 
-An operation is found again as the n-th of its kind, a kind being a name and the shapes of the arguments. This
-survives that the second pass is not the first one: autograd saves copies, products are folded otherwise,
-experts get other tokens. Where the passes have different numbers of a kind, its values count as lost.
+An operation is identified as the n-th of its kind, where a kind is a name and the shapes of the arguments.
+This tolerates differences between the passes: autograd saves copies, products are folded in another way,
+experts get other tokens. Values of a kind that the passes run a different number of times count as lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from theodolite.core.calling import logits
 from theodolite.core.errors import UseError
 
 Kind = tuple[str, tuple[tuple[int, ...], ...]]
-"""An operation's name, and the shapes of its tensors."""
+"""An operation's name and the shapes of its tensors."""
 
 Seen = Callable[[str, tuple[Any, ...], Tensor, "int | None"], None]
 """Called with an operation, its arguments, a tensor it made, and the last kept value that was read before."""
@@ -38,19 +38,19 @@ Seen = Callable[[str, tuple[Any, ...], Tensor, "int | None"], None]
 
 @dataclass(frozen=True)
 class Rerun:
-    """What a second pass gave. Made by `rerun`."""
+    """The result of `rerun`."""
 
     output: Tensor
-    """The logits; with their history if gradients were asked for."""
+    """The logits, with their autograd history if gradients were asked for."""
     values: Mapping[int, Tensor]
-    """Copies of the kept values that were found again."""
+    """Copies of the kept values that were found."""
     edges: Mapping[int, GradientEdge | Tensor]
-    """Where autograd hands on the gradient of each, of a parameter itself; missing where it has none."""
+    """The gradient edge of each value, or the parameter itself; missing where there is no gradient."""
     lost: frozenset[int]
-    """Values that were not found again."""
+    """Values that were not found."""
 
     def gradients(self, loss: Tensor) -> dict[int, Tensor]:
-        """`∂loss/∂value` of each value that the loss depends on."""
+        """`∂loss/∂value` for each value that the loss depends on."""
         if not self.edges or not loss.requires_grad:
             return {}
         edges: Any = list(self.edges.values())
@@ -79,13 +79,13 @@ def rerun(
     """Run the model again; it is left as it was.
 
     Args:
-        model: the one that was recorded.
-        inputs: of the shapes it was recorded with, on its device.
-        graph: the recording, of `watch`.
+        model: the recorded one.
+        inputs: of the recorded shapes, on the model's device.
+        graph: the recording, made by `watch`.
         keep: values to copy, and to take gradients of.
-        zero: values that every operation is to read as zeros.
-        gradients: let autograd keep the way back to the kept values.
-        seen: with gradients, told of every floating-point tensor that depends on a parameter.
+        zero: values that every operation reads as zeros.
+        gradients: whether autograd records the pass.
+        seen: with gradients, called for every floating-point tensor that depends on a parameter.
 
     Dropout is off, and a batch norm in training mode uses the statistics of the batch.
     """
@@ -99,24 +99,20 @@ def rerun(
     sure = {place.value for place in places if totals[place.kind] == mode.counts[place.kind]}
     unsure = {place.value for place in places if totals[place.kind] != mode.counts[place.kind]}
     kept = {value: one for value, one in mode.values.items() if value in sure or value in graph.outputs}
+    edges = {value: edge for value, edge in mode.edges.items() if value in kept}
     lost = {value for value in keep if value not in kept} | {value for value in zero if value in unsure}
-    return Rerun(
-        output,
-        kept,
-        {value: edge for value, edge in mode.edges.items() if value in kept},
-        frozenset(lost),
-    )
+    return Rerun(output, kept, edges, frozenset(lost))
 
 
 class _Place(NamedTuple):
-    """The n-th operation of a kind reads a value as one of its tensors."""
+    """Where a value is read: by the n-th operation of a kind, as one of its tensors."""
 
     kind: Kind
     ordinal: int
     argument: int
     value: int
     act: str
-    """`keep`, `zero` or `mark`: only to know how far the pass is."""
+    """`keep`, `zero` or `mark`, which only records the progress of the pass."""
 
 
 class _Mode(TorchDispatchMode):
@@ -193,7 +189,7 @@ def _places(graph: Graph, keep: Iterable[int], zero: Iterable[int]) -> list[_Pla
 
 
 def _as_read(graph: Graph, value: int) -> int:
-    """The value, or what holds the same after a write through a view that nobody reads again."""
+    """The value, or the one that holds the same after a write through a view, if only that is read."""
     if any(True for _ in _readers(graph, value)):
         return value
     for index in graph.readers[value]:
@@ -204,19 +200,18 @@ def _as_read(graph: Graph, value: int) -> int:
 
 
 def _readers(graph: Graph, value: int) -> Iterator[Node]:
-    """The operations that read a value, in order; what only marks a write is none."""
+    """The operations that read a value, in order, without those that only mark a write."""
     for index in dict.fromkeys(graph.readers[value]):
         if graph.nodes[index].op != "write":
             yield graph.nodes[index]
 
 
 def _is_restless(node: Node) -> bool:
-    """May autograd make another number of its kind? A product is folded otherwise if it has a gradient."""
+    """May the number of its kind change under autograd, as products with gradients are folded differently?"""
     return node.op in VIEWS or node.op in PRODUCTS
 
 
 def _kinds(graph: Graph) -> dict[int, Kind]:
-    """By node: its kind."""
     return {
         node.index: (node.op, tuple(graph.shapes[value] for value in node.inputs))
         for node in graph.nodes
@@ -225,12 +220,12 @@ def _kinds(graph: Graph) -> dict[int, Kind]:
 
 
 def _blank(tensor: Tensor, is_written: bool) -> Tensor:
-    """Zeros in its place; what the operation writes to stays the tensor that the network goes on with."""
+    """Zeros in its place; a tensor that the operation writes to is zeroed itself."""
     return tensor.detach().zero_() if is_written else torch.zeros_like(tensor)
 
 
 def _exchanged(arg: Any, given: Iterator[Tensor]) -> Any:
-    """The argument with its tensors exchanged for those given, in order."""
+    """The argument with its tensors replaced by the given ones, in order."""
     if isinstance(arg, Tensor):
         return next(given)
     if isinstance(arg, (list, tuple)):

@@ -1,7 +1,7 @@
 """The dataflow of one forward pass, recorded operation by operation.
 
-The pass runs on fake tensors: shapes without storage, so that a network of any size costs nothing. Where the
-network looks at values to decide what to compute (experts that pick their tokens), it runs for real instead.
+The pass runs on fake tensors, which have shapes but no storage, so that a network of any size can be traced.
+Where control flow depends on values (experts that pick their tokens), it runs on real tensors instead.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     floating: list[bool] = field(default_factory=list)
-    """By value: a number that can carry a gradient, rather than an index or a mask."""
+    """By value: can it carry a gradient? Indices and masks cannot."""
     maker: list[int | None] = field(default_factory=list)
-    """By value: the node that made it, or None for what was there before."""
+    """By value: the node that made it; None for inputs and tensors of the network."""
     readers: list[list[int]] = field(default_factory=list)
     """By value: the nodes that read it."""
     parameters: dict[int, str] = field(default_factory=dict)
     """By value: canonical name."""
     aliases: dict[int, str] = field(default_factory=dict)
-    """By value: the name by which the network holds the parameter there; a tied one has a value for each."""
+    """By value: the name by which the network holds the parameter; a tied one has a value for each name."""
     numbers: dict[int, float] = field(default_factory=dict)
-    """By value of one element: the number it holds, where no input and no trained parameter is in it."""
+    """By value of one element: its number, if it depends on no input and no trained parameter."""
     inputs: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
-    """The logits where they can be told, else all that is returned."""
+    """The logits where they can be identified, else every value that is returned."""
     returned: set[int] = field(default_factory=set)
     """Every value that is returned."""
 
@@ -89,10 +89,7 @@ class Graph:
 
 
 def trace(model: nn.Module, inputs: Any) -> Graph:
-    """Record one forward pass of the model in eval mode; the model is left as it was.
-
-    Raises what the forward pass raises.
-    """
+    """Record one forward pass of the model in eval mode; the model is left as it was."""
     names = _names(model)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     try:
@@ -107,14 +104,14 @@ def trace(model: nn.Module, inputs: Any) -> Graph:
 def watch(model: nn.Module, inputs: Any, seen: Callable[[int, Tensor], None]) -> Graph:
     """Record one forward pass on the model's own weights; the model is left as it was.
 
-    `seen(value, tensor)` is called the moment an operation has made a value: an operation in place may
-    overwrite it later.
+    `seen(value, tensor)` is called as soon as an operation has made a value, before an in-place operation can
+    overwrite it.
     """
     return _trace_real(model, inputs, _names(model), seen)
 
 
 def _names(model: nn.Module) -> dict[int, str]:
-    """By id of a parameter: its name. A frozen number is a constant."""
+    """By id of a parameter: its name. A frozen scalar is a constant and has none."""
     return {
         id(tensor): name
         for name, tensor in canonical_parameters(model)
@@ -130,14 +127,14 @@ def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Grap
             return leaf
         if not leaf.is_meta:
             return mode.from_tensor(leaf, static_shapes=True)
-        # What lies on meta pretends to be on the CPU, so that it meets tensors the forward pass makes there.
+        # Meta tensors count as CPU tensors, so that they can be combined with those the forward pass makes.
         with mode:
             return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
 
     state = {id(tensor): fake(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.numel() == 1 and id(tensor) not in names and not tensor.is_meta:
-            state[id(tensor)].constant = tensor.detach().cpu().clone()  # torch works out what is made of it
+            state[id(tensor)].constant = tensor.detach().cpu().clone()  # torch computes with it
             mode.fake_tensor_converter.add_constant_storage_mapping(state[id(tensor)])
     swapped = {name: state[id(tensor)] for name, tensor in named_tensors(model)}
     with mode, _silenced("torch._subclasses.fake_tensor"):
@@ -152,7 +149,7 @@ def _trace_real(
     names: Mapping[int, str],
     seen: Callable[[int, Tensor], None] | None = None,
 ) -> Graph:
-    # A forward pass may write to buffers and inputs: it gets copies. Detached, parameters carry no history.
+    # A forward pass may write to buffers and inputs, so it gets copies.
     parameters = {id(tensor): tensor.detach() for tensor in model.parameters()}
     state = parameters | {id(tensor): tensor.clone() for tensor in model.buffers()}
     swapped = {name: state[id(tensor)] for name, tensor in named_tensors(model)}
@@ -195,9 +192,9 @@ def _record(
 def _one_for_each_place(
     model: nn.Module, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, str]]]:
-    """A tied parameter as a tensor of its own in each module that holds it: its uses can be told apart.
+    """Give a tied parameter a separate tensor in each module that holds it, to distinguish its uses.
 
-    Also returns, by name, what it is an alias of and the canonical name of the place.
+    Also returns, by name, the tensor it is an alias of and the canonical name of the place.
     """
     canonical: dict[tuple[int, str], str] = {}
     for prefix, module in canonical_modules(model):
@@ -227,7 +224,7 @@ class _Recorder(TorchDispatchMode):
         self.seen = seen
         self.graph = Graph()
         self.values: dict[int, int] = {}
-        self.kept: list[Tensor] = []  # an id is only a name while its tensor lives
+        self.kept: list[Tensor] = []  # an id is unique only while its tensor lives
         self.by_storage: dict[int, list[Tensor]] = {}
 
     def value(self, tensor: Tensor, maker: int | None = None) -> int:
@@ -244,7 +241,7 @@ class _Recorder(TorchDispatchMode):
         return index
 
     def note_number(self, tensor: Tensor) -> None:
-        """Keep the number that a constant of one element holds."""
+        """Record the number of a constant with one element."""
         if tensor.numel() != 1 or tensor.is_complex():
             return
         held = tensor.constant if isinstance(tensor, FakeTensor) else tensor
@@ -267,7 +264,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _note_made(self, func: Any, args: Any, kwargs: Any, made: Tensor) -> None:
-        """Keep the number of a constant that was made just now, from a number or from other constants."""
+        """Record the number of a constant that was just made from a number or from other constants."""
         name, inputs = op_name(func), self.graph.nodes[-1].inputs
         drawn = torch.Tag.nondeterministic_seeded in func.tags or name.startswith("empty")
         if drawn or not all(value in self.graph.numbers for value in inputs):
@@ -293,10 +290,10 @@ class _Recorder(TorchDispatchMode):
         graph = self.graph
         inputs = tuple(ref.value for ref in flat((*args, *kwargs.values()), Ref))
         if op.startswith("new_") or op.endswith("_like"):
-            inputs = ()  # made of a shape alone
+            inputs = ()  # only the shape is used
         index = len(graph.nodes)
         for tensor in written:
-            del self.values[id(tensor)]  # what it held is another value from here on
+            del self.values[id(tensor)]  # from here on it holds another value
             for one in self.by_storage.get(_storage(tensor) or 0, ()):
                 if isinstance(one, FakeTensor):
                     one.constant = None
@@ -308,11 +305,9 @@ class _Recorder(TorchDispatchMode):
             self._spread(tensor)
 
     def _spread(self, tensor: Tensor) -> None:
-        """A write into a tensor is a write into every view of the same storage."""
-        key = _storage(tensor)
-        if key is None:
-            return
-        others = {id(other): other for other in self.by_storage.get(key, ()) if other is not tensor}
+        """Record a write into a tensor as a write into every view of the same storage."""
+        views = self.by_storage.get(_storage(tensor) or 0, ())
+        others = {id(other): other for other in views if other is not tensor}
         for other in others.values():
             args = (Ref(self.values.pop(id(other))), Ref(self.values[id(tensor)]))
             self._add("write", args, {}, [other], [])
@@ -320,21 +315,17 @@ class _Recorder(TorchDispatchMode):
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if func is torch.ops.aten._reshape_alias.default and isinstance(args[0], FakeTensor):
-        return args[0].as_strided(args[1], args[2])  # the same view; torch's fake one is several times slower
-    if (
-        op_name(func) == "_grouped_mm"
-        and isinstance(args[0], FakeTensor)
-        and args[0].dim() == 2 < args[1].dim()
-    ):
-        return args[0].new_empty(args[0].shape[0], args[1].shape[-1])  # torch's fake one takes bf16 only
+        return args[0].as_strided(args[1], args[2])  # the same view; torch's fake kernel is much slower
+    if op_name(func) == "_grouped_mm" and isinstance(args[0], FakeTensor) and args[0].dim() < args[1].dim():
+        return args[0].new_empty(args[0].shape[0], args[1].shape[-1])  # torch's fake kernel takes only bf16
     return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def _silenced(logger: str) -> Iterator[None]:
-    """A fake pass that fails is followed by a real one: not worth a traceback in the log."""
+    """Silence a logger: a failed fake pass is followed by a real one and is worth no traceback."""
     log = logging.getLogger(logger)
-    before, log.disabled = log.disabled, True  # to set its level empties the caches of all loggers
+    before, log.disabled = log.disabled, True  # setting its level would clear the caches of all loggers
     try:
         yield
     finally:
@@ -359,7 +350,7 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
 
 
 def flat(value: Any, kind: type[T]) -> Iterator[T]:
-    """The instances of a kind among an operation's arguments or results: alone or in lists."""
+    """The instances of a type among an operation's arguments or results, also in lists."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -375,7 +366,7 @@ def _storage(tensor: Tensor) -> int | None:
 
 
 def _results(output: Any) -> list[Tensor]:
-    """The logits where they can be told, else every tensor in what a model returned."""
+    """The logits where they can be identified, else every tensor in a model's output."""
     try:
         return [logits(output)]
     except UseError:
@@ -383,7 +374,7 @@ def _results(output: Any) -> list[Tensor]:
 
 
 def tensors_in(output: Any) -> list[Tensor]:
-    """Every tensor in what a model returned; of an object, those it holds itself."""
+    """Every tensor in a model's output; of an object, those in its attributes."""
     found = []
     for leaf in tree_leaves(output):
         inside = [leaf] if isinstance(leaf, Tensor) else tree_leaves(dict(getattr(leaf, "__dict__", {})))

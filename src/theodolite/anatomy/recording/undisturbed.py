@@ -1,4 +1,4 @@
-"""A forward pass on one plain path through the network, and the network as it was after it."""
+"""Forward passes by plain operations that leave the network as it was."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from theodolite.core.higher_order import plain_operators
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode, one plain path through attention and recurrent layers, no compilation, no inference mode.
+    """Eval mode; attention and recurrent layers by plain operations; no compilation, no inference mode.
 
-    Sums in disguise (`lerp`, `addcmul`, `addmm`, a sum over a stack) run as the sums they are.
+    Fused sums (`lerp`, `addcmul`, `addmm`, a sum over a stack) run as plain additions.
 
-    Undone after it: modes; switches of torch; attributes that a forward pass sets (a mask or a cache it
-    keeps); what it writes to buffers, which are copies meanwhile. Not undone: what it writes into other
-    objects that the network holds, such as a list that it appends to or a plain tensor that it changes in
-    place.
+    Restored afterwards: modes, switches of torch, attributes that a forward pass sets (a mask or a cache),
+    and buffers, which are copies meanwhile. Not restored: what is written into other objects that the network
+    holds, such as a list that it appends to or a plain tensor that it changes in place.
 
     >>> norm = nn.BatchNorm1d(2).train()
     >>> with undisturbed(norm):
@@ -51,7 +50,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         torch._C._set_mkldnn_enabled(False)
-        torch._C._set_cudnn_enabled(False)  # it runs recurrent layers as one operation
+        torch._C._set_cudnn_enabled(False)  # it fuses recurrent layers into one operation
         with (
             warnings.catch_warnings(action="ignore"),
             torch.inference_mode(False),
@@ -79,11 +78,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def run_under(mode: TorchDispatchMode, model: nn.Module, inputs: Any, *, gradients: bool = False) -> Any:
-    """What the model returns, on its own weights, every operation passing through a mode.
+    """Run the model on its own weights under a dispatch mode, and return its output.
 
-    Dropout is off. A batch norm that is in training mode uses the statistics of the batch, as it does when
-    the network is trained. With `gradients` every parameter requires one, through stand-ins: the model's own
-    get none.
+    Dropout is off. A batch norm in training mode uses the statistics of the batch. With `gradients`, copies
+    of the parameters require gradients; the model's own parameters get none.
     """
     batch_norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
     names = model.named_parameters(remove_duplicate=False)
@@ -98,19 +96,19 @@ def run_under(mode: TorchDispatchMode, model: nn.Module, inputs: Any, *, gradien
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers under every name they have: tied ones must be swapped in each place."""
+    """Parameters and buffers under every name they have."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
 def _stand_in(tensor: Tensor, gradients: bool) -> Tensor:
-    """The same numbers without a history, as the leaf of one."""
+    """The same numbers, as a leaf of the autograd graph."""
     leaf = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
     return leaf.requires_grad_(gradients and (tensor.is_floating_point() or tensor.is_complex()))
 
 
 class _ByDefinition(TorchFunctionMode):
-    """Runs operations that add something to a signal as additions, above autograd."""
+    """Runs fused additions as plain ones, above autograd."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,8 +120,9 @@ class _ByDefinition(TorchFunctionMode):
             defined = _DEFINITIONS[func](*args, **kwargs)
             if defined is not None:
                 return defined
-        if func in _SUMS and args and (terms := self._terms(*args, **kwargs)) is not None:
-            return _SUMS[func](terms)
+        if func in _AVERAGES and args and (terms := self._terms(*args, **kwargs)) is not None:
+            total = functools.reduce(torch.add, terms)
+            return total / len(terms) if _AVERAGES[func] else total
         made = func(*args, **kwargs)
         if func is torch.stack and isinstance(made, Tensor) and made.is_floating_point():
             terms = list(args[0] if args else kwargs["tensors"])
@@ -133,15 +132,11 @@ class _ByDefinition(TorchFunctionMode):
 
     def _remember(self, made: Tensor, terms: list[Tensor], dim: int) -> None:
         key = id(made)
-
-        def forget(_: Any) -> None:
-            self.stacks.pop(key, None)
-
-        versions = _versions(made, *terms)
-        self.stacks[key] = _Stack(weakref.ref(made, forget), terms, dim % made.dim(), versions)
+        held = weakref.ref(made, lambda _: self.stacks.pop(key, None))
+        self.stacks[key] = _Stack(held, terms, dim % made.dim(), _versions(made, *terms))
 
     def _terms(self, stacked: Any, dim: Any = None, *others: Any, **options: Any) -> list[Tensor] | None:
-        """The tensors of a stack that is summed over the dimension it was stacked along, and no other."""
+        """The tensors of a stack, if it is summed over just the dimension it was stacked along."""
         known = self.stacks.get(id(stacked))
         if known is None or others or options or len(known.terms) < 2:
             return None
@@ -180,16 +175,16 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha:
     return product if beta == 0 else (input if beta == 1 else beta * input) + product
 
 
-def _baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, **numbers: float) -> Tensor | None:
-    return _addmm(input, batch1, batch2, **numbers)
-
-
 def _in_place(define: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     def run(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
         made = define(tensor, *args, **kwargs)
         return None if made is None else tensor.copy_(made)
 
     return run
+
+
+def _baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, **numbers: float) -> Tensor | None:
+    return _addmm(input, batch1, batch2, **numbers)
 
 
 _DEFINED: dict[str, Callable[..., Tensor | None]] = {
@@ -203,9 +198,5 @@ _DEFINITIONS: dict[Any, Callable[..., Tensor | None]] = {
     for name, define in _DEFINED.items()
     for form in (getattr(torch, name), getattr(Tensor, name))
 } | {getattr(Tensor, f"{name}_"): _in_place(define) for name, define in _DEFINED.items()}
-_SUMS: dict[Any, Callable[[list[Tensor]], Tensor]] = {
-    torch.sum: lambda terms: functools.reduce(torch.add, terms),
-    Tensor.sum: lambda terms: functools.reduce(torch.add, terms),
-    torch.mean: lambda terms: functools.reduce(torch.add, terms) / len(terms),
-    Tensor.mean: lambda terms: functools.reduce(torch.add, terms) / len(terms),
-}
+_AVERAGES: dict[Any, bool] = {torch.sum: False, Tensor.sum: False, torch.mean: True, Tensor.mean: True}
+"""Sums over a dimension: do they divide by the number of terms?"""

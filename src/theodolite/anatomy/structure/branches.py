@@ -1,9 +1,9 @@
-"""Facts about one residual branch: its parameters, what ends it, where its norms stand, how it attends."""
+"""Residual branches: their parameters, the tensors that end them, the places of their norms, attention."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from theodolite.anatomy.names import starred
@@ -11,7 +11,7 @@ from theodolite.anatomy.part import Placement
 from theodolite.anatomy.recording.operations import BENDING, BOUNDED, HOMOGENEOUS, SOFTMAXES
 from theodolite.anatomy.recording.trace import Node
 from theodolite.anatomy.structure.factors import carriers, degree
-from theodolite.anatomy.structure.flow import Flow, bits
+from theodolite.anatomy.structure.flow import Flow, bits, walk
 from theodolite.anatomy.structure.norms import follows_normalisation, is_normalisation
 from theodolite.anatomy.structure.residual import TracedBranch
 from theodolite.anatomy.structure.uses import Use, product_operands
@@ -27,29 +27,35 @@ class Heads:
 
 def names_in(flow: Flow, residual: TracedBranch) -> list[str]:
     """The parameters used in the branch, in the order of use."""
-    return list(
-        dict.fromkeys(use.name for node in _nodes(flow, residual) for use in flow.uses.at(node.index))
-    )
+    uses = (use for node in flow.makers(residual.region) for use in flow.uses.at(node.index))
+    return list(dict.fromkeys(use.name for use in uses))
 
 
 def feeders(flow: Flow, residuals: list[TracedBranch]) -> dict[str, int]:
     """Parameters outside of every branch whose results only one branch reads: by name, that branch.
 
-    Keys and values made from another stream (cross-attention) and tables of relative positions are such.
+    Examples are keys and values made from another stream (cross-attention) and tables of relative positions.
     """
     home: dict[int, int] = {}
-    stream = 0
     for index, residual in enumerate(residuals):
         for value in bits(residual.region):
             home.setdefault(value, index)
-        for value in (residual.start, *flow.graph.nodes[residual.addition].outputs):
-            stream |= 1 << value
+    additions = [flow.graph.nodes[residual.addition] for residual in residuals]
+    stream = {output for node in additions for output in node.outputs}
+    outside = stream | {residual.start for residual in residuals} | flow.graph.outputs
+
+    def onward(value: int) -> list[int]:
+        if value in outside or value in home:
+            return []
+        return [made for node in flow.readers(value) for made in node.outputs if flow.live >> made & 1]
+
     found: dict[str, int] = {}
     for use in flow.uses.all:
-        node = flow.graph.nodes[use.node]
-        if use.kind not in ("weight", "table", "bias") or any(output in home for output in node.outputs):
+        outputs = flow.graph.nodes[use.node].outputs
+        if use.kind not in ("weight", "table", "bias") or any(output in home for output in outputs):
             continue
-        reached = _first_homes(flow, node, home, stream)
+        values = [value for value in walk(outputs, onward) if value in outside or value in home]
+        reached = {-1 if value in outside else home[value] for value in values}
         if len(reached) == 1 and -1 not in reached:
             found.setdefault(use.name, reached.pop())
         else:
@@ -57,30 +63,12 @@ def feeders(flow: Flow, residuals: list[TracedBranch]) -> dict[str, int]:
     return {name: index for name, index in found.items() if index >= 0}
 
 
-def _first_homes(flow: Flow, node: Node, home: Mapping[int, int], stream: int) -> set[int]:
-    """The branches first reached from a node; -1 stands for the stream and the network's outputs."""
-    reached: set[int] = set()
-    waiting, seen = list(node.outputs), set(node.outputs)
-    while waiting:
-        value = waiting.pop()
-        if stream >> value & 1 or value in flow.graph.outputs:
-            reached.add(-1)
-        elif value in home:
-            reached.add(home[value])
-        else:
-            for reader in flow.readers(value):
-                fresh = [output for output in reader.outputs if output not in seen]
-                seen.update(fresh)
-                waiting += [output for output in fresh if flow.live >> output & 1]
-    return reached
-
-
 def ends_of(flow: Flow, residual: TracedBranch) -> tuple[tuple[str, ...], bool]:
     """The tensors that end the branch, and whether a norm does.
 
-    Of a weight and the vectors that multiply it, the weight alone. None, if a nonlinearity stands between
-    them and the stream that a factor does not pass, or if one of them is divided by a norm of itself, so that
-    a factor on it does nothing.
+    Of a weight and the vectors that multiply it, only the weight. Nothing if a nonlinearity that a factor
+    does not pass stands between them and the stream, or if one of them is divided by a norm of itself, so
+    that a factor on it has no effect.
     """
     names: dict[str, None] = {}
     by_norm = False
@@ -90,34 +78,28 @@ def ends_of(flow: Flow, residual: TracedBranch) -> tuple[tuple[str, ...], bool]:
         node = flow.maker(value)
         if node is None:
             continue
-        uses = flow.uses.at(node.index)
+        uses, sources = flow.uses.at(node.index), flow.signals(node)
         if not residual.region >> value & 1:
             names.update(dict.fromkeys(use.name for use in uses if use.kind == "table"))  # a bias per expert
             continue
-        if _is_bent_gain(flow, uses):
-            waiting += [source for source in flow.signals(node) if source not in seen]
-            seen.update(flow.signals(node))
-            continue
-        ending = carriers(flow, uses)
-        if ending is None:
-            return (), False
-        names.update(dict.fromkeys(ending))
-        if any(use.kind in ("weight", "gain") for use in uses):
-            by_norm |= any(use.kind == "gain" and follows_normalisation(flow, use) for use in uses)
-            continue
-        if is_normalisation(flow, node):
-            by_norm = True
-            before = [flow.maker(flow.back(source)) for source in flow.signals(node)]
-            gains = [
-                use for maker in before if maker for use in flow.uses.at(maker.index) if use.kind == "gain"
-            ]
-            names.update(dict.fromkeys(carriers(flow, gains) or ()))  # applied on the way into the norm
-            continue
-        if node.op in BENDING - HOMOGENEOUS:
-            return (), False
-        sources = flow.signals(node)
-        if len(sources) > 1 and (node.op == "mul" or flow.is_product_of_signals(node)):
-            sources = [source for source in sources if not _is_gate(flow, source)]
+        if not _is_bent_gain(flow, uses):
+            ending = carriers(flow, uses)
+            if ending is None:
+                return (), False
+            names.update(dict.fromkeys(ending))
+            if any(use.kind in ("weight", "gain") for use in uses):
+                by_norm |= any(use.kind == "gain" and follows_normalisation(flow, use) for use in uses)
+                continue
+            if is_normalisation(flow, node):
+                by_norm = True
+                before = [maker for source in sources if (maker := flow.maker(flow.back(source)))]
+                gains = [one for maker in before for one in flow.uses.at(maker.index) if one.kind == "gain"]
+                names.update(dict.fromkeys(carriers(flow, gains) or ()))  # applied on the way into the norm
+                continue
+            if node.op in BENDING - HOMOGENEOUS:
+                return (), False
+            if len(sources) > 1 and (node.op == "mul" or flow.is_product_of_signals(node)):
+                sources = [source for source in sources if not _is_gate(flow, source)]
         waiting += [source for source in sources if source not in seen]
         seen.update(sources)
     return tuple(names), by_norm
@@ -132,24 +114,20 @@ def _is_bent_gain(flow: Flow, uses: Sequence[Use]) -> bool:
 
 def _is_gate(flow: Flow, value: int) -> bool:
     """Is the value bounded by a softmax or a sigmoid since its last weight?"""
-    waiting, seen = [value], {value}
-    while waiting:
-        node = flow.maker(waiting.pop())
-        if node is None or any(use.kind == "weight" for use in flow.uses.at(node.index)):
-            continue
-        if node.op in BOUNDED:
-            return True
-        fresh = [source for source in flow.signals(node) if source not in seen]
-        seen.update(fresh)
-        waiting += fresh
-    return False
+
+    def sources(value: int) -> list[int]:
+        node = flow.maker(value)
+        return [] if node is None or flow.weighted >> value & 1 else flow.signals(node)
+
+    makers = (flow.maker(one) for one in walk([value], sources))
+    return any(node is not None and node.op in BOUNDED for node in makers)
 
 
 def streams_of(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
     """By branch: its residual stream, counted from 0.
 
-    Two sums are of one stream if one reaches the other on a way outside of all branches: an encoder's reach
-    the decoder's only through its branches.
+    Two sums are of one stream if a path outside of all branches connects them. An encoder's sums reach the
+    decoder's only through branches.
     """
     inside = 0
     for residual in residuals:
@@ -167,7 +145,7 @@ def streams_of(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
                 streams = [new if one == old else one for one in streams]
             elif not inside >> value & 1:
                 reached.add(value)
-    for index, residual in enumerate(residuals):  # what reads one history is one stream
+    for index, residual in enumerate(residuals):  # branches that read one history are one stream
         alike = [each.history is not None and each.history == residual.history for each in residuals]
         streams = [streams[index] if same else one for same, one in zip(alike, streams, strict=True)]
     order = list(dict.fromkeys(streams))
@@ -177,64 +155,66 @@ def streams_of(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
 def names_on_stream(flow: Flow, residuals: list[TracedBranch]) -> set[str]:
     """The parameters that change the stream beside and between its branches.
 
-    Also those before the first and after the last branch that are called as the others are, but for numbers.
+    Those before the first and after the last branch are included if their names differ from the others' only
+    in numbers.
     """
     inside = between = around = 0
     sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
     streams = streams_of(flow, residuals)
     for residual, total, stream in zip(residuals, sums, streams, strict=True):
         inside |= residual.region
-        between |= flow.between(residual.start, total) & ~(1 << residual.start)
+        between |= flow.after(residual.start, total)
         for other, its_stream in zip(sums, streams, strict=True):
             if its_stream == stream:
-                between |= flow.between(other, residual.start) & ~(1 << other)
+                between |= flow.after(other, residual.start)
         around |= flow.ancestors[residual.start] | flow.descendants[total]
 
     def used(path: int) -> set[str]:
-        makers = (flow.maker(value) for value in bits(path & ~inside))
-        return {use.name for node in makers if node is not None for use in flow.uses.at(node.index)}
+        return {use.name for node in flow.makers(path & ~inside) for use in flow.uses.at(node.index)}
 
     found = used(between)
     kinds = {starred(name) for name in found}
     return found | {name for name in used(around & flow.live) if starred(name) in kinds}
 
 
-def placement_of(flow: Flow, residual: TracedBranch, ends_in_norm: bool) -> Placement:
-    """Where the branch's norms stand; `post` only where a later branch reads the normalised sum."""
+def placements_of(flow: Flow, residuals: list[TracedBranch], ends_in_norm: Iterable[bool]) -> list[Placement]:
+    """Where the norms of each branch stand.
+
+    A norm on the stream after a branch makes it `post` only if a later branch reads the normalised sum, here
+    or anywhere else: the last norm of a network is none of a branch.
+    """
+    found = [_placement(flow, *pair) for pair in zip(residuals, ends_in_norm, strict=True)]
+    starts = {flow.back(residual.start) for residual in residuals}
+    for kind, residual in zip(found, residuals, strict=True):
+        if kind == "post" and (made := normed_sum(flow, residual)) and flow.back(made) in starts:
+            return found
+    return [
+        _inside(flow, residual) if kind == "post" else kind
+        for kind, residual in zip(found, residuals, strict=True)
+    ]
+
+
+def _placement(flow: Flow, residual: TracedBranch, ends_in_norm: bool) -> Placement:
     opens_with_norm = any(
         is_normalisation(flow, node) and not flow.weights_between(residual.start, node.outputs[0])
-        for node in _nodes(flow, residual)
+        for node in flow.makers(residual.region)
     )
     if opens_with_norm:
         return "peri" if ends_in_norm else "pre"
     if ends_in_norm:
         return "out"
-    return "post" if normed_sum(flow, residual) is not None else inside_of(flow, residual)
+    return "post" if normed_sum(flow, residual) is not None else _inside(flow, residual)
 
 
-def inside_of(flow: Flow, residual: TracedBranch) -> Placement:
-    """`inner` if the whole branch passes a norm between its weights, else `none`."""
-    norms = [node for node in _nodes(flow, residual) if is_normalisation(flow, node)]
-    return "inner" if any(_all_pass(flow, residual, node) for node in norms) else "none"
-
-
-def _all_pass(flow: Flow, residual: TracedBranch, gate: Node) -> bool:
-    """Does every path through the branch lead through this node? (Not so for a norm of queries.)"""
-    waiting, seen = [residual.start], {residual.start}
-    while waiting:
-        value = waiting.pop()
-        if value in residual.ends:
-            return False
-        for node in flow.readers(value):
-            if node.index != gate.index:
-                fresh = [made for made in node.outputs if made not in seen and residual.region >> made & 1]
-                seen.update(fresh)
-                waiting += fresh
-    return True
+def _inside(flow: Flow, residual: TracedBranch) -> Placement:
+    """`inner` if every path through the branch passes one norm between its weights, else `none`."""
+    norms = [node for node in flow.makers(residual.region) if is_normalisation(flow, node)]
+    passed = (flow.must_pass(residual.start, residual.ends, node.outputs, residual.region) for node in norms)
+    return "inner" if any(passed) else "none"
 
 
 def normed_sum(flow: Flow, residual: TracedBranch) -> int | None:
-    """What a norm makes of the stream after the addition, if nothing else reads the sum."""
+    """The normalised sum after the addition, if nothing but one norm reads the sum."""
     total = flow.graph.nodes[residual.addition].outputs[0]
     found: set[int] = set()
     waiting, seen = [total], {total}
@@ -269,12 +249,12 @@ def _with_gain(flow: Flow, value: int) -> int:
 
 def heads_of(flow: Flow, residual: TracedBranch) -> Heads | None:
     """The head dimension and the scale of the branch's first softmax attention."""
-    return next(_attending(flow, _nodes(flow, residual)), None)
+    return next(_attending(flow, flow.makers(residual.region)), None)
 
 
 def heads_outside(flow: Flow, residuals: list[TracedBranch]) -> list[Heads]:
-    """Those of all softmax attentions outside of every branch, in the order of execution."""
-    inside = {node.index for residual in residuals for node in _nodes(flow, residual)}
+    """The heads of all softmax attention outside of every branch, in the order of execution."""
+    inside = {node.index for residual in residuals for node in flow.makers(residual.region)}
     return list(_attending(flow, (node for node in flow.graph.nodes if node.index not in inside)))
 
 
@@ -299,7 +279,7 @@ def _scores(flow: Flow, value: int) -> tuple[Node | None, float]:
     while (node := flow.maker(value)) is not None:
         if flow.is_product_of_signals(node):
             return node, scale
-        kinds = {use.kind for use in flow.uses.at(node.index)}
+        kinds = flow.kinds(node)
         if "weight" in kinds or not flow.signals(node):
             break
         factor = flow.factor(node)
@@ -316,12 +296,3 @@ def _scale_behind(flow: Flow, value: int) -> float:
         scale *= 1.0 if factor is None else factor
         value = flow.signals(node)[0]
     return scale
-
-
-def _nodes(flow: Flow, residual: TracedBranch) -> Iterator[Node]:
-    seen = -1
-    for value in bits(residual.region):
-        node = flow.maker(value)
-        if node is not None and node.index != seen:
-            seen = node.index
-            yield node

@@ -8,13 +8,14 @@ dimensions; as those have stride zero, they cost no memory.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from theodolite.anatomy.recording.operations import COPIES, RESHAPES, VIEWS
 from theodolite.anatomy.recording.trace import Graph, Node, Ref
-from theodolite.anatomy.structure.flow import Flow, bits
+from theodolite.anatomy.structure.flow import Flow, mask_of, walk
 from theodolite.anatomy.structure.uses import Use
 
 # fmt: off
@@ -49,7 +50,7 @@ def varies(labels: Tensor, dim: int) -> bool:
 
 
 def follow(graph: Graph, node: Node, labels: Tensor) -> list[Tensor] | None:
-    """The labels after a view, one tensor per output; None if the node is no view that can be followed."""
+    """The labels after a view, one for each output; None if the node is no view that can be followed."""
     if node.op in COPIES:
         return [labels]
     if node.op in RESHAPES:
@@ -58,7 +59,7 @@ def follow(graph: Graph, node: Node, labels: Tensor) -> list[Tensor] | None:
         made = getattr(torch.ops.aten, node.op)(labels, *node.args[1:], **node.kwargs)
         return list(made) if isinstance(made, (tuple, list)) else [made]
     shape = graph.shapes[node.outputs[0]]
-    if node.op == "as_strided":  # how pooling puts back a memory format
+    if node.op == "as_strided":  # pooling restores a memory format with it
         return [labels] if shape == tuple(labels.shape) else None
     if node.op == "constant_pad_nd" or node.op.startswith(("reflection_pad", "replication_pad")):
         padded = [dim for dim, size in enumerate(shape) if size != labels.shape[dim]]
@@ -78,7 +79,10 @@ _JOINS = frozenset(["add", "sub", "cat", "stack"])
 
 
 def row_blocks(flow: Flow, use: Use) -> tuple[Ranges, ...]:
-    """The blocks the outputs of a weight, or of its bias, fall into; empty if all go one way."""
+    """The row blocks of a weight, or of its bias: rows whose outputs are read by different operations.
+
+    Empty if all outputs are read together.
+    """
     output = flow.graph.nodes[use.node].outputs[0]
     shape = flow.graph.shapes[output]
     if not shape or not use.out_axes or not (use.op == "linear" or use.kind == "bias"):
@@ -94,20 +98,21 @@ def row_blocks(flow: Flow, use: Use) -> tuple[Ranges, ...]:
 
 
 def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, Tensor]:
-    """By value that something other than a view reads: the numbers of the outputs in it."""
+    """By value that something other than a view reads: the rows whose outputs are in it."""
     carried = {output: labels}
     read: dict[int, Tensor] = {}
-    waiting = [output]
-    while waiting:
-        value = waiting.pop()
+
+    def onward(value: int) -> Iterator[int]:
         for node in flow.readers(value):
             pieces = _carry(flow, node, carried[value])
-            if pieces is None:
-                read[value] = _once(carried[value])
-                continue
-            for made, piece in zip(node.outputs, pieces, strict=False):
-                carried[made] = piece
-                waiting.append(made)
+            if pieces is None:  # without the dimensions along which labels only repeat
+                strides = carried[value].stride()
+                read[value] = carried[value][tuple(0 if one == 0 else slice(None) for one in strides)]
+            else:
+                carried.update(made := dict(zip(node.outputs, pieces, strict=False)))
+                yield from made
+
+    list(walk([output], onward))
     return read
 
 
@@ -123,18 +128,11 @@ def _carry(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
 def _looked_up(flow: Flow, node: Node) -> int:
     """How many of a node's signals are rows of a table: the biases of the experts a token was sent to."""
     makers = [flow.maker(flow.back(value)) for value in flow.signals(node)]
-    return sum(
-        maker is not None and any(u.kind == "table" for u in flow.uses.at(maker.index)) for maker in makers
-    )
-
-
-def _once(labels: Tensor) -> Tensor:
-    """The labels without the dimensions along which they only repeat."""
-    return labels[tuple(0 if stride == 0 else slice(None) for stride in labels.stride())]
+    return sum(maker is not None and "table" in flow.kinds(maker) for maker in makers)
 
 
 def _merge(flow: Flow, read: dict[int, set[int]]) -> list[set[int]]:
-    """Blocks: what overlaps is one, and so are pieces that are put together again unbent (rotary halves)."""
+    """Merge pieces that overlap, and those that are joined again by linear operations (rotary halves)."""
     blocks = [({value}, rows) for value, rows in read.items()]
     merging = True
     while merging:
@@ -151,7 +149,7 @@ def _merge(flow: Flow, read: dict[int, set[int]]) -> list[set[int]]:
 
 def _rejoined(flow: Flow, first: set[int], second: set[int]) -> bool:
     """Do two pieces meet again in a sum or a concatenation, only moved and multiplied by constants?"""
-    below = [_below(flow, piece) for piece in (first, second)]
+    below = [flow.below(piece) for piece in (first, second)]
     common = below[0] & below[1]
     if not common:
         return False
@@ -160,20 +158,11 @@ def _rejoined(flow: Flow, first: set[int], second: set[int]) -> bool:
     if joint is None or joint.op not in _JOINS:
         return False
     for piece, mask in zip((first, second), below, strict=True):
-        for value in bits(mask & flow.ancestors[meeting] & ~(1 << meeting)):
-            node = flow.maker(value)
-            if value in piece:
-                continue
-            if node is None or flow.uses.at(node.index) or not _is_straight(flow, node, mask):
+        between = mask & flow.ancestors[meeting] & ~(1 << meeting) & ~mask_of(piece)
+        for node in flow.makers(between):
+            if flow.uses.at(node.index) or not _is_straight(flow, node, mask):
                 return False
     return True
-
-
-def _below(flow: Flow, piece: set[int]) -> int:
-    mask = 0
-    for value in piece:
-        mask |= flow.descendants[value]
-    return mask
 
 
 def _is_straight(flow: Flow, node: Node, below: int) -> bool:

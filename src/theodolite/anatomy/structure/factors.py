@@ -1,4 +1,4 @@
-"""Factors: with which power a product goes with each parameter in it, and which plain numbers multiply it.
+"""Factors: how a value scales with each parameter in it, and which plain numbers multiply it.
 
 Scaled by s, the parameter W of `diag(b)·W·diag(γ)` scales the product by s: its degree is one. The direction
 v of `g·v/‖v‖` changes nothing: its degree is zero, it is free of scale.
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 
 from theodolite.anatomy.recording.operations import HOMOGENEOUS, NORMS, POSITIVE, REDUCTIONS, VIEWS
 from theodolite.anatomy.recording.trace import Node, Ref
-from theodolite.anatomy.structure.flow import Flow, bits
+from theodolite.anatomy.structure.flow import Flow, bits, mask_of, walk
 from theodolite.anatomy.structure.norms import (
     POWERS,
     follows_normalisation,
@@ -32,9 +32,9 @@ _SAME = VIEWS | REDUCTIONS | {"add", "sub", "clamp", "clamp_min", "maximum", "ne
 
 
 def degree(flow: Flow, use: Use) -> float:
-    """The power of s with which the value that is used goes if the parameter alone is scaled by s.
+    """The power of s by which the value that is used is multiplied if only the parameter is scaled by s.
 
-    1 for a parameter as it is, or times anything; 0 if it is divided by a norm of itself; nan if there is no
+    1 for a parameter itself, or times anything; 0 if it is divided by a norm of itself; nan if there is no
     such power, as for the β of `e^β·α`.
     """
     value = _value(flow, use)
@@ -42,9 +42,9 @@ def degree(flow: Flow, use: Use) -> float:
 
 
 def carriers(flow: Flow, uses: Iterable[Use]) -> list[str] | None:
-    """The parameters to scale by s so that each value they make is scaled by s; None if nothing does that.
+    """The parameters to scale by s so that each value made of them is scaled by s; None if that cannot be.
 
-    Of a product one factor is enough, the largest: a factor on W as well as on γ would count twice.
+    Of a product, only the largest: a factor on W as well as on γ would count twice.
     """
     together: dict[tuple[int, int | None], list[str]] = {}
     for use in uses:
@@ -59,16 +59,16 @@ def carriers(flow: Flow, uses: Iterable[Use]) -> list[str] | None:
 
 
 def scaled_weights(flow: Flow, use: Use) -> list[str]:
-    """The weights that a gain is a factor of: those that set their size together with it."""
+    """The weights that a gain is a factor of, and whose size they set together."""
     weights = [one for one in flow.uses.at(use.node) if one.kind == "weight" and use.kind == "gain"]
     return [one.name for one in weights if _value(flow, one) == _value(flow, use) and degree(flow, one) == 1]
 
 
 def is_rate(flow: Flow, use: Use) -> bool:
-    """Does a parameter stand for a rate by its logarithm?
+    """Does a parameter represent a rate by its logarithm?
 
     The A of `exp(Δ·A)` is `−exp(A_log)`, the time step Δ is `softplus(Wx + b)`: A_log and b do. Biases in
-    front of a gate or a softmax do not: no exponent is reached from there.
+    front of a gate or a softmax do not, as they reach no exponent.
     """
     value = _value(flow, use)
     reached = {at for at, name in flow.graph.parameters.items() if name == use.name}
@@ -79,38 +79,17 @@ def is_rate(flow: Flow, use: Use) -> bool:
             reached.update(node.outputs)
     if use.kind != "bias":
         return False
-    added = flow.graph.nodes[use.node].outputs[0]
-    return any(_leads_to(flow, one, ("exp", "exp2")) for one in _made_positive(flow, added))
-
-
-def _made_positive(flow: Flow, start: int) -> list[int]:
-    """What a positive function makes of a value, with nothing but views and clamps between them."""
-    waiting = [start]
-    found: list[int] = []
-    while waiting:
-        for node in flow.readers(waiting.pop()):
-            if node.op in POSITIVE:
-                found += node.outputs
-            elif node.op in VIEWS | {"clamp", "clamp_min", "neg"}:
-                waiting += node.outputs
-    return found
-
-
-def _leads_to(flow: Flow, start: int, ops: Collection[str]) -> bool:
-    """Is one of these operations reached through products by entries, sums over time and views alone?"""
-    waiting, seen = [start], {start}
-    while waiting:
-        for node in flow.readers(waiting.pop()):
-            if node.op in ops:
-                return True
-            if node.op in VIEWS | {"mul", "neg", "clamp", "clamp_min", "cumsum"}:
-                waiting += [made for made in node.outputs if made not in seen]
-                seen.update(node.outputs)
-    return False
+    # A positive function reads the sum, and products by entries and sums over time lead to an exponent.
+    added = flow.graph.nodes[use.node].outputs[:1]
+    near = VIEWS | {"clamp", "clamp_min", "neg"}
+    far = near | {"mul", "cumsum"}
+    rates = [node for node in flow.reading(added, lambda node: node.op in near) if node.op in POSITIVE]
+    made = [output for node in rates for output in node.outputs]
+    return any(node.op in ("exp", "exp2") for node in flow.reading(made, lambda node: node.op in far))
 
 
 def leading_weight(flow: Flow, use: Use) -> str | None:
-    """Of a product of several parameters that one layer uses as its weight: the first weight in it.
+    """The first weight in a product of parameters that one layer uses as its weight.
 
     None for that weight itself, and where they are not multiplied element by element.
     """
@@ -124,7 +103,7 @@ def leading_weight(flow: Flow, use: Use) -> str | None:
 
 
 def direction_size(flow: Flow, use: Use) -> float:
-    """The size of an entry of the value that is used if those of all parameters in it are of size one."""
+    """The size of an entry of the value that is used if the entries of all parameters in it are of size 1."""
     value = _value(flow, use)
     if value is None:
         return math.nan
@@ -152,30 +131,26 @@ def _carriers_of(flow: Flow, value: int, names: list[str]) -> list[str] | None:
 
 
 def _value(flow: Flow, use: Use) -> int | None:
-    """What the node of a use reads that the parameter is in."""
-    for value in flow.graph.nodes[use.node].inputs:
-        if value not in flow.uses.signal and use.name in _expression(flow, value)[1]:
-            return value
-    return None
+    """The input of a use's node that the parameter is in."""
+    values = (value for value in flow.graph.nodes[use.node].inputs if value not in flow.uses.signal)
+    return next((value for value in values if use.name in _expression(flow, value)[1]), None)
 
 
 def _expression(flow: Flow, value: int) -> tuple[list[Node], set[str]]:
     """The nodes that made a value and the parameters it is made of."""
-    nodes, names = set(), set()
-    waiting, seen = [value], {value}
-    while waiting:
-        value = waiting.pop()
-        if value in flow.graph.parameters:
-            names.add(flow.graph.parameters[value])
-        elif (node := flow.maker(value)) is not None:
-            nodes.add(node.index)
-            waiting += [source for source in node.inputs if source not in seen]
-            seen.update(node.inputs)
-    return [flow.graph.nodes[index] for index in sorted(nodes)], names
+    graph = flow.graph
+
+    def sources(one: int) -> tuple[int, ...]:
+        node = None if one in graph.parameters else flow.maker(one)
+        return () if node is None else node.inputs
+
+    values = set(walk([value], sources))
+    held = values & graph.parameters.keys()
+    return list(flow.makers(mask_of(values - held))), {graph.parameters[one] for one in held}
 
 
 def _degree(flow: Flow, value: int, names: Iterable[str]) -> float:
-    """The power of s a value goes with when the named parameters are scaled by s; nan if it is not known."""
+    """The power of s that multiplies a value if the named parameters are scaled by s; nan if unknown."""
     names = set(names)
     found = {at: float(name in names) for at, name in flow.graph.parameters.items()}
     for node in _expression(flow, value)[0]:
@@ -207,7 +182,7 @@ def _after(node: Node, held: list[float], found: dict[int, float]) -> float:
 
 
 def factor_to_stream(flow: Flow, residual: TracedBranch, uses: Iterable[Use]) -> float:
-    """By what a tensor that ends a branch is multiplied before it is added; 1 if that cannot be told."""
+    """What the output of a tensor that ends a branch is multiplied by before it is added; 1 if unknown."""
     added = flow.graph.nodes[residual.addition].outputs[0]
     found = []
     for use in uses:
@@ -221,44 +196,42 @@ def factor_to_stream(flow: Flow, residual: TracedBranch, uses: Iterable[Use]) ->
 def factor_elsewhere(
     flow: Flow, residuals: Iterable[TracedBranch], uses: Iterable[Use], reads_out: bool
 ) -> float:
-    """By what any other tensor is multiplied before the next weight, branch, norm, nonlinearity or output.
+    """What the output of another tensor is multiplied by.
 
-    For a readout also by what its input is. 1 if it cannot be told, or if a product of two signals comes
-    next: the scale of attention is no tensor's.
+    Counted up to the next weight, branch, norm, nonlinearity or output of the network. For a readout, also
+    what its input is multiplied by. 1 if unknown, or if a product of two signals comes next: the scale of
+    attention belongs to no tensor.
     """
     residuals = list(residuals)
     found = []
     for use in uses:
-        behind = _number_behind(flow, use) if reads_out else _behind(flow, residuals, use)
+        behind = _behind(flow, residuals, use, reads_out=reads_out)
         ahead = _number_ahead(flow, residuals, use, CAPS if reads_out else HOMOGENEOUS)
         found.append(use.number * behind * ahead)
     return _told(found)
 
 
 def _products(flow: Flow, start: int, end: int) -> list[float]:
-    """The product of the numbers between two values; nan if it differs from path to path.
-
-    None for paths that lead through a further weight.
-    """
+    """The product of the numbers between two values; nan if paths differ, none if all pass a weight."""
     products = {start: 1.0}
-    for value in bits(flow.between(start, end) & ~(1 << start)):
+    for value in bits(flow.after(start, end)):
         node = flow.maker(value)
         assert node is not None
         paths = [products[source] * _number(flow, node, source) for source in _carried(flow, node, products)]
-        if paths and not _has(flow, node, "weight"):
+        if paths and "weight" not in flow.kinds(node):
             products[value] = _one(paths)
     return [products[end]] if end in products else []
 
 
 CAPS = HOMOGENEOUS | {"tanh"}
-"""What numbers on logits are counted through: `c·tanh(z/c)` caps them."""
+"""Nonlinearities that numbers on logits are counted through: `c·tanh(z/c)` caps them."""
 
 
 def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: frozenset[str]) -> float:
-    """The product of the numbers from a use on to what is more than a number, a view or a sum.
+    """The product of the numbers after a use, up to what is more than a number, a view or a sum.
 
-    Up to a sum if a weight or a product of two signals follows it: numbers between are the weight's or
-    nobody's. nan where there is no sum before such a product, or before a readout, which takes the number.
+    Only up to a sum if a weight or a product of two signals follows it: the numbers between belong to the
+    weight or to no tensor. nan where there is no sum before such a product or before a readout.
     """
     first = flow.graph.nodes[use.node].outputs[0]
     additions = {residual.addition for residual in residuals}
@@ -273,14 +246,12 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
             continue
         is_sum = node.op in ("add", "sub") and len(flow.signals(node)) > 1
         passes = flow.is_handed_on(node) or node.op in passed | {"add", "sub"}
-        if _has(flow, node, "weight"):
-            if _takes_numbers_behind(flow, node):
-                found += [until_sum.get(source, math.nan) for source in sources]
-            else:
-                found += [until_sum.get(source, products[source]) for source in sources]
+        if "weight" in flow.kinds(node):
+            takes = _takes_numbers_behind(flow, node)
+            found += [until_sum.get(source, math.nan if takes else products[source]) for source in sources]
         elif flow.is_product_of_signals(node):
             found += [until_sum.get(source, math.nan) for source in sources]
-        elif node.index in additions or not passes or _has(flow, node, "gain"):
+        elif node.index in additions or not passes or "gain" in flow.kinds(node):
             found += [products[source] for source in sources]
         else:
             products[value] = _one([products[source] * _number(flow, node, source) for source in sources])
@@ -292,49 +263,44 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
 
 
 def _takes_numbers_behind(flow: Flow, node: Node) -> bool:
-    """Is it a readout, behind which there is a norm or a sum?"""
+    """Is it a readout that follows a norm or a sum?"""
     made = node.outputs[0]
     weights = flow.descendants[made] & flow.live & flow.weighted & ~(1 << made)
     return not weights and _walk_back(flow, node)[1]
 
 
-def _number_behind(flow: Flow, use: Use) -> float:
-    """The product of the numbers a readout's input was multiplied by since the last norm or sum.
+def _behind(flow: Flow, residuals: Iterable[TracedBranch], use: Use, *, reads_out: bool = False) -> float:
+    """The product of the numbers a weight's input was multiplied by since the last norm or sum.
 
-    1 if a weight comes before: then they are that weight's.
+    1 if another weight comes before them: then they belong to that weight. So do numbers after a gain belong
+    to the gain, unless the weight is a readout. For a gain: the numbers between it and its norm.
     """
-    product, is_told = _walk_back(flow, flow.graph.nodes[use.node])
-    return product if is_told else 1.0
-
-
-def _behind(flow: Flow, residuals: Iterable[TracedBranch], use: Use) -> float:
-    """The same of a weight that is no readout; numbers after a gain are the gain's."""
-    if use.kind != "weight":
+    if not reads_out and use.kind != "weight":
         return _behind_norm(flow, use)
-    starts = {residual.start for residual in residuals}
-    product, is_told = _walk_back(flow, flow.graph.nodes[use.node], starts, gains=False)
-    return product if is_told else 1.0
+    starts = () if reads_out else {residual.start for residual in residuals}
+    product, is_free = _walk_back(flow, flow.graph.nodes[use.node], starts, gains=reads_out)
+    return product if is_free else 1.0
 
 
 def _walk_back(
     flow: Flow, node: Node, starts: Collection[int] = (), *, gains: bool = True
 ) -> tuple[float, bool]:
-    """The numbers on the way back from a weight, and whether no weight is at the end of it.
+    """The product of the numbers before a weight, and whether they follow no other weight.
 
-    Without `gains` one at the end counts as a weight does: the numbers after it are its own.
+    Without `gains` a gain counts as a weight.
     """
     product = 1.0
     signals = flow.signals(node)
     while len(signals) == 1 and (maker := flow.maker(signals[0])) is not None:
         if signals[0] in starts:
             break
-        uses = flow.uses.at(maker.index)
-        if any(use.kind in ("weight", "table") or (use.kind == "gain" and not gains) for use in uses):
+        uses, kinds = flow.uses.at(maker.index), flow.kinds(maker)
+        if kinds & ({"weight", "table"} if gains else {"weight", "table", "gain"}):
             return product, False
         if is_normalisation(flow, maker):
             return product * norm_size(flow, maker), True
-        vectors = [use for use in uses if use.kind in ("gain", "bias")]
-        if any(use.kind == "gain" and not follows_normalisation(flow, use) for use in vectors):
+        vectors = kinds & {"gain", "bias"}
+        if any(use.kind == "gain" and not follows_normalisation(flow, use) for use in uses):
             break
         if not (vectors or flow.is_handed_on(maker) or maker.op in HOMOGENEOUS):
             break
@@ -344,13 +310,13 @@ def _walk_back(
 
 
 def _behind_norm(flow: Flow, use: Use) -> float:
-    """The numbers between a gain and the norm that it directly follows, with the norm's own."""
+    """The product of the numbers between a gain and the norm before it, and of the norm's own."""
     if use.kind != "gain":
         return 1.0
     product = 1.0
     signals = flow.signals(flow.graph.nodes[use.node])
     while len(signals) == 1 and (node := flow.maker(signals[0])) is not None:
-        if _has(flow, node, "weight") or _has(flow, node, "gain"):
+        if flow.kinds(node) & {"weight", "gain"}:
             break
         if is_normalisation(flow, node):
             return product * norm_size(flow, node)
@@ -374,10 +340,6 @@ def _carried(flow: Flow, node: Node, products: dict[int, float]) -> list[int]:
     return [source for source in flow.signals(node) if source in products]
 
 
-def _has(flow: Flow, node: Node, kind: str) -> bool:
-    return any(use.kind == kind for use in flow.uses.at(node.index))
-
-
 def _one(products: list[float]) -> float:
     """The number that all paths agree on, else nan."""
     same = products and all(math.isclose(product, products[0]) for product in products)
@@ -385,6 +347,6 @@ def _one(products: list[float]) -> float:
 
 
 def _told(products: list[float]) -> float:
-    """The size of the one product, or 1; the sign of a factor is not its size."""
+    """The absolute value that all products agree on, else 1."""
     size = abs(_one(products))
     return size if math.isfinite(size) and size > 0 else 1.0

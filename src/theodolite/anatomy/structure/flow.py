@@ -1,10 +1,11 @@
-"""Who depends on whom: the ancestors and descendants of every value, as bit sets."""
+"""`Flow`: which value depends on which. A set of values is an integer, its bits the values."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
-from functools import cached_property
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from theodolite.anatomy.recording.operations import CARRIES, SUMS, VIEWS
 from theodolite.anatomy.recording.trace import Graph, Node, Ref
@@ -23,8 +24,29 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
+def mask_of(values: Iterable[int]) -> int:
+    """The mask whose bits are the values: the reverse of `bits`."""
+    return functools.reduce(operator.or_, (1 << value for value in values), 0)
+
+
+def walk(start: Iterable[int], onward: Callable[[int], Iterable[int]]) -> Iterator[int]:
+    """Everything that is reached from `start` by `onward`, each once.
+
+    >>> sorted(walk([1], lambda one: [one + 2, one + 3] if one < 4 else []))
+    [1, 3, 4, 5, 6]
+    """
+    waiting = list(dict.fromkeys(start))
+    seen = set(waiting)
+    while waiting:
+        one = waiting.pop()
+        yield one
+        fresh = [other for other in dict.fromkeys(onward(one)) if other not in seen]
+        seen.update(fresh)
+        waiting += fresh
+
+
 class Flow:
-    """The graph of the signal: values as bits, so that "between" is one `&`."""
+    """The dataflow of the signal through a recorded forward pass."""
 
     def __init__(self, uses: Uses) -> None:
         self.graph: Graph = uses.graph
@@ -33,20 +55,24 @@ class Flow:
         self.ancestors = [1 << value for value in range(count)]
         self.descendants = [1 << value for value in range(count)]
         for node in self.graph.nodes:
-            above = 0
-            for value in self.signals(node):
-                above |= self.ancestors[value]
+            above = self.above(self.signals(node))
             for output in node.outputs:
                 self.ancestors[output] |= above
         for node in reversed(self.graph.nodes):
-            below = 0
-            for output in node.outputs:
-                below |= self.descendants[output]
+            below = self.below(node.outputs)
             for value in self.signals(node):
                 self.descendants[value] |= below
 
+    def above(self, values: Iterable[int]) -> int:
+        """The values, and all that they depend on."""
+        return functools.reduce(operator.or_, (self.ancestors[value] for value in values), 0)
+
+    def below(self, values: Iterable[int]) -> int:
+        """The values, and all that depends on them."""
+        return functools.reduce(operator.or_, (self.descendants[value] for value in values), 0)
+
     def signals(self, node: Node) -> list[int]:
-        """The signal among a node's inputs."""
+        """The inputs of a node that are signal."""
         return [value for value in node.inputs if value in self.uses.signal]
 
     def maker(self, value: int) -> Node | None:
@@ -54,40 +80,76 @@ class Flow:
         index = self.graph.maker[value]
         return None if index is None else self.graph.nodes[index]
 
+    def makers(self, mask: int) -> Iterator[Node]:
+        """The nodes that made the values of a mask, in order, each once."""
+        last = -1
+        for value in bits(mask):
+            index = self.graph.maker[value]
+            if index is not None and index != last:
+                last = index
+                yield self.graph.nodes[index]
+
     def readers(self, value: int) -> list[Node]:
         """The nodes that read a value."""
         return [self.graph.nodes[index] for index in self.graph.readers[value]]
 
-    @cached_property
+    def reading(
+        self, values: Iterable[int], passes: Callable[[Node], bool], inside: int = -1
+    ) -> Iterator[Node]:
+        """The nodes that read the values, and those that read what nodes for which `passes` is true made.
+
+        Outputs outside of the mask `inside` are not followed.
+        """
+
+        def onward(index: int) -> list[int]:
+            node = self.graph.nodes[index]
+            made = [one for one in node.outputs if inside >> one & 1] if passes(node) else []
+            return [reader for one in made for reader in self.graph.readers[one]]
+
+        first = [reader for value in values for reader in self.graph.readers[value]]
+        return (self.graph.nodes[index] for index in walk(first, onward))
+
+    def must_pass(self, start: int, ends: Collection[int], gate: Iterable[int], inside: int) -> bool:
+        """Does every path from start to the ends, inside of a mask, lead through the gate?"""
+        open_ = inside & ~mask_of(gate)
+        passed = walk([start], lambda value: [one for one in self._next(value) if open_ >> one & 1])
+        return all(value not in ends for value in passed)
+
+    def _next(self, value: int) -> Iterator[int]:
+        """What is made directly of a value."""
+        return (made for node in self.readers(value) for made in node.outputs)
+
+    def kinds(self, node: Node) -> set[str]:
+        """The kinds of the uses of parameters at a node."""
+        return {use.kind for use in self.uses.at(node.index)}
+
+    @functools.cached_property
     def weighted(self) -> int:
         """The values a weight made: outputs of matrix products and convolutions with parameters."""
-        mask = 0
-        for use in self.uses.all:
-            if use.kind == "weight":
-                for output in self.graph.nodes[use.node].outputs:
-                    mask |= 1 << output
-        return mask
+        weights = (use for use in self.uses.all if use.kind == "weight")
+        return mask_of(output for use in weights for output in self.graph.nodes[use.node].outputs)
 
-    @cached_property
+    @functools.cached_property
     def live(self) -> int:
         """The values some output depends on."""
-        mask = 0
-        for output in self.graph.outputs:
-            mask |= self.ancestors[output]
-        return mask
+        return self.above(self.graph.outputs)
 
     def between(self, start: int, end: int) -> int:
         """The values on the paths from start to end, both included."""
         return self.descendants[start] & self.ancestors[end]
 
+    def after(self, start: int, end: int) -> int:
+        """The values on the paths from start to end, without start."""
+        return self.between(start, end) & ~(1 << start)
+
     def weights_between(self, start: int, end: int) -> int:
         """How many values on the paths from start to end were made by a weight; start does not count."""
-        return (self.between(start, end) & self.weighted & ~(1 << start)).bit_count()
+        return (self.after(start, end) & self.weighted).bit_count()
 
     def layers(self, start: int, end: int) -> int:
         """The largest number of weights on one path from start to end."""
         longest = {start: 0}
-        for value in bits(self.between(start, end) & ~(1 << start)):
+        for value in bits(self.after(start, end)):
             node = self.maker(value)
             assert node is not None
             above = max((longest[source] for source in self.signals(node) if source in longest), default=0)
@@ -133,7 +195,7 @@ class Flow:
             return False
         return any(reader.op not in ("select", "slice") for reader in self.readers(node.inputs[0]))
 
-    @cached_property
+    @functools.cached_property
     def lineage(self) -> list[int]:
         """By value: the values it is a sum of, through views and factors that are not signals.
 

@@ -41,10 +41,7 @@ def is_normalisation(flow: Flow, node: Node) -> bool:
 
 
 def norm_size(flow: Flow, node: Node) -> float:
-    """The root mean square of what a normalisation makes: 1/√n if it divides by the length of n entries.
-
-    Else 1, and where it cannot be told.
-    """
+    """The root mean square after a normalisation: 1/√n if it divides by the length of n entries, else 1."""
     operands = flow.signals(node)
     if node.op in NORMS or len(operands) != 2:
         return 1.0
@@ -59,9 +56,9 @@ def norm_size(flow: Flow, node: Node) -> float:
 
 
 def _size_from(flow: Flow, source: int, end: int) -> float:
-    """The size of a value if that of its source is one, eps left out; nan where that cannot be told."""
+    """The size of a value if that of its source is 1, without eps; nan if unknown."""
     sizes = {source: 1.0}
-    for value in bits(flow.between(source, end) & ~(1 << source)):
+    for value in bits(flow.after(source, end)):
         node = flow.maker(value)
         assert node is not None
         sizes[value] = size_after(flow.graph, node, sizes)
@@ -69,7 +66,7 @@ def _size_from(flow: Flow, source: int, end: int) -> float:
 
 
 def size_after(graph: Graph, node: Node, sizes: Mapping[int, float]) -> float:
-    """The size of what a node makes of values of known sizes; others count as one, or as their number."""
+    """The size of a node's output from the sizes of its inputs; an unknown one counts as 1."""
     held = [sizes.get(value, graph.numbers.get(value, 1.0)) for value in node.inputs]
     numbers = [float(arg) for arg in node.args[:2] if isinstance(arg, (int, float))]
     if node.op == "mul":
@@ -100,7 +97,7 @@ _SIZE_KEPT = frozenset({"abs", "neg", "add", "sub", "clamp", "clamp_min", "maxim
 
 
 def _reduced_size(graph: Graph, node: Node, size: float) -> float:
-    """What a sum or a vector norm makes of entries of one size."""
+    """The size of a sum or a vector norm of entries of one size."""
     before, after = (math.prod(graph.shapes[value]) for value in (node.inputs[0], node.outputs[0]))
     if node.op == "sum":
         return size * before / after
@@ -111,17 +108,15 @@ def _reduced_size(graph: Graph, node: Node, size: float) -> float:
 
 
 def _reduced_from(flow: Flow, statistic: int, x: int) -> int | None:
-    """What a statistic was reduced from, without a weight: x, or what x was centred or scaled from."""
+    """What a statistic was reduced from without a weight: x, or x before centring or scaling."""
     shape, small = flow.graph.shapes[x], flow.graph.shapes[_before_expansion(flow, statistic)]
     pairs = list(zip(shape, small, strict=False))
     if len(shape) != len(small) or not any(many > 1 == one for many, one in pairs):
         return None
     for source in _sources(flow, x):
-        path = flow.between(source, statistic)
-        if path and not flow.weights_between(source, statistic):
-            makers = [flow.maker(value) for value in bits(path & ~(1 << source))]
-            if any(maker is not None and maker.op in REDUCTIONS for maker in makers):
-                return source
+        reduces = any(node.op in REDUCTIONS for node in flow.makers(flow.after(source, statistic)))
+        if reduces and not flow.weights_between(source, statistic):
+            return source
     return None
 
 
@@ -131,18 +126,17 @@ def _before_expansion(flow: Flow, value: int) -> int:
 
 
 def _sources(flow: Flow, x: int) -> list[int]:
-    """x, and what it was before it was centred and before gains were applied to it."""
+    """x, and the values it was before centring and before gains."""
     found = [flow.back(x)]
     while (node := flow.maker(found[-1])) is not None and flow.signals(node):
-        gains = [use for use in flow.uses.at(node.index) if use.kind == "gain"]
-        if node.op != "sub" and not (node.op == "mul" and gains):
+        if node.op != "sub" and not (node.op == "mul" and "gain" in flow.kinds(node)):
             break
         found.append(flow.back(flow.signals(node)[0]))
     return found
 
 
 def follows_normalisation(flow: Flow, use: Use) -> bool:
-    """Is this gain a norm's: fused with it, applied to what it made, or applied on the way into it?"""
+    """Does this gain belong to a norm: fused with it, applied to its result, or applied to its input?"""
     node = flow.graph.nodes[use.node]
     if node.op in NORMS:
         return True
@@ -151,7 +145,7 @@ def follows_normalisation(flow: Flow, use: Use) -> bool:
         return False
     maker = flow.maker(flow.back(operands[0]))
     if maker is not None and is_normalisation(flow, maker):
-        return not any(other.kind == "gain" for other in flow.uses.at(maker.index))  # it may have its own
+        return "gain" not in flow.kinds(maker)  # it may have its own
     readers = flow.readers(node.outputs[0])
     return len(readers) == 1 and readers[0].op in ("mul", "div") and is_normalisation(flow, readers[0])
 
@@ -163,18 +157,18 @@ class Read:
     node: int
     weights: tuple[str, ...]
     channels: tuple[int, ...]
-    """By input of the weight: the entry of the gain it comes multiplied by; -1 for what stands beside it."""
+    """By input of the weight: the entry of the gain that multiplies it; -1 for what is concatenated to it."""
 
 
 @dataclass(frozen=True)
 class Readings:
-    """All that reads a gain."""
+    """Everything that reads a gain."""
 
     reads: tuple[Read, ...]
     obstacle: str
-    """Why it is not read by linear maps with weights of their own alone; empty if it is."""
+    """Why it is not read only by linear maps with weights of their own; empty if it is."""
     shifts: tuple[str, ...] = ()
-    """What is added to it before it is read: names of parameters, `a constant` for all else."""
+    """What is added to it before it is read: names of parameters, `a constant` for anything else."""
     straight: bool = True
     """Is it only moved and copied on the way, not multiplied by a gate or averaged over tokens?"""
 
@@ -185,10 +179,10 @@ def norm_role(flow: Flow, uses: list[Use]) -> Norm:
 
 
 def read_by(flow: Flow, uses: list[Use], *, returned: bool = False, tied: bool = False) -> Readings:
-    """Follow a gain from the norms that use it to the linear maps that read it, or to what is in the way.
+    """Follow a gain from the norms that use it to the linear maps that read it, or to an obstacle.
 
-    What is `returned` beside the logits, as hidden states are, is in the way only if that is asked for. A
-    weight that is an embedding too, as of a `tied` readout, is in the way unless that is asked for.
+    Values that are returned beside the logits, such as hidden states, are obstacles if `returned`. A weight
+    that is an embedding too, as a tied readout, is an obstacle unless `tied`.
     """
     return _Walk(flow, returned, tied).follow(uses)
 
@@ -250,7 +244,7 @@ class _Walk:
 
 
 _MASKS = frozenset({"constant_pad_nd", "masked_fill", "where"})
-"""Views that put a constant in the place of some values."""
+"""Views that replace some values by a constant."""
 
 
 def _said(flow: Flow, node: Node) -> str:
@@ -263,17 +257,9 @@ def _said(flow: Flow, node: Node) -> str:
 
 
 def _before_softmax(flow: Flow, node: Node) -> bool:
-    """Does a softmax read what the node makes, with no weight between?"""
-    waiting, seen = list(node.outputs), set(node.outputs)
-    while waiting:
-        for reader in flow.readers(waiting.pop()):
-            if reader.op in SOFTMAXES:
-                return True
-            if not any(use.kind == "weight" for use in flow.uses.at(reader.index)):
-                fresh = [made for made in reader.outputs if made not in seen]
-                seen.update(fresh)
-                waiting += fresh
-    return False
+    """Does a softmax read the node's result, with no weight between?"""
+    readers = flow.reading(node.outputs, lambda reader: "weight" not in flow.kinds(reader))
+    return any(reader.op in SOFTMAXES for reader in readers)
 
 
 def _along(node: Node, value: int, labels: Tensor) -> tuple[int, ...]:
@@ -288,7 +274,7 @@ def _along(node: Node, value: int, labels: Tensor) -> tuple[int, ...]:
 
 
 def _finished(flow: Flow, use: Use) -> int:
-    """Where both the gain and the normalisation are done, whichever comes first."""
+    """The value at which both the gain and the normalisation are done."""
     made = flow.graph.nodes[use.node].outputs[0]
     readers = flow.readers(made)
     if len(readers) == 1 and len(flow.signals(readers[0])) == 2 and is_normalisation(flow, readers[0]):
@@ -297,7 +283,7 @@ def _finished(flow: Flow, use: Use) -> int:
 
 
 def _channels(flow: Flow, use: Use) -> Tensor:
-    """Labels that say which entry of the gain an element of its result was multiplied by."""
+    """Labels of the result's elements: the entry of the gain that multiplied them."""
     node = flow.graph.nodes[use.node]
     shape = flow.graph.shapes[node.outputs[0]]
     if node.op in NORMS:
@@ -318,17 +304,17 @@ def _summed_dims(node: Node, value: int, rank: int) -> list[int]:
 
 
 def _sums_channels(node: Node, value: int, labels: Tensor) -> bool:
-    """Does a weight sum over all that the gain tells apart?"""
+    """Does a weight sum over all dimensions along which the labels differ?"""
     summed = _summed_dims(node, value, labels.dim())
     return not any(varies(labels, dim) for dim in range(labels.dim()) if dim not in summed)
 
 
 def _carry(flow: Flow, node: Node, value: int, carried: dict[int, Tensor]) -> list[Tensor] | None:
-    """The labels after a node that leaves channels apart; None if it mixes or bends them."""
+    """The labels after a node that keeps channels separate; None if it mixes them or is nonlinear."""
     labels = carried[value]
     shape = flow.graph.shapes[node.outputs[0]]
     if product_operands(node) is not None:
-        # A map over tokens, or attention averaging values: what is summed must not be the channels.
+        # A map over tokens, or attention averaging values: the sum must not run over the channels.
         (summed,) = _summed_dims(node, value, labels.dim())
         if varies(labels, summed) or flow.signals(node).count(value) > 1 or not shape:
             return None
@@ -361,7 +347,7 @@ def _carry(flow: Flow, node: Node, value: int, carried: dict[int, Tensor]) -> li
 
 
 def _beside(flow: Flow, node: Node, value: int, labels: Tensor) -> Tensor:
-    """Labels of a concatenation; what else stands there has none of its own."""
+    """The labels of a concatenation; -1 for the other tensors in it."""
     dim = node.args[1] if len(node.args) > 1 else 0
     if not varies(labels, dim):
         return labels.narrow(dim, 0, 1).expand(flow.graph.shapes[node.outputs[0]])

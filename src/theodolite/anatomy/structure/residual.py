@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from theodolite.anatomy.recording.operations import BENDING, SOFTMAXES, VIEWS
 from theodolite.anatomy.recording.trace import Node
-from theodolite.anatomy.structure.flow import Flow, bits
+from theodolite.anatomy.structure.flow import Flow, bits, mask_of
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,19 @@ class TracedBranch:
     """One branch of one residual addition."""
 
     addition: int
-    """The node that adds the branch to the stream; of a routed one, the last of the first sum it is in."""
+    """The node that adds the branch to the stream; for a routed one, the last of the first sum with it."""
     start: int
     """The value of the stream the branch reads."""
     ends: tuple[int, ...]
-    """The values that are added; more than one where a branch is itself a sum (shared and routed experts)."""
+    """The values that are added; several where a branch is itself a sum (shared and routed experts)."""
     region: int
-    """The values from start to ends, as bits; start is not one of them."""
+    """The values from start to ends as bits, without start."""
     layers: int
     attends: bool
     history: int | None = None
-    """Of a branch that reads a mixture of earlier ones in place of their sum: the first of these."""
+    """Of a branch that reads a mixture of earlier values in place of their sum: the first of these."""
     queries: tuple[str, ...] = ()
-    """The parameters that decide on the mixture it reads."""
+    """The parameters that set the weights of the mixture it reads."""
 
 
 def find_residuals(flow: Flow) -> list[TracedBranch]:
@@ -42,19 +42,20 @@ def find_residuals(flow: Flow) -> list[TracedBranch]:
     if mixtures:
         return _ordered(flow, _routed(flow, mixtures))
     joins = [join for node in flow.graph.nodes if (join := _join(flow, node)) is not None]
-    sums = 0
-    for join in joins:
-        sums |= 1 << flow.graph.nodes[join[0]].outputs[0]
+    sums = mask_of(_sum(flow, join) for join in joins)
     at = {join[0] for join in joins}
-    for node in flow.graph.nodes:
-        if node.index not in at and (join := _shortcut(flow, node, sums)) is not None:
-            joins.append(join)
+    others = [node for node in flow.graph.nodes if node.index not in at]
+    joins += [join for node in others if (join := _shortcut(flow, node, sums)) is not None]
     found = [residual for join in _outermost(flow, joins) for residual in _branches(flow, *join)]
     return _ordered(flow, found)
 
 
 def _ordered(flow: Flow, found: list[TracedBranch]) -> list[TracedBranch]:
-    return sorted(found, key=lambda residual: (_first_weight(flow, residual), residual.addition))
+    def first_weight(residual: TracedBranch) -> int:
+        weights = residual.region & flow.weighted
+        return (weights & -weights).bit_length()
+
+    return sorted(found, key=lambda residual: (first_weight(residual), residual.addition))
 
 
 def _routed(flow: Flow, mixtures: list[Mixture]) -> list[TracedBranch]:
@@ -65,11 +66,8 @@ def _routed(flow: Flow, mixtures: list[Mixture]) -> list[TracedBranch]:
         first = into.terms[0]
         if term == first:
             continue
-        before = [
-            mixture
-            for mixture in mixtures
-            if mixture.terms[0] == first and flow.ancestors[term] >> mixture.total & 1
-        ]
+        alike = [mixture for mixture in mixtures if mixture.terms[0] == first]
+        before = [mixture for mixture in alike if flow.ancestors[term] >> mixture.total & 1]
         start = before[-1].total if before else first
         addition = flow.graph.maker[into.total]
         assert addition is not None
@@ -82,7 +80,12 @@ def _routed(flow: Flow, mixtures: list[Mixture]) -> list[TracedBranch]:
 
 
 Join = tuple[int, int, int]
-"""Addition, start, end."""
+"""A residual addition: its node, the start and the end of the branch."""
+
+
+def _sum(flow: Flow, join: Join) -> int:
+    """The value that a residual addition makes."""
+    return flow.graph.nodes[join[0]].outputs[0]
 
 
 def _join(flow: Flow, node: Node) -> Join | None:
@@ -109,10 +112,10 @@ def _summands(flow: Flow, node: Node) -> list[int]:
 
 
 def _shortcut(flow: Flow, node: Node, sums: int) -> Join | None:
-    """A stream that passes one weight on its way, where its shape changes (the projections of a ResNet).
+    """A residual addition whose stream passes one weight, where its shape changes (projections in ResNets).
 
-    `sums` are the results of the residual additions found so far: a shortcut spans one branch, so none of
-    them lies on its way.
+    `sums` are the results of the residual additions found so far. A shortcut spans one branch, so none of
+    them may lie on its way.
     """
     operands = _summands(flow, node)
     if not operands:
@@ -138,31 +141,24 @@ def _shortcut(flow: Flow, node: Node, sums: int) -> Join | None:
 
 def _bends(flow: Flow, start: int, end: int) -> bool:
     """Is there a nonlinearity between two values?"""
-    makers = (flow.maker(value) for value in bits(flow.between(start, end) & ~(1 << start)))
-    return any(
-        maker is not None and (maker.op in BENDING or flow.is_product_of_signals(maker)) for maker in makers
-    )
+    makers = flow.makers(flow.after(start, end))
+    return any(node.op in BENDING or flow.is_product_of_signals(node) for node in makers)
 
 
 def _outermost(flow: Flow, joins: list[Join]) -> list[Join]:
-    """Of residual additions inside one another's branches, those of the stream.
+    """The residual additions of the stream, where some lie inside the branches of others.
 
     A branch that leads through several residual additions is a skip around a whole stream (U-Net, long
-    skips): it is not one of the stream's. Others inside a branch are inner details of it.
+    skips) and none of its branches. Other additions inside a branch are details of it.
     """
     joins = [_from_last_sum(flow, join, joins) for join in joins]
 
     def inside(outer: Join, candidates: list[Join]) -> list[Join]:
-        region = flow.between(outer[1], outer[2]) & ~(1 << outer[1])
-        return [
-            join
-            for join in candidates
-            if join[0] != outer[0] and region >> flow.graph.nodes[join[0]].outputs[0] & 1
-        ]
+        region = flow.after(outer[1], outer[2])
+        return [join for join in candidates if join[0] != outer[0] and region >> _sum(flow, join) & 1]
 
     def leads_through(outer: Join) -> int:
-        sums = [flow.graph.nodes[join[0]].outputs[0] for join in inside(outer, joins)]
-        return sum(_all_pass(flow, outer[1], outer[2], value) for value in sums)
+        return sum(_all_pass(flow, outer, _sum(flow, join)) for join in inside(outer, joins))
 
     kept = [join for join in joins if leads_through(join) < 2]
     details = {inner for join in kept for inner in inside(join, kept)}
@@ -170,37 +166,29 @@ def _outermost(flow: Flow, joins: list[Join]) -> list[Join]:
 
 
 def _from_last_sum(flow: Flow, join: Join, joins: list[Join]) -> Join:
-    """The join, its branch beginning at the last sum it leads through if that is of the same stream.
+    """Let the branch begin at the last sum that it leads through, if that sum is of the same stream.
 
-    Where the halves of a stream change each other in turn, a branch reads what the one before it made.
+    Where the halves of a stream change each other in turn, a branch reads the sum of the one before it.
     """
     addition, start, end = join
     for other in reversed(joins):
-        total = flow.graph.nodes[other[0]].outputs[0]
+        total = _sum(flow, other)
         on_the_way = total != start and flow.between(start, end) >> total & 1
         if (
             on_the_way
             and flow.lineage[total] & flow.lineage[start]
             and not flow.lineage[total] >> start & 1
             and flow.weights_between(total, end)
-            and _all_pass(flow, start, end, total)
+            and _all_pass(flow, join, total)
         ):
             return addition, total, end
     return join
 
 
-def _all_pass(flow: Flow, start: int, end: int, gate: int) -> bool:
-    """Does every path from start to end lead through a value?"""
-    inside = flow.between(start, end)
-    waiting, seen = [start], {start, gate}
-    while waiting:
-        for node in flow.readers(waiting.pop()):
-            fresh = [made for made in node.outputs if inside >> made & 1 and made not in seen]
-            if end in fresh:
-                return False
-            seen.update(fresh)
-            waiting += fresh
-    return True
+def _all_pass(flow: Flow, join: Join, gate: int) -> bool:
+    """Does every path through the branch lead through a value?"""
+    _, start, end = join
+    return flow.must_pass(start, (end,), (gate,), flow.between(start, end))
 
 
 def _branches(flow: Flow, addition: int, start: int, end: int) -> list[TracedBranch]:
@@ -210,15 +198,14 @@ def _branches(flow: Flow, addition: int, start: int, end: int) -> list[TracedBra
     """
     kinds: dict[bool, list[int]] = {}
     for term in _terms(flow, start, end):
-        makers = (flow.maker(value) for value in bits(flow.between(start, term) & ~(1 << start)))
-        products = sum(maker is not None and flow.is_product_of_signals(maker) for maker in makers)
-        # Queries with keys, and weights with values; a router's weights make one product.
+        products = sum(map(flow.is_product_of_signals, flow.makers(flow.after(start, term))))
+        # Queries with keys, and weights with values; a router's weights make only one product.
         kinds.setdefault(products > 1, []).append(term)
     found = []
     for attends, terms in kinds.items():
         region = 0
         for term in terms:
-            region |= flow.between(start, term) & ~(1 << start)
+            region |= flow.after(start, term)
         layers = max(flow.layers(start, term) for term in terms)
         found.append(TracedBranch(addition, start, tuple(terms), region, layers, attends))
     return found
@@ -234,11 +221,6 @@ def _terms(flow: Flow, start: int, end: int) -> list[int]:
     return [end]
 
 
-def _first_weight(flow: Flow, residual: TracedBranch) -> int:
-    weights = residual.region & flow.weighted
-    return (weights & -weights).bit_length()
-
-
 @dataclass(frozen=True)
 class Mixture:
     """One softmax-weighted sum over a history."""
@@ -252,22 +234,20 @@ class Mixture:
 
 
 def find_mixtures(flow: Flow) -> list[Mixture]:
-    """All of them in the order of the pass; none, unless what one of them makes is mixed by another.
+    """All mixtures in the order of the pass; none unless the result of one is mixed by another.
 
     A network that only reads out a mixture of its layers has a residual stream beside it.
     """
     softmaxes = (node for node in flow.graph.nodes if node.op in SOFTMAXES)
     found = [mixture for node in softmaxes if (mixture := _mixture(flow, node)) is not None]
     found = _with_common_terms(flow, found)
-    totals = 0
-    for mixture in found:
-        totals |= 1 << mixture.total
+    totals = mask_of(mixture.total for mixture in found)
     chained = any(flow.ancestors[term] & totals for mixture in found for term in mixture.terms)
     return sorted(found, key=lambda mixture: mixture.total) if chained else []
 
 
 def _with_common_terms(flow: Flow, mixtures: list[Mixture]) -> list[Mixture]:
-    """The same value may be cast or viewed anew for each mixture: it is the first of these in all of them."""
+    """Where each mixture has its own cast or view of a value, put the first of them into all mixtures."""
     first: dict[int, int] = {}
     for term in sorted({term for mixture in mixtures for term in mixture.terms}):
         first.setdefault(flow.back(term), term)
@@ -283,50 +263,38 @@ def _mixture(flow: Flow, softmax: Node) -> Mixture | None:
         return None
     products = _products(flow, weights)
     terms = sorted({term for _, others in products for term in others})
-    if len(terms) < 2 or not _is_history(flow, terms):
+    # A history: all but the first were computed from the first, with a weight in between.
+    if len(terms) < 2 or not all(flow.weights_between(terms[0], term) for term in terms[1:]):
         return None
     total = _total(flow, products, flow.graph.shapes[terms[0]])
     return Mixture(total, tuple(terms), _queries(flow, terms, softmax))
 
 
 def _products(flow: Flow, weights: int) -> list[tuple[int, list[int]]]:
-    """What is multiplied by the weights: for each product, what it made and the values in it.
+    """The products with the weights: for each, its result and the values in it.
 
-    None, if something else is done with the weights too.
+    Nothing if the weights are used in another way too.
     """
     found = []
-    waiting, seen = [weights], {weights}
-    while waiting:
-        value = waiting.pop()
-        for node in flow.readers(value):
-            others = [other for other in flow.signals(node) if other != value]
-            if node.op in VIEWS and not others:
-                waiting += [made for made in node.outputs if made not in seen]
-                seen.update(node.outputs)
-            elif len(others) == 1 and (node.op == "mul" or flow.is_product_of_signals(node)):
-                found.append((node.outputs[0], _set_side_by_side(flow, others[0])))
-            else:
-                return []
+    carried = {weights}
+    for node in flow.reading(carried, lambda node: node.op in VIEWS and len(flow.signals(node)) == 1):
+        others = [other for other in flow.signals(node) if other not in carried]
+        if node.op in VIEWS and not others:
+            carried.update(node.outputs)
+        elif len(others) == 1 and (node.op == "mul" or flow.is_product_of_signals(node)):
+            found.append((node.outputs[0], _stacked(flow, others[0])))
+        else:
+            return []
     return found
 
 
-def _set_side_by_side(flow: Flow, value: int) -> list[int]:
-    """The values that were stacked into one; the value itself, if it is none such."""
+def _stacked(flow: Flow, value: int) -> list[int]:
+    """The values that were stacked into one; the value itself if there are none."""
     node = flow.maker(flow.back(value))
-    if node is not None and node.op in ("stack", "cat"):
-        return [_before_unsqueezing(flow, source) for source in flow.signals(node)]
-    return [value]
-
-
-def _before_unsqueezing(flow: Flow, value: int) -> int:
-    node = flow.maker(value)
-    return flow.signals(node)[0] if node is not None and node.op == "unsqueeze" else value
-
-
-def _is_history(flow: Flow, terms: Sequence[int]) -> bool:
-    """Were all but the first computed from the first, with a weight in between?"""
-    first, *later = terms
-    return all(flow.weights_between(first, term) for term in later)
+    if node is None or node.op not in ("stack", "cat"):
+        return [value]
+    makers = [(source, flow.maker(source)) for source in flow.signals(node)]
+    return [flow.signals(one)[0] if one and one.op == "unsqueeze" else source for source, one in makers]
 
 
 def _total(flow: Flow, products: Sequence[tuple[int, list[int]]], shape: tuple[int, ...]) -> int:
@@ -348,15 +316,7 @@ def _total(flow: Flow, products: Sequence[tuple[int, list[int]]], shape: tuple[i
 
 
 def _queries(flow: Flow, terms: Sequence[int], softmax: Node) -> tuple[str, ...]:
-    """The parameters between the history and the softmax; those that made the history are not among them."""
+    """The parameters between the history and the softmax, without those that made the history."""
     scores = flow.signals(softmax)[0]
-    before, after = 0, 0
-    for term in terms:
-        before |= flow.ancestors[term]
-        after |= flow.descendants[term]
-    names: dict[str, None] = {}
-    for value in bits(after & flow.ancestors[scores] & ~before):
-        node = flow.maker(value)
-        if node is not None:
-            names.update(dict.fromkeys(use.name for use in flow.uses.at(node.index)))
-    return tuple(names)
+    between = flow.makers(flow.below(terms) & flow.ancestors[scores] & ~flow.above(terms))
+    return tuple(dict.fromkeys(use.name for node in between for use in flow.uses.at(node.index)))

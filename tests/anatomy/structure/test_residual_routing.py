@@ -14,7 +14,7 @@ from theodolite.core.size import Size
 from theodolite.models import GPT
 from theodolite.probes.scaling.activation_layout import record_activations
 
-from .hand import CLASSES, FEATURES, TOKENS, Block, attend, heads, mlp, vector
+from ..hand import CLASSES, FEATURES, TOKENS, Block, attend, heads, mlp, vector
 
 TOKEN_IDS = torch.zeros(1, 8, dtype=torch.long)
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .hand import WIDTH, attend, heads, look
+from ..hand import WIDTH, attend, heads, look
 
 SIZE = 8  # of a head
 D = WIDTH

@@ -20,7 +20,7 @@ from theodolite.anatomy.part import Part
 from theodolite.core.size import Size
 from theodolite.models import GPT
 
-from .scaled import FORMS, Scaled, own_gain, retire, scale, scaled_gpt
+from ..scaled import FORMS, Scaled, own_gain, retire, scale, scaled_gpt
 
 TOKENS = torch.zeros(1, 8, dtype=torch.long)
 SIZE = Size(64, 1)

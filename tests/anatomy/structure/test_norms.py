@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from theodolite.anatomy import Part, dissect
 from theodolite.core.size import Size
 
-from .hand import attend, heads, look, mlp, vector
+from ..hand import attend, heads, look, mlp, vector
 
 
 def _f(block: Any, x: Tensor) -> Tensor:

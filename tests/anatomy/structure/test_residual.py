@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from theodolite.anatomy import dissect
 from theodolite.core.size import Size
 
-from .hand import Step, attend, heads, look, mlp, vector
+from ..hand import Step, attend, heads, look, mlp, vector
 
 
 def _f(block: Any, x: Tensor) -> Tensor:

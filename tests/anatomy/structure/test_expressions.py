@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from theodolite import Size, dissect
 
-from .golden.llama import decoder_build
+from ..golden.llama import decoder_build
 
 TOKENS = torch.zeros(1, 6, dtype=torch.long)
 
