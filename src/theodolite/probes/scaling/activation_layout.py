@@ -18,8 +18,8 @@ from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.recording.operations import CONVOLUTIONS, NORMS, PRODUCTS
 from theodolite.anatomy.recording.trace import Graph, Ref, watch
 from theodolite.anatomy.specimen import Specimen, shapes_of
-from theodolite.anatomy.structure.expressions import moved, own_axes
 from theodolite.anatomy.structure.branches import normed_sum
+from theodolite.anatomy.structure.expressions import moved, own_axes
 from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
 from theodolite.anatomy.structure.uses import find_uses
