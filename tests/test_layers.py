@@ -1,6 +1,6 @@
 """The table of docs/architecture.md against the imports, those inside functions included.
 
-The list of modules on that page is made from their first lines: `python -m tests.test_layers` writes it again.
+The list of modules on that page is made of their first lines: `python -m tests.test_layers` writes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST = 450
 
 @functools.cache
 def allowed() -> dict[str, frozenset[str]]:
-    """By folder: the folders it may import, as the table says; `everything above` is all of the rows before."""
+    """By folder: the folders it may import; `everything above` is all of the rows before."""
     rows = re.findall(r"^\| `(\w+)(?:/|\.py)` \| .* \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.M)
     found: dict[str, frozenset[str]] = {}
     for name, uses in rows:

@@ -1,11 +1,12 @@
 """The public face of the library: docs/reference.md lists it, and is what this file makes of the code.
 
-A change of a public name, of an argument or of a first sentence is seen in that page's diff. After such a change
-`python -m tests.test_reference` writes the page.
+A change of a public name, of an argument or of a first sentence is seen in the diff of that page, which
+`python -m tests.test_reference` writes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -20,8 +21,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 HEAD = """# Reference
 
 Everything that is public, with the first sentence of its documentation; `help(name)` has the rest.
-All results (marked †) print, show themselves in notebooks, and have `to_dict()`, `to_json()` and `save(path)`, whose suffix
-chooses .json, .html or, where it is a table, .csv. Those marked ‡ are read back by `load(path)`.
+Results (marked †) print, show themselves in notebooks, and have `to_dict()`, `to_json()` and `save(path)`,
+whose suffix chooses .json, .html or, where it is a table, .csv. Those marked ‡ are read back by `load(path)`.
 """
 
 
@@ -69,15 +70,18 @@ def members(value: type) -> str:
     """What a class of ours has, beyond what all results have."""
     from theodolite.present.result import Result
 
+    ours = [base for base in value.__mro__ if base.__module__.startswith("theodolite") and base is not Result]
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    names = dict.fromkeys([*(one.name for one in fields), *(name for base in ours for name in vars(base))])
     found = []
-    for name, one in inspect.getmembers(value):
+    for name in names:
         if name.startswith("_") or (issubclass(value, Result) and hasattr(Result, name)):
             continue
-        if any(name in vars(base) for base in value.__mro__ if base.__module__.startswith("theodolite")):
-            found.append(
-                f"`{name}{parameters(one) if inspect.isfunction(one) else ''}`".replace("(self, ", "(")
-            )
-    found = [one.replace("(self)", "()") for one in found]
+        one = inspect.getattr_static(value, name, None)
+        if isinstance(one, staticmethod | classmethod):
+            one = one.__func__
+        called = parameters(one) if inspect.isfunction(one) else ""
+        found.append(f"`{name}{re.sub(r'^[(](self|cls)(, )?', '(', called)}`")
     return f" Has {', '.join(found)}." if found else ""
 
 
@@ -101,13 +105,10 @@ def test_the_page_lists_the_public_face_as_it_is() -> None:
 
 
 def test_every_public_name_says_what_it_is() -> None:
-    silent = [
-        name
-        for name, value in all_public()
-        if isinstance(value, type) or inspect.isroutine(value)
-        if not sentence(value)
+    documented = [
+        (name, one) for name, one in all_public() if isinstance(one, type) or inspect.isroutine(one)
     ]
-    assert not silent
+    assert [name for name, one in documented if not sentence(one)] == []
 
 
 def test_no_public_class_name_stands_for_two_things() -> None:

@@ -24,11 +24,8 @@ def main() -> None:
     records = next((Path(theodolite_studies.__file__).parent / "transfer").glob("records*.csv"))
     losses: dict[tuple[str, int, float], list[float]] = {}
     for row in csv.DictReader(records.open(encoding="utf-8")):
-        if (
-            (row["workload"], row["optimizer"]) == ("gpt-enwik8", "adamw")
-            and row["depth"] == "4"
-            and row["status"] == "finished"
-        ):
+        run = row["workload"], row["optimizer"], row["depth"], row["status"]
+        if run == ("gpt-enwik8", "adamw", "4", "finished"):
             key = row["parameterization"], int(row["width"]), math.log2(float(row["lr"]))
             losses.setdefault(key, []).append(float(row["held_out"]))
     width, height = LEFT + 2 * WIDE + GAP + 12, TOP + HIGH + 44
@@ -37,11 +34,11 @@ def main() -> None:
         f'height="{height}" font-family="system-ui, sans-serif" font-size="12" fill="{INK}" role="img">',
         "<title>Loss against the learning rate at four widths: without a plan the best learning rate moves, "
         "under the plan it stays</title>",
-        f'<text x="{LEFT}" y="16">width  '
-        + "  ".join(
-            f'<tspan fill="{colour}" font-weight="bold">{one}</tspan>' for one, colour in WIDTHS.items()
-        )
-        + "</text>",
+        f'<text x="{LEFT}" y="16">width</text>',
+        *(
+            f'<text x="{LEFT + 44 + 40 * place}" y="16" fill="{colour}" font-weight="bold">{one}</text>'
+            for place, (one, colour) in enumerate(WIDTHS.items())
+        ),
     ]
     for index, (name, title) in enumerate(TITLES.items()):
         pieces += panel(LEFT + index * (WIDE + GAP), name, title, losses)
@@ -70,9 +67,7 @@ def panel(left: float, name: str, title: str, losses: dict[tuple[str, int, float
         pieces.append(f'<path d="M{left} {y:.1f}h{WIDE}" stroke="{FAINT}"/>')
         pieces.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{tenth / 10}</text>')
     for width, colour in WIDTHS.items():
-        means = {
-            rate: fmean(found) for (how, one, rate), found in losses.items() if (how, one) == (name, width)
-        }
+        means = {key[2]: fmean(found) for key, found in losses.items() if key[:2] == (name, width)}
         line = " ".join("{:.1f},{:.1f}".format(*at(rate, loss)) for rate, loss in sorted(means.items()))
         x, y = at(*min(means.items(), key=lambda item: item[1]))
         pieces.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')

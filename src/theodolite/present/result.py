@@ -77,7 +77,7 @@ class Result:
         return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def page(self) -> str:
-        """As one HTML page that carries all it needs: its title, then its blocks; a heading opens a section."""
+        """As one HTML page that carries all it needs. A heading among the blocks opens a section."""
         blocks = list(self.blocks())
         figures = [block for block in blocks if isinstance(block, Figure)]
         sections = [""]
