@@ -3,7 +3,7 @@ import pytest
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.sweeping.ranges import Range, parse_axis, parse_number, parse_numbers, parse_whole_numbers
-from theodolite.sweeping.sizes import sizes_of
+from theodolite.sweeping.sweep import sizes_of
 
 
 @pytest.mark.parametrize(

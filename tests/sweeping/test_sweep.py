@@ -98,10 +98,10 @@ def test_a_command_gives_tables_a_page_and_a_ledger_with_the_losses_of_a_plain_r
     made = [train(dataclasses.replace(one, seed=seed), th.workload(one.workload)) for seed in (0, 1)]
     (row,) = [row for row in rows if row["identity"] == one.identity]
     assert row["held_out"] == made[1].held_out
-    (line,) = [line for line in out.split("\n\n")[0].splitlines() if line.startswith("16 × 1")]
+    (line,) = [line for line in out.split("\n\n")[1].splitlines() if line.startswith("16 × 1")]
     assert f"{(made[0].held_out + made[1].held_out) / 2:.3f}" in line
     page = (tiny / "sweep" / "sweep.html").read_text()
-    assert "Sweep of mine.py:tiny" in page
+    assert "lr of mine.py:tiny" in page
     assert "https://" not in page.partition("<script>")[0]
     data = json.loads((tiny / "sweep" / "sweep.json").read_text())
     assert data["families"][0]["optima"][0]["size"] == {"width": 8, "depth": 1}
@@ -156,7 +156,7 @@ def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(tiny, capsys):
 
 def test_read_says_the_same_as_the_sweep_that_ran(tiny, capsys):
     _, out, _ = command(capsys, *FEWER)
-    assert f"{Sweep.read('sweep')}\n" == out
+    assert f"{Sweep.load('sweep')}\n" == out
 
 
 def test_another_quantity_can_be_swept_and_the_best_of_both_is_found(tiny):
@@ -250,7 +250,7 @@ def test_a_workload_may_be_an_object(tiny):
         ({"lr": [math.nan]}, "lr is nan"),
         ({"lr": Range(0.1, 1.0)}, "lr is a range from 0.1 to 1: list values, or search='tpe'"),
         ({"seeds": 0}, "seeds is 0"),
-        ({"seeds": []}, "axis seed is empty"),
+        ({"seeds": []}, "give at least one seed"),
         ({"optimizer": "adamv"}, "Did you mean 'adamw'?"),
         ({"optimizer": []}, "axis optimizer is empty"),
         ({"parameterization": "mup"}, "parameterization is 'mup'"),
@@ -347,14 +347,14 @@ def test_what_is_an_option_and_an_axis_is_refused(tiny, capsys, option, axis):
 
 def test_what_was_run_needs_no_plan(tiny, monkeypatch):
     sweep("mine.py:tiny", **GOOD)
-    monkeypatch.setattr("theodolite.sweeping.checking.planned", lambda *_: pytest.fail("planned again"))
+    monkeypatch.setattr("theodolite.fleet.training.planned", lambda *_: pytest.fail("planned again"))
     assert sweep("mine.py:tiny", **GOOD).report.before == 2
 
 
 def test_an_unknown_workload_and_a_folder_that_cannot_be_are_refused(tiny):
     with pytest.raises(UseError, match="Did you mean 'mlp-mixture'"):
         sweep("mlp-mixtures", **GOOD)
-    with pytest.raises(UseError, match="give a Workload, or the name of one"):
+    with pytest.raises(UseError, match="give a Workload, or a name such as"):
         sweep(3, **GOOD)
     with pytest.raises(UseError, match=r"mine\.py"):
         sweep("mine.py:tiny", **GOOD, out="mine.py")
@@ -363,4 +363,4 @@ def test_an_unknown_workload_and_a_folder_that_cannot_be_are_refused(tiny):
 def test_a_ledger_of_something_else_is_no_sweep(tiny):
     Ledger.open("other", name="other", spec={}).close()
     with pytest.raises(UseError, match="not that of a sweep"):
-        Sweep.read("other")
+        Sweep.load("other")

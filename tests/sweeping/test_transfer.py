@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from theodolite.core.size import Size
-from theodolite.sweeping.families import analyse, bests
-from theodolite.sweeping.result import Sweep
-from theodolite.sweeping.table import family_table
+from theodolite.sweeping.families import analyse, verdicts
+from theodolite.sweeping.result import Sweep, bests
 
 from .synthetic import rows_of
 
@@ -19,6 +18,11 @@ ALL = sorted({*WIDTHS, *DEPTHS})
 def family_of(loss, sizes=ALL, **given):
     (family,) = analyse(rows_of(loss, sizes=sizes, **given), base=BASE)
     return family
+
+
+def said(family):
+    """What is printed of it, sentences in one line."""
+    return "\n".join([str(family), *verdicts(family), ""])
 
 
 def wider(size):
@@ -144,7 +148,7 @@ def test_transfer_into_divergence_is_told():
 
     family = family_of(loss, sizes=WIDTHS)
     assert math.isinf(family.transfers[-1].lost)
-    assert "512 × 4 diverges" in family_table(family)
+    assert "512 × 4 diverges" in str(family)
 
 
 def test_growth_is_judged_at_the_optimum_of_the_base():
@@ -174,7 +178,7 @@ def test_sizes_at_which_the_base_s_best_was_not_tried_are_named_and_not_judged()
     (family,) = analyse(rows, base=BASE)
     assert family.uncompared == (Size(512, 4),)
     assert Size(512, 4) not in {change.larger for change in family.changes}
-    told = family_table(family)
+    told = said(family)
     assert "Not compared: 512 × 4, where 2^-7 was not tried." in told
     # 256 × 4 is two octaves off at a curvature of a quarter; 512 × 4 loses a quarter one octave off already.
     assert "256 × 4 loses the most of those known, 1.000 " in told
@@ -187,7 +191,7 @@ def test_where_a_size_was_not_compared_larger_is_not_said_to_be_never_worse():
     rows = rows_of(moving(0.0, 0.0), sizes=WIDTHS)
     (family,) = analyse(rows, base=BASE)
     assert family.never_worse
-    assert "growth: with 2^-7, wider and deeper is never worse.\n" in family_table(family)
+    assert "growth: with 2^-7, wider and deeper is never worse.\n" in str(family)
     (family,) = analyse(narrowed(rows, Size(512, 4), -8), base=BASE)
     assert not family.never_worse
 
@@ -195,7 +199,7 @@ def test_where_a_size_was_not_compared_larger_is_not_said_to_be_never_worse():
 def test_a_size_whose_own_optimum_is_a_bound_loses_at_least_so_much():
     # The optimum of 512 × 4 is at 2^-13, beyond the lowest that was tried, 2^-12.
     family = family_of(moving(-2.0, 0.0), sizes=WIDTHS)
-    told = family_table(family)
+    told = said(family)
     assert "256 × 4 loses the most of those known, 4.000 " in told
     assert f"at least {0.25 * (6**2 - 1**2):.3f} is lost at 512 × 4" in told
 
@@ -203,8 +207,8 @@ def test_a_size_whose_own_optimum_is_a_bound_loses_at_least_so_much():
 @pytest.mark.parametrize("vertex, bound", [(-14, "≤ 2^-12"), (-3, "≥ 2^-5")])
 def test_a_base_without_an_optimum_has_none_to_transfer(vertex, bound):
     family = family_of(moving(0.5, 0.0, start=vertex), sizes=WIDTHS)
-    told = family_table(family)
-    assert f"transfer: the optimum of 64 × 4 is a bound only ({bound}), so there is none to transfer." in told
+    told = said(family)
+    assert f"transfer: the optimum of 64 × 4 is only a bound ({bound}), so there is none to transfer." in told
     assert all(math.isnan(transfer.lost) for transfer in family.transfers)
     assert not any(transfer.interval.known for transfer in family.transfers)
     assert "lost" not in told
@@ -212,8 +216,8 @@ def test_a_base_without_an_optimum_has_none_to_transfer(vertex, bound):
 
 def test_one_value_is_no_optimum_to_transfer():
     family = family_of(moving(-1.0, 0.0), sizes=WIDTHS, exponents=[-7])
-    assert "64 × 4 was run with one lr, which is no optimum to transfer" in family_table(family)
-    assert "lost" not in family_table(family)
+    assert "64 × 4 was run with one lr, which is no optimum to transfer" in str(family)
+    assert "lost" not in str(family)
 
 
 def test_the_same_best_point_is_no_certainty_that_nothing_is_lost():
@@ -225,7 +229,7 @@ def test_the_same_best_point_is_no_certainty_that_nothing_is_lost():
     transfer = family.transfers[1]
     assert transfer.lost == 0
     assert not transfer.interval.known
-    (row,) = [line for line in family_table(family).splitlines() if line.startswith("128 × 4")]
+    (row,) = [line for line in str(family).splitlines() if line.startswith("128 × 4")]
     assert row.endswith(" 0.000")
 
 
@@ -233,11 +237,11 @@ def test_a_size_that_diverges_at_all_values_is_told():
     family = family_of(
         lambda size, e, seed: math.inf if size.width == 512 else moving(0.0, 0.0)(size, e, seed), sizes=WIDTHS
     )
-    assert "transfer: with 2^-7, the best at 64 × 4, 512 × 4 diverges." in family_table(family)
+    assert "transfer: with 2^-7, the best at 64 × 4, 512 × 4 diverges." in str(family)
     family = family_of(
         lambda size, e, seed: math.inf if size.width > 64 else moving(0.0, 0.0)(size, e, seed), sizes=WIDTHS
     )
-    assert "3 sizes diverge: 128 × 4, 256 × 4, 512 × 4." in family_table(family)
+    assert "3 sizes diverge: 128 × 4, 256 × 4, 512 × 4." in str(family)
 
 
 def test_one_seed_cannot_tell_worse_from_noise():
@@ -248,10 +252,10 @@ def test_one_seed_cannot_tell_worse_from_noise():
     assert not family.never_worse  # nor is it known that it is not
     assert (
         "growth: with 2^-7, the loss rises at 64 × 4 → 128 × 4 +0.150, which one seed cannot tell from noise."
-        in family_table(family)
+        in str(family)
     )
     better = family_of(moving(0.0, 0.0), sizes=WIDTHS, seeds=[0])
-    assert "the loss never rises, as far as one seed can tell" in family_table(better)
+    assert "the loss never rises, as far as one seed can tell" in str(better)
 
 
 def test_divergence_is_worse_also_with_one_seed():
@@ -259,7 +263,7 @@ def test_divergence_is_worse_also_with_one_seed():
         return math.inf if e >= -7 and size.width == 128 else moving(0.0, 0.0)(size, e, seed)
 
     family = family_of(loss, sizes=WIDTHS[:2], seeds=[0])
-    assert "growth: with 2^-7, larger is worse at 64 × 4 → 128 × 4 diverges." in family_table(family)
+    assert "growth: with 2^-7, larger is worse at 64 × 4 → 128 × 4 diverges." in str(family)
 
 
 def test_of_many_sizes_that_are_alike_none_is_called_worse_nineteen_times_in_twenty():

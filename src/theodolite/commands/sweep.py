@@ -112,8 +112,8 @@ def sweep(
 
       theodolite sweep gpt-sotu --widths 128:512 --lr 2^-12:2^-5 --axis weight_decay=0.01:1:log --search tpe
     """
-    from theodolite.core.files import html_path
     from theodolite.present.bar import Bar
+    from theodolite.present.result import writable
     from theodolite.sweeping import sweep as conduct
     from theodolite.sweeping.ranges import parse_axis, parse_whole_numbers
 
@@ -128,7 +128,7 @@ def sweep(
     if "steps" not in axes:
         fields.setdefault("steps", USUAL_STEPS)
     if (out / "sweep.json").exists():
-        html_path(out / "sweep.html", kind="sweep")  # refused before any work is done
+        writable(out / "sweep.json", "sweep", (".json",))  # refused before any work is done
     made = conduct(
         workload,
         lr=cast("Any", parse_axis(lr)),
@@ -162,8 +162,8 @@ def _finish(made: Sweep, out: Path) -> None:
     """Write the page, say what was run, and leave with the status that fits."""
     assert made.report is not None
     if made.families:
-        page = made.save(out / "sweep.html")
-        print(f"The page is {page}, the same as data {page.with_suffix('.json')}", file=sys.stderr)
+        page, data = made.save(out / "sweep.html"), made.save(out / "sweep.json")
+        print(f"The page is {page}, the same as data {data}", file=sys.stderr)
     print(made.report, file=sys.stderr)
     if made.report.failed:
         print(f"Their tracebacks: theodolite ledger show {out} --failed", file=sys.stderr)

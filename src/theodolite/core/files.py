@@ -19,7 +19,6 @@ from theodolite.core.errors import UseError
 
 KINDS = {
     "survey": {"verdict", "findings"},
-    "sweep": {"sweep", "families"},
     "landscape": {"landscape", "places", "values"},
     "tracking": {"tracking", "rows"},
     "growth": {"growth", "stages"},

@@ -382,7 +382,7 @@ def _on_gpu(runs: Sequence[Run], resources: Resources) -> tuple[str, Engine]:
     for run in runs:
         try:
             with conditions(run, resources.workloads):
-                families.setdefault(kin(run, workload_of(run, resources.workloads)), []).append(run)
+                families.setdefault(kin(run, workload_of(run.workload, resources.workloads)), []).append(run)
         except Exception:  # whatever it is, the run itself will say it
             others.append(run)
     together: list[Run] = []
@@ -423,7 +423,7 @@ def _seconds(run: Run, resources: Resources) -> float:
     """
     try:
         with conditions(run, resources.workloads):
-            targets = targets_in(workload_of(run, resources.workloads).draw(run.seed, 0))
+            targets = targets_in(workload_of(run.workload, resources.workloads).draw(run.seed, 0))
     except Exception:  # whatever it is, the run itself will say it
         return 0.0
     return run.steps * run.size.depth * (6 * 12 * run.size.width**2 * targets / 2e10 + 5e-4)

@@ -115,7 +115,7 @@ def _shipped(run: Run, resources: Resources) -> bytes | None:
     from ray import cloudpickle
 
     try:
-        workload = workload_of(run, resources.workloads)
+        workload = workload_of(run.workload, resources.workloads)
     except UseError:  # the task finds the same, and says so in its outcome
         return None
     settings = {} if run.workload in resources.workloads else settings_of(run.workload)

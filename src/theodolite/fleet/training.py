@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,7 +109,7 @@ def attempt(
     start = time.perf_counter()
     try:
         with conditions(run, workloads) if settings is None else isolated(settings):
-            outcome = train(run, workload_of(run, workloads), device=device, checkpoint=checkpoint)
+            outcome = train(run, workload_of(run.workload, workloads), device=device, checkpoint=checkpoint)
     except (Exception, SystemExit):  # a workload that exits ends its run, not the others
         return failed(run, traceback.format_exc(), time.perf_counter() - start, device, engine)
     return dataclasses.replace(outcome, engine=engine)
@@ -120,9 +120,9 @@ def failed(run: Run, error: str, seconds: float, device: str, engine: str) -> Ou
     return Outcome(run, "failed", 0, None, seconds=seconds, device=device, engine=engine, error=error)
 
 
-def workload_of(run: Run, workloads: Workloads) -> Workload:
-    """What the run trains: handed over, or looked up by its name, once in a process."""
-    return workloads[run.workload] if run.workload in workloads else _looked_up(run.workload)[0]
+def workload_of(name: str, workloads: Workloads) -> Workload:
+    """The workload of a name: handed over, or looked up, once in a process."""
+    return workloads[name] if name in workloads else _looked_up(name)[0]
 
 
 @contextlib.contextmanager
@@ -140,6 +140,19 @@ def conditions(run: Run, workloads: Workloads) -> Iterator[None]:
 def settings_of(workload: str) -> Own:
     """Those that the file of a workload makes when it is imported, such as another default dtype."""
     return _looked_up(workload)[1]
+
+
+def check_plans(runs: Sequence[Run], workload: Workload) -> None:
+    """Plan each size with each optimizer and parameterization, and check schedules and options.
+
+    No network is built for it. Plans are kept: the runs themselves need not make them again.
+    """
+    for timing in dict.fromkeys((run.schedule, run.steps, run.warmup, run.final) for run in runs):
+        LRFactor(*timing)
+    for run in {(run.size, run.optimizer, run.parameterization): run for run in runs}.values():
+        plan = planned(run, workload)
+        for rule in {row.rule for row in plan.trained}:
+            OPTIMIZERS[rule].maker(plan.options if rule == plan.optimizer_name else plan.vector_options)
 
 
 def planned(run: Run, workload: Workload) -> Plan:

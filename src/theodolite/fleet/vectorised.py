@@ -55,7 +55,7 @@ def vectorised(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
     for run in runs:
         try:
             with conditions(run, resources.workloads):
-                families.setdefault(kin(run, workload_of(run, resources.workloads)), []).append(run)
+                families.setdefault(kin(run, workload_of(run.workload, resources.workloads)), []).append(run)
         except Exception:
             yield failed(run, traceback.format_exc(), 0.0, resources.device, ENGINE)
     for family in families.values():
@@ -73,7 +73,7 @@ def why_not(run: Run, resources: Resources) -> str | None:
     """
     try:
         with conditions(run, resources.workloads):
-            workload = workload_of(run, resources.workloads)
+            workload = workload_of(run.workload, resources.workloads)
             key = workload, kin(run, workload), resources.device
             if key not in _reasons:
                 _reasons[key] = _why_not(run, workload, resources)
@@ -186,7 +186,7 @@ def _chunks(runs: Sequence[Run], most: int) -> deque[Sequence[Run]]:
 def _together(runs: Sequence[Run], resources: Resources, *, compiled: bool) -> list[Outcome]:
     """All steps of some models in one program."""
     start = time.perf_counter()
-    workload, device = workload_of(runs[0], resources.workloads), resources.device
+    workload, device = workload_of(runs[0].workload, resources.workloads), resources.device
     if compiled:
         torch.compiler.reset()  # it gives up after eight networks; what it has on the disk is found again
     with (
@@ -248,7 +248,7 @@ def _room(run: Run, resources: Resources) -> int:
     """How many models of this shape fit into memory, from what one step of one takes."""
     if torch.device(resources.device).type != "cuda":
         return CHUNK_ON_CPU
-    workload = workload_of(run, resources.workloads)
+    workload = workload_of(run.workload, resources.workloads)
     try:
         _free(resources.device)
         torch.cuda.reset_peak_memory_stats(resources.device)

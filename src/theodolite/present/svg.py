@@ -26,7 +26,9 @@ class SvgLine:
     lows: Sequence[float] = ()
     highs: Sequence[float] = ()
     joined: bool = True
-    """Otherwise each point is a dot of its own."""
+    """Otherwise each point is a dot of its own, …"""
+    dot: float = 2.6
+    """… of this width."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def _panel(left: float, top: float, row: SvgRow, lines: Sequence[SvgLine], *, fi
         if not line.joined:
             dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in spots)  # much shorter than a circle each
             pieces.append(
-                f'<path d="{dots}" stroke="{line.colour}" stroke-width="2.6" stroke-linecap="round"/>'
+                f'<path d="{dots}" stroke="{line.colour}" stroke-width="{line.dot}" stroke-linecap="round"/>'
             )
             continue
         if len(line.lows):

@@ -1,12 +1,11 @@
 """Which base hyperparameters are best, and do they transfer to other sizes?"""
 
-from theodolite.sweeping.drift import Drift
-from theodolite.sweeping.families import Best, Family, analyse
-from theodolite.sweeping.optimum import Interval, Optimum
+from theodolite.sweeping.curves import Optimum, SeedInterval
+from theodolite.sweeping.families import Family, analyse
 from theodolite.sweeping.ranges import Range
-from theodolite.sweeping.result import Sweep
+from theodolite.sweeping.result import Best, Sweep
 from theodolite.sweeping.sweep import sweep
-from theodolite.sweeping.transfer import Change, Reach, Transfer
+from theodolite.sweeping.transfer import Change, OptimumDrift, Transfer, TransferReach
 
 __all__ = [
     # the function and what it returns
@@ -16,11 +15,11 @@ __all__ = [
     # what it finds
     "Family",
     "Optimum",
-    "Interval",
-    "Drift",
+    "SeedInterval",
+    "OptimumDrift",
     "Transfer",
     "Change",
-    "Reach",
+    "TransferReach",
     "Best",
     "analyse",
 ]

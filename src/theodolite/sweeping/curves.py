@@ -1,28 +1,91 @@
-"""From the rows of a ledger to curves: held-out loss against the swept quantity, a row for each seed."""
+"""From rows of a ledger to curves, loss against the swept quantity, and from a curve to its optimum."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
 
+from theodolite.core.arguments import is_number
+from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.sweeping.scale import Floats
 
+Floats = NDArray[np.float64]
 Row = Mapping[str, Any]
 """One run, as `Ledger.rows` gives it."""
 Key = tuple[str, str, str]
 """Optimizer, parameterization, and the values of the further axes as JSON."""
+Edge = Literal["", "low", "high", "only"]
 
 NUM_RESAMPLES = 1000
+REACH = 1.0
+"""Octaves to either side of the best point: the parabola goes through the points there, three at least."""
+LEVEL = 0.95
+"""Of every interval."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The axis along which an optimum is sought: in octaves if all values are positive, else linear.
+
+    >>> rates = scale_of("lr", [2**-9, 2**-8])
+    >>> rates.place(2**-8), rates.value(-7.5), rates.text(2**-8), rates.unit
+    (-8.0, 0.005524271728019903, '2^-8', 'octaves')
+    >>> scale_of("weight_decay", [0, 0.1]).place(0.1)
+    0.1
+    """
+
+    name: str
+    log: bool
+
+    def place(self, value: float) -> float:
+        """Where a value lies on the axis: its log2, or itself."""
+        return math.log2(value) if self.log else float(value)
+
+    def value(self, place: float) -> float:
+        """The inverse of `place`."""
+        return 2.0 ** min(place, 1000.0) if self.log else place
+
+    def text(self, value: float) -> str:
+        """A value as a reader expects it: `2^-7.2`, or `0.1`."""
+        if not math.isfinite(value):
+            return "–"
+        if not self.log:
+            return f"{value:.3g}"
+        exponent = f"{math.log2(value):.2f}".rstrip("0").rstrip(".")
+        return f"2^{'0' if exponent == '-0' else exponent}"
+
+    @property
+    def label(self) -> str:
+        """The title of the axis."""
+        return f"log2 of {self.name}" if self.log else self.name
+
+    @property
+    def unit(self) -> str:
+        """Of a difference on the axis."""
+        return "octaves" if self.log else f"of {self.name}"
+
+
+def scale_of(name: str, values: Iterable[Any]) -> Scale:
+    """The scale for the values that a quantity takes, which must be numbers."""
+    values = list(values)
+    for value in values:
+        if not is_number(value):
+            raise UseError(
+                f"{name} takes the value {value!r}, which is no number, so it has no optimum. "
+                "Leave it an axis, and sweep over another quantity, as in over='lr'"
+            )
+    return Scale(name, log=all(value > 0 for value in values))
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class SweepCurve:
     """The loss at one size, everything else but the swept quantity and the seed being fixed."""
 
     size: Size
@@ -43,22 +106,15 @@ class Curve:
         return tuple(int(count) for count in (~np.isnan(self.losses)).sum(0))
 
 
-def curves_of(rows: Sequence[Row], over: str, axes: Sequence[str] = ()) -> dict[Key, list[Curve]]:
-    """The curves of all sizes, by what else they differ in.
-
-    Args:
-        rows: of the ledger. Those of runs that failed are left out.
-        over: the swept quantity, such as `lr`.
-        axes: further ones.
-    """
+def curves_of(rows: Sequence[Row], over: str, axes: Sequence[str] = ()) -> dict[Key, list[SweepCurve]]:
+    """The curves of all sizes, by what else they differ in. Runs that failed are left out."""
     cells: dict[Key, dict[Size, dict[tuple[float, int], float]]] = {}
     for row in rows:
-        if row["status"] == "failed":
-            continue
-        others = json.dumps({name: setting(row, name) for name in axes}, sort_keys=True)
-        sizes = cells.setdefault((row["optimizer"], row["parameterization"], others), {})
-        losses = sizes.setdefault(Size(row["width"], row["depth"]), {})
-        losses[setting(row, over), row["seed"]] = math.inf if row["held_out"] is None else row["held_out"]
+        if row["status"] != "failed":
+            others = json.dumps({name: setting(row, name) for name in axes}, sort_keys=True)
+            sizes = cells.setdefault((row["optimizer"], row["parameterization"], others), {})
+            losses = sizes.setdefault(Size(row["width"], row["depth"]), {})
+            losses[setting(row, over), row["seed"]] = loss_of(row)
     return {
         key: [_curve(size, losses) for size, losses in sorted(sizes.items())] for key, sizes in cells.items()
     }
@@ -69,6 +125,11 @@ def setting(row: Row, name: str) -> Any:
     return row["held_out_batches" if name == "held_out" else name]
 
 
+def loss_of(row: Row) -> float:
+    """The held-out loss; infinite where the run diverged."""
+    return math.inf if row["held_out"] is None else row["held_out"]
+
+
 def resamples(seeds: Sequence[int]) -> Floats:
     """How often each seed is drawn in each resample with replacement; the same draws every time."""
     num = len(seeds)
@@ -76,7 +137,7 @@ def resamples(seeds: Sequence[int]) -> Floats:
     return drawn.astype(np.float64)
 
 
-def resampled_means(curve: Curve, seeds: Sequence[int], weights: Floats) -> Floats:
+def resampled_means(curve: SweepCurve, seeds: Sequence[int], weights: Floats) -> Floats:
     """Resamples × values: the mean loss, each seed counted as often as it was drawn.
 
     All values and all sizes share a draw, so that what a seed does to all of them cancels in differences.
@@ -92,8 +153,170 @@ def resampled_means(curve: Curve, seeds: Sequence[int], weights: Floats) -> Floa
     return np.where(own @ diverged > 0, np.inf, means)
 
 
-def _curve(size: Size, losses: Mapping[tuple[float, int], float]) -> Curve:
+def _curve(size: Size, losses: Mapping[tuple[float, int], float]) -> SweepCurve:
     values = sorted({value for value, _ in losses})
     seeds = sorted({seed for _, seed in losses})
     table = [[losses.get((value, seed), math.nan) for value in values] for seed in seeds]
-    return Curve(size, tuple(values), tuple(seeds), np.array(table, dtype=np.float64))
+    return SweepCurve(size, tuple(values), tuple(seeds), np.array(table, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class SeedInterval:
+    """An interval at 95 % over seeds; nan where one seed says nothing about it."""
+
+    low: float
+    high: float
+
+    @property
+    def known(self) -> bool:
+        """Is there one?"""
+        return not math.isnan(self.low)
+
+
+UNKNOWN = SeedInterval(math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best value of the swept quantity at one size."""
+
+    size: Size
+    best: float
+    """The best value that was tried; nan where all runs diverged."""
+    loss: float
+    """The mean loss there."""
+    value: float
+    """The vertex of the parabola, not beyond the neighbours of the best."""
+    interval: SeedInterval
+    """Of `value`."""
+    fitted: float
+    """The loss of the parabola at its vertex."""
+    edge: Edge
+    """`low` or `high` where the best is the first or the last that was tried: a bound, no optimum."""
+    noisy: bool
+    """Is the interval wider than the range of values that were tried? Then the seeds do not tell where the
+    optimum is, and `interval` is not known."""
+    num_seeds: int
+    """How many there are at the best value and its neighbours."""
+
+    @property
+    def found(self) -> bool:
+        """Is it known, and no bound?"""
+        return not self.edge and not self.noisy and math.isfinite(self.value)
+
+
+def find_optimum(curve: SweepCurve, scale: Scale, seeds: Sequence[int], weights: Floats) -> Optimum:
+    """The optimum of a curve, with an interval from the resamples in `weights`."""
+    places = np.array([scale.place(value) for value in curve.values])
+    means = curve.means
+    found, fitted = vertices(places, means[None], scale)
+    vertex = float(found[0])
+    if math.isnan(vertex):
+        seeds_of_all = min(curve.num_seeds)
+        return Optimum(curve.size, math.nan, math.inf, math.nan, UNKNOWN, math.inf, "", False, seeds_of_all)
+    index = int(np.argmin(means))
+    last = len(means) - 1
+    edge: Edge = "only" if last == 0 else "low" if index == 0 else "high" if index == last else ""
+    num_seeds = min(curve.num_seeds[max(index - 1, 0) : index + 2])
+    drawn, _ = vertices(places, resampled_means(curve, seeds, weights), scale)
+    around = UNKNOWN if edge else interval(vertex, drawn, num_seeds)
+    noisy = around.high - around.low > places[-1] - places[0]
+    return Optimum(
+        size=curve.size,
+        best=curve.values[index],
+        loss=float(means[index]),
+        value=scale.value(vertex),
+        interval=UNKNOWN if noisy else SeedInterval(scale.value(around.low), scale.value(around.high)),
+        fitted=float(fitted[0]),
+        edge=edge,
+        noisy=noisy,
+        num_seeds=num_seeds,
+    )
+
+
+def vertices(places: Floats, means: Floats, scale: Scale) -> tuple[Floats, Floats]:
+    """Where each row of means is lowest, and how low: vertices of parabolas.
+
+    A parabola goes through the best point and its neighbours, or by least squares through all points within
+    an octave of the best, if those are more. Its vertex stays between the neighbours. The best point is the
+    answer itself where it is the first or last, and where a neighbour has diverged.
+
+    >>> places = np.array([-9.0, -8.0, -7.0, -6.0])
+    >>> vertices(places, (places[None] + 7.25) ** 2 + 1, Scale("lr", log=True))
+    (array([-7.25]), array([1.]))
+    """
+    best = np.argmin(means, axis=1)
+    lowest = np.take_along_axis(means, best[:, None], 1)[:, 0]
+    found = np.where(np.isinf(lowest), np.nan, places[best])
+    for index in range(1, len(places) - 1):
+        rows = np.flatnonzero((best == index) & np.isfinite(means[:, [index - 1, index + 1]]).all(1))
+        if rows.size:
+            low, high = places[[index - 1, index + 1]] - places[index]
+            a, b, c = _parabolas(places, means[rows], index, scale)
+            bent = a > 0
+            vertex = np.where(bent, -b / (2 * np.where(bent, a, 1.0)), 0.0).clip(low, high)
+            found[rows] = places[index] + vertex
+            lowest[rows] = np.where(bent, c + b * vertex + a * vertex**2, lowest[rows])
+    return found, lowest
+
+
+def losses_at(places: Floats, means: Floats, place: Floats, scale: Scale) -> Floats:
+    """Each row of means read off at a place of its own, on the parabola around the nearest point.
+
+    Beyond the points the nearest end counts; where a point next to the place has diverged, so has the place.
+    """
+    place = place.clip(places[0], places[-1])
+    nearest = np.argmin(np.abs(places[None] - place[:, None]), axis=1)
+    values = np.take_along_axis(means, nearest[:, None], 1)[:, 0].copy()
+    apart = ~np.isclose(place, places[nearest])
+    for index in range(len(places)):
+        rows = np.flatnonzero((nearest == index) & apart)
+        if rows.size:
+            middle = min(max(index, 1), len(places) - 2)
+            offset = place[rows] - places[middle]
+            with np.errstate(invalid="ignore"):
+                a, b, c = _parabolas(places, means[rows], middle, scale)
+                values[rows] = np.nan_to_num(c + b * offset + a * offset**2, nan=np.inf, posinf=np.inf)
+    return values
+
+
+def _parabolas(places: Floats, means: Floats, index: int, scale: Scale) -> Floats:
+    """`a, b, c` of `a t² + b t + c` for each row of means, t being the distance from the point at `index`.
+
+    Points that have diverged are left out, unless they are neighbours.
+    """
+    offsets = places - places[index]
+    core = np.zeros(len(places), dtype=bool)
+    core[max(index - 1, 0) : index + 2] = True
+    near = core | (np.abs(offsets) <= REACH + 1e-9) if scale.log else core
+    near = near & (np.isfinite(means).all(0) | core)
+    found = _least_squares(offsets[near], means[:, near])
+    if near.sum() > 3 and (found[0] <= 0).any():  # too rough for many points: the nearest three
+        found = np.where(found[0] > 0, found, _least_squares(offsets[core], means[:, core]))
+    return found
+
+
+def _least_squares(offsets: Floats, means: Floats) -> Floats:
+    design = np.stack([offsets**2, offsets, np.ones_like(offsets)], axis=1)
+    if len(offsets) < 3:  # a line
+        design[:, 0] = 0.0
+    found: Floats = np.linalg.pinv(design) @ means.T
+    return found
+
+
+def interval(value: float, resampled: Floats, num_seeds: int, *, num_together: int = 1) -> SeedInterval:
+    """`value ± t √(n/(n−1)) s`: s the spread of the resamples, t Student's at 97.5 % with n − 1 degrees.
+
+    For a mean this is Student's interval. The plain quantiles of a bootstrap over three seeds are the least
+    and the greatest seed, which hold the truth three times in four, not nineteen in twenty. Of several
+    intervals that are to hold all together each has its share of the 5 % (Bonferroni).
+    """
+    if num_seeds < 2 or not math.isfinite(value):
+        return UNKNOWN
+    outside = (1 - LEVEL) / num_together / 2
+    if not np.isfinite(resampled).all():
+        low, high = np.quantile(resampled, [outside, 1 - outside], method="nearest")
+        return SeedInterval(float(low), float(high))
+    wide = float(stdtrit(num_seeds - 1, 1 - outside)) * math.sqrt(num_seeds / (num_seeds - 1))
+    reach = wide * float(resampled.std())
+    return SeedInterval(value - reach, value + reach)

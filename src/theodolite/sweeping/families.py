@@ -4,23 +4,53 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from theodolite.core.size import Size
-from theodolite.sweeping.curves import Curve, Row, curves_of, resampled_means, resamples, setting
-from theodolite.sweeping.drift import Along, Drift, drifts
-from theodolite.sweeping.optimum import Optimum, find_optimum
-from theodolite.sweeping.scale import Scale, scale_of
-from theodolite.sweeping.transfer import Change, Drawn, Reach, Transfer, changes, reaches, transfers
+from theodolite.present.result import Block, Heading, Result
+from theodolite.present.text import Column, Table, cell, counted, signed
+from theodolite.sweeping.curves import (
+    Optimum,
+    Row,
+    Scale,
+    SweepCurve,
+    curves_of,
+    find_optimum,
+    resampled_means,
+    resamples,
+    scale_of,
+    setting,
+)
+from theodolite.sweeping.transfer import (
+    Along,
+    Change,
+    Drawn,
+    OptimumDrift,
+    Transfer,
+    TransferReach,
+    changes,
+    drifts,
+    reaches,
+    transfers,
+)
+
+MOST_COLUMNS = 9
+"""Values that have room beside each other; of more, those around the optima are shown."""
+BOUNDS = {"low": "≤ ", "high": "≥ "}
+"""The sign of an optimum that is the first or the last value that was tried."""
+LEAST_SHOWN = 0.0005
+"""The least change of the loss that its three decimals show."""
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class Family(Result):
     """Runs of one optimizer and one parameterization that differ in size, swept quantity and seed."""
+
+    kind = "family of a sweep"
 
     optimizer: str
     parameterization: str
@@ -28,26 +58,26 @@ class Family:
     """The values of further axes."""
     scale: Scale
     base: Size
-    curves: tuple[Curve, ...]
+    curves: tuple[SweepCurve, ...]
     """One for each size, from small to large."""
     optima: tuple[Optimum, ...]
     """Of each curve."""
-    drifts: tuple[Drift, ...]
+    drifts: tuple[OptimumDrift, ...]
     transfers: tuple[Transfer, ...]
     changes: tuple[Change, ...]
-    reaches: tuple[Reach, ...]
+    reaches: tuple[TransferReach, ...]
 
     @property
     def title(self) -> str:
         """Which family it is."""
-        further = "".join(f", {name} {_said(value)}" for name, value in self.others.items())
+        further = "".join(f", {name} {cell(value) or value}" for name, value in self.others.items())
         return f"{self.optimizer}, {self.parameterization}{further}"
 
     def optimum(self, size: Size) -> Optimum:
         """The optimum at a size."""
         return next(optimum for optimum in self.optima if optimum.size == size)
 
-    def drift(self, along: Along) -> Drift | None:
+    def drift(self, along: Along) -> OptimumDrift | None:
         """How the optimum moves along width or depth, if there are sizes to tell it from."""
         return next((drift for drift in self.drifts if drift.along == along), None)
 
@@ -62,19 +92,35 @@ class Family:
         """Are all sizes compared, and is surely none worse, by more than noise, than the next smaller one?"""
         return not self.uncompared and not any(change.worse or change.untold for change in self.changes)
 
+    def blocks(self) -> Iterator[Block]:
+        """A row for each size, then what the rows say together."""
+        num = max((count for curve in self.curves for count in curve.num_seeds), default=0)
+        from_base = f" from {self.base}" if self.parameterization == "plan" else ""
+        about = f"held-out loss against {self.scale.label}, {counted(num, 'seed')}"
+        yield Heading(f"{self.title}{from_base}: {about}")
+        values = sorted({value for curve in self.curves for value in curve.values})
+        shown = self._shown(values)
+        lost = {transfer.size: lost_text(transfer, self) for transfer in self.transfers}
+        rows = []
+        for curve, optimum in zip(self.curves, self.optima, strict=True):
+            means = dict(zip(curve.values, curve.means, strict=True))
+            texts = {value: loss_text(mean) + " *"[value == optimum.best] for value, mean in means.items()}
+            losses = [texts.get(value, "") for value in shown]
+            best = optimum_text(optimum, self.scale)
+            rows.append((str(curve.size), *losses, best, lost.get(curve.size, "")))
+        heads = [Column(_head(value, self.scale) + " ", side="right") for value in shown]
+        yield Table(("size", *heads, "best", "lost"), rows)
+        left_out = [f"({len(shown)} of {len(values)} values are shown)"] * (len(values) > len(shown))
+        yield "\n".join([*left_out, *verdicts(self)])
 
-@dataclass(frozen=True)
-class Best:
-    """The best of all values of all axes at one size, and what the base's best costs there."""
+    def _shown(self, values: Sequence[float]) -> list[float]:
+        """All values, or those around the optima."""
+        bests = {optimum.best for optimum in self.optima if not math.isnan(optimum.best)}
 
-    optimizer: str
-    parameterization: str
-    size: Size
-    settings: Mapping[str, Any]
-    """By axis, the swept quantity among them."""
-    loss: float
-    lost: float
-    """The loss here with the best settings of the base, less `loss`; nan where those were not run here."""
+        def far(value: float) -> int:
+            return min((abs(values.index(value) - values.index(best)) for best in bests), default=0)
+
+        return sorted(sorted(values, key=far)[:MOST_COLUMNS])
 
 
 def analyse(
@@ -101,30 +147,7 @@ def analyse(
     found = curves_of(rows, over, axes)
     optimizers, combinations = ([*dict.fromkeys(key[index] for key in found)] for index in (0, 2))
     keys = sorted(found, key=lambda key: (optimizers.index(key[0]), combinations.index(key[2]), key[1]))
-    return tuple(
-        _family(optimizer, parameterization, json.loads(others), scale, base, found[key])
-        for key in keys
-        for optimizer, parameterization, others in [key]
-    )
-
-
-def bests(families: Sequence[Family]) -> tuple[Best, ...]:
-    """By size, the best family and value together."""
-    found: dict[tuple[str, str, Size], tuple[float, Family, float]] = {}
-    for family in families:
-        for optimum in family.optima:
-            key = (family.optimizer, family.parameterization, optimum.size)
-            if math.isfinite(optimum.loss) and (key not in found or optimum.loss < found[key][0]):
-                found[key] = (optimum.loss, family, optimum.best)
-    made = []
-    for (optimizer, parameterization, size), (loss, family, best) in found.items():
-        source = found.get((optimizer, parameterization, family.base))
-        lost = math.nan
-        if source is not None:
-            lost = _loss_at(source[1], size, source[2]) - loss
-        settings = {family.scale.name: best, **family.others}
-        made.append(Best(optimizer, parameterization, size, settings, loss, lost))
-    return tuple(made)
+    return tuple(_family(key[0], key[1], json.loads(key[2]), scale, base, found[key]) for key in keys)
 
 
 def _family(
@@ -133,7 +156,7 @@ def _family(
     others: Mapping[str, Any],
     scale: Scale,
     base: Size,
-    curves: Sequence[Curve],
+    curves: Sequence[SweepCurve],
 ) -> Family:
     seeds = sorted({seed for curve in curves for seed in curve.seeds})
     weights = resamples(seeds)
@@ -159,12 +182,188 @@ def _family(
     )
 
 
-def _loss_at(family: Family, size: Size, value: float) -> float:
-    for curve in family.curves:
-        if curve.size == size and value in curve.values:
-            return float(curve.means[curve.values.index(value)])
-    return math.nan
+def optimum_text(optimum: Optimum, scale: Scale) -> str:
+    """`2^-7.2 ± 0.1`, the interval being on the scale of the exponent; or a bound such as `≤ 2^-12`.
+
+    `not known` where the interval is wider than the values that were tried.
+    """
+    if math.isnan(optimum.value):
+        return "all diverged"
+    if optimum.noisy:
+        return "not known"
+    if optimum.edge:
+        return BOUNDS.get(optimum.edge, "") + scale.text(optimum.value)
+    if not optimum.interval.known:
+        return scale.text(optimum.value)
+    reach = scale.place(optimum.interval.high) - scale.place(optimum.value)
+    return f"{scale.text(optimum.value)} ± {reach:.2g}"
 
 
-def _said(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def lost_text(transfer: Transfer, family: Family) -> str:
+    """`0.045 ± 0.007`, or a bound; nothing at the base itself, and where it has no optimum to transfer."""
+    if transfer.size == family.base or math.isnan(transfer.lost):
+        return ""
+    if transfer.bound:
+        return f"≥ {loss_text(transfer.lost)}"
+    reach = transfer.interval.high - transfer.lost
+    if not math.isfinite(reach) or (transfer.lost == 0 and reach < 0.0005):
+        return loss_text(transfer.lost)
+    return f"{loss_text(transfer.lost)} ± {reach:.3f}"
+
+
+def loss_text(value: float) -> str:
+    """Three decimals, or `diverged`."""
+    return "diverged" if math.isinf(value) else f"{value:.3f}"
+
+
+def verdicts(family: Family) -> Iterator[str]:
+    """What the curves of a family say together, a sentence each."""
+    scale = family.scale
+    for drift in family.drifts:
+        yield _drift_sentence(drift, family)
+    source = next((optimum for optimum in family.optima if optimum.size == family.base), None)
+    if source is not None and not math.isnan(source.best) and len(family.curves) > 1:
+        yield from _transfer_sentence(family, source)
+        yield _growth_sentence(family, scale.text(source.best))
+    for reach in family.reaches:
+        what = f"reach: the best {scale.name} of {reach.largest}"
+        if reach.smallest is None:
+            yield f"{what} is not found at any smaller {reach.along}."
+        else:
+            yield f"{what} is found from {reach.smallest} on, along the {reach.along}."
+    if any(optimum.edge in BOUNDS for optimum in family.optima):
+        yield f"An optimum at the end of the values is a bound (≤ or ≥): try further values of {scale.name}."
+    if any(optimum.noisy for optimum in family.optima):
+        yield "An optimum is not known where its interval is wider than the range tried: add seeds."
+    most = max((optimum.num_seeds for optimum in family.optima), default=0)
+    if most == 1:
+        yield "With one seed there are no intervals."
+    if most == 2:
+        yield "The intervals of two seeds are wide: a third one narrows them much."
+
+
+def movement_sentence(families: Sequence[Family], what: str, where: str) -> str:
+    """How far the optimum of `what` moves in each family; claims no more than the drifts of `verdicts` do."""
+    known, untold = [], []
+    for family in families:
+        told = [drift for drift in family.drifts if drift.told]
+        if told:
+            least = "at least " if any(drift.bounded for drift in family.drifts) else ""
+            known.append(f"{least}{max(drift.movement for drift in told):.2f} ({family.title})")
+        elif family.drifts:
+            untold.append(family)
+    if not known and not untold:
+        return f"The best {what} at {where}."
+    said = []
+    if known:
+        said.append(f"The best {what} moves by {', '.join(known)} {families[0].scale.unit} over the sizes.")
+    for why in dict.fromkeys(_why_untold(family) for family in untold):
+        titles = "; ".join(family.title for family in untold if _why_untold(family) == why)
+        subject = "it" if said else f"the best {what}"
+        said.append(f"How far {subject} moves over the sizes cannot be told ({titles}), as {why}.")
+    return " ".join(said)
+
+
+def _why_untold(family: Family) -> str:
+    """Why the optima of a family do not give its drift."""
+    bounds = ["bounds"] * any(optimum.edge for optimum in family.optima)
+    unknown = ["not known"] * any(optimum.noisy for optimum in family.optima)
+    return f"some optima are {' or '.join(bounds + unknown)}"
+
+
+def _drift_sentence(drift: OptimumDrift, family: Family) -> str:
+    span, unit = f"from {drift.sizes[0]} to {drift.sizes[-1]}", family.scale.unit
+    if not drift.told:
+        why = _why_untold(family)
+        return f"{drift.along}: how far the optimum moves {span} cannot be told, as {why}."
+    if drift.bounded:
+        least = f"at least {drift.movement:.2f} {unit}"
+        return f"{drift.along}: the optimum moves by {least} {span}; {_why_untold(family)}."
+    around = ""
+    if drift.interval.known:
+        around = f" ({signed(drift.interval.low)} to {signed(drift.interval.high)})"
+    return (
+        f"{drift.along}: the optimum moves by {signed(drift.slope)}{around} {unit} per doubling, by "
+        f"{drift.movement:.2f} in all {span}."
+    )
+
+
+def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
+    scale, base = family.scale, family.base
+    if source.edge in BOUNDS:
+        bound = f"{BOUNDS[source.edge]}{scale.text(source.best)}"
+        yield f"transfer: the optimum of {base} is only a bound ({bound}), so there is none to transfer."
+        return
+    if source.edge:
+        yield f"transfer: {base} was run with one {scale.name}, which is no optimum to transfer."
+        return
+    others = [transfer for transfer in family.transfers if transfer.size != base]
+    tried = {curve.size for curve in family.curves if source.best in curve.values}
+    diverging = [transfer.size for transfer in others if math.isinf(transfer.lost)]
+    unusable = [optimum.size for optimum in family.optima if math.isnan(optimum.best)]
+    diverging += [size for size in unusable if size in tried]
+    known = [transfer for transfer in others if not transfer.bound]
+    bounds = [transfer for transfer in others if transfer.bound]
+    pieces = []
+    if diverging:
+        many = f"{len(diverging)} sizes diverge: {_listed(diverging)}"
+        pieces.append(many if len(diverging) > 1 else f"{diverging[0]} diverges")
+    elif known:
+        pieces.append(_most_lost(known, of_all=not bounds and not unusable))
+    if bounds and not diverging:
+        least = max(bounds, key=lambda transfer: transfer.lost)
+        pieces.append(f"at least {least.lost:.3f} is lost at {least.size}")
+    if pieces:
+        best = "the best tried" if source.noisy else "the best"
+        yield f"transfer: with {scale.text(source.best)}, {best} at {base}, {'; '.join(pieces)}."
+
+
+def _most_lost(known: Sequence[Transfer], *, of_all: bool) -> str:
+    worst = max(known, key=lambda transfer: (transfer.lost, transfer.interpolated))
+    between = f"{worst.interpolated:.3f} between the points"
+    if worst.lost == 0:
+        return f"no size {'' if of_all else 'whose loss is known '}loses anything, at most {between}"
+    share = 100 * worst.lost / max(abs(worst.loss - worst.lost), 1e-12)
+    most = "the most" if of_all else "the most of those known"
+    return f"{worst.size} loses {most}, {worst.lost:.3f} ({share:.1f} %; {between})"
+
+
+def _growth_sentence(family: Family, value: str) -> str:
+    worse = [change for change in family.changes if change.worse]
+    noisy = [change for change in family.changes if change.change >= LEAST_SHOWN and not change.worse]
+    seeds = "one seed" if all(not change.interval.known for change in family.changes) else "the seeds"
+    if worse:
+        said = f"larger is worse at {_steps(worse)}"
+        said += f"; {seeds} cannot tell at {_steps(noisy)}" if noisy else ""
+    elif noisy:
+        said = f"the loss rises at {_steps(noisy)}, which {seeds} cannot tell from noise"
+    elif not family.changes:
+        said = "no size can be compared with a smaller one"
+    elif seeds == "one seed":
+        said = "the loss never rises, as far as one seed can tell"
+    else:
+        said = "wider and deeper is never worse"
+    if not family.uncompared:
+        return f"growth: with {value}, {said}."
+    best = family.optimum(family.base).best
+    untried = all(best not in curve.values for curve in family.curves if curve.size in family.uncompared)
+    why = f", where {value} was not tried" if untried else ""
+    return f"growth: with {value}, {said}. Not compared: {_listed(family.uncompared)}{why}."
+
+
+def _steps(found: Sequence[Change]) -> str:
+    return "; ".join(
+        f"{change.smaller} → {change.larger} "
+        + (f"+{change.change:.3f}" if math.isfinite(change.change) else "diverges")
+        for change in found
+    )
+
+
+def _listed(sizes: Sequence[Size]) -> str:
+    return ", ".join(map(str, sorted(sizes)))
+
+
+def _head(value: float, scale: Scale) -> str:
+    """The exponent of a power of two (in quarters), else the value."""
+    whole = scale.log and abs(math.log2(value) * 4 % 1) < 1e-9
+    return scale.text(value).removeprefix("2^") if whole else f"{value:.3g}"

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from theodolite.core.optional import needed
 from theodolite.core.size import Size
 from theodolite.fleet.driver import RunListener, RunReport, conduct
 from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.run import Grid, Run
-from theodolite.sweeping.searching import Settings, Space, search
+from theodolite.present.text import counted
+from theodolite.sweeping.ranges import Range
+
+Settings = dict[str, Any]
+"""By axis, one value of each."""
+Space = Mapping[str, Sequence[Any] | Range]
+"""By axis, a range, or values to choose from."""
 
 AROUND = (0.5, 1.0, 2.0)
-"""Times the learning rate that a search has found: what is tried at every size."""
+"""Factors on the learning rate that a search has found: what is tried at every size."""
+NUM_ASKS = 5
+"""Settings that are asked for at a time, so that an engine runs them together. A part of what a search is:
+another number would give other settings."""
+
+
+class Stopped(Exception):
+    """Ctrl-C: nothing more is run, and what is there is analysed."""
 
 
 @dataclass
@@ -36,8 +51,7 @@ class Maker:
 
     @property
     def report(self) -> RunReport:
-        """All that was made, as one. A run that was asked for several times is one."""
-        first = self.reports[0]
+        """All that was made, as one. A run that was asked for several times counts once."""
         settled = self.ledger.settled()
         failed = {run.identity: (run, error) for report in self.reports for run, error in report.failed}
         worked = [report.engine for report in self.reports if report.finished or report.diverged]
@@ -49,31 +63,13 @@ class Maker:
             failed=tuple(one for identity, one in failed.items() if identity not in settled),
             stopped=any(report.stopped for report in self.reports),
             seconds=sum(report.seconds for report in self.reports),
-            engine=worked[0] if worked else first.engine,
+            engine=[*worked, self.reports[0].engine][0],
         )
 
-    def tell(self, runs: Sequence[Run]) -> None:
-        """How much there is to do."""
-        settled = self.ledger.settled()
-        waiting = [run for run in runs if run.identity not in settled]
-        before = f" ({len(runs) - len(waiting)} of them are there)" if len(waiting) < len(runs) else ""
-        sizes = sorted({run.size for run in runs})
-        listed = ", ".join(map(str, sizes))
-        if len(sizes) > 8:
-            listed = f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"
-        counts = ", ".join(
-            f"{len({*values})} {name}{'' if len({*values}) == 1 else 's'}"
-            for name, values in (
-                ("optimizer", [run.optimizer for run in runs]),
-                ("parameterization", [run.parameterization for run in runs]),
-                ("learning rate", [run.lr for run in runs]),
-                ("seed", [run.seed for run in runs]),
-            )
-        )
-        self.listener.said(f"{len(runs)} runs{before} of {_steps_text(runs)} steps: {listed}; {counts}")
-
-    def make(self, runs: Sequence[Run]) -> None:
-        """Make those that the ledger does not have."""
+    def make(self, runs: Sequence[Run], *, told: bool = True) -> None:
+        """Make those that the ledger does not have; say first how much there is to do, if `told`."""
+        if told:
+            self.listener.said(_summary(runs, self.ledger.settled()))
         self.asked |= {run.identity: run for run in runs}
         report = conduct(
             runs, self.ledger, engine=self.engine, resources=self.resources, listener=self.listener
@@ -84,18 +80,14 @@ class Maker:
 
     def search(self, space: Space, grid: Grid, base: Size, trials: int) -> None:
         """Search the base for each optimizer and parameterization; try around what was found at all sizes."""
-        for optimizer, parameterization in itertools.product(
-            grid.axes["optimizer"], grid.axes["parameterization"]
-        ):
-            kind = {"optimizer": [optimizer], "parameterization": [parameterization]}
-            name = f"{optimizer}, {parameterization}"
-            self.listener.said(
-                f"{name}: a search at {base}, {trials} trials of {len(grid.axes['seed'])} seeds"
-            )
+        for kinds in itertools.product(grid.axes["optimizer"], grid.axes["parameterization"]):
+            kind = {"optimizer": [kinds[0]], "parameterization": [kinds[1]]}
+            name, num = ", ".join(kinds), len(grid.axes["seed"])
+            self.listener.said(f"{name}: a search at {base}, {trials} trials of {counted(num, 'seed')}")
 
             def losses(asked: Sequence[Settings], kind: Mapping[str, Any] = kind) -> list[float]:
                 made = [_with(grid, {**kind, "size": [base]}, settings) for settings in asked]
-                self.make([run for runs in made for run in runs])
+                self.make([run for runs in made for run in runs], told=False)
                 rows = {row["identity"]: row for row in self.ledger.rows()}
                 return [_mean_loss(runs, rows) for runs in made]
 
@@ -104,20 +96,45 @@ class Maker:
                 self.listener.said(f"{name}: no trial at {base} ended with a finite loss. Try smaller rates")
                 continue
             around = [{**found, "lr": found["lr"] * factor} for factor in AROUND]
-            runs = [run for settings in around for run in _with(grid, kind, settings)]
-            self.tell(runs)
-            self.make(runs)
+            self.make([run for settings in around for run in _with(grid, kind, settings)])
 
 
-class Stopped(Exception):
-    """The user has had enough: nothing more is run, and what is there is analysed."""
+def search(
+    space: Space, evaluate: Callable[[Sequence[Settings]], Sequence[float]], *, trials: int, seed: int = 0
+) -> list[tuple[Settings, float]]:
+    """Settings with their losses, in the order of asking, by a tree-structured Parzen estimator (TPE).
+
+    The same space, seed and losses give the same settings. So a search that was stopped is resumed by doing
+    it again, if `evaluate` knows the losses of what was run before.
+
+    Args:
+        space: what to choose from.
+        evaluate: the loss of each of a few settings; infinite where it diverged or failed, so that
+            such settings are avoided.
+        trials: how many settings to try.
+        seed: of the sampler.
+    """
+    optuna = needed("optuna", "optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # Settings that are still being run count as bad ones, so that those asked for together differ.
+        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    study = optuna.create_study(sampler=sampler)
+    tried: list[tuple[Settings, float]] = []
+    while len(tried) < trials:
+        asked = [study.ask() for _ in range(min(NUM_ASKS, trials - len(tried)))]
+        settings = [{name: _suggest(trial, name, among) for name, among in space.items()} for trial in asked]
+        for trial, chosen, loss in zip(asked, settings, evaluate(settings), strict=True):
+            tried.append((chosen, loss))
+            study.tell(trial, loss)
+    return tried
 
 
-def _steps_text(runs: Sequence[Run]) -> str:
-    """`20`, or `20 to 80` where the runs differ in it."""
-    steps = [run.steps for run in runs]
-    least, most = min(steps), max(steps)
-    return f"{least}" if least == most else f"{least} to {most}"
+def _suggest(trial: Any, name: str, among: Sequence[Any] | Range) -> Any:
+    if isinstance(among, Range):
+        return trial.suggest_float(name, among.low, among.high, log=among.log)
+    return among[trial.suggest_categorical(name, list(range(len(among))))]
 
 
 def _with(grid: Grid, kind: Mapping[str, Sequence[Any]], settings: Settings) -> tuple[Run, ...]:
@@ -130,3 +147,19 @@ def _mean_loss(runs: Sequence[Run], rows: Mapping[str, Mapping[str, Any]]) -> fl
     """Over the seeds; infinite where one diverged or failed: neither has a loss."""
     losses = [rows[run.identity]["held_out"] for run in runs]
     return math.inf if None in losses else math.fsum(losses) / len(losses)
+
+
+def _summary(runs: Sequence[Run], settled: set[str]) -> str:
+    """How many runs there are, of how many steps, and in what they differ."""
+    there = sum(run.identity in settled for run in runs)
+    before = f" ({there} of them are there)" if there else ""
+    steps = sorted({run.steps for run in runs})
+    sizes = sorted({run.size for run in runs})
+    listed = ", ".join(map(str, sizes))
+    if len(sizes) > 8:
+        listed = f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"
+    axes = {"optimizer": "optimizer", "parameterization": "parameterization", "lr": "learning rate"}
+    counts = [counted(len({getattr(run, name) for run in runs}), noun) for name, noun in axes.items()]
+    counts.append(counted(len({run.seed for run in runs}), "seed"))
+    lengths = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    return f"{counted(len(runs), 'run')}{before} of {lengths} steps: {listed}; {', '.join(counts)}"

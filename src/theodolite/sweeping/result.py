@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from theodolite.core.errors import UseError
 from theodolite.core.files import plain
 from theodolite.core.size import Size
+from theodolite.fleet.driver import RunReport
+from theodolite.fleet.ledger import Ledger
 from theodolite.present.figure import Figure
-from theodolite.sweeping.curves import Row
-from theodolite.sweeping.families import Best, Family, analyse, bests
-from theodolite.sweeping.found import of_the_best
-from theodolite.sweeping.sentences import movement_sentence
-from theodolite.sweeping.table import bests_table, family_table
-
-if TYPE_CHECKING:
-    from theodolite.fleet.driver import RunReport
+from theodolite.present.result import Block, Heading, Result
+from theodolite.present.text import Column, Table, cell
+from theodolite.sweeping.curves import Row, loss_of, setting
+from theodolite.sweeping.families import Family, analyse, loss_text, movement_sentence
+from theodolite.sweeping.figures import figures
 
 ALWAYS = frozenset({"size", "seed", "optimizer", "parameterization"})
 """Axes of every sweep, which have a place of their own in it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
-    """Runs over sizes and a swept quantity, and what they say. Made by `theodolite.sweep` or `Sweep.read`."""
+class Sweep(Result):
+    """Runs over sizes and a swept quantity, and what they say. Made by `theodolite.sweep` or `Sweep.load`."""
+
+    kind = "sweep"
+    loads = True
 
     workload: str
     base: Size
@@ -41,16 +44,8 @@ class Sweep:
     """One for each optimizer, parameterization and combination of further axes."""
     bests: tuple[Best, ...] = ()
     """By size, the best of all axes together; none where the swept quantity is the only one."""
-    report: RunReport | None = None
+    report: RunReport | None = field(default=None, repr=False)
     """What was run now; None where nothing was."""
-
-    @staticmethod
-    def read(folder: str | Path, *, over: str = "lr") -> Sweep:
-        """What the ledger in a folder holds, without running anything."""
-        from theodolite.fleet.ledger import Ledger
-
-        with Ledger.read(folder) as ledger:
-            return Sweep.of(ledger.rows(), ledger.spec, over=over)
 
     @staticmethod
     def of(
@@ -59,53 +54,169 @@ class Sweep:
         """The sweep that the rows and the spec of a ledger describe."""
         if spec.get("study") != "sweep":
             raise UseError("this ledger is not that of a sweep: it was made by something else")
-        if over not in set(spec["axes"]) - ALWAYS:
-            known = ", ".join(sorted(set(spec["axes"]) - ALWAYS))
+        axes = [name for name in spec["axes"] if name not in ALWAYS]
+        if over not in axes:
+            known = ", ".join(sorted(axes))
             raise UseError(f"over is {over!r}, which is no axis of this sweep: it has {known}")
-        axes = [name for name in spec["axes"] if name not in ALWAYS and name != over]
+        axes.remove(over)
         base = Size(*spec["base"])
         chosen = of_the_best(rows, base, axes) if spec["search"] else rows
         families = analyse(chosen, base=base, over=over, axes=axes) if chosen else ()
-        return Sweep(
-            workload=spec["workload"],
-            base=base,
-            over=over,
-            spec=spec,
-            rows=tuple(rows),
-            families=families,
-            bests=bests(families) if axes else (),
-            report=report,
-        )
+        found = bests(families) if axes else ()
+        return Sweep(spec["workload"], base, over, spec, tuple(rows), families, found, report)
+
+    @classmethod
+    def load(cls, path: str | Path, *, over: str | None = None) -> Self:
+        """Read a sweep from the folder of its ledger, or from the .json file that `save` wrote.
+
+        `over` asks for the optimum of another axis than the learning rate, or than the one that was saved.
+        """
+        path = Path(path).expanduser()
+        if path.suffix == ".json" and path.is_file():
+            found = super().load(path)
+            return found if over in (None, found.over) else cls.from_dict({**found.to_dict(), "over": over})
+        with Ledger.read(path) as ledger:
+            return cls.from_dict({"spec": ledger.spec, "rows": ledger.rows(), "over": over or "lr"})
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """The sweep again, from its rows and its spec; what they say is found anew."""
+        try:
+            rows = [{name: _frozen(value) for name, value in row.items()} for row in content["rows"]]
+            found: Any = cls.of(rows, content["spec"], over=content["over"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, UseError):
+                raise
+            raise UseError(f"the sweep is not as it was written: {type(error).__name__}: {error}") from error
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The spec, the rows, and all that was found."""
+        found = {"spec": self.spec, "over": self.over, "verdict": self.verdict, "rows": self.rows}
+        return plain(found | {"families": self.families, "bests": self.bests})
 
     @property
     def verdict(self) -> str:
         """One sentence: does the optimum stay where it is?"""
         return movement_sentence(self.families, f"{self.over} of {self.workload}", str(self.base))
 
+    @property
+    def title(self) -> str:
+        """The verdict."""
+        return self.verdict
+
     def figures(self) -> tuple[Figure, ...]:
         """Loss against the swept quantity, one curve for each size."""
-        from theodolite.sweeping.pictures import figures
-
         return figures(self.families)
 
-    def to_json(self) -> str:
-        """The spec and all that was found, as JSON; a number that is not finite is null."""
-        found = {"sweep": self.spec, "over": self.over, "verdict": self.verdict}
-        tables = {"families": self.families, "bests": self.bests}
-        return json.dumps(plain({**found, **tables}), indent=1, ensure_ascii=False, allow_nan=False)
+    def table(self) -> Table:
+        """The mean held-out loss at every size and value."""
+        others = list(self.families[0].others) if self.families else []
+        rows = [
+            (each.optimizer, each.parameterization, *each.others.values(), *size, *point)
+            for each in self.families
+            for curve in each.curves
+            for size in [(curve.size.width, curve.size.depth)]
+            for point in zip(curve.values, curve.means.tolist(), curve.num_seeds, strict=True)
+        ]
+        columns = ("optimizer", "parameterization", *others, "width", "depth", self.over, "held_out", "seeds")
+        return Table(columns, rows)
 
-    def save(self, path: str | Path) -> Path:
-        """Write one self-contained page, and the same as JSON beside it (`sweep.html`, `sweep.json`)."""
-        from theodolite.core.files import html_path, write_whole
-        from theodolite.sweeping.page import page
-
-        path = html_path(path, kind="sweep")
-        write_whole(path, page(self.workload, self.verdict, self.families, self.bests))
-        write_whole(path.with_suffix(".json"), self.to_json())
-        return path
-
-    def __str__(self) -> str:
+    def blocks(self) -> Iterator[Block]:
+        """For each family a table and what it says, then the best of all axes, then figures."""
         if not self.families:
-            return f"Sweep of {self.workload}: no run has a result yet."
-        tables = [family_table(family) for family in self.families]
-        return "\n\n".join([*tables, bests_table(self.bests)] if self.bests else tables)
+            yield f"Sweep of {self.workload}: no run has a result yet."
+            return
+        for family in self.families:
+            yield from family.blocks()
+        if self.bests:
+            yield Heading("The best of all axes")
+            rows = [
+                (
+                    f"{best.optimizer}, {best.parameterization}",
+                    str(best.size),
+                    ", ".join(f"{name} {cell(value) or value}" for name, value in best.settings.items()),
+                    best.loss,
+                    "not run" if math.isnan(best.lost) else loss_text(best.lost),
+                )
+                for best in self.bests
+            ]
+            loss = Column("loss", show=loss_text)
+            yield Table(("", "size", "best of all", loss, Column("lost with the base's", side="right")), rows)
+        yield from self.figures()
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best of all values of all axes at one size, and what the base's best costs there."""
+
+    optimizer: str
+    parameterization: str
+    size: Size
+    settings: Mapping[str, Any]
+    """By axis, the swept quantity among them."""
+    loss: float
+    lost: float
+    """The loss here with the best settings of the base, less `loss`; nan where those were not run here."""
+
+
+def bests(families: Sequence[Family]) -> tuple[Best, ...]:
+    """By size, the best family and value together."""
+    found: dict[tuple[str, str, Size], tuple[float, Family, float]] = {}
+    for family in families:
+        for optimum in family.optima:
+            key = (family.optimizer, family.parameterization, optimum.size)
+            if math.isfinite(optimum.loss) and (key not in found or optimum.loss < found[key][0]):
+                found[key] = (optimum.loss, family, optimum.best)
+    made = []
+    for (optimizer, parameterization, size), (loss, family, best) in found.items():
+        source = found.get((optimizer, parameterization, family.base))
+        lost = math.nan if source is None else _loss_at(source[1], size, source[2]) - loss
+        settings = {family.scale.name: best, **family.others}
+        made.append(Best(optimizer, parameterization, size, settings, loss, lost))
+    return tuple(made)
+
+
+def best_settings(
+    rows: Sequence[Row], base: Size, axes: Sequence[str]
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """By optimizer and parameterization, the settings with the least mean loss over seeds at the base.
+
+    >>> rows = [{"optimizer": "adamw", "parameterization": "plan", "width": 64, "depth": 4, "seed": 0,
+    ...          "status": "finished", "lr": lr, "held_out": loss} for lr, loss in ((0.1, 3.0), (0.2, 2.0))]
+    >>> best_settings(rows, Size(64, 4), ["lr"])
+    {('adamw', 'plan'): {'lr': 0.2}}
+    """
+    losses: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in rows:
+        if Size(row["width"], row["depth"]) == base and row["status"] != "failed":
+            mine = losses.setdefault((row["optimizer"], row["parameterization"]), {})
+            mine.setdefault(_settings(row, axes), []).append(loss_of(row))
+    return {
+        key: json.loads(min(mine, key=lambda settings: sum(mine[settings]) / len(mine[settings])))
+        for key, mine in losses.items()
+    }
+
+
+def of_the_best(rows: Sequence[Row], base: Size, axes: Sequence[str]) -> list[Row]:
+    """The rows that have, but for the learning rate, the best settings of their kind: what a search found."""
+    best = best_settings(rows, base, ["lr", *axes])
+    kept = {key: json.dumps({name: settings[name] for name in axes}) for key, settings in best.items()}
+    return [
+        row for row in rows if kept.get((row["optimizer"], row["parameterization"])) == _settings(row, axes)
+    ]
+
+
+def _settings(row: Row, axes: Sequence[str]) -> str:
+    return json.dumps({name: setting(row, name) for name in axes})
+
+
+def _loss_at(family: Family, size: Size, value: float) -> float:
+    for curve in family.curves:
+        if curve.size == size and value in curve.values:
+            return float(curve.means[curve.values.index(value)])
+    return math.nan
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

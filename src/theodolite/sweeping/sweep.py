@@ -1,4 +1,4 @@
-"""Conduct a sweep: the runs of a grid or of a search into a ledger, and a Sweep out of it."""
+"""`sweep`: the runs of a grid or of a search into a ledger, and a Sweep out of it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from theodolite.core.arguments import seeds as check_seeds
+from theodolite.core.arguments import whole
 from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress
 from theodolite.core.size import Size
 from theodolite.fleet.driver import ProgressListener, RunListener, check_engine
 from theodolite.fleet.engine import Resources
-from theodolite.fleet.isolation import isolated
 from theodolite.fleet.ledger import Ledger
+from theodolite.fleet.opening import SUFFIXES, file_of
 from theodolite.fleet.run import Grid, Run
-from theodolite.sweeping.checking import check_folder, check_runs
-from theodolite.sweeping.making import Maker, Stopped
+from theodolite.fleet.training import check_plans, conditions, workload_of
+from theodolite.sweeping.curves import scale_of
+from theodolite.sweeping.making import Maker, Space, Stopped
 from theodolite.sweeping.ranges import Range
 from theodolite.sweeping.result import ALWAYS, Sweep
-from theodolite.sweeping.scale import scale_of
-from theodolite.sweeping.searching import Space
-from theodolite.sweeping.sizes import sizes_of
 from theodolite.workloads import Workload
-from theodolite.workloads import workload as look_up
 
 MOST_SEEDS = 10_000
 """More are a slip of the pen."""
+FILES = (*SUFFIXES, ".html", ".json", ".csv", ".parquet")
+"""Endings that no folder has."""
 
 Axis = Sequence[Any] | Range
 
@@ -108,32 +109,37 @@ def sweep(
     >>> [str(optimum.size) for optimum in made.families[0].optima]
     ['16 × 1', '32 × 1']
     """
-    with isolated() as settings:
-        found = look_up(workload) if isinstance(workload, str) else workload
-    if not isinstance(found, Workload):
-        raise UseError(f"the workload is {found!r}: give a Workload, or the name of one such as 'gpt-sotu'")
+    if not isinstance(workload, Workload | str):
+        raise UseError(f"the workload is {workload!r}: give a Workload, or a name such as 'gpt-sotu'")
+    workloads = {} if isinstance(workload, str) else {workload.name: workload}
+    name = workload if isinstance(workload, str) else workload.name
+    found = workload_of(name, workloads)
     all_sizes, base = sizes_of(
         sizes=sizes, widths=widths, depths=depths, product=product, base=base, own=found.size
     )
-    name = workload if isinstance(workload, str) else found.name
     if axes and "lr" in axes:
         raise UseError("lr is among the axes: it is an argument of its own")
     swept = {"lr": [lr] if isinstance(lr, int | float) else lr, **(axes or {})}
     _check(swept, over, search, trials)
     fixed = {"workload": name, "base": base, **_timing(steps, warmup, swept), **fields}
     kinds = {
-        "optimizer": _listed(optimizer),
-        "parameterization": _listed(parameterization),
-        "seed": _seeds(seeds),
+        "optimizer": [optimizer] if isinstance(optimizer, str) else optimizer,
+        "parameterization": [parameterization] if isinstance(parameterization, str) else parameterization,
+        "seed": check_seeds("seeds", seeds, most=MOST_SEEDS),
     }
     grid = Grid({"size": all_sizes, **kinds, **{key: _values(axis) for key, axis in swept.items()}}, fixed)
     first = grid.runs[0]  # values that no run may have are refused here
     space = None if search is None else {**swept, "lr": _ends(swept["lr"])}
     scale_of(over, _values(swept[over]))
     spec = _spec(first, base, [*grid.axes], space)
-    folder = check_folder(out)
+    folder = Path(out).expanduser()
+    if folder.is_file() or (folder.suffix.lower() in FILES and not folder.is_dir()):
+        raise UseError(
+            f"out is {out}, a file: it is the folder of the ledger and the page. Give one such as sweep"
+        )
+    folder = folder.absolute()  # workers on a cluster start in folders of their own
     resources = Resources(
-        workloads={} if isinstance(workload, str) else {name: found},
+        workloads=workloads,
         device=device,
         jobs=jobs or os.cpu_count() or 1,
         chunk=chunk,
@@ -143,19 +149,59 @@ def sweep(
         timeout=timeout,
     )
     check_engine(engine, resources)
-    with isolated(settings):  # as the runs themselves
-        check_runs(grid.runs, found, folder)
+    settled = _settled(folder)
+    with conditions(first, workloads):
+        check_plans([run for run in grid.runs if run.identity not in settled], found)
+    listener = RunListener() if progress is None else ProgressListener(progress)
     with Ledger.open(folder, name=f"sweep of {name}", spec=spec) as ledger:
-        maker = Maker(
-            ledger, engine, resources, RunListener() if progress is None else ProgressListener(progress)
-        )
+        maker = Maker(ledger, engine, resources, listener)
         with suppress(Stopped):  # what is there is analysed
             if space is None:
-                maker.tell(grid.runs)
                 maker.make(grid.runs)
             else:
                 maker.search(space, grid, base, trials)
         return Sweep.of(ledger.rows(), spec, over=over, report=maker.report)
+
+
+def sizes_of(
+    *,
+    sizes: Iterable[Size] | None,
+    widths: Sequence[int],
+    depths: Sequence[int],
+    product: bool,
+    base: Size | None,
+    own: Size,
+) -> tuple[tuple[Size, ...], Size]:
+    """All sizes, the base among them, and the base.
+
+    Without a base it is the least width and depth that are given, or the workload's own. Widths come at the
+    depth of the base and depths at its width, unless all their combinations are asked for.
+
+    >>> found, base = sizes_of(sizes=None, widths=[128, 256], depths=[4, 8], product=False, base=None,
+    ...                        own=Size(64, 2))
+    >>> [str(size) for size in found], str(base)
+    (['128 × 4', '128 × 8', '256 × 4'], '128 × 4')
+    """
+    if sizes is not None:
+        if widths or depths:
+            raise UseError("sizes and widths or depths are both given: give sizes, or widths and depths")
+        listed = list(sizes)
+        if not listed:
+            raise UseError("sizes is empty: give at least one Size, or leave it out")
+        for size in listed:
+            if not isinstance(size, Size):
+                raise UseError(f"{size!r} is no size: give a Size, for example Size(256, 4)")
+        chosen = base or min(listed)
+        return tuple(sorted({*listed, chosen})), chosen
+    chosen = base or Size(min(widths, default=own.width), min(depths, default=own.depth))
+    if product:
+        found = {
+            Size(width, depth) for width in widths or [chosen.width] for depth in depths or [chosen.depth]
+        }
+    else:
+        found = {Size(width, chosen.depth) for width in widths}
+        found |= {Size(chosen.width, depth) for depth in depths}
+    return tuple(sorted({*found, chosen})), chosen
 
 
 def _check(swept: Mapping[str, Axis], over: str, search: str | None, trials: int) -> None:
@@ -175,8 +221,7 @@ def _check(swept: Mapping[str, Axis], over: str, search: str | None, trials: int
         raise UseError(f"search is {search!r}: it is 'tpe', or None to try all values")
     if over != "lr":
         raise UseError(f"over is {over!r}: a search seeks the learning rate and all axes, so leave it out")
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise UseError(f"trials is {trials!r}: it has to be a whole number of at least 1")
+    whole("trials", trials, least=1)
 
 
 def _timing(steps: int | None, warmup: int | None, swept: Mapping[str, Axis]) -> dict[str, int]:
@@ -218,18 +263,6 @@ def _spec(run: Run, base: Size, axes: Sequence[str], space: Space | None) -> dic
     }
 
 
-def _listed(value: str | Sequence[str]) -> Sequence[str]:
-    return [value] if isinstance(value, str) else value
-
-
-def _seeds(seeds: int | Sequence[int]) -> Sequence[int]:
-    if isinstance(seeds, int):
-        if not 1 <= seeds <= MOST_SEEDS or isinstance(seeds, bool):
-            raise UseError(f"seeds is {seeds!r}: give how many, 1 to {MOST_SEEDS}, or a list of them")
-        return range(seeds)
-    return seeds
-
-
 def _values(axis: Axis) -> Sequence[Any]:
     """All values, or the ends of a range."""
     return [axis.low, axis.high] if isinstance(axis, Range) else axis
@@ -242,3 +275,11 @@ def _ends(axis: Axis) -> Range:
     if len({*axis}) < 2:
         raise UseError(f"lr is {list(axis)}: a search needs a lower and an upper end")
     return Range(min(axis), max(axis))
+
+
+def _settled(folder: Path) -> set[str]:
+    """Runs that the folder has a result of."""
+    if not file_of(folder).is_file():
+        return set()
+    with Ledger.read(folder) as ledger:
+        return ledger.settled()

@@ -1,24 +1,118 @@
-"""What it costs to take the optimum of another size instead of tuning, and from how small a one one may."""
+"""How far the optimum moves when the network grows, and what it costs to take that of another size."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
 from theodolite.core.size import Size
-from theodolite.sweeping.curves import Curve
-from theodolite.sweeping.drift import ALONG, Along, lines_of
-from theodolite.sweeping.optimum import UNKNOWN, Interval, Optimum, interval, losses_at, vertices
-from theodolite.sweeping.scale import Floats, Scale
+from theodolite.sweeping.curves import (
+    UNKNOWN,
+    Floats,
+    Optimum,
+    Scale,
+    SeedInterval,
+    SweepCurve,
+    interval,
+    losses_at,
+    vertices,
+)
 
+Along = Literal["width", "depth"]
+ALONG: tuple[Along, ...] = ("width", "depth")
+LEAST_SHOWN = 0.005
+"""The least movement that two decimals show."""
 CLOSE = 0.5
 """Octaves: optima that are no farther apart are the same for use."""
 SMALL_LOSS = 0.01
 """Of the loss: what is lost below this does not count."""
+
+
+@dataclass(frozen=True)
+class OptimumDrift:
+    """The slope of the optimum against the log2 of width or depth, over all lines of sizes."""
+
+    along: Along
+    slope: float
+    """On the scale of the swept quantity (octaves of a learning rate) per doubling; nan where `bounded`."""
+    interval: SeedInterval
+    movement: float
+    """Between the lowest and the highest optimum of the line on which they are farthest apart; at least so
+    much where `bounded`."""
+    sizes: tuple[Size, ...]
+    bounded: bool
+    """Is one of the optima a bound, or not known?"""
+
+    @property
+    def told(self) -> bool:
+        """Do the runs say anything about how far the optimum moves?"""
+        return not self.bounded or self.movement >= LEAST_SHOWN
+
+
+def drifts(
+    optima: Sequence[Optimum], resampled: Mapping[Size, Floats], scale: Scale
+) -> Iterator[OptimumDrift]:
+    """Along width and depth, where there are at least two sizes. `resampled`: places of the optima, drawn."""
+    chosen = {optimum.size: optimum for optimum in optima if math.isfinite(optimum.value)}
+    places = {size: scale.place(optimum.value) for size, optimum in chosen.items()}
+    least, most = dict(places), dict(places)  # between which an optimum that is not found may lie
+    for size, one in chosen.items():
+        if not one.found and one.edge != "high":
+            least[size] = -math.inf
+        if not one.found and one.edge != "low":
+            most[size] = math.inf
+    for along in ALONG:
+        lines = lines_of(list(chosen), along)
+        if not lines:
+            continue
+        sizes = [size for line in lines for size in line]
+        slope = float(_slopes(lines, {size: np.array([place]) for size, place in places.items()}, along)[0])
+        num_seeds = min(chosen[size].num_seeds for size in sizes)
+        bounded = not all(chosen[size].found for size in sizes)
+        around = interval(slope, _slopes(lines, resampled, along), num_seeds)
+        apart = [max(least[size] for size in line) - min(most[size] for size in line) for line in lines]
+        yield OptimumDrift(
+            along=along,
+            slope=math.nan if bounded else slope,
+            interval=UNKNOWN if bounded else around,
+            movement=max(0.0, *apart),
+            sizes=tuple(sizes),
+            bounded=bounded,
+        )
+
+
+def lines_of(sizes: Sequence[Size], along: Along) -> list[list[Size]]:
+    """Sizes that differ in width alone (or in depth alone), from small to large; lines of two and more.
+
+    >>> [[str(size) for size in line] for line in lines_of([Size(64, 2), Size(32, 2), Size(64, 4)], "width")]
+    [['32 × 2', '64 × 2']]
+    """
+    lines: dict[int, list[Size]] = {}
+    for size in sorted(sizes):
+        lines.setdefault(size.depth if along == "width" else size.width, []).append(size)
+    return [line for line in lines.values() if len(line) > 1]
+
+
+def extent(size: Size, along: Along) -> int:
+    """How large it is along the axis."""
+    return size.width if along == "width" else size.depth
+
+
+def _slopes(lines: Sequence[Sequence[Size]], places: Mapping[Size, Floats], along: Along) -> Floats:
+    """Least squares with one slope for all lines and a level for each."""
+    above: Floats = np.zeros(1)
+    below = 0.0
+    for line in lines:
+        octaves = np.log2([extent(size, along) for size in line])
+        octaves -= octaves.mean()
+        above = above + sum(octave * places[size] for octave, size in zip(octaves, line, strict=True))
+        below += float(octaves @ octaves)
+    return above / below
 
 
 @dataclass(frozen=True)
@@ -32,7 +126,7 @@ class Transfer:
     """The mean loss there."""
     lost: float
     """That, less the least mean loss here; nan where the base has a bound and no optimum to transfer."""
-    interval: Interval
+    interval: SeedInterval
     """Of `lost`. Not known where no resample of the seeds loses anything: that is the grid, no certainty."""
     interpolated: float
     """The same between the points: on the parabolas, at the vertex of the base."""
@@ -51,7 +145,7 @@ class Change:
     larger: Size
     change: float
     """Of the loss: below zero where larger is better."""
-    interval: Interval
+    interval: SeedInterval
     """Those of all changes of a family hold together at 95 %."""
 
     @property
@@ -66,7 +160,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Reach:
+class TransferReach:
     """The smallest size of a line from which the optimum transfers to the largest.
 
     It does where its optimum is within half an octave of the largest's, or where the largest loses with it
@@ -83,7 +177,7 @@ class Reach:
 class Drawn:
     """A curve, its optimum and its resampled means."""
 
-    curve: Curve
+    curve: SweepCurve
     optimum: Optimum
     means: Floats
     """1 + resamples × values; the first row are the true means."""
@@ -142,7 +236,7 @@ def changes(drawn: Mapping[Size, Drawn], base: Size) -> Iterator[Change]:
         yield Change(along, smaller, larger, float(change[0]), around)
 
 
-def reaches(drawn: Mapping[Size, Drawn], scale: Scale) -> Iterator[Reach]:
+def reaches(drawn: Mapping[Size, Drawn], scale: Scale) -> Iterator[TransferReach]:
     """For every line of sizes: from how small a network does the optimum transfer to its largest?"""
     for along in ("width", "depth"):
         for line in lines_of([size for size, one in drawn.items() if one.optimum.found], along):
@@ -152,7 +246,7 @@ def reaches(drawn: Mapping[Size, Drawn], scale: Scale) -> Iterator[Reach]:
                 if not _good_for(drawn[size], drawn[largest], scale):
                     break
                 reached = size
-            yield Reach(along, largest, reached)
+            yield TransferReach(along, largest, reached)
 
 
 def _good_for(source: Drawn, target: Drawn, scale: Scale) -> bool:

@@ -10,11 +10,11 @@ from pathlib import Path
 from theodolite.core.errors import UseError
 from theodolite.core.files import write_whole
 from theodolite.core.size import Size
-from theodolite.sweeping import Drift, Family, Optimum, analyse
+from theodolite.present.text import signed
+from theodolite.sweeping import Family, Optimum, OptimumDrift, analyse
 from theodolite.sweeping.curves import Row
-from theodolite.sweeping.drawing import draw
-from theodolite.sweeping.drift import ALONG
-from theodolite.sweeping.table import family_table, signed
+from theodolite.sweeping.figures import draw
+from theodolite.sweeping.transfer import ALONG
 from theodolite_studies.transfer.study import BARE, FULL, SMALL, Setting, read_rows
 
 MOST = 1.0
@@ -54,7 +54,7 @@ def report(path: str | Path) -> str:
     lines = [table(found), "", f"{sum(claim.holds for claim in found)} of {len(found)} claims hold."]
     for workload, families in by_network(rows, setting).items():
         for family in families:
-            lines += ["", f"{workload}: {family_table(family)}"]
+            lines += ["", f"{workload}: {family}"]
     return "\n".join([*lines, "", f"Figures: {', '.join(drawn(rows, setting, path))}"])
 
 
@@ -114,7 +114,7 @@ def _with_norms(plan: Family, standard: Family) -> Iterator[Claim]:
         )
 
 
-def _apart(one: Drift, other: Drift) -> bool:
+def _apart(one: OptimumDrift, other: OptimumDrift) -> bool:
     """Do the intervals of two drifts leave each other alone? Those that are not known do not."""
     if not (one.interval.known and other.interval.known):
         return False
@@ -158,7 +158,7 @@ def _loss(optimum: Optimum) -> str:
     return f"{optimum.loss:.3f}" if math.isfinite(optimum.loss) else "diverged"
 
 
-def _moved(drift: Drift, family: Family) -> str:
+def _moved(drift: OptimumDrift, family: Family) -> str:
     """How far, and between which optima."""
     sizes = sorted(size for size in drift.sizes)
     first, last = (math.log2(family.optimum(size).value) for size in (sizes[0], sizes[-1]))

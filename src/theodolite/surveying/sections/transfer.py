@@ -15,10 +15,9 @@ from theodolite.surveying.sections.plan import unmeasured, untried
 from theodolite.surveying.site import Site
 from theodolite.surveying.trials import OPTIMIZER, Untried
 from theodolite.surveying.wording import listed
-from theodolite.sweeping.drift import Along
-from theodolite.sweeping.families import Family
-from theodolite.sweeping.pictures import figures
-from theodolite.sweeping.table import optimum_text
+from theodolite.sweeping.families import Family, optimum_text
+from theodolite.sweeping.figures import figures
+from theodolite.sweeping.transfer import Along
 
 TITLES: Mapping[Level, str] = {
     "ok": "A learning rate that transfers",

@@ -4,8 +4,8 @@ import math
 import pytest
 
 from theodolite.core.errors import UseError
+from theodolite.sweeping.making import NUM_ASKS, search
 from theodolite.sweeping.ranges import Range
-from theodolite.sweeping.searching import NUM_ASKS, search
 
 SPACE = {"lr": Range(2**-14, 2**-2), "weight_decay": Range(0.0, 1.0, log=False), "kind": ["bad", "good"]}
 

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from theodolite.core.size import Size
-from theodolite.sweeping.families import analyse
-from theodolite.sweeping.optimum import losses_at, vertices
-from theodolite.sweeping.scale import Scale
-from theodolite.sweeping.table import family_table, optimum_text
+from theodolite.sweeping.curves import Scale, losses_at, vertices
+from theodolite.sweeping.families import analyse, optimum_text
 
 from .synthetic import rows_of
 
@@ -123,7 +121,7 @@ def test_what_a_seed_does_to_all_points_alike_does_not_widen_the_interval():
 def test_one_seed_has_no_interval_and_the_table_says_so():
     (family,) = analyse(rows_of(lambda size, e, seed: (e + 8) ** 2, sizes=[BASE], seeds=[0]), base=BASE)
     assert not family.optimum(BASE).interval.known
-    assert "One seed has no spread" in family_table(family)
+    assert "With one seed there are no intervals" in str(family)
 
 
 def test_points_may_have_different_seeds():
