@@ -5,7 +5,6 @@ import pytest
 
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.present.page import page
 from theodolite.sweeping import Sweep
 from theodolite.sweeping.figures import colours, draw, figures, luminance
 
@@ -97,7 +96,7 @@ def test_one_size_is_drawn_too():
 
 
 def test_the_page_carries_its_figures():
-    text = page(Sweep.of(ROWS, SPEC))
+    text = Sweep.of(ROWS, SPEC).page()
     assert 'data-figure="1" data-panel="1"' in text
     assert "The best lr of mine moves by 0.00 (adamw, plan), 3.00 (adamw, standard) octaves" in text
 
