@@ -227,7 +227,7 @@ PLAN = ["plan", "mine.py:good", "--width", "64", "--lr", "0.1"]
         ),
         ([*PLAN, "--explain", "lost"], "'lost' is not a tensor of this plan"),
         ([*PLAN, "--diff", "mine.py"], "mine.py is not JSON"),
-        ([*PLAN, "--out", "mine.py"], "mine.py: there is a file that is no plan"),
+        ([*PLAN, "--out", "mine.py"], "mine.py: its name must end in .json or .html or .csv"),
         (["plan", "mine.py:idle", "--width", "64", "--lr", "0.1"], "idle has shape (3, 5)"),
         (["lr", "mine.py:good", "--optimizer", "adam"], "Did you mean 'adamw'?"),
         (["lr", "mine.py:good", "--low", "1", "--high", "0.1"], "give low below high"),
@@ -321,7 +321,7 @@ def test_a_plan_is_printed_explained_compared_and_saved(mine, capsys):
         "adamw, 32 × 2 → 64 × 6 (width × 2, depth × 3)\nat base size lr 0.1, weight decay 0.5"
     )
     assert next(line.split()[-3:] for line in out.splitlines() if line.startswith("up.*.weight")) == [
-        "0.05", "1", "1.67e-09",
+        "0.05", "1", "1.667e-09",
     ]  # fmt: skip
     plan = theodolite.Plan.load(mine / "plan.json")
     assert plan["down.5.weight"].lr == pytest.approx(0.1 / 2 / 3)

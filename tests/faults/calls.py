@@ -18,7 +18,7 @@ import theodolite as th
 from theodolite import fleet, growing, probes, surgery
 from theodolite.controllers import DriftAdjusted, NormalizedSmoothness, SafeStep
 from theodolite.optimizers import Muon, SpectralSphere
-from theodolite.planning.multiplier import attach_multipliers
+from theodolite.planning.readout_multiplier import attach_multipliers
 
 UNITS, INPUTS, WIDTH, CLASSES = 48, 6, 12, 4
 

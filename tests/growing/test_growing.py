@@ -19,7 +19,7 @@ from theodolite.cli import main
 from theodolite.commands.grow import _loaded
 from theodolite.growing import Splits, jump, longest_step, save_file, split
 from theodolite.growing.checkpoints import Checkpoint, load_file, load_folder, save
-from theodolite.planning.multiplier import attach_multipliers
+from theodolite.planning.readout_multiplier import attach_multipliers
 from theodolite.probes import signal
 from theodolite.probes.example_losses import losses_of
 from theodolite.surgery import insert_block
@@ -571,7 +571,7 @@ def test_a_tied_network_is_read_with_the_multiplier_that_it_was_trained_with(
     save_file(other, "other.safetensors")
     with pytest.raises(th.UseError, match=r"trained with the multipliers .*0.125.* the plan has .*0.5"):
         losses("other.safetensors", "plan.json")
-    plan.bake(model)
+    th.surgery.bake(model, plan=plan)
     save_file(model, "baked.safetensors")
     torch.testing.assert_close(losses("baked.safetensors"), expected)
     with pytest.raises(th.UseError, match=r"must end in .safetensors"):
@@ -608,5 +608,5 @@ def test_a_hugging_face_folder_is_read_with_its_multiplier(tmp_path: Path) -> No
     # Read by transformers alone it is another network, of which there is a warning.
     alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small")
     batches = [(torch.randint(50, (90, 4)), torch.randint(50, (90, 4)))]
-    with pytest.warns(UserWarning, match="lm_head reads multiplied by 0.25, but there is no multiplier"):
+    with pytest.warns(UserWarning, match="lm_head multiplied by 0.25, but there is no multiplier"):
         th.grow(alone, lambda logits, y: F.cross_entropy(logits.flatten(0, 1), y.flatten()), split(batches))

@@ -183,7 +183,7 @@ def test_streams_that_do_not_get_deeper_together_are_named(post: bool) -> None:
 
     (said,) = notes(1)
     assert "2 residual streams, and their numbers of branches go from 2 to 6, 3 to 7" in said
-    assert "one ratio for all, 2.6:" in said
+    assert "one ratio for all, 2.6;" in said
     assert not notes(0)
 
 
@@ -222,7 +222,7 @@ def test_a_fixed_number_of_key_and_value_heads_is_said(fixed: bool) -> None:
         (note,) = said
         assert "model.layers.*.self_attn.k_proj.weight, model.layers.*.self_attn.v_proj.weight" in note
         assert "2 heads of 8 entries at every width" in note
-        assert "initial std is 0.25 times that at base size, and that of hidden weights 0.5 times" in note
+        assert "initial std is 0.25 times that at base size, that of hidden weights 0.5 times" in note
         assert "Let num_key_value_heads grow with width" in note
         assert key.init.std == pytest.approx(0.02 / 4)  # what the note says
         assert made["model.layers.0.self_attn.q_proj.weight"].init.std == pytest.approx(0.02 / 2)

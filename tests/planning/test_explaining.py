@@ -8,9 +8,8 @@ import pytest
 
 from theodolite import Part, UseError
 from theodolite.optimizers import OPTIMIZERS, Base, Ratios, meet
-from theodolite.planning.explaining import reasons
-from theodolite.planning.law import Law
-from theodolite.planning.quantities import Case
+from theodolite.planning.explaining import Derivation, reasons
+from theodolite.planning.init_distribution import InitDistribution
 
 from .zoo import BASE, zoo_plan
 
@@ -135,7 +134,7 @@ def test_a_rule_of_ones_own_gets_no_words_it_did_not_say():
 
 
 def test_an_explanation_says_what_the_tensor_is_and_how_much_it_grew():
-    said = zoo_plan().explain("blocks.4.down.weight")
+    said = str(zoo_plan().explain("blocks.4.down.weight"))
     assert "hidden weight of shape 128×384, in block 4, where its branch ends; trained by adamw" in said
     assert "fan-in 384 = 8 × 48" in said
     assert "fan-out 128 = 8 × 16" in said
@@ -148,7 +147,7 @@ def test_a_multiplier_that_stays_is_explained():
     table = Part("embed", (9, 64), "embedding", "input", 9, 64, False, True, (0,), (1,))
     base, ratios = Base(lr=0.1), Ratios(fan_out=4)
     hyper = OPTIMIZERS["adamw"].rule(table, ratios, base)
-    case = Case(
+    case = Derivation(
         part=table,
         partner=replace(table, fan_out=16),
         ratios=ratios,
@@ -156,7 +155,7 @@ def test_a_multiplier_that_stays_is_explained():
         rule="adamw",
         policy="paper",
         base=base,
-        law=Law("normal", std=1.0),
+        init=InitDistribution("normal", std=1.0),
         explicit=hyper,
         hyper=hyper,
         readout=0.25,
@@ -167,7 +166,7 @@ def test_a_multiplier_that_stays_is_explained():
 
 def test_a_pattern_will_do_where_all_it_matches_are_alike():
     plan = zoo_plan()
-    assert plan.explain("blocks.*.up.weight").splitlines()[0] == (
+    assert str(plan.explain("blocks.*.up.weight")).splitlines()[0] == (
         "blocks.0.up.weight, and the same for 5 more of blocks.*.up.weight"
     )
     with pytest.raises(UseError, match=r"matches 2 kinds of tensors: blocks.*.up.weight, blocks.*.up.bias"):

@@ -262,7 +262,7 @@ class Shifted(nn.Module):
 def test_a_mean_goes_as_one_over_the_fan_in() -> None:
     """It adds up over the fan-in, where independent entries add up to the root of it."""
     plan = planned(Shifted, Size(512, 1), Size(32, 1), VECTORS)
-    assert "mean m · 1/r_in = 0.5 · 1/16 = 0.03125" in plan.explain("drawn")
+    assert "mean m · 1/r_in = 0.5 · 1/16 = 0.03125" in str(plan.explain("drawn"))
     found = values(plan.build(seed=0))
     mean = {name: tensor.mean().item() for name, tensor in found.items()}
     std = {name: tensor.std().item() for name, tensor in found.items()}
@@ -344,7 +344,7 @@ def test_errors() -> None:
     assert "embed.weight is (51, 64), planned (50, 64)" in str(caught.value)
     with pytest.raises(UseError, match=r"4 not in the network: scale.1, up.1.weight|5 not in the network"):
         plan.initialize(Particular(64, 1))
-    with pytest.raises(UseError, match=r"2 not in the plan: extra.weight, extra.bias"):
+    with pytest.raises(UseError, match=r"2 not in the plan: extra.weight; extra.bias"):
         plan.initialize(_with(Particular(64, 2), extra=nn.Linear(2, 2)))
     with pytest.raises(UseError, match=r"the model is a dict"):
         plan.initialize({})

@@ -15,7 +15,7 @@ import theodolite as th
 from theodolite.core.size import Size
 from theodolite.models import GPT
 from theodolite.planning import Plan
-from theodolite.planning.laws import laws_without_values, read_laws
+from theodolite.planning.init_reading import read_init, read_without_values
 
 from ..anatomy.scaled import FORMS, retire, scale, scaled_gpt
 
@@ -151,7 +151,7 @@ def test_the_network_starts_as_it_would_without_vectors(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_laws_are_read_off_a_network_that_is_too_large_to_build(form: str) -> None:
     make = partial(build, form=form, norm_placement="peri")
-    hollow, real = laws_without_values(make, BASE), read_laws(make, BASE)
+    hollow, real = read_without_values(make, BASE), read_init(make, BASE)
     assert hollow == real
     assert {law.kind for law in real.values()} == {"constant", "normal"}
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import theodolite as th
 from theodolite import Size, UseError
 from theodolite.models import GPT
-from theodolite.planning.multiplier import attach_multipliers, attached
+from theodolite.planning.readout_multiplier import attach_multipliers, attached
 from theodolite.surgery import SurgeryError, bake, baking
 
 from .networks import HF, SIZES, TOKENS, apart, hugging_face, logits, moved
@@ -89,7 +89,7 @@ def test_a_plan_bakes_what_save_pretrained_writes(name: str, tmp_path: Path) -> 
         model.get_input_embeddings().weight.mul_(20)  # so that the loss is not that of guessing
     expected = loss(model)
     assert abs(written(model, "plain") - expected) > 0.01
-    plan.bake(model)
+    bake(model, plan=plan)
     assert written(model, "baked") == pytest.approx(expected, rel=1e-6)
 
 
@@ -189,18 +189,18 @@ def test_a_plan_bakes_its_own_multipliers_once(tmp_path: Path) -> None:
     plan = th.plan(tied, TOKENS, size=Size(32, 1), base=Size(16, 1), lr=2**-8)
     model = plan.build(seed=0)
     plan.save(tmp_path / "plan.json")
-    with pytest.raises(UseError, match=r"without inputs: plan.bake\(model, inputs\)"):
-        th.Plan.load(tmp_path / "plan.json").bake(model)
+    with pytest.raises(UseError, match=r"inputs are missing: call bake\(model, inputs\)"):
+        bake(model, plan=th.Plan.load(tmp_path / "plan.json"))
     other = copy.deepcopy(model)
     attach_multipliers(other, {"readout": 0.1})
     with pytest.raises(SurgeryError, match=r"multipliers .*0.1.*, and the plan .*0.5"):
-        plan.bake(other)
+        bake(other, plan=plan)
     expected = logits(model)
-    th.Plan.load(tmp_path / "plan.json").bake(model, TOKENS)
+    bake(model, TOKENS, plan=th.Plan.load(tmp_path / "plan.json"))
     assert torch.equal(logits(model), expected)
     with pytest.raises(SurgeryError, match="nothing to bake: there is no multiplier on this GPT"):
-        plan.bake(model)
+        bake(model, plan=plan)
     plain = th.plan(tied, TOKENS, size=Size(16, 1), base=Size(16, 1), lr=2**-8)
-    _, proof = plain.bake(tied(16, 1))
+    _, proof = bake(tied(16, 1), plan=plain)
     assert (proof.outputs, proof.moved) == (0.0, ())
     assert "the plan has no multipliers, nothing was changed" in str(proof)

@@ -79,7 +79,7 @@ def plan(
     """
     from theodolite.planning import Plan
     from theodolite.planning import plan as make
-    from theodolite.planning.storing import plan_path, to_json
+    from theodolite.present.result import writable
     from theodolite.surveying import Site
 
     chosen = look_up(workload)
@@ -94,7 +94,7 @@ def plan(
         raise UseError(f"--lr is missing: give the learning rate that is right at base size {base}")
     other = Plan.load(diff) if diff else None
     if out is not None:
-        plan_path(out)  # refused before any work is done
+        writable(out, "plan", (".json", ".html", ".csv"))  # refused before any work is done
     made = make(
         chosen.build,
         Site(chosen, size).inputs,
@@ -112,7 +112,7 @@ def plan(
         no_decay=no_decay or (),
     )
     if json:
-        print_result(to_json(made), end="")
+        print_result(made.to_json(), end="")
     elif explain is not None:
         print(made.explain(explain))
     else:

@@ -168,7 +168,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         assert isinstance(hint, type)
         return read_dataclass(hint, value, where)
     if hint is Any:
-        return tuple(value) if isinstance(value, list) else value
+        return _frozen(value)
     if origin is Literal:
         return value if value in arguments else _refuse(value, where, " or ".join(map(repr, arguments)))
     if origin in (typing.Union, types.UnionType):
@@ -196,6 +196,12 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     good = isinstance(value, int | float if hint is float else hint)
     good = good and (hint is bool or not isinstance(value, bool))
     return value if good and (hint is not float or _is_finite(value)) else _refuse(value, where, wanted)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _frozen(item) for name, item in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _array(value: Any, where: str) -> Any:

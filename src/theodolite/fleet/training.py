@@ -31,7 +31,7 @@ from theodolite.optimizers import OPTIMIZERS, Planned
 from theodolite.optimizers.schedule import LRFactor
 from theodolite.planning import Plan
 from theodolite.planning.parameterization import plan_for
-from theodolite.planning.plan import Row
+from theodolite.planning.rows import PlanRow
 from theodolite.probes.scaling.first_steps import activation_sizes
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
@@ -188,7 +188,7 @@ def _planned(run: Run, workload: Workload) -> Plan:
     return dataclasses.replace(plan, rows=rows)
 
 
-def _is_drawn(row: Row) -> bool:
+def _is_drawn(row: PlanRow) -> bool:
     """Does a tensor start at random? A gain does not, and of a bias with a law of its own it is not known."""
     if not row.trained:
         return False

@@ -21,9 +21,8 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.files import replacing
 from theodolite.core.size import Size
-from theodolite.planning.fitting import matched
-from theodolite.planning.multiplier import MARK, attach_multipliers, attached, checked, missing
 from theodolite.planning.plan import Plan
+from theodolite.planning.readout_multiplier import MARK, attach_multipliers, attached, checked, missing
 from theodolite.surgery.block_copies import make_block
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.inserting import put
@@ -152,7 +151,7 @@ def _multiply(
                 f"{dict(plan.multipliers)}: give the plan that it was trained under, or none"
             )
         if not told:  # else blocks may have been inserted since, which the plan does not know
-            matched(plan, model)
+            plan.match(model)
             plan.attach(model)
     if told:
         attach_multipliers(model, told, of=str(path))

@@ -26,7 +26,7 @@ from theodolite.growing.concentration import Method, least_units
 from theodolite.growing.grown import Contender, Grown, Means, Stage
 from theodolite.growing.line_search import jump, length_of, longest_step
 from theodolite.growing.splits import Splits, check_disjoint
-from theodolite.planning.multiplier import warn_of_missing
+from theodolite.planning.readout_multiplier import warn_of_missing
 from theodolite.probes.example_losses import losses_of
 from theodolite.probes.signal.signal import PointSignal, signal
 from theodolite.surgery.block_copies import make_block

@@ -1,6 +1,9 @@
 """From a rule and an anatomy to initial values, parameter groups, an optimizer and a schedule."""
 
-from theodolite.planning.plan import Plan, Row
+from theodolite.planning.diff import PlanDiff
+from theodolite.planning.init_distribution import InitDistribution
+from theodolite.planning.plan import Explanation, Plan
 from theodolite.planning.planner import plan
+from theodolite.planning.rows import PlanRow
 
-__all__ = ["Plan", "Row", "plan"]
+__all__ = ["Explanation", "InitDistribution", "Plan", "PlanDiff", "PlanRow", "plan"]

@@ -1,113 +1,125 @@
-"""What a plan cannot do for a network, and what its reader should know beside the numbers."""
+"""What a plan cannot do for a network, as notes and refusals."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from theodolite.anatomy import Anatomy
-from theodolite.anatomy.part import fold, untrained
+from theodolite.anatomy.part import Part, fold, untrained
 from theodolite.core.errors import UseError
-from theodolite.planning.repeating import Repeating
-from theodolite.present.figure import signed
+from theodolite.planning.counterparts import RepeatedBranches
+from theodolite.present.text import counted, signed
+
+WARNING = "Warning: "
+"""Notes that begin with it are printed above the table."""
 
 
-def refuse_endless(branches: Repeating) -> None:
-    """Raise if the network gets deeper and there is a branch that repeats and whose size no tensor sets."""
-    for branch in branches.here:
+def refuse_unscalable(branches: RepeatedBranches) -> None:
+    """Refuse another depth if a branch that repeats ends in no tensor that sets its size."""
+    for branch in branches.at_target:
         if branches.ratio != 1 and not branch.ends:
             inside = f" (it holds {branch.parts[0]})" if branch.parts else ""
             raise UseError(
                 f"branch {branch.branch} of block {branch.block}{inside} ends in no tensor that scales it, "
-                f"so its weight 1/{branches.ratio:g} at this depth has no place. End the branch with a "
+                f"so it cannot be multiplied by 1/{branches.ratio:g} for this depth. End the branch with a "
                 "linear map or a norm that has a gain; or keep the depth of the base"
             )
 
 
 def caveats(
-    target: Anatomy, base: Anatomy, branches: Repeating, own_depth: Mapping[str, float]
+    target: Anatomy, base: Anatomy, branches: RepeatedBranches, own_depth: Mapping[str, float]
 ) -> Iterator[str]:
-    """One sentence each.
+    """Notes for the reader of a plan, one or two sentences each.
 
-    `branches` are those that repeat with depth, and those that do not. `own_depth` says for which tensors the
-    network's own initial std changes with depth: by what factor at twice the depth.
+    `own_depth` holds the tensors whose own initial std changes with depth, and by what factor at twice the
+    depth.
     """
-    yield from _layers_outside(target, base)
-    yield from _free_readouts(target, base)
+    wider = bool(target.size and base.size and target.size.width != base.size.width)
+    deeper = bool(target.size and base.size and target.size.depth != base.size.depth)
+    if deeper:
+        yield from _layers_outside(target, base)
+    if wider:
+        yield from _unscaled_readouts(target)
     if left := untrained(target.values()):
         yield f"{left}: not trained, and left as built."
-    held = [one for one in branches.here if one.ends and not any(target[end].trained for end in one.ends)]
-    if held and branches.ratio != 1:
+    if branches.ratio != 1:
+        yield from _unscaled_branches(target, branches)
+    yield from _several_streams(branches)
+    if own_depth:
+        exponents = sorted({round(math.log2(factor), 2) for factor in own_depth.values()})
         yield (
-            f"{len(held)} of {len(branches.here)} residual branches end in tensors that are not trained: "
-            "the plan does not scale them with depth."
+            f"The network's own initialisation of {_patterns(base[name] for name in own_depth)} goes with "
+            f"depth to the {', '.join(signed(value) for value in exponents)}. The plan starts from its value "
+            "at the base depth, so that depth counts once."
         )
-    if branches.lone and branches.ratio != 1:
-        count, some = len(branches.lone), ", ".join(one.parts[0] for one in branches.lone[:3] if one.parts)
-        more = ", …" if count > 3 else ""
+    if wider:
+        yield from _fixed_heads(target, base)
+    for attention in [one for one in target.attentions if one.head_dim_grows][:1]:
+        before, after = attention.scale, attention.scale_at_double_width
+        if before is None or after is None or abs(after / before - 0.5) > 0.01:
+            yield (
+                f"Heads have {attention.head_dim} entries and grow with width, which needs attention logits "
+                "scaled by 1/d, not 1/√d: see TH106. The plan does not change the forward pass."
+            )
+
+
+def _unscaled_branches(target: Anatomy, branches: RepeatedBranches) -> Iterator[str]:
+    """Branches that the plan does not scale with depth."""
+    num = len(branches.at_target)
+    ended = [one for one in branches.at_target if one.ends]
+    frozen = [one for one in ended if not any(target[end].trained for end in one.ends)]
+    if frozen:
         yield (
-            f"{count} residual {'branch does' if count == 1 else 'branches do'} not repeat with depth ({some}"
-            f"{more}): the plan scales the other {len(branches.here)} with depth, and leaves "
-            f"{'it' if count == 1 else 'them'} alone."
+            f"{len(frozen)} of {num} residual branches end in tensors that are not trained: the plan does "
+            "not scale them with depth."
         )
-    here, there = (Counter(one.stream for one in held) for held in (branches.here, branches.there))
+    if branches.lone:
+        some = ", ".join(one.parts[0] for one in branches.lone[:3] if one.parts)
+        more = ", …" if len(branches.lone) > 3 else ""
+        verb, them = ("does", "it") if len(branches.lone) == 1 else ("do", "them")
+        yield (
+            f"{counted(len(branches.lone), 'residual branch')} {verb} not repeat with depth ({some}{more}): "
+            f"the plan scales the other {num} with depth, and leaves {them} alone."
+        )
+
+
+def _several_streams(branches: RepeatedBranches) -> Iterator[str]:
+    """Residual streams whose numbers of branches grow by different ratios."""
+    here, there = (Counter(one.stream for one in held) for held in (branches.at_target, branches.at_base))
     ratios = [here[stream] / there[stream] for stream in here if stream in there]
     if len(here) == len(there) and max(ratios, default=1.0) > min(ratios, default=1.0) * (1 + 1e-9):
         listed = ", ".join(f"{there[stream]} to {here[stream]}" for stream in here)
         yield (
             f"The network has {len(here)} residual streams, and their numbers of branches go from {listed}. "
-            f"The plan takes one ratio for all, {branches.ratio:.4g}: each stream wants its own."
+            f"The plan uses one ratio for all, {branches.ratio:.4g}; each stream needs its own."
         )
-    if own_depth:
-        named = [one.pattern for one in fold(part for part in base.values() if part.name in own_depth)]
-        exponents = sorted({round(math.log2(factor), 2) for factor in own_depth.values()})
-        yield (
-            f"The network's own initialisation of {', '.join(named)} goes with depth to the "
-            f"{', '.join(signed(value) for value in exponents)}. The plan starts from its value at the base "
-            "depth, so that depth counts once."
-        )
-    yield from _fixed_heads(target, base)
-    for attention in [one for one in target.attentions if one.head_dim_grows][:1]:
-        before, after = attention.scale, attention.scale_at_double_width
-        if before is None or after is None or abs(after / before - 0.5) > 0.01:
-            yield (
-                f"Heads have {attention.head_dim} entries and grow with width, which wants attention logits "
-                "scaled by 1/d, not 1/√d: see TH106. The plan leaves the forward pass alone."
-            )
-
-
-LOUD = "Warning: "
-"""What begins with it is printed above the table."""
 
 
 def _layers_outside(target: Anatomy, base: Anatomy) -> Iterator[str]:
-    """Layers that depth adds to no residual branch: nothing scales them with depth."""
-    if not target.size or not base.size or target.size.depth == base.size.depth:
-        return
+    """Layers that depth adds outside of residual branches: nothing scales them with depth."""
     added = [
         part
         for part in target.values()
         if part.role == "hidden" and part.block is None and not part.on_stream and part.name not in base
     ]
+    named = ", ".join(one.pattern for one in fold(added)[:3])
     if not target.branches:
-        which = f": {', '.join(one.pattern for one in fold(added)[:3])}" if added else ""
         yield (
-            f"{LOUD}no residual branch is seen in the network{which}. The plan is for its width alone. "
-            "Nothing here keeps a plain stack of layers trainable when it gets deeper; and if layers are "
-            "added to a stream in a way that is not seen, their sum grows with depth."
+            f"{WARNING}no residual branch is seen in the network{': ' if named else ''}{named}. The plan is "
+            "for its width alone. It does not keep a plain stack of layers trainable as it gets deeper; and "
+            "if layers are added to a stream in a way that is not seen, their sum grows with depth."
         )
     elif added:
         yield (
-            f"{LOUD}depth adds {', '.join(one.pattern for one in fold(added)[:3])} outside of every residual "
-            "branch that is seen. The plan does not scale them with depth."
+            f"{WARNING}depth adds {named} outside of every residual branch that is seen. The plan does not "
+            "scale them with depth."
         )
 
 
-def _free_readouts(target: Anatomy, base: Anatomy) -> Iterator[str]:
-    """Readouts whose size nothing sets: divided by a norm of themselves, with no gain on them."""
-    if not target.size or not base.size or target.size.width == base.size.width:
-        return
+def _unscaled_readouts(target: Anatomy) -> Iterator[str]:
+    """Readouts that are divided by a norm of themselves and have no gain."""
     scaled = {part.beside for part in target.values() if part.role == "gain"}
     free = [
         part
@@ -116,14 +128,14 @@ def _free_readouts(target: Anatomy, base: Anatomy) -> Iterator[str]:
     ]
     if free:
         yield (
-            f"{', '.join(one.pattern for one in fold(free))}: a readout that is divided by a norm of itself "
-            "has the same size at every width, where it should become smaller. The change of its outputs "
-            "grows up to as the square root of the width. Multiply it by a gain, as weight_norm does."
+            f"{_patterns(free)}: a readout that is divided by a norm of itself has the same size at every "
+            "width, where it should become smaller. The change of its outputs grows up to as the square root "
+            "of the width. Multiply it by a gain, as weight_norm does."
         )
 
 
 def _fixed_heads(target: Anatomy, base: Anatomy) -> Iterator[str]:
-    """Key and value heads that do not become more with width, as in grouped-query attention."""
+    """Key and value heads whose number does not grow with width, as in grouped-query attention."""
     heads = [
         (target[name], branch.attention.head_dim)
         for branch in target.branches
@@ -131,14 +143,17 @@ def _fixed_heads(target: Anatomy, base: Anatomy) -> Iterator[str]:
         for name in branch.parts
         if target[name].role == "output" and target[name].fan_out % branch.attention.head_dim == 0
     ]
-    if not heads or not target.size or not base.size or target.size.width == base.size.width:
+    if not heads or not target.size or not base.size:
         return
     (first, dim), ratio = heads[0], target.size.width / base.size.width
-    count, named = first.fan_out // dim, ", ".join(one.pattern for one in fold(part for part, _ in heads))
     yield (
-        f"{named}: {count} head{'s' * (count != 1)} of {dim} entries at every width, as in grouped-query "
-        "attention. As their outputs do not grow with width, these weights are planned as readouts are (role "
-        f"output): at {ratio:.4g} times the width their initial std is {1 / ratio:.4g} times that at base "
-        f"size, and that of hidden weights {ratio**-0.5:.4g} times. Let num_key_value_heads grow with width "
-        "to have them planned as hidden weights."
+        f"{_patterns(part for part, _ in heads)}: {counted(first.fan_out // dim, 'head')} of {dim} entries "
+        "at every width, as in grouped-query attention. As their outputs do not grow with width, these "
+        f"weights are planned as readouts are (role output): at {ratio:.4g} times the width their initial "
+        f"std is {1 / ratio:.4g} times that at base size, that of hidden weights {ratio**-0.5:.4g} times. "
+        "Let num_key_value_heads grow with width to have them planned as hidden weights."
     )
+
+
+def _patterns(parts: Iterable[Part]) -> str:
+    return ", ".join(one.pattern for one in fold(parts))

@@ -1,24 +1,27 @@
-"""Which tensor at base size a tensor at the target size corresponds to."""
+"""What at base size corresponds to what at the target size: tensors, and residual branches."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from theodolite.anatomy import Anatomy
+from theodolite.anatomy import Anatomy, Branch
 from theodolite.anatomy.names import starred
 from theodolite.anatomy.part import Part
 from theodolite.core.errors import UseError
 
 
 def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
-    """For every tensor of the target that is trained, the one at base size that does the same.
+    """For every trained tensor of the target, the tensor at base size that corresponds to it.
 
-    That is its namesake if the names are the same at both sizes. At another depth numbers in names are not
-    compared, as depth moves them. Block l of L corresponds to block `⌊l·L_base/L⌋` or, where blocks are of
-    several kinds, to the nearest that has such tensors: an initialisation that varies from block to block
-    keeps its shape. Within a block, and outside of the blocks, tensors of equal names, roles, operations and
-    fans in units of the width correspond in their order; biases and gains go with the weight before them.
+    If the names are the same at both sizes, it is the tensor of the same name. Otherwise numbers in names are
+    ignored, as they change with depth. Block l of L corresponds to block `⌊l·L_base/L⌋` or, where blocks are
+    of several kinds, to the nearest with such tensors, so that an initialisation that varies over the blocks
+    keeps its profile. Within a block, and outside of the blocks, tensors with equal names, roles, operations
+    and fans in units of the width correspond in order; biases and gains follow the weight before them.
     """
     if {part.name for part in target.trained} == {part.name for part in base.trained}:
         for part in target.trained:
@@ -34,7 +37,11 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
     found = in_order | _beside_weights(target, base, in_order)
     for part in target.trained:
         if part.name not in found:
-            raise UseError(_unmatched(part, target, base))
+            place = "" if part.block is None else f" in block {part.block} of {target.num_blocks}"
+            raise UseError(
+                f"{part.name}{place} has no counterpart at the base size {base.size}, where the network has "
+                f"{base.num_blocks} blocks. Choose a base at which every kind of tensor and block occurs"
+            )
     return {part.name: found[part.name] for part in target.trained}
 
 
@@ -54,9 +61,9 @@ def _in_order(target: Anatomy, base: Anatomy) -> dict[str, Part]:
 
 
 def _beside_weights(target: Anatomy, base: Anatomy, weights: Mapping[str, Part]) -> dict[str, Part]:
-    """Biases and gains that follow a weight: those of one kind that follow the weight's counterpart.
+    """Biases and gains that follow a weight correspond to those that follow the weight's counterpart.
 
-    In a plain stack of layers all biases have one name and equal fans, whatever the fan-in of their layers.
+    In a plain stack of layers all biases have the same name and fans, whatever the fan-in of their layers.
     """
     found: dict[str, Part] = {}
     for kind in KINDS:
@@ -68,13 +75,13 @@ def _beside_weights(target: Anatomy, base: Anatomy, weights: Mapping[str, Part])
 
 
 def _pair(parts: list[Part], partners: list[Part], found: dict[str, Part]) -> None:
-    """Part i of n corresponds to partner `⌊i·n_base/n⌋`, unless it has one."""
+    """Part i of n gets partner `⌊i·n_base/n⌋`, unless it has one already."""
     for index, part in enumerate(parts if partners else ()):
         found.setdefault(part.name, partners[index * len(partners) // len(parts)])
 
 
 def _followers(anatomy: Anatomy) -> list[Part]:
-    """Biases and gains that are in one block with the weight before them."""
+    """Biases and gains in the same block as the weight before them."""
     return [part for part in anatomy.values() if part.beside and anatomy[part.beside].block == part.block]
 
 
@@ -83,8 +90,8 @@ Kind = Callable[[Part, int], Hashable]
 
 def _named(part: Part, width: int) -> Hashable:
     """Name without pieces that are numbers, role, operation, number of dimensions."""
-    starred = ".".join("*" if piece.isdigit() else piece for piece in part.name.split("."))
-    return starred, part.role, part.op, len(part.shape)
+    name = ".".join("*" if piece.isdigit() else piece for piece in part.name.split("."))
+    return name, part.role, part.op, len(part.shape)
 
 
 def _roughly_named(part: Part, width: int) -> Hashable:
@@ -103,7 +110,7 @@ KINDS: tuple[Kind, ...] = (
     _named,
     _roughly_named,
 )
-"""What has to be equal, the strictest first."""
+"""What must be equal, from the strictest to the loosest."""
 
 
 def _alike(
@@ -117,9 +124,79 @@ def _alike(
     return found
 
 
-def _unmatched(part: Part, target: Anatomy, base: Anatomy) -> str:
-    place = "" if part.block is None else f" in block {part.block} of {target.num_blocks}"
-    return (
-        f"{part.name}{place} has no counterpart at the base size {base.size}, where the network "
-        f"has {base.num_blocks} blocks. Choose a base at which every kind of tensor and block occurs"
+@dataclass(frozen=True)
+class RepeatedBranches:
+    """The residual branches that a deeper network has more of, at the target and at base size."""
+
+    at_target: tuple[Branch, ...]
+    at_base: tuple[Branch, ...]
+    lone: tuple[Branch, ...]
+    """Branches at the target size that do not repeat: their number does not depend on depth."""
+    single: frozenset[str] = frozenset()
+    """Tensors whose number does not depend on depth."""
+
+    @property
+    def ratio(self) -> float:
+        """Branches at the target size for each branch at base size."""
+        return len(self.at_target) / len(self.at_base) if self.at_base else 1.0
+
+    def counts(self, part: Part) -> tuple[int, int]:
+        """How many branches a tensor's branch is one of, at the target and at base size; 1 if it is alone."""
+        alone = any((part.block, part.branch) == (one.block, one.branch) for one in self.lone)
+        alone |= part.on_stream and part.name in self.single
+        return (1, 1) if alone else (len(self.at_target), len(self.at_base))
+
+    def depth(self, part: Part) -> float:
+        """The ratio for a tensor; 1 in a branch that does not repeat."""
+        return 1.0 if self.counts(part) == (1, 1) else self.ratio
+
+
+def lone_branches(anatomy: Anatomy, others: Iterable[Anatomy]) -> frozenset[tuple[int, int]]:
+    """The branches, by block and number, that do not repeat in networks of other depths."""
+    return frozenset(
+        (one.block, one.branch) for other in others for one in repeated_branches(anatomy, other).lone
     )
+
+
+def repeated_branches(target: Anatomy, base: Anatomy) -> RepeatedBranches:
+    """Find the branches that repeat with depth.
+
+    Depth adds members to a list of modules: tensors whose names differ in a number. A branch with no tensor
+    in such a list is alone, such as the positional convolution before the blocks of wav2vec 2.0. Where depth
+    adds branches but no names, because blocks share their weights, every branch repeats.
+    """
+    here, there = _lists(target), _lists(base)
+    longer = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
+
+    def is_in_list(name: str) -> bool:
+        return any(before in longer for before, _ in _numbers(name))
+
+    def repeats(branch: Branch) -> bool:
+        return any(map(is_in_list, branch.ends or branch.parts))
+
+    more, fewer = (tuple(filter(repeats, one.branches)) for one in (target, base))
+    num_lone = len(target.branches) - len(more)
+    if not more or not fewer or num_lone != len(base.branches) - len(fewer):
+        return RepeatedBranches(target.branches, base.branches, ())
+    lone = tuple(one for one in target.branches if not repeats(one))
+    counts, counts_at_base = (Counter(map(starred, one)) for one in (target, base))
+    single = (name for name in target if counts[starred(name)] == counts_at_base[starred(name)])
+    return RepeatedBranches(more, fewer, lone, frozenset(single))
+
+
+def _lists(names: Iterable[str]) -> dict[str, set[str]]:
+    """The numbers in names, by what stands before them."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        for before, number in _numbers(name):
+            found.setdefault(before, set()).add(number)
+    return found
+
+
+def _numbers(name: str) -> list[tuple[str, str]]:
+    """The numbers in a name, each with what stands before it.
+
+    >>> _numbers("blocks.3.conv2.weight")
+    [('blocks.', '3'), ('blocks.3.conv', '2')]
+    """
+    return [(name[: found.start()], found[0]) for found in re.finditer(r"\d+", name)]

@@ -1,30 +1,56 @@
-"""The reasons behind a row: formulas in symbols, the numbers put in, and why.
+"""Where the numbers of a row come from: formulas in symbols, the numbers put in, and why.
 
-The symbols are those of `theodolite.planning.quantities`, and at base size η, λ, ε and σ for the learning
-rate, the weight decay, eps and the initial std.
+Symbols, all in units of the base size:
+
+    r_in, r_out, r_L   fan-in, fan-out and number of residual branches
+    o                  what the network's own forward pass multiplies the layer by
+    α                  multiplier of the layer beside o, absorbed into everything else
+    c, u, w            sizes ‖·‖_R of the allowed change, of an update and of the weight
+    f                  what eps is compared with
+
+and at base size η, λ, ε and σ for the learning rate, the weight decay, eps and the initial std.
 """
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import math
-import textwrap
+from dataclasses import dataclass
 
-from theodolite.core.errors import UseError
-from theodolite.optimizers import OPTIMIZERS
+from theodolite.anatomy.part import Part
+from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Policy, Ratios
 from theodolite.optimizers.condition import centre, change, deviation, multiplier, norm
 from theodolite.optimizers.decay_policies import decays
-from theodolite.optimizers.scaling import Scaling, fraction
-from theodolite.planning.plan import Plan, Row
-from theodolite.planning.quantities import Case, alpha_symbol, update_size
-from theodolite.planning.table import WITH_EXTENT, WITHOUT_EPS, folded
+from theodolite.optimizers.scaling import Scaling, fraction, inverse
+from theodolite.planning.init_distribution import InitDistribution
+from theodolite.planning.rows import WITH_EXTENT, WITHOUT_EPS
 
 
-def reasons(case: Case) -> dict[str, str]:
+@dataclass(frozen=True)
+class Derivation:
+    """How the numbers of one tensor follow from a rule."""
+
+    part: Part
+    partner: Part
+    ratios: Ratios
+    num_branches: tuple[int, int]
+    """At the target and at the base size."""
+    rule: str
+    policy: Policy
+    base: Base
+    init: InitDistribution
+    """At base size."""
+    explicit: Hyper
+    """With the multiplier beside the weight."""
+    hyper: Hyper
+    """With the multiplier absorbed."""
+    readout: float = 1.0
+    """A multiplier that stays beside the weight, on the readout of a tied embedding."""
+
+
+def reasons(case: Derivation) -> dict[str, str]:
     """What the tensor is, and for each column the formula with its numbers; below it, why."""
     found = {"tensor": _identity(case), "sizes": _sizes(case)}
-    if case.explicit.multiplier != 1 or alpha_symbol(case) != "1":
+    if case.explicit.multiplier != 1 or _alpha_symbol(case) != "1":
         found["α"] = _alpha(case)
     if case.readout != 1:
         found["multiplier"] = (
@@ -39,35 +65,7 @@ def reasons(case: Case) -> dict[str, str]:
     return found
 
 
-def explained(plan: Plan, name: str) -> str:
-    """One row and its reasons; a pattern will do if the tensors it matches are alike."""
-    chosen = [plan.rows[name]] if name in plan.rows else _matching(plan, name)
-    width = max(map(len, chosen[0].reasons), default=0) + 2
-    lines = [chosen[0].name]
-    if len(chosen) > 1:
-        lines[0] += f", and the same for {len(chosen) - 1} more of {name}"
-    for column, reason in chosen[0].reasons.items():
-        text = (line for part in reason.split("\n") for line in textwrap.wrap(part, 98 - width))
-        for label, line in zip([column, *[""] * len(reason)], text, strict=False):
-            lines.append(f"{label:{width}}{line}")
-    return "\n".join(lines)
-
-
-def _matching(plan: Plan, pattern: str) -> list[Row]:
-    found = [plan.rows[name] for name in fnmatch.filter(plan.rows, pattern)]
-    if not found:
-        near = [name for name in plan.rows if pattern in name] if pattern else []
-        near = (near or difflib.get_close_matches(pattern, plan.rows))[:3]
-        hint = f"Did you mean {' or '.join(near)}?" if near else "print(plan) shows all of them"
-        raise UseError(f"{pattern!r} is not a tensor of this plan. {hint}")
-    kinds = folded(found, lambda row: (row.role, row.rule, row.init, row.lr, row.weight_decay, row.eps))
-    if len(kinds) > 1:
-        listed = ", ".join(kind for kind, _ in kinds[:6]) + (", …" if len(kinds) > 6 else "")
-        raise UseError(f"{pattern!r} matches {len(kinds)} kinds of tensors: {listed}. Name one of them")
-    return found
-
-
-def _identity(case: Case) -> str:
+def _identity(case: Derivation) -> str:
     part = case.part
     nouns = {"bias": "bias", "gain": "gain"}
     words = [
@@ -87,7 +85,7 @@ def _identity(case: Case) -> str:
     return f"{described}; trained by {case.rule}"
 
 
-def _sizes(case: Case) -> str:
+def _sizes(case: Derivation) -> str:
     ratios, (here, there) = case.ratios, case.num_branches
     lines = [
         f"r_in = {fraction(ratios.fan_in)}: "
@@ -102,7 +100,7 @@ def _sizes(case: Case) -> str:
     return "\n".join(lines)
 
 
-def _alpha(case: Case) -> str:
+def _alpha(case: Derivation) -> str:
     alpha = case.explicit.multiplier
     if not math.isclose(alpha, multiplier(case.part, case.ratios)):
         return f"{fraction(alpha)}, the multiplier that the rule asks for, absorbed below"
@@ -111,7 +109,7 @@ def _alpha(case: Case) -> str:
         whose.append("an output's multiplier")
     if case.part.ends_branch:
         whose.append("the branch's multiplier")
-    written, named = f"{alpha_symbol(case)} = {fraction(alpha)}", " and ".join(whose)
+    written, named = f"{_alpha_symbol(case)} = {fraction(alpha)}", " and ".join(whose)
     own = case.ratios.own
     if own == 1:
         return f"{written}: {named}, absorbed below"
@@ -121,8 +119,8 @@ def _alpha(case: Case) -> str:
     )
 
 
-def _init(case: Case) -> str:
-    law, constant = case.law, case.law.kind == "constant"
+def _init(case: Derivation) -> str:
+    init, constant = case.init, case.init.kind == "constant"
     factor = case.explicit.std / case.base.std
     usual = deviation(case.part, case.ratios)
     is_usual = math.isclose(factor, usual)
@@ -130,11 +128,11 @@ def _init(case: Case) -> str:
     spread = ("1/√r_in" if by_fan else "1" if is_usual else "d", factor)
     shift = ("1/r_in" if by_fan else spread[0], factor / usual * centre(case.part, case.ratios))
     formula = _product(
-        ("value", law.mean) if constant else ("σ", law.std),
+        ("value", init.mean) if constant else ("σ", init.std),
         shift if constant else spread,
         *_power(case, 1),
     )
-    if constant and not law.mean:
+    if constant and not init.mean:
         return f"{formula}\nzeros stay zeros"
     vector = case.part.role in ("bias", "gain")
     if by_fan and vector:
@@ -145,22 +143,22 @@ def _init(case: Case) -> str:
         why = "an output keeps its std, and its multiplier lets it start small"
     else:
         why = "d: as the rule asks"
-    drawn = "as the network draws it" if law.kind == "own" else f"{law.kind} at base size"
+    drawn = "as the network draws it" if init.kind == "own" else f"{init.kind} at base size"
     lines = [formula, f"{drawn}; {why}"]
-    if law.mean and not constant and not vector:
+    if init.mean and not constant and not vector:
         lines.append(
-            f"mean {_product(('m', law.mean), shift, *_power(case, 1))}: a mean adds up over the fan-in"
+            f"mean {_product(('m', init.mean), shift, *_power(case, 1))}: a mean adds up over the fan-in"
         )
     return "\n".join(lines)
 
 
-def _lr(case: Case) -> str:
+def _lr(case: Derivation) -> str:
     factor = case.explicit.lr / case.base.lr
     formula = _product(("η", case.base.lr), ("c/u", factor), *_power(case, 1 + case.explicit.degree))
     return f"{formula}\n{_allowed(case)}; {_update(case)}"
 
 
-def _decay(case: Case) -> str:
+def _decay(case: Derivation) -> str:
     if case.policy == "none":
         return "0: the policy is that nothing decays"
     if case.rule in OPTIMIZERS and not OPTIMIZERS[case.rule].decays:
@@ -183,7 +181,7 @@ def _decay(case: Case) -> str:
             "independent: each step takes the fraction λ of the weight, whatever its learning rate"
         )
     size = norm(case.part, case.ratios)
-    usual = update_size(case) / size
+    usual = _update_size(case) / size
     factor = case.explicit.weight_decay / case.base.weight_decay if case.base.weight_decay else usual
     named = math.isclose(factor, usual)
     formula = _product(
@@ -196,7 +194,7 @@ def _decay(case: Case) -> str:
     return f"{formula}\n{why if named else 'd: as the rule asks'}"
 
 
-def _eps(case: Case) -> str:
+def _eps(case: Derivation) -> str:
     factor = case.explicit.eps / case.base.eps if case.base.eps else 1.0
     formula = _product(("ε", case.base.eps), ("f", factor), *_power(case, -case.explicit.eps_degree))
     spec = OPTIMIZERS.get(case.rule)
@@ -204,7 +202,7 @@ def _eps(case: Case) -> str:
     return f"{formula}\n" + (f"f = {compared}" if compared else "f: as the rule asks")
 
 
-def _extent(case: Case) -> str:
+def _extent(case: Derivation) -> str:
     factor = case.explicit.extent
     own = [] if factor == 1 else [("e", factor)]
     words = "times the optimizer's own, in units of the weight"
@@ -215,7 +213,7 @@ def _extent(case: Case) -> str:
     return f"{_product(('1', 1.0), *own, *_power(case, 1))}\n{words}"
 
 
-def _allowed(case: Case) -> str:
+def _allowed(case: Derivation) -> str:
     value = change(case.part, case.ratios)
     above = "r_in" if case.part.role == "output" else "1"
     symbol = f"{above}/√r_L" if case.part.branch_layers == 1 else above
@@ -225,14 +223,14 @@ def _allowed(case: Case) -> str:
     return f"c = {written}, the change allowed"
 
 
-def _update(case: Case) -> str:
-    size = update_size(case)
+def _update(case: Derivation) -> str:
+    size = _update_size(case)
     spec = OPTIMIZERS.get(case.rule)
     update = _written(case, size, spec.update if spec else None)
     return f"u = {update}" if update else f"u = {fraction(size)}: the size of the update, as the rule says"
 
 
-def _written(case: Case, value: float, scaling: Scaling | None) -> str:
+def _written(case: Derivation, value: float, scaling: Scaling | None) -> str:
     """A scaling in symbols and words; empty if it is not the one of the rule in use."""
     if scaling is None or not math.isclose(value, scaling.value(case.part, case.ratios)):
         return ""
@@ -241,10 +239,10 @@ def _written(case: Case, value: float, scaling: Scaling | None) -> str:
     return f"{written}, as {scaling.why(case.part, case.ratios)}"
 
 
-def _power(case: Case, power: int) -> list[tuple[str, float]]:
+def _power(case: Derivation, power: int) -> list[tuple[str, float]]:
     """The factor that an absorbed multiplier leaves; none where there is no multiplier."""
     alpha = case.explicit.multiplier
-    if not power or (alpha == 1 and alpha_symbol(case) == "1"):
+    if not power or (alpha == 1 and _alpha_symbol(case) == "1"):
         return []
     symbol = "α" if abs(power) == 1 else "α²"
     return [(symbol if power > 0 else f"1/{symbol}", alpha**power)]
@@ -261,3 +259,16 @@ def _product(*factors: tuple[str, float]) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:.4g}"
+
+
+def _update_size(case: Derivation) -> float:
+    """By how much `‖A‖_R` grew, as the rule's learning rate implies."""
+    return change(case.part, case.ratios) * case.base.lr / case.explicit.lr
+
+
+def _alpha_symbol(case: Derivation) -> str:
+    """The multiplier α."""
+    below = ["r_in"] if case.part.role == "output" else []
+    if case.part.ends_branch:
+        below.append("√r_L" if case.part.branch_layers == 1 else "r_L")
+    return inverse([*below, "o"] if case.ratios.own != 1 else below)

@@ -1,89 +1,35 @@
-"""Drawing a network's initial weights by a plan: the same numbers for the same seed, wherever they go."""
+"""Draw a network's initial weights: the same numbers for the same seed, on every device, sharded or not."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
+from torch.nn.utils.spectral_norm import SpectralNorm
 
-from theodolite.core.building import build_model
-from theodolite.core.errors import UseError
-from theodolite.core.exclusive import exclusive
-from theodolite.planning.fitting import matched
-from theodolite.planning.laws import spread_of, widened
-from theodolite.planning.normalising import fit_singular_vectors
-from theodolite.planning.plan import Plan, Row
-
-
-@exclusive()
-def build(plan: Plan, seed: int, *, device: str = "cpu") -> nn.Module:
-    """The network at the plan's size, initialised by the plan, with its multipliers attached.
-
-    >>> import theodolite as th, torch
-    >>> tokens = torch.zeros(1, 8, dtype=torch.long)
-    >>> plan = th.plan(th.models.GPT, tokens, size=th.Size(256, 2), base=th.Size(64, 2), lr=2**-8)
-    >>> model = build(plan, 0)
-    >>> round(model.readout.weight.std().item() * 64**0.5, 2)     # 1/√64 at base size, over the ratio 4
-    0.25
-    """
-    if torch.device(device).type == "meta":
-        raise UseError("device is meta, where tensors have no values: build on cpu or cuda")
-    _check_seed(seed)
-    model = _built(plan, seed)
-    _fill(plan, matched(plan, model), seed, own=matched(plan, model))
-    _fit_singular_vectors(model, seed)
-    plan.attach(model)
-    return model.to(device)
-
-
-@exclusive()
-def initialize(plan: Plan, model: nn.Module, seed: int = 0) -> nn.Module:
-    """Draw the network's weights by the plan, in place, and attach its multipliers.
-
-    Every tensor has a generator of its own, seeded by the seed and the tensor's name, and is drawn in float32
-    on the CPU: neither device, dtype, wrapper, sharding nor the order of construction changes the numbers.
-    Buffers are left as they are, and so are tensors that are frozen or that nothing reads. Only the singular
-    vectors that a spectral normalisation keeps of its weight are found anew.
-    """
-    _check_seed(seed)
-    tensors = matched(plan, model)
-    hollow = [name for name, tensor in tensors.items() if tensor.is_meta]
-    if hollow:
-        raise UseError(
-            f"{hollow[0]} is on the meta device and has no memory to draw into ({len(hollow)} such tensors): "
-            'call model.to_empty(device="cuda") first, and fill its buffers and frozen parameters'
-        )
-    own: Mapping[str, Tensor] = {}
-    if any(row.init.kind == "own" for row in plan.rows.values()):
-        own = matched(plan, _built(plan, seed))
-    _fill(plan, tensors, seed, own)
-    _fit_singular_vectors(model, seed)
-    plan.attach(model)
-    return model
-
-
-def _check_seed(seed: int) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise UseError(f"seed is {seed!r}: a seed is a whole number from 0 to 2⁶³ − 1")
-
-
-def _built(plan: Plan, seed: int) -> nn.Module:
-    """The network as it initialises itself, on the CPU."""
-    if plan.build_function is None:
-        names = [name for name, row in plan.rows.items() if row.init.kind == "own"]
-        why = f", which {names[0]} starts from" if names else ""
-        raise UseError(f"the plan has no build function{why}: read it with Plan.load(path, build)")
-    return build_model(plan.build_function, plan.size, seed=seed)
+from theodolite.anatomy.names import canonical_modules
+from theodolite.planning.init_reading import std_of, widened
+from theodolite.planning.rows import PlanRow
 
 
 @torch.no_grad()
-def _fill(plan: Plan, tensors: Mapping[str, Tensor], seed: int, own: Mapping[str, Tensor]) -> None:
-    seeds = _seeds(plan.rows, seed)
+def draw_weights(
+    rows: Mapping[str, PlanRow], tensors: Mapping[str, Tensor], seed: int, own: Mapping[str, Tensor]
+) -> None:
+    """Draw the tensors by their rows, in place; `own` holds the values that the network draws by itself.
+
+    Every tensor has its own generator, seeded by the seed and the tensor's name, and is drawn in float32 on
+    the CPU: device, dtype, wrappers, sharding and the order of construction do not change the numbers.
+    """
+    seeds = _seeds(rows, seed)
     for name, tensor in tensors.items():
-        row = plan.rows[name]
+        row = rows[name]
         if row.init.kind == "kept" or not tensor.requires_grad:
             continue
         if row.init.kind == "own":
@@ -94,22 +40,18 @@ def _fill(plan: Plan, tensors: Mapping[str, Tensor], seed: int, own: Mapping[str
         _put(tensor, values)
 
 
-def _fit_singular_vectors(model: nn.Module, seed: int) -> None:
-    fit_singular_vectors(model, lambda name: torch.Generator().manual_seed(_hashed(f"{seed}/0/{name}")))
-
-
-def _rescaled(row: Row, values: Tensor) -> Tensor:
+def _rescaled(row: PlanRow, values: Tensor) -> Tensor:
     """The network's own values: a weight's with the planned mean and std, others times what was absorbed.
 
-    A gain whose own values go with the width, as those of weight normalisation do, gets its planned size.
+    A gain whose own values depend on the width, as with weight normalisation, gets its planned size.
     """
     if row.role in ("bias", "gain"):
         scaled = values * row.init.factor
         size = widened(scaled).abs().square().mean().sqrt().item()
-        goes_with_width = row.role == "gain" and size > 0 and abs(row.init.size / size - 1) > 0.1
-        return scaled * (row.init.size / size) if goes_with_width else scaled
+        follows_width = row.role == "gain" and size > 0 and abs(row.init.size / size - 1) > 0.1
+        return scaled * (row.init.size / size) if follows_width else scaled
     wide, planned = widened(values), row.init.mean
-    std, mean = spread_of(wide), wide.mean()
+    std, mean = std_of(wide), wide.mean()
     if not std:
         return values * row.init.factor
     factor = row.init.std / std
@@ -121,7 +63,7 @@ def _rescaled(row: Row, values: Tensor) -> Tensor:
 
 
 def _put(tensor: Tensor, values: Tensor) -> None:
-    """Write them into the tensor; of a sharded one, into this rank's part."""
+    """Write the values into the tensor; into this rank's part of a sharded one."""
     if hasattr(tensor, "device_mesh"):  # before the import, which takes a while
         from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -134,9 +76,9 @@ def _put(tensor: Tensor, values: Tensor) -> None:
 
 
 def _seeds(names: Iterable[str], seed: int) -> dict[str, int]:
-    """A seed for each tensor, no two alike: torch's CPU generator heeds only 32 bits.
+    """A different seed for each tensor; torch's CPU generator uses only 32 bits.
 
-    A weight that has been parametrized, as surgery does, starts as it would without.
+    A weight that surgery has parametrized starts as it would without.
 
     >>> _seeds(["a", "b"], 0)
     {'a': 2848605546, 'b': 3439470678}
@@ -160,3 +102,55 @@ PARAMETRIZED = re.compile(r"\bparametrizations\.([^.]+)\.original$")
 
 def _hashed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+POWER_ITERATIONS = 100
+"""The largest singular value of a random matrix is then right to one or two percent."""
+
+
+@torch.no_grad()
+def fit_singular_vectors(model: nn.Module, seed: int) -> None:
+    """Fit the buffers of every spectral normalisation to the current weights.
+
+    It divides a weight by an estimate of its largest singular value, from singular vectors in buffers. Those
+    of an older weight would make the estimate many times too small.
+    """
+    for name, module in canonical_modules(model):
+        for matrix, u, v in _spectrally_normalised(module):
+            matrix = matrix.float()
+            generator = torch.Generator().manual_seed(_hashed(f"{seed}/0/{name}"))
+            left = torch.randn(u.shape, generator=generator).to(matrix)
+            for _ in range(POWER_ITERATIONS):
+                right = F.normalize(matrix.T @ left, dim=0)
+                left = F.normalize(matrix @ right, dim=0)
+            u.copy_(left)
+            v.copy_(right)
+
+
+def _spectrally_normalised(module: nn.Module) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The weights that a module normalises, as matrices, each with its buffers u and v."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, SpectralNorm):
+            weight, u, v = (getattr(module, hook.name + end) for end in ("_orig", "_u", "_v"))
+            yield hook.reshape_weight_to_matrix(_whole(weight)), u, v
+    if not is_parametrized(module):
+        return
+    assert isinstance(module.parametrizations, nn.ModuleDict)
+    for steps in module.parametrizations.values():
+        assert isinstance(steps, ParametrizationList)
+        if not any(isinstance(step, _SpectralNorm) for step in steps):
+            continue
+        names = ["original"] if steps.is_tensor else [f"original{index}" for index in range(steps.ntensors)]
+        values = [_whole(getattr(steps, name)) for name in names]
+        for step in steps:  # each reads what the one before it made
+            if isinstance(step, _SpectralNorm) and values[0].ndim > 1:
+                yield step._reshape_weight_to_matrix(values[0]), step._u, step._v
+            training = step.training
+            values = [step.eval()(*values)]
+            step.train(training)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be sharded over processes."""
+    whole = getattr(tensor, "full_tensor", None)
+    return tensor if whole is None else whole()

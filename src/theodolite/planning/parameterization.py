@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from theodolite.core.calling import Build
 from theodolite.core.size import Size
-from theodolite.planning.law import Law
+from theodolite.planning.init_distribution import InitDistribution
 from theodolite.planning.plan import Plan
 from theodolite.planning.planner import plan
 
@@ -36,7 +36,7 @@ def with_zero_readout(plan: Plan) -> Plan:
     divided by its own norm, which would be 0/0.
     """
     rows = {
-        name: dataclasses.replace(row, init=Law("constant"))
+        name: dataclasses.replace(row, init=InitDistribution("constant"))
         if row.role == "output" and row.block is None and not row.scale_free
         else row
         for name, row in plan.rows.items()

@@ -1,65 +1,78 @@
-"""The plan: for every tensor how it starts and how it is trained at the target size."""
+"""`Plan`: how every tensor starts and is trained at the target size; what it makes of a network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Self
 
-from theodolite.anatomy.part import UNTRAINED
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from theodolite.anatomy.names import canonical_parameters
+from theodolite.core import arguments
+from theodolite.core.building import build_model
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
-from theodolite.planning.law import Law
+from theodolite.optimizers import OPTIMIZERS, POLICIES, Planned, schedule
+from theodolite.optimizers.schedule import Refined
+from theodolite.optimizers.sharding import replicas_of
+from theodolite.optimizers.spec import Make
+from theodolite.planning.caveats import WARNING
+from theodolite.planning.diff import PlanDiff, change, compare_rows
+from theodolite.planning.grouping import Options, count_groups, param_groups, trained_tensors
+from theodolite.planning.initialising import draw_weights, fit_singular_vectors
+from theodolite.planning.readout_multiplier import attach_multipliers
+from theodolite.planning.rows import LARGEST, PlanRow, check_multiplier, check_row, fold_rows, plan_table
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table, counted, number
 
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LambdaLR
-
-    from theodolite.optimizers.schedule import Refined
-    from theodolite.surgery.proof import Proof
+VERSION = 1
+"""Of the format of a saved plan."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One tensor: how it starts, and its hyperparameters."""
+class Explanation(Result):
+    """Where the numbers of one tensor come from. Made by `Plan.explain`."""
 
-    name: str
-    shape: tuple[int, ...]
-    role: str
-    block: int | None
-    fan_in: int
-    fan_out: int
-    in_axes: tuple[int, ...]
-    out_axes: tuple[int, ...]
-    rows: tuple[tuple[tuple[int, int], ...], ...]
-    """Blocks of outputs that are matrices by themselves, as in fused queries, keys and values."""
-    scale_free: bool
-    """Is it divided by a norm of itself, so that only its direction counts?"""
-    rule: str
-    """The optimizer that trains it: the plan's own, or the one its vectors get; empty if none does."""
-    multiplier: float
-    """A real one, on the readout of a tied embedding; 1 where it was absorbed into all that follows."""
-    init: Law
-    lr: float
-    weight_decay: float
-    eps: float
-    extent: float
-    """Factor on what the optimizer keeps in units of the weight (the radius of SSO, the clip of Sophia)."""
+    kind: ClassVar[str] = "explanation of a plan"
+    loads: ClassVar[bool] = True
+
+    tensor: str
+    alike: int
+    """Further tensors of the pattern that was asked for, which have the same numbers."""
+    pattern: str
     reasons: Mapping[str, str]
-    """In words, with the numbers put in: what it is, and where each column comes from."""
+    """By column: the formula with its numbers; in further lines, why."""
 
-    @property
-    def trained(self) -> bool:
-        """Does the plan train it? It leaves what is `frozen` or `unused` as it is."""
-        return self.role not in UNTRAINED
+    def blocks(self) -> Iterator[Block]:
+        """The tensor, and the reason for each of its numbers."""
+        more = f", and the same for {self.alike} more of {self.pattern}" if self.alike else ""
+        yield f"{self.tensor}{more}"
+        yield self.table()
+
+    def table(self) -> Table:
+        """A line for each line of a reason."""
+        lines: list[tuple[str, str]] = []
+        for column, reason in self.reasons.items():
+            first, *rest = reason.split("\n")
+            lines += [(column, first), *(("", line) for line in rest)]
+        return Table(("number", "where it comes from"), lines)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A rule over an anatomy. Made by `theodolite.plan`."""
+class Plan(Result):
+    """How every tensor starts and is trained at a size. Made by `theodolite.plan`."""
+
+    kind: ClassVar[str] = "plan"
+    loads: ClassVar[bool] = True
 
     size: Size
     base: Size
@@ -71,101 +84,213 @@ class Plan:
     options: Mapping[str, Any]
     """Further options of the optimizer: betas, momentum, …"""
     vector_options: Mapping[str, Any]
-    """The same for the optimizer that vectors get beside a matrix optimizer."""
-    rows: Mapping[str, Row]
+    """Further options of the optimizer that vectors get beside a matrix optimizer."""
+    rows: Mapping[str, PlanRow]
     multipliers: Mapping[str, float]
-    """By module: the real multiplier on its input. Only the readout of a tied embedding has one."""
+    """Multipliers on the inputs of modules. Only the readout of a tied embedding has one."""
     notes: tuple[str, ...] = ()
-    """What the reader should know beside the numbers."""
+    """What the plan cannot do, and what to know beside the numbers."""
     build_function: Build | None = field(default=None, compare=False, repr=False)
     inputs: Any = field(default=None, compare=False, repr=False)
     """What the network was called with when the plan was made; not saved."""
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> PlanRow:
         try:
             return self.rows[name]
         except KeyError:
             raise UseError(f"{name!r} is not a tensor of this plan") from None
 
     @property
-    def trained(self) -> tuple[Row, ...]:
+    def trained(self) -> tuple[PlanRow, ...]:
         """The rows of the tensors that are trained: all but those that are `frozen` or `unused`."""
         return tuple(row for row in self.rows.values() if row.trained)
 
-    def __str__(self) -> str:
-        from theodolite.planning.table import table
+    @property
+    def title(self) -> str:
+        """The rule and both sizes."""
+        others = sorted({row.rule for row in self.trained} - {self.optimizer_name})
+        beside = f" beside {' and '.join(others)}" if others else ""
+        wider, deeper = self.size.width / self.base.width, self.size.depth / self.base.depth
+        grown = f"width × {number(wider)}, depth × {number(deeper)}"
+        return f"{self.optimizer_name}{beside}, {self.base} → {self.size} ({grown})"
 
-        return table(self)
+    def blocks(self) -> Iterator[Block]:
+        """The sizes, the values at base size, a table of the tensors, and notes."""
+        at_base = f"at base size lr {number(self.lr)}"
+        if self.weight_decay and self.policy != "none":
+            at_base += f", weight decay {number(self.weight_decay)} ({self.policy})"
+        groups = count_groups(self.trained, self._options())
+        yield f"{self.title}\n{at_base}; {counted(len(self.trained), 'tensor')} in {counted(groups, 'group')}"
+        yield from (note for note in self.notes if note.startswith(WARNING))
+        yield plan_table(self.rows.values(), folded=True)
+        yield from (note for note in self.notes if not note.startswith(WARNING))
 
-    def explain(self, name: str) -> str:
-        """Where the numbers of one tensor come from."""
-        from theodolite.planning.explaining import explained
+    def table(self) -> Table:
+        """A line for each tensor."""
+        return plan_table(self.rows.values(), folded=False)
 
-        return explained(self, name)
+    def explain(self, name: str) -> Explanation:
+        """Where the numbers of one tensor come from; `name` may be a pattern if all that match are alike."""
+        found = [self.rows[one] for one in ([name] if name in self.rows else fnmatch.filter(self.rows, name))]
+        if not found:
+            near = [one for one in self.rows if name in one] if name else []
+            near = (near or difflib.get_close_matches(name, self.rows))[:3]
+            hint = f"Did you mean {' or '.join(near)}?" if near else "print(plan) shows all of them"
+            raise UseError(f"{name!r} is not a tensor of this plan. {hint}")
+        kinds = fold_rows(
+            found, lambda row: (row.role, row.rule, row.init, row.lr, row.weight_decay, row.eps)
+        )
+        if len(kinds) > 1:
+            listed = ", ".join(kind for kind, _ in kinds[:6]) + (", …" if len(kinds) > 6 else "")
+            raise UseError(f"{name!r} matches {len(kinds)} kinds of tensors: {listed}. Name one of them")
+        return Explanation(found[0].name, len(found) - 1, name, found[0].reasons)
 
+    def diff(self, other: Plan) -> PlanDiff:
+        """What another plan does differently: base values, tensors, and which tensors occur in one only."""
+        if not isinstance(other, Plan):
+            raise UseError(f"other is {other!r}: give a Plan, for example Plan.load(path)")
+        pairs = {name: (getattr(self, key), getattr(other, key)) for key, name in _BASE_VALUES.items()}
+        base = tuple(f"{name}: {change(one, two)}" for name, (one, two) in pairs.items() if one != two)
+        same_size = self.size == other.size
+        return PlanDiff(base, compare_rows(self.rows.values(), other.rows.values(), same_size=same_size))
+
+    def match(self, model: nn.Module) -> dict[str, Tensor]:
+        """The network's tensors by canonical name, in the order of the plan; wrappers are looked through.
+
+        A network with other tensors or shapes is refused with a message that names them.
+
+        >>> import theodolite as th
+        >>> tokens = torch.zeros(1, 8, dtype=torch.long)
+        >>> plan = th.plan(th.models.GPT, tokens, size=th.Size(64, 2), base=th.Size(64, 2), lr=1e-3)
+        >>> plan.match(th.models.GPT(64, 2, vocab=99))
+        Traceback (most recent call last):
+        theodolite.UseError: the plan is for width 64, depth 2 and does not fit this GPT.
+        2 of another shape: embed.weight is (99, 64), planned (256, 64); readout.weight is (99, 64), ...
+        Plan for this network, or build the network at the plan's size
+        """
+        if not isinstance(model, nn.Module):
+            raise UseError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+        tensors = dict(canonical_parameters(model))
+        culprits = {
+            "not in the network": [name for name in self.rows if name not in tensors],
+            "not in the plan": [name for name in tensors if name not in self.rows],
+            "of another shape": [
+                f"{name} is {tuple(tensors[name].shape)}, planned {row.shape}"
+                for name, row in self.rows.items()
+                if name in tensors and tuple(tensors[name].shape) != tuple(row.shape)
+            ],
+        }
+        if any(culprits.values()):
+            lines = [
+                f"{len(names)} {what}: {'; '.join(names[:3] + ['…'] * (len(names) > 3))}."
+                for what, names in culprits.items()
+                if names
+            ]
+            raise UseError(
+                f"the plan is for width {self.size.width}, depth {self.size.depth} and does not fit this "
+                f"{type(model).__name__}.\n" + "\n".join(lines) + "\n"
+                "Plan for this network, or build the network at the plan's size"
+            )
+        return {name: tensors[name] for name in self.rows}
+
+    @exclusive()
     def build(self, seed: int = 0, *, device: str = "cpu") -> nn.Module:
-        """The network at the target size, initialised by the plan."""
-        from theodolite.planning.initialising import build
+        """The network at the target size, with weights drawn by the plan and its multipliers attached.
 
-        return build(self, seed, device=device)
+        >>> import theodolite as th
+        >>> tokens = torch.zeros(1, 8, dtype=torch.long)
+        >>> plan = th.plan(th.models.GPT, tokens, size=th.Size(256, 2), base=th.Size(64, 2), lr=2**-8)
+        >>> round(plan.build(seed=0).readout.weight.std().item() * 64**0.5, 2)  # 1/√64 at base size, over 4
+        0.25
+        """
+        if torch.device(device).type == "meta":
+            raise UseError("device is meta, where tensors have no values: build on cpu or cuda")
+        model = self._built(seed)
+        return self._drawn(model, seed, self.match(model)).to(device)
 
+    @exclusive()
     def initialize(self, model: nn.Module, seed: int = 0) -> nn.Module:
-        """Draw the network's weights by the plan, in place; the same for the same seed on every device."""
-        from theodolite.planning.initialising import initialize
+        """Draw the network's weights by the plan, in place, and attach its multipliers.
 
-        return initialize(self, model, seed)
+        The same seed gives the same numbers on every device, sharded or not. Buffers are left as they are,
+        and so are tensors that are frozen or that nothing reads. Only the singular vectors that a spectral
+        normalisation keeps of its weight are computed again.
+        """
+        tensors = self.match(model)
+        hollow = [name for name, tensor in tensors.items() if tensor.is_meta]
+        if hollow:
+            raise UseError(
+                f"{hollow[0]} is on the meta device and has no memory to draw into ({len(hollow)} such "
+                'tensors): call model.to_empty(device="cuda") first, and fill its buffers and frozen tensors'
+            )
+        needs_own = any(row.init.kind == "own" for row in self.rows.values())
+        return self._drawn(model, seed, self.match(self._built(seed)) if needs_own else {})
 
     def attach(self, model: nn.Module) -> nn.Module:
-        """Put the plan's real multipliers on the network, if it has any and they are not there yet."""
-        from theodolite.planning.readout import attach
+        """Put the plan's multipliers on a network, in place of those of any other plan.
 
-        return attach(self, model)
-
-    def bake(self, model: nn.Module, inputs: Any = None) -> tuple[nn.Module, Proof]:
-        """Fold the real multipliers into the gains of the norms before them, in place: for export.
-
-        The network computes the same without a hook: any program that builds the plain architecture and
-        loads the weights computes the same too. The multiplier goes into the gain (and the shift) of the norm
-        that only the readout reads. Where there is none the network is left as it was, and the error says
-        why. See `theodolite.surgery.bake`.
-
-        Bake after training, or bake a copy. Training on afterwards is training with another parametrization,
-        in which the plan's learning rate of that gain is wrong: an optimizer made before must not go on.
-
-        Args:
-            model: trained under this plan, with its multipliers on it; DDP or `torch.compile` may be around.
-            inputs: what it is called with, for the proof; what the plan was made with if not given.
-
-        Returns:
-            The model, and a Proof: by how much outputs and gradients differ.
+        Attaching twice changes nothing. Copies of the network have the multipliers too. A network that is
+        built anew and gets its weights from a checkpoint needs this call, unless the multipliers are folded
+        into it (`theodolite.surgery.bake`). In the whole process `torch.compile` is told to look at hooks
+        (`skip_nnmodule_hook_guards`), and recompiles networks where they changed.
         """
-        from theodolite.surgery.baking import bake_plan
-
-        return bake_plan(self, model, inputs)
+        attach_multipliers(model, self.multipliers)
+        return model
 
     def param_groups(self, model: nn.Module, *, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Plain parameter groups, equal rows merged. `skip` holds patterns of tensors to leave out."""
-        from theodolite.planning.grouping import param_groups
+        """Plain parameter groups, equal rows merged. `skip` holds patterns of tensors to leave out.
 
-        return param_groups(self, model, skip=skip)
+        Beside `params`, `param_names`, `lr` and `weight_decay` a group has a `name` for loggers, what its
+        optimizer calls eps and the plan's options, the `rule` that gave the numbers, and `planned_lr`, by
+        which the ratios between groups can be checked later.
+
+        >>> import theodolite as th
+        >>> tokens = torch.zeros(1, 8, dtype=torch.long)
+        >>> plan = th.plan(th.models.GPT, tokens, size=th.Size(64, 2), base=th.Size(64, 2), lr=0.25)
+        >>> groups = plan.param_groups(th.models.GPT(64, 2))
+        >>> len(groups), groups[0]["lr"], groups[0]["name"]       # at base size all tensors are alike
+        (1, 0.25, 'input+gain+hidden+output')
+        """
+        return param_groups(
+            self.rows, trained_tensors(self.trained, self.match(model), skip), self._options()
+        )
 
     def optimizer(
         self,
         model: nn.Module,
         *,
         skip: Sequence[str] = (),
-        make: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
+        make: Make | None = None,
         check_gradients: bool = True,
     ) -> Optimizer:
-        """One torch optimizer for all tensors, whatever the number of rules.
+        """One torch optimizer for all tensors, whatever the number of rules; attaches the multipliers.
 
-        `make` turns parameter groups into an optimizer, for a rule that is none of the built-in ones. A step
-        along a gradient that is not finite is refused, with the tensor's name, unless `check_gradients` is
-        off: to know it, a step waits for the device.
+        Args:
+            model: the network.
+            skip: patterns of tensors to leave out.
+            make: turns parameter groups into an optimizer, for a rule of your own. What a matrix optimizer
+                leaves to AdamW stays there.
+            check_gradients: refuse a step along a gradient that is not finite, with the tensor's name. For
+                this check a step waits for the device.
         """
-        from theodolite.planning.grouping import make_optimizer
-
-        return make_optimizer(self, model, skip=skip, make=make, check_gradients=check_gradients)
+        own = self.optimizer_name
+        if make is None and own not in OPTIMIZERS:
+            raise UseError(
+                f"{own} is a rule of yours, so there is no optimizer for it here: "
+                "plan.optimizer(model, make=lambda groups: YourOptimizer(groups))"
+            )
+        groups, options = self.param_groups(model, skip=skip), self._options()
+        replicas = replicas_of(model)  # the replicas of a DistributedDataParallel model share Muon's work
+        makes: dict[str, Callable[..., Optimizer]] = {
+            rule: make
+            if make is not None and rule == own
+            else OPTIMIZERS[rule].maker(options[rule], shared_over=replicas)
+            for rule in dict.fromkeys(group["rule"] for group in groups)
+        }
+        defaults = {"lr": self.lr, "weight_decay": self.weight_decay}
+        optimizer = Planned(groups, makes, defaults=defaults, check_gradients=check_gradients)
+        self.attach(model)
+        return optimizer
 
     def schedule(
         self,
@@ -176,9 +301,7 @@ class Plan:
         warmup: int = 0,
         final: float = 0.0,
     ) -> LambdaLR:
-        """One factor for all groups at every step, so that their ratios stay."""
-        from theodolite.optimizers import OPTIMIZERS, schedule
-
+        """A schedule that multiplies the learning rates of all groups by the same factor at every step."""
         spec = OPTIMIZERS.get(self.optimizer_name)
         if spec is not None and spec.averages and kind != "constant":
             raise UseError(
@@ -187,23 +310,91 @@ class Plan:
             )
         return schedule(optimizer, kind, steps=steps, warmup=warmup, final=final)
 
-    def diff(self, other: Plan) -> str:
-        """What another plan does differently, tensor by tensor."""
-        from theodolite.planning.diff import diff
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the build function and the inputs."""
+        self._check()
+        return {"version": VERSION, **super().to_dict()}
 
-        if not isinstance(other, Plan):
-            raise UseError(f"other is {other!r}: give a Plan, for example Plan.load(path)")
-        return diff(self, other)
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        """The plan from what `to_dict` gave; lists among the options become tuples."""
+        version = content.get("version")
+        if version != VERSION:
+            raise UseError(
+                f"it has version {version!r} of the format, and this is version {VERSION}. Plan again, or "
+                "use the version of theodolite that wrote it"
+            )
+        plan = super().from_dict({name: value for name, value in content.items() if name != "version"})
+        plan._check()
+        return plan
 
-    def save(self, path: str | Path) -> Path:
-        """Write the plan as JSON."""
-        from theodolite.planning.storing import save
+    @classmethod
+    def load(cls, path: str | Path, build: Build | None = None) -> Self:
+        """Read a plan from JSON; `build` is what `plan.build` will call."""
+        return replace(super().load(path), build_function=build)
 
-        return save(self, path)
+    def _options(self) -> Options:
+        return {
+            row.rule: self.options if row.rule == self.optimizer_name else self.vector_options
+            for row in self.trained
+        }
 
-    @staticmethod
-    def load(path: str | Path, build: Build | None = None) -> Plan:
-        """Read a plan; `build` is what `plan.build` will call."""
-        from theodolite.planning.storing import load
+    def _built(self, seed: int) -> nn.Module:
+        """The network as it initialises itself, on the CPU."""
+        if self.build_function is None:
+            names = [name for name, row in self.rows.items() if row.init.kind == "own"]
+            why = f", which {names[0]} starts from" if names else ""
+            raise UseError(f"the plan has no build function{why}: read it with Plan.load(path, build)")
+        return build_model(self.build_function, self.size, seed=arguments.seed("seed", seed))
 
-        return load(path, build)
+    def _drawn(self, model: nn.Module, seed: int, own: Mapping[str, Tensor]) -> nn.Module:
+        """The network with weights by the plan; `own` holds values that it draws by itself."""
+        draw_weights(self.rows, self.match(model), arguments.seed("seed", seed), own)
+        fit_singular_vectors(model, seed)
+        return self.attach(model)
+
+    def _check(self) -> None:
+        """Refuse values that no network can be drawn or trained with, or that no file can hold."""
+        for name in ("lr", "weight_decay", "eps"):
+            arguments.number(f"the plan: {name}", getattr(self, name), least=0, most=LARGEST)
+        arguments.one_of("the plan: policy", self.policy, POLICIES)
+        for name in ("options", "vector_options"):
+            _check_option(getattr(self, name), f"the plan: {name}")
+        for module, factor in self.multipliers.items():
+            check_multiplier(factor, f"the plan: multipliers: {module}")
+        for name, row in self.rows.items():
+            where = f"the plan: rows: {name}"
+            if row.name != name:
+                raise UseError(f"{where}: name is {row.name!r}: give {name!r}")
+            check_row(row, where, list(dict.fromkeys((self.optimizer_name, *OPTIMIZERS))))
+
+
+def _check_option(value: Any, where: str) -> None:
+    """Refuse an option that JSON cannot hold."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _check_option(item, f"{where}: {name}")
+    elif isinstance(value, tuple | list):
+        for item in value:
+            _check_option(item, where)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        arguments.number(where, value)
+    elif value is not None and not isinstance(value, bool | str):
+        raise UseError(
+            f"{where} is a {type(value).__name__}: only numbers, texts and their lists can be saved"
+        )
+
+
+_BASE_VALUES = {
+    "size": "size",
+    "base": "base size",
+    "optimizer_name": "optimizer",
+    "lr": "base lr",
+    "weight_decay": "base weight decay",
+    "eps": "base eps",
+    "policy": "decay policy",
+    "options": "options",
+    "vector_options": "vector options",
+    "multipliers": "multipliers",
+}
+"""What holds for the whole plan, by field: its name."""

@@ -1,100 +1,157 @@
-"""One tensor of a plan: a rule's numbers, checked, with the multiplier absorbed, and the row they make."""
+"""`PlanRow`: how one tensor starts and is trained; the rows of a plan as a table."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from theodolite.anatomy.part import Part
+import numpy as np
+
+from theodolite.anatomy.names import gather, ranges
+from theodolite.anatomy.part import ROLES, UNTRAINED
+from theodolite.core.arguments import number, one_of, whole
 from theodolite.core.errors import UseError
-from theodolite.optimizers import Base, Hyper, Policy, Ratios, Rule
-from theodolite.optimizers.condition import centre, deviation
-from theodolite.optimizers.decay_policies import decayed
-from theodolite.planning.explaining import reasons
-from theodolite.planning.law import Law
-from theodolite.planning.plan import Row
-from theodolite.planning.quantities import Case
+from theodolite.optimizers import OPTIMIZERS
+from theodolite.planning.init_distribution import InitDistribution
+from theodolite.present.text import Column, Table, cell
+
+WITHOUT_EPS = frozenset(name for name, spec in OPTIMIZERS.items() if spec.eps is None)
+"""Rules of optimizers that have no eps."""
+WITH_EXTENT = {name: spec.extent.option for name, spec in OPTIMIZERS.items() if spec.extent}
+"""Rules of optimizers that have an option in units of the weight, and its name."""
 
 
-def settled(
-    rule: Rule, name: str, part: Part, ratios: Ratios, base: Base, policy: Policy
-) -> tuple[Hyper, Hyper]:
-    """What a rule gives under a decay policy: with the multiplier beside the weight, and absorbed."""
-    explicit = rule(part, ratios, base)
-    if not explicit.lr > 0:
-        raise UseError(
-            f"{part.name}: the rule {name} gives it the learning rate {explicit.lr!r}. Give a "
-            "positive one; what is not to be trained is left out by plan.optimizer(model, skip=[…])"
+@dataclass(frozen=True)
+class PlanRow:
+    """One tensor: how it starts, and its hyperparameters."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    block: int | None
+    fan_in: int
+    fan_out: int
+    in_axes: tuple[int, ...]
+    out_axes: tuple[int, ...]
+    rows: tuple[tuple[tuple[int, int], ...], ...]
+    """Blocks of outputs that are separate matrices, such as fused queries, keys and values."""
+    scale_free: bool
+    """Is it divided by a norm of itself, so that only its direction matters?"""
+    init: InitDistribution
+    rule: str = ""
+    """The optimizer that trains it: the plan's own, or the one for its vectors; empty if none does."""
+    multiplier: float = 1.0
+    """In the forward pass, on the readout of a tied embedding; 1 where it was absorbed."""
+    lr: float = 0.0
+    weight_decay: float = 0.0
+    eps: float = 0.0
+    extent: float = 1.0
+    """Factor on options in units of the weight: the radius of SSO, the clip of Sophia."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Where each column comes from, in words and numbers."""
+
+    @property
+    def trained(self) -> bool:
+        """Does the plan train it? It leaves `frozen` and `unused` tensors as they are."""
+        return self.role not in UNTRAINED
+
+
+def plan_table(rows: Iterable[PlanRow], *, folded: bool) -> Table:
+    """The rows as a table; `folded` puts equal rows whose names differ only in numbers into one line."""
+    rows = list(rows)
+    trained = [row for row in rows if row.trained]
+    several_rules = len({row.rule for row in trained}) > 1
+    any_decay = any(row.weight_decay for row in trained)
+
+    def cells(row: PlanRow) -> tuple[str | float | None, ...]:
+        if not row.trained:
+            return (row.role, None, None, str(row.init), *[None] * (3 + len(WITH_EXTENT)))
+        return (
+            row.role,
+            row.rule if several_rules else None,
+            None if row.multiplier == 1 else row.multiplier,
+            str(row.init),
+            row.lr,
+            row.weight_decay if any_decay else None,
+            None if row.rule in WITHOUT_EPS else row.eps,
+            *(row.extent if row.rule == rule else None for rule in WITH_EXTENT),
         )
-    explicit = replace(explicit, weight_decay=decayed(policy, part, explicit, base.weight_decay))
-    hyper = explicit.absorbed()
-    if not all(map(math.isfinite, (hyper.lr, hyper.weight_decay, hyper.eps, hyper.std, hyper.extent))):
-        raise UseError(
-            f"{part.name}: lr {base.lr!r}, weight decay {base.weight_decay!r} or eps {base.eps!r} is beyond "
-            "what a number can hold at this size. Check the values at base size"
-        )
-    return explicit, hyper
 
-
-def kept_row(part: Part) -> Row:
-    """The row of a tensor that is not trained."""
-    frozen = part.role == "frozen"
-    why = "takes no gradient (requires_grad is False)" if frozen else "is used by nothing in the forward pass"
-    return Row(
-        name=part.name,
-        shape=part.shape,
-        role=part.role,
-        block=part.block,
-        fan_in=part.fan_in,
-        fan_out=part.fan_out,
-        in_axes=part.in_axes,
-        out_axes=part.out_axes,
-        rows=part.rows,
-        scale_free=part.scale_free,
-        rule="",
-        multiplier=1.0,
-        init=Law("kept"),
-        lr=0.0,
-        weight_decay=0.0,
-        eps=0.0,
-        extent=1.0,
-        reasons={
-            "tensor": f"of shape {'×'.join(map(str, part.shape)) or '()'}; it {why}, and the plan leaves it "
-            "as it is",
-            "init": "what build makes of it at this size",
-            "lr": "none: no optimizer has it",
-        },
+    extents = [Column(name, show=_times) for name in WITH_EXTENT.values()]
+    lines = fold_rows(rows, cells) if folded else [(row.name, (row,)) for row in rows]
+    return Table(
+        ("tensor", "role", "rule", "multiplier", "init", "lr", "decay", "eps", *extents),
+        [(pattern, *cells(members[0])) for pattern, members in lines],
     )
 
 
-def make_row(case: Case) -> Row:
-    """The row of a tensor, with its reasons."""
-    part, hyper = case.part, case.hyper
-    return Row(
-        name=part.name,
-        shape=part.shape,
-        role=part.role,
-        block=part.block,
-        fan_in=part.fan_in,
-        fan_out=part.fan_out,
-        in_axes=part.in_axes,
-        out_axes=part.out_axes,
-        rows=part.rows,
-        scale_free=part.scale_free,
-        rule=case.rule,
-        multiplier=case.readout,
-        init=_init(case),
-        lr=hyper.lr,
-        weight_decay=hyper.weight_decay,
-        eps=hyper.eps,
-        extent=hyper.extent,
-        reasons=reasons(case),
+def _times(value: float | None) -> str:
+    return "" if value is None else f"× {cell(value)}"
+
+
+def fold_rows(
+    rows: Iterable[PlanRow], key: Callable[[PlanRow], Hashable], among: Iterable[PlanRow] = ()
+) -> list[tuple[str, tuple[PlanRow, ...]]]:
+    """Gather rows with equal keys whose names differ only in numbers, under the pattern of their names.
+
+    Where a pattern also matches other rows, of these or of `among`, it says which numbers are meant.
+    """
+    rows = list(rows)
+    names = {row.name for row in (*rows, *among)}
+    found = []
+    for pattern, members in gather(rows, key):
+        pieces = pattern.split(".")
+        if sum(_fits(name.split("."), pieces) for name in names) > len(members):
+            place = pieces.index("*")
+            pattern += f" ({ranges(int(row.name.split('.')[place]) for row in members)})"
+        found.append((pattern, members))
+    return found
+
+
+def _fits(name: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(name) == len(pattern) and all(
+        star in ("*", piece) for piece, star in zip(name, pattern, strict=True)
     )
 
 
-def _init(case: Case) -> Law:
-    part, law, factor = case.part, case.law, case.hyper.std
-    if part.role in ("bias", "gain"):
-        # What multiplies is offset + gain: that is what an absorbed multiplier scales.
-        return law.scaled(factor).shifted(part.offset * (factor - 1))
-    return law.scaled(factor, mean=factor / deviation(part, case.ratios) * centre(part, case.ratios))
+LARGEST = float(np.finfo(np.float32).max) / 100
+"""Of a planned number: weights are drawn in float32, several standard deviations from their mean."""
+
+
+def check_row(row: PlanRow, where: str, rules: Sequence[str]) -> None:
+    """Refuse numbers that no tensor can be drawn or trained with: people edit plans by hand."""
+    one_of(f"{where}: role", row.role, ROLES)
+    if row.trained or row.rule:
+        one_of(f"{where}: rule", row.rule, rules)
+    for name in ("lr", "weight_decay", "eps", "extent"):
+        number(f"{where}: {name}", getattr(row, name), least=0, most=LARGEST)
+    check_multiplier(row.multiplier, f"{where}: multiplier")
+    for name in ("fan_in", "fan_out"):
+        whole(f"{where}: {name}", getattr(row, name), least=1, most=2**63)
+    for length in row.shape:
+        whole(f"{where}: shape", length, least=0, most=2**63)
+    axes = (*row.in_axes, *row.out_axes)
+    if len(set(axes)) < len(axes) or not set(axes) <= set(range(len(row.shape))):
+        raise UseError(
+            f"{where}: in_axes and out_axes are {row.in_axes} and {row.out_axes}: give different dimensions "
+            f"of the shape {row.shape}"
+        )
+    outputs = math.prod(row.shape[axis] for axis in row.out_axes)
+    for first, last in (pair for block in row.rows for pair in block):
+        if not 0 <= first < last <= outputs:
+            raise UseError(f"{where}: rows holds {(first, last)}: give a range within {outputs} outputs")
+    init = row.init
+    number(f"{where}: init: std", init.std, least=0, most=LARGEST)
+    for name in ("mean", "factor"):
+        number(f"{where}: init: {name}", getattr(init, name), least=-LARGEST, most=LARGEST)
+    if init.kind == "truncated" or init.bound is not None:
+        # Within a bound, uniform values have the largest std.
+        least = init.std * math.sqrt(3) * (1 - 1e-9) if init.kind == "truncated" else 0.0
+        number(f"{where}: init: bound", init.bound, least=least, most=LARGEST)
+
+
+def check_multiplier(factor: float, where: str) -> None:
+    """Refuse a multiplier of zero, or one that is not finite."""
+    if not number(where, factor, least=-LARGEST, most=LARGEST):
+        raise UseError(f"{where} is {factor}: give a number other than 0")

@@ -22,8 +22,8 @@ from theodolite.anatomy.structure.norms import Readings, follows_normalisation, 
 from theodolite.anatomy.structure.uses import Use
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.planning.multiplier import attach_multipliers, attached, detach_multipliers, missing
 from theodolite.planning.plan import Plan
+from theodolite.planning.readout_multiplier import attach_multipliers, attached, detach_multipliers, missing
 from theodolite.surgery.apply import Done, conduct
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.places import Finder, SurgeryError
@@ -31,26 +31,33 @@ from theodolite.surgery.proof import Proof
 
 
 @exclusive()
-def bake(model: nn.Module, inputs: Any) -> tuple[nn.Module, Proof]:
-    """Fold the multipliers that a plan put on tied readouts into the norms before them, in place.
+def bake(model: nn.Module, inputs: Any = None, *, plan: Plan | None = None) -> tuple[nn.Module, Proof]:
+    """Fold the multipliers that a plan put on tied readouts into the norms before them, in place: for export.
 
-    The hooks are gone afterwards, and the network computes the same: its weights can be loaded into the plain
-    architecture, by any program.
+    The multiplier goes into the gain (and the shift) of the norm that only the readout reads. The network
+    computes the same without a hook, so any program that builds the plain architecture and loads the weights
+    computes the same too. Where there is no such norm the network is left as it was, and the error says why.
 
-    Bake after training. Training on afterwards is training with another parametrization: an optimizer that
-    was made before must not go on. Sharded networks are refused: gather the weights into a whole network,
-    and bake that.
+    Bake after training, or bake a copy. Training on afterwards is training with another parametrization, in
+    which the plan's learning rate of that gain is wrong: an optimizer made before must not go on. Sharded
+    networks are refused: gather the weights into a whole network, and bake that.
 
     Args:
-        model: with multipliers on it, as of `plan.build`, `plan.optimizer` or `plan.attach`.
-        inputs: what it is called with, for the proof.
+        model: with multipliers on it, as of `plan.build`, `plan.optimizer` or `plan.attach`; DDP or
+            `torch.compile` may be around it.
+        inputs: what it is called with, for the proof; by default what the plan was made with.
+        plan: the plan it was trained under. A network with other multipliers is then refused, and one without
+            multipliers is left as it is if the plan has none either.
+
+    Returns:
+        The model, and a Proof: by how much outputs and gradients differ.
 
     >>> import torch, theodolite as th
     >>> from functools import partial
     >>> tokens = torch.zeros(1, 8, dtype=torch.long)
     >>> tied = partial(th.models.GPT, tied=True)
     >>> plan = th.plan(tied, tokens, size=th.Size(64, 1), base=th.Size(32, 1), lr=2**-8)
-    >>> model, proof = bake(plan.build(seed=0), tokens)
+    >>> model, proof = bake(plan.build(seed=0), plan=plan)
     >>> print(proof)
     bake: norm.weight takes up the multiplier 0.5 of readout
     outputs differ by 0.0e+00, gradients by 0.0e+00 (at most 1e-03), float32, on int64 (1, 8)
@@ -59,35 +66,26 @@ def bake(model: nn.Module, inputs: Any) -> tuple[nn.Module, Proof]:
         SurgeryError: if there is no multiplier, or no norm that only the readout reads; it says why.
     """
     inner = unwrap(model)
-    multipliers = attached(inner)
-    if not multipliers:
+    there = attached(inner)
+    if inputs is None:
+        inputs = None if plan is None else plan.inputs
+        if inputs is None:
+            raise UseError("inputs are missing: call bake(model, inputs). A plan from a file has none")
+        inputs = _beside(inner, inputs)
+    if plan is not None and there and there != plan.multipliers:
+        raise SurgeryError(
+            f"the network has the multipliers {there}, and the plan {dict(plan.multipliers)}: bake by the "
+            "plan that it was trained under"
+        )
+    if not there and (plan is None or plan.multipliers):
         raise SurgeryError(_nothing(inner))
 
     def act(network: nn.Module, edits: Edits) -> Done:
-        return _baking(network, inputs, multipliers, edits)
+        if not there:
+            return Done((), {}, said="the plan has no multipliers, nothing was changed")
+        return _baking(network, inputs, there, edits)
 
     return model, conduct(inner, inputs, "bake", act)  # no parameter is new: DDP need not hear of it
-
-
-def bake_plan(plan: Plan, model: nn.Module, inputs: Any = None) -> tuple[nn.Module, Proof]:
-    """Bake a network that has the plan's multipliers, or none to bake."""
-    inner = unwrap(model)
-    inputs = plan.inputs if inputs is None else inputs
-    if inputs is None:
-        raise UseError("the plan was read from a file, without inputs: plan.bake(model, inputs)")
-    inputs = _beside(inner, inputs)
-    there = attached(inner)
-    if there != plan.multipliers:
-        raise SurgeryError(
-            _nothing(inner)
-            if not there
-            else f"the network has the multipliers {there}, and the plan {dict(plan.multipliers)}: bake by "
-            "the plan that it was trained under"
-        )
-    if there:
-        return bake(model, inputs)
-    untouched = Done((), {}, said="the plan has no multipliers, nothing was changed")
-    return model, conduct(inner, inputs, "bake", lambda network, edits: untouched)
 
 
 def _nothing(model: nn.Module) -> str:
@@ -96,7 +94,7 @@ def _nothing(model: nn.Module) -> str:
         (name, factor), *_ = absent.items()
         return (
             f"there is no multiplier on this {type(model).__name__}, but its config says that it was trained "
-            f"with {factor:.4g} on what {name} reads: call plan.attach(model) first"
+            f"with {factor:.4g} on the input of {name}: call plan.attach(model) first"
         )
     return (
         f"nothing to bake: there is no multiplier on this {type(model).__name__}. It was baked already, or "

@@ -22,7 +22,7 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.planning import Plan, plan
-from theodolite.planning.repeating import lone_branches
+from theodolite.planning.counterparts import lone_branches
 from theodolite.surveying.batches import examples_in, first_of
 from theodolite.surveying.budget import pass_work
 from theodolite.surveying.finding import Value

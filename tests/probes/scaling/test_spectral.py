@@ -10,7 +10,7 @@ from theodolite.anatomy.part import Part
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.optimizers.matrices import as_matrices
-from theodolite.planning.law import Law
+from theodolite.planning.init_distribution import InitDistribution
 from theodolite.probes.scaling.spectral import Spectral, compare, observe
 from theodolite.probes.scaling.spectral_norm import rms_norms
 
@@ -197,7 +197,7 @@ def test_a_single_tensor_planned_wrongly_is_named(mixture):
     worst = max(found.rows, key=lambda one: one.step.off)
     assert worst.name == name
     assert worst.step.off > 10
-    large = Law(row.init.kind, std=row.init.std * 30)
+    large = InitDistribution(row.init.kind, std=row.init.std * 30)
     heavy = dataclasses.replace(right, rows={**right.rows, name: dataclasses.replace(row, init=large)})
     found = compared(mixture, heavy, base, steps=1)
     assert max(found.rows, key=lambda one: one.start.off).start.off == pytest.approx(30, rel=0.15)

@@ -19,13 +19,13 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.progress import Progress, silent
 from theodolite.core.size import Size
+from theodolite.planning.counterparts import lone_branches
 from theodolite.planning.parameterization import (
     PARAMETERIZATIONS,
     Parameterization,
     plan_for,
     with_zero_readout,
 )
-from theodolite.planning.repeating import lone_branches
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, counted
 from theodolite.probes.scaling.first_steps import Track, follow

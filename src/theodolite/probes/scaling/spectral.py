@@ -36,10 +36,9 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
 from theodolite.optimizers.condition import Ratios, change, deviation, multiplier
-from theodolite.planning.counterparts import counterparts
+from theodolite.planning.counterparts import counterparts, repeated_branches
 from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization, plan_for
 from theodolite.planning.plan import Plan
-from theodolite.planning.repeating import repeating
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table
 from theodolite.probes.scaling.spectral_norm import is_matrix, rms_norms
@@ -321,7 +320,7 @@ def observe(
 
 def compare(here: Training, base: Training) -> Spectral:
     """Compare one training with another of a different size."""
-    branches = repeating(here.anatomy, base.anatomy)
+    branches = repeated_branches(here.anatomy, base.anatomy)
     depth = branches.ratio
     width = here.size.width / base.size.width
     growth = width if abs(math.log(width)) >= abs(math.log(depth)) else depth

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from theodolite.core.errors import UseError
 from theodolite.planning import Plan
-from theodolite.planning.table import folded
+from theodolite.planning.rows import fold_rows
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.section import Section
 from theodolite.surveying.site import Site
@@ -39,7 +39,7 @@ def planned(plans: list[Plan]) -> Finding:
         base = made.base
         axis = "width" if made.size.width != base.width else "depth"
         factor = made.size.width // base.width if axis == "width" else made.size.depth // base.depth
-        for pattern, members in folded(made.trained, lambda row: (row.role, row.init.factor, row.lr)):
+        for pattern, members in fold_rows(made.trained, lambda row: (row.role, row.init.factor, row.lr)):
             row = members[0]
             entry = rows.setdefault(pattern, {"tensor": pattern, "role": row.role})
             entry[f"lr at {factor}× {axis}"] = row.lr / LR

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from theodolite import Plan, UseError
-from theodolite.planning.law import Law
+from theodolite.planning.init_distribution import InitDistribution
 
 from .zoo import Zoo, zoo_plan
 
@@ -22,7 +22,7 @@ def test_what_is_read_is_what_was_written(tmp_path, optimizer):
     options = {"betas": (0.9, 0.95), "nested": {"on": True, "name": None}} if optimizer == "adamw" else {}
     plan = zoo_plan(optimizer=optimizer, lr=0.1 + 0.2, options=options)
     plan = replace(plan, notes=("größer",), multipliers={"head": 1 / 3})
-    bounded = replace(plan["last.weight"], init=Law("truncated", std=1 / 7, bound=2 / 7))
+    bounded = replace(plan["last.weight"], init=InitDistribution("truncated", std=1 / 7, bound=2 / 7))
     plan = replace(plan, rows={**plan.rows, "last.weight": bounded})
     again = Plan.load(plan.save(tmp_path / "plan.json"))
     assert again == plan
@@ -49,14 +49,12 @@ def test_an_older_plan_may_be_replaced_but_nothing_else(tmp_path, saved):
     assert Plan.load(saved).lr == 0.5
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llama"}')
-    with pytest.raises(
-        UseError, match=r"config.json: there is a file that is no plan. Give the plan another"
-    ):
+    with pytest.raises(UseError, match=r"config.json: there is a file that holds no plan. Give another name"):
         zoo_plan().save(config)
     assert config.read_text() == '{"model_type": "llama"}'
     with pytest.raises(UseError, match="there is no folder"):
         zoo_plan().save(tmp_path / "absent" / "plan.json")
-    with pytest.raises(UseError, match="that is a folder"):
+    with pytest.raises(UseError, match=r"its name must end in .json or .html or .csv"):
         zoo_plan().save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "plan.json"]  # no rests
 
@@ -65,7 +63,7 @@ def test_an_older_plan_may_be_replaced_but_nothing_else(tmp_path, saved):
 def test_infinities_are_refused_and_the_old_file_stays(saved, number):
     plan = zoo_plan()
     row = replace(plan["last.bias"], weight_decay=number)
-    with pytest.raises(UseError, match=r"rows: last.bias: weight_decay is (-?inf|nan): only finite"):
+    with pytest.raises(UseError, match=r"rows: last.bias: weight_decay is (-?inf|nan): give a finite"):
         replace(plan, rows={**plan.rows, "last.bias": row}).save(saved)
     assert Plan.load(saved) == plan
 
@@ -94,7 +92,7 @@ ROW = ("rows", "last.weight")
 @pytest.mark.parametrize(
     "keys, value, words",
     [
-        (("kind",), "survey", 'is not a plan: it has no "kind": "theodolite plan"'),
+        (("kind",), "survey", 'holds no plan: its "kind" is not'),
         (("version",), 2, "has version 2 of the format, and this is version 1"),
         (("lr",), None, "the plan has no lr"),
         (("colour",), 1, "the plan has a 'colour', which means nothing"),
@@ -109,43 +107,47 @@ ROW = ("rows", "last.weight")
         ((*ROW, "init", "kind"), "cauchy", "last.weight: init: kind is 'cauchy' where 'constant' or "),
         ((*ROW, "block"), "2", "last.weight: block is '2' where a whole number belongs"),
         (("size", "width"), -1, "width is -1: a size is two positive whole numbers"),
-        ((*ROW, "lr"), -1, "rows: last.weight: lr is -1, which has to be 0 or more"),
+        ((*ROW, "lr"), -1, "rows: last.weight: lr is -1: give a finite number from 0 to"),
         ((*ROW, "lr"), 10**400, "last.weight: lr is a number of many digits where a finite number belongs"),
-        ((*ROW, "weight_decay"), -0.1, "last.weight: weight_decay is -0.1, which has to be 0 or more"),
-        ((*ROW, "init", "std"), -0.1, "last.weight: init: std is -0.1, which has to be 0 or more"),
+        ((*ROW, "weight_decay"), -0.1, "last.weight: weight_decay is -0.1: give a finite number from 0 to"),
+        ((*ROW, "init", "std"), -0.1, "last.weight: init: std is -0.1: give a finite number from 0 to"),
         (
             (*ROW, "init", "std"),
             1e38,
-            "last.weight: init: std is 1e+38, which is beyond what float32 can hold",
+            "last.weight: init: std is 1e+38: give a finite number from 0 to 3.40282e+36",
         ),
         (
             (*ROW, "init", "mean"),
             1e300,
-            "last.weight: init: mean is 1e+300, which is beyond what float32 can hold",
+            "last.weight: init: mean is 1e+300: give a finite number from -3.40282e+36 to",
         ),
         (
             (*ROW, "init", "kind"),
             "truncated",
-            "last.weight: init: bound is None, and a truncated law needs one",
+            "last.weight: init: bound is None: give a finite number from 0.0312",
         ),
-        ((*ROW, "multiplier"), 0, "last.weight: multiplier is 0, which has to be other than 0"),
-        ((*ROW, "role"), "weight", "last.weight: role is 'weight', which has to be one of input, hidden"),
-        ((*ROW, "rule"), "adam", "last.weight: rule is 'adam', which has to be one of adamw, diffgrad"),
-        ((*ROW, "shape"), [3, -128], "last.weight: shape is -128, which has to be 0 or more"),
-        ((*ROW, "in_axes"), [2], "last.weight: in_axes and out_axes are (2,) and (0,), which have to be"),
+        ((*ROW, "multiplier"), 0, "last.weight: multiplier is 0: give a number other than 0"),
+        ((*ROW, "role"), "weight", "last.weight: role is 'weight'. It is one of input, hidden"),
+        ((*ROW, "rule"), "adam", "last.weight: rule is 'adam'. Did you mean 'adamw'? It is one of adamw"),
+        ((*ROW, "shape"), [3, -128], "last.weight: shape is -128: give an integer, at least 0"),
+        (
+            (*ROW, "in_axes"),
+            [2],
+            "last.weight: in_axes and out_axes are (2,) and (0,): give different dimensions of",
+        ),
         (
             (*ROW, "rows"),
             [[[0, 4]]],
-            "last.weight: rows holds (0, 4), which has to be a range within 3 outputs",
+            "last.weight: rows holds (0, 4): give a range within 3 outputs",
         ),
-        ((*ROW, "rows"), [[[0, 1, 2]]], "last.weight: rows is [0, 1, 2] where a list of two belongs"),
+        ((*ROW, "rows"), [[[0, 1, 2]]], "last.weight: rows is [0, 1, 2] where a list of 2 belongs"),
         (
             (*ROW, "name"),
             "first.weight",
-            "last.weight: name is 'first.weight', which has to be 'last.weight'",
+            "last.weight: name is 'first.weight': give 'last.weight'",
         ),
-        (("policy",), "papers", "the plan: policy is 'papers', which has to be one of paper"),
-        (("options",), {"betas": [0.9, math.nan]}, "options: betas is nan where a finite number belongs"),
+        (("policy",), "papers", "the plan: policy is 'papers'. Did you mean 'paper'? It is one of paper"),
+        (("options",), {"betas": [0.9, math.nan]}, "options: betas is nan: give a finite number"),
     ],
 )
 def test_a_spoilt_file_is_refused_with_its_name_and_what_is_wrong(saved, keys, value, words):
@@ -165,7 +167,7 @@ def test_what_is_no_json_or_not_there_is_refused(tmp_path, saved):
     with pytest.raises(UseError, match=r"plan.json cannot be read: it is not a text in UTF-8"):
         Plan.load(saved)
     saved.write_text("[1, 2]")
-    with pytest.raises(UseError, match="is not a plan"):
+    with pytest.raises(UseError, match="holds no plan"):
         Plan.load(saved)
     with pytest.raises(UseError, match=r"absent.json cannot be read: No such file"):
         Plan.load(tmp_path / "absent.json")

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import theodolite as th
 from theodolite import Size, UseError
 from theodolite.models import GPT
-from theodolite.planning.multiplier import (
+from theodolite.planning.readout_multiplier import (
     attach_multipliers,
     detach_multipliers,
     missing,
@@ -248,7 +248,7 @@ def test_a_saved_state_says_which_multiplier_it_was_trained_with() -> None:
     for again in (model, copy.deepcopy(model)):
         nn.ModuleDict({"inner": again}).load_state_dict(state)
         again.load_state_dict(dict(plain["inner"].state_dict()))  # of which nothing is known
-        with pytest.warns(UserWarning, match="without a multiplier on what readout reads, .* has 0.25"):
+        with pytest.warns(UserWarning, match="without a multiplier on the input of readout, .* has 0.25"):
             again.load_state_dict(plain["inner"].state_dict())
     detach_multipliers(model)
     assert "theodolite_multiplier" not in model.state_dict()._metadata["readout"]
@@ -263,7 +263,7 @@ def test_a_hugging_face_config_says_it_too() -> None:
     assert missing(outer) == {}
     again = type(model)(model.config)
     assert missing(again) == {"lm_head": 0.25}
-    with pytest.warns(UserWarning, match=r"trained with what lm_head reads multiplied by 0.25"):
+    with pytest.warns(UserWarning, match=r"trained with the input of lm_head multiplied by 0.25"):
         warn_of_missing(again)
     detach_multipliers(outer)
     assert missing(again) == {}
@@ -274,7 +274,7 @@ def test_a_hugging_face_config_says_it_too() -> None:
 
 def test_another_network_is_refused() -> None:
     with pytest.raises(
-        UseError, match=r"multiplies what readout reads by 0.25.*Linear has no module readout"
+        UseError, match=r"multiplies the input of readout by 0.25.*Linear has no module readout"
     ):
         planned(tied_gpt).attach(nn.Linear(2, 2))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.core.errors import UseError
-from theodolite.planning.repeating import repeating
+from theodolite.planning.counterparts import repeated_branches
 
 BASE, DEEP = th.Size(8, 2), th.Size(8, 4)
 INPUTS = torch.zeros(2, 6, 3)
@@ -53,15 +53,15 @@ class Net(nn.Module):
 
 def counts(build: Any) -> tuple[int, int, int]:
     target, base = (th.dissect(build, INPUTS, size=size) for size in (DEEP, BASE))
-    found = repeating(target, base)
-    return len(found.here), len(found.there), len(found.lone)
+    found = repeated_branches(target, base)
+    return len(found.at_target), len(found.at_base), len(found.lone)
 
 
 def test_a_branch_that_stands_alone_is_left_alone_and_the_others_get_their_own_ratio() -> None:
     made = th.plan(Net, INPUTS, size=DEEP, base=BASE, lr=0.25)
     assert (made["conv1.weight"].lr, made["conv1.weight"].eps) == (0.25, 1e-8)
     assert made["blocks.3.down.weight"].lr == 0.25 / 2  # not 3/5, the ratio of all branches
-    assert "r_L = 2: residual branches 4 = 2 × 2" in made.explain("blocks.3.down.weight")
+    assert "r_L = 2: residual branches 4 = 2 × 2" in str(made.explain("blocks.3.down.weight"))
     assert made.notes == (
         "1 residual branch does not repeat with depth (conv1.weight): the plan scales the other 4 with "
         "depth, and leaves it alone.",
@@ -154,4 +154,4 @@ def test_what_acts_on_the_stream_in_every_block_learns_by_one_over_depth(optimiz
     assert {plan[f"gains.{block}"].lr for block in range(8)} == {1 / 4}
     assert {plan[f"gains.{block}"].init.mean for block in range(8)} == {1.0}
     assert plan["scale"].lr == plan["first.weight"].lr == plan["head.bias"].lr == 1.0
-    assert "c = 1/r_L = 1/4" in plan.explain("gains.3")
+    assert "c = 1/r_L = 1/4" in str(plan.explain("gains.3"))

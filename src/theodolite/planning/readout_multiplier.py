@@ -1,8 +1,14 @@
-"""The hook that multiplies what a readout reads, and the mark that it leaves in checkpoints.
+"""The one multiplier that cannot be absorbed: on the readout of a tied embedding.
 
-A hook is not part of the weights. So that a checkpoint says which network its weights are of, a network with
-multipliers leaves a mark in what is saved of it: in the metadata of `state_dict`, which `torch.save` keeps,
-and in the config of a Hugging Face model, which `save_pretrained` writes.
+One tensor is the table that tokens are looked up in and the weight of the readout. As a table it must start
+and move by Θ(1) at every width, as a readout by 1/width. It follows the rule of the table, and the input of
+the readout is multiplied by `1/r`, r the ratio of widths, with a hook. Where the network's own forward pass
+multiplies the readout by numbers that change with size, these count; and what the tensor absorbs for such
+numbers behind the table, the readout takes back.
+
+A hook is not part of the weights. A network with multipliers therefore marks what is saved of it: the
+metadata of `state_dict`, which `torch.save` keeps, and the config of a Hugging Face model, which
+`save_pretrained` writes.
 """
 
 from __future__ import annotations
@@ -14,13 +20,53 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from theodolite.anatomy import Anatomy
 from theodolite.anatomy.names import canonical_modules
+from theodolite.anatomy.part import Part
+from theodolite.core.arguments import is_number
 from theodolite.core.errors import UseError
 
 MARK = "theodolite"
-"""The key in a Hugging Face config, and in the metadata of a file of safetensors."""
+"""The key in a Hugging Face config, and in the metadata of a safetensors file."""
 METADATA = "theodolite_multiplier"
 """The key in a module's part of the metadata of `state_dict`."""
+
+
+def readout_multipliers(
+    target: Anatomy, partners: Mapping[str, Part]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The multipliers of tied readouts: by the name of the module, and by the name of the tensor."""
+    by_module: dict[str, float] = {}
+    by_tensor: dict[str, float] = {}
+    for part in target.trained:
+        partner = partners[part.name]
+        table, readout = part.factor / partner.factor, part.readout_factor / partner.readout_factor
+        multiplier = partner.fan_out / part.fan_out * table / readout
+        if not part.readout or math.isclose(multiplier, 1):
+            continue
+        for name in part.readout:
+            module = name.rpartition(".")[0]
+            if not module or _does_more(target, module, part):
+                raise UseError(
+                    f"{part.name} is both the table that is looked up in and the weight of a readout that "
+                    f"has no module of its own, so the readout's multiplier {multiplier:.4g} has no place. "
+                    "Read out by a module that shares the weight: "
+                    "head = nn.Linear(width, vocab, bias=False) and head.weight = embed.weight; or untie them"
+                )
+            by_module[module] = multiplier
+        by_tensor[part.name] = multiplier
+    return by_module, by_tensor
+
+
+def _does_more(target: Anatomy, module: str, readout: Part) -> bool:
+    """Does a module hold anything but the readout's weight and bias?"""
+    prefix = f"{module}." if module else ""
+    return any(
+        name.startswith(prefix)
+        for part in target.values()
+        if part is not readout and part.role != "bias"
+        for name in (part.name, *part.tied)
+    )
 
 
 class Multiplier:
@@ -56,18 +102,15 @@ def attached(model: nn.Module) -> dict[str, float]:
 
 
 def attach_multipliers(model: nn.Module, multipliers: Mapping[str, float], of: str = "the plan") -> None:
-    """Put multipliers on what modules read, in place of all there are, and the mark on what is saved.
+    """Multiply the inputs of modules, instead of by any earlier multipliers, and mark what is saved.
 
-    Args:
-        model: the network.
-        multipliers: by the canonical name of a module.
-        of: what asks for them, for the error if there is no such module.
+    `of` says whose multipliers they are, for the error if there is no such module.
     """
     modules = dict(canonical_modules(model))
     for name, factor in multipliers.items():
         if name not in modules:
             raise UseError(
-                f"{of} multiplies what {name} reads by {factor:.4g}, but this {type(model).__name__} has "
+                f"{of} multiplies the input of {name} by {factor:.4g}, but this {type(model).__name__} has "
                 f"no module {name}. Plan for this network, or build the network at the plan's size"
             )
     detach_multipliers(model)
@@ -87,7 +130,7 @@ def attach_multipliers(model: nn.Module, multipliers: Mapping[str, float], of: s
 
 
 def detach_multipliers(model: nn.Module) -> None:
-    """Take all multipliers off a network, and their mark."""
+    """Remove all multipliers and their marks from a network."""
     modules = dict(canonical_modules(model))
     for name, module in modules.items():
         for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, Multiplier)]:
@@ -102,7 +145,7 @@ def detach_multipliers(model: nn.Module) -> None:
 
 
 def missing(model: nn.Module) -> dict[str, float]:
-    """Multipliers that a network's Hugging Face config names, but that are not on the network."""
+    """Multipliers that the network's Hugging Face config names but the network does not have."""
     modules, there = dict(canonical_modules(model)), attached(model)
     outermost: dict[int, tuple[Any, str]] = {}  # models inside another share its config
     for name in modules:
@@ -117,36 +160,35 @@ def missing(model: nn.Module) -> dict[str, float]:
 
 
 def warn_of_missing(model: nn.Module) -> None:
-    """Warn of a network that was trained with multipliers and does not have them now."""
+    """Warn if the network was trained with multipliers that it does not have now."""
     for name, factor in missing(model).items():
         warnings.warn(
-            f"the config of this {type(model).__name__} says that it was trained with what {name} reads "
+            f"the config of this {type(model).__name__} says that it was trained with the input of {name} "
             f"multiplied by {factor:.4g}, but there is no multiplier on it, so it computes something else. "
-            "Call plan.attach(model) first; or save the network after plan.bake(model), which needs none",
+            "Call plan.attach(model) first; or save the network after theodolite.surgery.bake(model, inputs)",
             stacklevel=3,
         )
 
 
 def checked(mark: Any, where: str) -> dict[str, float]:
-    """The multipliers in a mark that was read from a file.
+    """The multipliers in a mark that was read from a file, checked.
 
     >>> checked({"multipliers": {"lm_head": 0.25}}, "the config")
     {'lm_head': 0.25}
     """
     found = mark.get("multipliers", {}) if isinstance(mark, Mapping) else None
     if not isinstance(found, Mapping) or not all(
-        isinstance(name, str) and type(factor) in (int, float) and math.isfinite(factor) and factor
-        for name, factor in found.items()
+        isinstance(name, str) and is_number(factor) and factor for name, factor in found.items()
     ):
         raise UseError(
-            f"{where} says under {MARK!r} of its multipliers {found!r:.80}: they are finite numbers other "
-            "than 0 by the names of modules. Correct it, or save the network again"
+            f"{where} has the multipliers {found!r:.80} under {MARK!r}: give finite numbers other than 0 by "
+            "the names of modules, or save the network again"
         )
     return {name: float(factor) for name, factor in found.items()}
 
 
 class _Saved:
-    """Notes the multiplier in the metadata of a state that is saved."""
+    """Writes the multiplier into the metadata of a saved state."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -156,7 +198,7 @@ class _Saved:
 
 
 class _Loaded:
-    """Warns of a state that was saved without the multiplier, or with another one."""
+    """Warns if a state was saved without the multiplier, or with another one."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -169,18 +211,15 @@ class _Loaded:
             where = prefix[:-1] or type(module).__name__
             of = "without a multiplier" if saved is None else f"with the multiplier {saved:.4g}"
             warnings.warn(
-                f"these weights were saved from a network {of} on what {where} reads, and this network has "
-                f"{self.factor:.4g}: with them it computes something else than that network did. Weights "
-                "after plan.bake(model) belong into the plain network, without plan.build or plan.attach",
+                f"these weights were saved from a network {of} on the input of {where}, and this network has "
+                f"{self.factor:.4g}: with them it computes something else than that network did. Load "
+                "weights after theodolite.surgery.bake into the plain network, not after plan.attach",
                 stacklevel=2,
             )
 
 
 def _let_compiled_code_see_hooks() -> None:
-    """Have `torch.compile` check hooks before it runs what it compiled.
-
-    By default it does not, and runs what it compiled for another network of the same class, without hooks.
-    """
+    """Make `torch.compile` check for hooks: by default it runs code compiled for a network without them."""
     from torch._dynamo import config, reset, utils  # a second, which the first optimizer takes anyway
 
     if config.skip_nnmodule_hook_guards:
@@ -194,7 +233,7 @@ def _bare(hook: Any) -> Any:
 
 
 def _configs(modules: Mapping[str, nn.Module], name: str) -> Iterator[tuple[Any, str]]:
-    """The configs that Hugging Face models around a module are saved with, and the models' prefixes."""
+    """The configs of the Hugging Face models that contain a module, each with the model's prefix."""
     parts = name.split(".") if name else []
     for end in range(len(parts) + 1):
         around = ".".join(parts[:end])

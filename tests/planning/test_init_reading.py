@@ -1,4 +1,4 @@
-"""The law of every tensor is what the network's source says, to the last digit of its std."""
+"""The initial distribution of every tensor is what the network's source says, to the last digit."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from theodolite import Size, UseError
 from theodolite.core.building import build_model
 from theodolite.models import GPT, ResidualMLP
-from theodolite.planning import laws as laws_module
-from theodolite.planning.law import Law
-from theodolite.planning.laws import depth_in_init, laws_with_values, laws_without_values, read_laws
+from theodolite.planning import init_reading
+from theodolite.planning.init_distribution import InitDistribution as Init
+from theodolite.planning.init_reading import depth_in_init, read_init, read_with_values, read_without_values
 
 SIZE = Size(64, 2)
 
@@ -32,7 +32,7 @@ class Holder(nn.Module):
         self.weight = nn.Parameter(fill(width))
 
 
-def of(fill: Callable[[int], Tensor], read: Callable = read_laws) -> Law:
+def of(fill: Callable[[int], Tensor], read: Callable = read_init) -> Init:
     return read(partial(Holder, fill=fill), SIZE)["weight"]
 
 
@@ -67,58 +67,67 @@ def by_expert(n: int) -> Tensor:
 
 
 EXACT = {
-    "normal_": (lambda n: empty(n).normal_(0.1, 0.02), Law("normal", 0.02, 0.1)),
-    "uniform_": (lambda n: empty(n).uniform_(-0.5, 1.5), Law("uniform", 1 / math.sqrt(3), 0.5)),
-    "kaiming": (lambda n: nn.init.kaiming_normal_(empty(n)), Law("normal", math.sqrt(2 / 64))),
-    "xavier": (lambda n: nn.init.xavier_uniform_(empty(n)), Law("uniform", 1 / math.sqrt(64))),
-    "randn": (lambda n: torch.randn(n) * 0.02, Law("normal", 0.02)),
-    "torch.normal": (lambda n: torch.normal(0.5, 0.02, size=(n, n)), Law("normal", 0.02, 0.5)),
-    "rand": (lambda n: 2 * torch.rand(n, n) - 1, Law("uniform", 1 / math.sqrt(3))),
-    "one minus": (lambda n: 1 - torch.rand(n, n) / 2, Law("uniform", 1 / math.sqrt(48), 0.75)),
-    "a tensor as factor": (lambda n: torch.randn(n, n) * torch.tensor(0.5), Law("normal", 0.5)),
-    "zeros": (lambda n: torch.zeros(n), Law("constant")),
-    "ones": (lambda n: torch.ones(n), Law("constant", mean=1.0)),
-    "full": (lambda n: torch.full((n,), 0.25), Law("constant", mean=0.25)),
-    "fill_": (lambda n: empty(n).fill_(3).mul_(0.5), Law("constant", mean=1.5)),
-    "like": (lambda n: torch.randn_like(torch.zeros(n, n)) + torch.ones(n, n), Law("normal", 1.0, 1.0)),
-    "the last fill": (lambda n: nn.init.zeros_(nn.init.normal_(empty(n))), Law("constant")),
-    "copy_": (lambda n: empty(n).copy_(torch.randn(n, n).T.mul(3).clone()), Law("normal", 3.0)),
-    "of another dtype": (lambda n: torch.randn(n, n).double().mul_(0.1).float(), Law("normal", 0.1)),
-    "data": (lambda n: nn.Parameter(torch.randn(n, n)).data.div_(2), Law("normal", 0.5)),
-    "by expert": (by_expert, Law("normal", math.sqrt(2 / 64))),
-    "joined": (lambda n: torch.cat([torch.randn(n, n), torch.randn(2 * n, n)]), Law("normal", 1.0)),
+    "normal_": (lambda n: empty(n).normal_(0.1, 0.02), Init("normal", 0.02, 0.1)),
+    "uniform_": (lambda n: empty(n).uniform_(-0.5, 1.5), Init("uniform", 1 / math.sqrt(3), 0.5)),
+    "kaiming": (lambda n: nn.init.kaiming_normal_(empty(n)), Init("normal", math.sqrt(2 / 64))),
+    "xavier": (lambda n: nn.init.xavier_uniform_(empty(n)), Init("uniform", 1 / math.sqrt(64))),
+    "randn": (lambda n: torch.randn(n) * 0.02, Init("normal", 0.02)),
+    "torch.normal": (lambda n: torch.normal(0.5, 0.02, size=(n, n)), Init("normal", 0.02, 0.5)),
+    "rand": (lambda n: 2 * torch.rand(n, n) - 1, Init("uniform", 1 / math.sqrt(3))),
+    "one minus": (lambda n: 1 - torch.rand(n, n) / 2, Init("uniform", 1 / math.sqrt(48), 0.75)),
+    "a tensor as factor": (lambda n: torch.randn(n, n) * torch.tensor(0.5), Init("normal", 0.5)),
+    "zeros": (lambda n: torch.zeros(n), Init("constant")),
+    "ones": (lambda n: torch.ones(n), Init("constant", mean=1.0)),
+    "full": (lambda n: torch.full((n,), 0.25), Init("constant", mean=0.25)),
+    "fill_": (lambda n: empty(n).fill_(3).mul_(0.5), Init("constant", mean=1.5)),
+    "like": (
+        lambda n: torch.randn_like(torch.zeros(n, n)) + torch.ones(n, n),
+        Init("normal", 1.0, 1.0),
+    ),
+    "the last fill": (lambda n: nn.init.zeros_(nn.init.normal_(empty(n))), Init("constant")),
+    "copy_": (lambda n: empty(n).copy_(torch.randn(n, n).T.mul(3).clone()), Init("normal", 3.0)),
+    "of another dtype": (
+        lambda n: torch.randn(n, n).double().mul_(0.1).float(),
+        Init("normal", 0.1),
+    ),
+    "data": (lambda n: nn.Parameter(torch.randn(n, n)).data.div_(2), Init("normal", 0.5)),
+    "by expert": (by_expert, Init("normal", math.sqrt(2 / 64))),
+    "joined": (
+        lambda n: torch.cat([torch.randn(n, n), torch.randn(2 * n, n)]),
+        Init("normal", 1.0),
+    ),
     "truncated": (
         lambda n: nn.init.trunc_normal_(empty(n), std=0.5, a=-1, b=1),
-        Law("truncated", 0.5 * stats.truncnorm(-2, 2).std(), bound=1.0),
+        Init("truncated", 0.5 * stats.truncnorm(-2, 2).std(), bound=1.0),
     ),
     "hardly truncated": (
         lambda n: nn.init.trunc_normal_(empty(n), std=0.02),
-        Law("truncated", 0.02, bound=2.0),
+        Init("truncated", 0.02, bound=2.0),
     ),
     "tightly truncated": (
         lambda n: nn.init.trunc_normal_(empty(n), mean=0.3, std=10, a=0.2, b=0.4),
-        Law("truncated", 10 * stats.truncnorm(-0.01, 0.01).std(), mean=0.3, bound=0.1),
+        Init("truncated", 10 * stats.truncnorm(-0.01, 0.01).std(), mean=0.3, bound=0.1),
     ),
     "a copy of trunc_normal_ that cuts off nothing": (
         lambda n: copied_trunc_normal(empty(n), 0.02, -2, 2),
-        Law("normal", 0.02),
+        Init("normal", 0.02),
     ),
     "a copy of trunc_normal_": (
         lambda n: copied_trunc_normal(empty(n), 0.5, -1, 1),
-        Law("truncated", 0.5 * stats.truncnorm(-2, 2).std(), bound=1.0),
+        Init("truncated", 0.5 * stats.truncnorm(-2, 2).std(), bound=1.0),
     ),
 }
 
 
-@pytest.mark.parametrize("read", [laws_with_values, laws_without_values])
+@pytest.mark.parametrize("read", [read_with_values, read_without_values])
 @pytest.mark.parametrize("way", EXACT)
 def test_the_law_is_the_one_in_the_source(way: str, read: Callable) -> None:
     fill, expected = EXACT[way]
-    law = of(fill, read)
-    assert law.kind == expected.kind
-    assert law.std == pytest.approx(expected.std, rel=1e-6)
-    assert law.mean == pytest.approx(expected.mean, rel=1e-12, abs=1e-15)
-    assert law.bound == (None if expected.bound is None else pytest.approx(expected.bound, rel=1e-6))
+    one = of(fill, read)
+    assert one.kind == expected.kind
+    assert one.std == pytest.approx(expected.std, rel=1e-6)
+    assert one.mean == pytest.approx(expected.mean, rel=1e-12, abs=1e-15)
+    assert one.bound == (None if expected.bound is None else pytest.approx(expected.bound, rel=1e-6))
 
 
 OWN = {
@@ -143,29 +152,29 @@ OWN = {
 
 @pytest.mark.parametrize("way", OWN)
 def test_what_has_no_simple_law_is_the_networks_own_and_is_measured(way: str) -> None:
-    law = of(OWN[way])
+    one = of(OWN[way])
     values = build_model(partial(Holder, fill=OWN[way]), SIZE, seed=0).weight.detach().double()
-    assert law.kind == "own"
+    assert one.kind == "own"
     # Measured on the values, or, of a mixture, known: those differ by chance alone.
-    assert law.std == pytest.approx(values.std(correction=0).item(), rel=0.05)
-    assert law.mean == pytest.approx(values.mean().item(), abs=0.05 * law.std)
+    assert one.std == pytest.approx(values.std(correction=0).item(), rel=0.05)
+    assert one.mean == pytest.approx(values.mean().item(), abs=0.05 * one.std)
 
 
 @pytest.mark.parametrize("way", sorted(OWN.keys() - {"a row of zeros", "two laws"}))
 def test_without_values_nothing_is_guessed(way: str) -> None:
     with pytest.raises(UseError, match="smaller base size"):
-        of(OWN[way], laws_without_values)
+        of(OWN[way], read_without_values)
 
 
 def test_values_that_are_all_alike_are_a_constant_however_they_came() -> None:
-    assert of(lambda n: torch.arange(n).sign().square().mul(0.0) + 0.5) == Law("constant", mean=0.5)
-    assert of(lambda n: torch.tensor([0.25] * n)) == Law("constant", mean=0.25)
+    assert of(lambda n: torch.arange(n).sign().square().mul(0.0) + 0.5) == Init("constant", mean=0.5)
+    assert of(lambda n: torch.tensor([0.25] * n)) == Init("constant", mean=0.25)
 
 
 def test_a_row_of_zeros_has_the_std_of_the_mixture_even_without_values() -> None:
-    law = laws_without_values(lambda width, depth: nn.Embedding(10, width, padding_idx=3), SIZE)["weight"]
-    assert (law.kind, law.mean) == ("own", 0.0)
-    assert law.std == pytest.approx(math.sqrt(0.9))
+    one = read_without_values(lambda width, depth: nn.Embedding(10, width, padding_idx=3), SIZE)["weight"]
+    assert (one.kind, one.mean) == ("own", 0.0)
+    assert one.std == pytest.approx(math.sqrt(0.9))
 
 
 def test_values_written_behind_torchs_back_are_believed_more_than_operations() -> None:
@@ -174,17 +183,17 @@ def test_values_written_behind_torchs_back_are_believed_more_than_operations() -
         tensor.numpy()[:] *= 7
         return tensor
 
-    law = of(fill)
-    assert law.kind == "own"
-    assert law.std == pytest.approx(7, rel=0.05)
+    one = of(fill)
+    assert one.kind == "own"
+    assert one.std == pytest.approx(7, rel=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_dtypes_have_the_same_laws(dtype: torch.dtype) -> None:
-    assert of(lambda n: torch.empty(n, n, dtype=dtype).normal_(0, 0.02)) == Law("normal", 0.02)
-    assert of(lambda n: torch.full((n,), 0.1, dtype=dtype)) == Law("constant", mean=0.1)
-    law = of(lambda n: torch.empty(n, n, dtype=dtype).uniform_(-1, 1))
-    assert law == Law("uniform", 1 / math.sqrt(3))
+    assert of(lambda n: torch.empty(n, n, dtype=dtype).normal_(0, 0.02)) == Init("normal", 0.02)
+    assert of(lambda n: torch.full((n,), 0.1, dtype=dtype)) == Init("constant", mean=0.1)
+    one = of(lambda n: torch.empty(n, n, dtype=dtype).uniform_(-1, 1))
+    assert one == Init("uniform", 1 / math.sqrt(3))
 
 
 def test_torchs_own_modules() -> None:
@@ -199,8 +208,8 @@ def test_torchs_own_modules() -> None:
             self.recurrent = nn.LSTM(width, width)
             self.copies = nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 4, batch_first=True), depth)
 
-    laws = read_laws(Several, SIZE)
-    uniform = {name: law.std * math.sqrt(3) for name, law in laws.items() if law.kind == "uniform"}
+    found = read_init(Several, SIZE)
+    uniform = {name: one.std * math.sqrt(3) for name, one in found.items() if one.kind == "uniform"}
     expected = {
         "linear.weight": 64**-0.5,
         "linear.bias": 64**-0.5,
@@ -212,27 +221,27 @@ def test_torchs_own_modules() -> None:
         "copies.layers.1.linear2.weight": 2048**-0.5,
     }
     assert {name: uniform[name] for name in expected} == pytest.approx(expected)
-    assert laws["table.weight"] == Law("normal", 1.0)
-    assert laws["attention.in_proj_bias"] == laws["norm.bias"] == Law("constant")
-    assert laws["norm.weight"] == Law("constant", mean=1.0)
-    assert {law.kind for law in laws.values()} == {"uniform", "normal", "constant"}
+    assert found["table.weight"] == Init("normal", 1.0)
+    assert found["attention.in_proj_bias"] == found["norm.bias"] == Init("constant")
+    assert found["norm.weight"] == Init("constant", mean=1.0)
+    assert {one.kind for one in found.values()} == {"uniform", "normal", "constant"}
 
 
-@pytest.mark.parametrize("read", [laws_with_values, laws_without_values])
+@pytest.mark.parametrize("read", [read_with_values, read_without_values])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("experts", [0, 3])
 def test_our_gpt(read: Callable, tied: bool, experts: int) -> None:
     build = partial(GPT, tied=tied, experts=experts, bias=True, qk_norm=True, scaled_init=True, gated=True)
-    laws = read(build, Size(64, 3))
+    found = read(build, Size(64, 3))
     down = "blocks.2.feed_forward.branch.down" + ("" if experts else ".weight")
-    assert laws["embed.weight"] == Law("normal", 1 / 8 if tied else 1.0)
-    assert laws["blocks.0.attention.branch.query.weight"] == Law("normal", 1 / 8)
-    assert laws["blocks.0.attention.branch.out.weight"].std == pytest.approx(1 / 8 / math.sqrt(6), rel=1e-15)
-    assert laws[down].std == pytest.approx((3 * 64 * 6) ** -0.5, rel=1e-15)
-    assert laws["norm.weight"] == Law("constant", mean=1.0)
-    assert laws["blocks.0.attention.branch.query.bias"] == Law("constant")
-    assert ("readout.weight" in laws) == (not tied)
-    assert {law.kind for law in laws.values()} == {"normal", "constant"}
+    assert found["embed.weight"] == Init("normal", 1 / 8 if tied else 1.0)
+    assert found["blocks.0.attention.branch.query.weight"] == Init("normal", 1 / 8)
+    assert found["blocks.0.attention.branch.out.weight"].std == pytest.approx(1 / 8 / math.sqrt(6), rel=1e-15)
+    assert found[down].std == pytest.approx((3 * 64 * 6) ** -0.5, rel=1e-15)
+    assert found["norm.weight"] == Init("constant", mean=1.0)
+    assert found["blocks.0.attention.branch.query.bias"] == Init("constant")
+    assert ("readout.weight" in found) == (not tied)
+    assert {one.kind for one in found.values()} == {"normal", "constant"}
 
 
 HUGGING_FACE = {
@@ -266,31 +275,31 @@ def hugging_face(family: str, width: int, depth: int, **settings: object) -> nn.
     return getattr(transformers, model)(config)
 
 
-@pytest.mark.parametrize("read", [laws_with_values, laws_without_values])
+@pytest.mark.parametrize("read", [read_with_values, read_without_values])
 @pytest.mark.parametrize("family", HUGGING_FACE)
 def test_hugging_faces_models(family: str, read: Callable) -> None:
     """They skip their initialisation on the meta device, where torch's defaults would show instead."""
-    laws = read(partial(hugging_face, family), SIZE)
+    found = read(partial(hugging_face, family), SIZE)
     gain = 0.0 if family == "Gemma2" else 1.0
     ends = 0.03 / math.sqrt(2 * 2)
-    for name, law in laws.items():
+    for name, one in found.items():
         if name.endswith("bias"):
-            assert law == Law("constant"), name
+            assert one == Init("constant"), name
         elif "norm" in name or "ln_" in name:
-            assert law == Law("constant", mean=gain), name
+            assert one == Init("constant", mean=gain), name
         else:
             std = ends if family == "GPT2" and "c_proj" in name else 0.03
-            assert (law.kind, law.std) == ("normal", pytest.approx(std, rel=1e-12)), name
+            assert (one.kind, one.std) == ("normal", pytest.approx(std, rel=1e-12)), name
 
 
 def test_a_network_too_large_for_memory_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    laws = read_laws(lambda width, depth: nn.Linear(width, width), Size(2**20, 1))  # four terabytes
-    assert laws["weight"].std == pytest.approx(2**-10 / math.sqrt(3))
-    with pytest.raises(UseError, match=r"weight is initialised in a way of its own.*smaller base size"):
-        read_laws(partial(Holder, fill=lambda n: torch.randn(n, n) ** 2), Size(2**20, 1))
-    monkeypatch.setattr(laws_module, "QUICK_PARAMETERS", 10)
+    found = read_init(lambda width, depth: nn.Linear(width, width), Size(2**20, 1))  # four terabytes
+    assert found["weight"].std == pytest.approx(2**-10 / math.sqrt(3))
+    with pytest.raises(UseError, match=r"weight .* only its values show.*smaller base size"):
+        read_init(partial(Holder, fill=lambda n: torch.randn(n, n) ** 2), Size(2**20, 1))
+    monkeypatch.setattr(init_reading, "QUICK_PARAMETERS", 10)
     assert of(OWN["orthogonal"]).kind == "own"  # as it fits, its values are looked at after all
-    monkeypatch.setattr(laws_module, "MOST_REAL_PARAMETERS", 10)
+    monkeypatch.setattr(init_reading, "MOST_REAL_PARAMETERS", 10)
     with pytest.raises(UseError, match=r"more than 10 parameters the network at 64 × 2.*smaller base size"):
         of(lambda n: torch.ones(n) * torch.randn(1).item())
 
@@ -313,7 +322,7 @@ def test_reading_leaves_no_trace() -> None:
     def broken(width: int, depth: int) -> nn.Module:
         raise RuntimeError("no")
 
-    for read in (laws_with_values, laws_without_values):
+    for read in (read_with_values, read_without_values):
         read(build, SIZE)
         with pytest.raises(UseError, match="RuntimeError: no"):
             read(broken, SIZE)
@@ -328,11 +337,11 @@ def test_reading_leaves_no_trace() -> None:
 @pytest.mark.parametrize("cut", [0.05, 0.5, 2.0, 5.0, 100.0])
 def test_a_truncated_law_draws_what_scipy_says(cut: float) -> None:
     peer = stats.truncnorm(-cut, cut, loc=0.3, scale=0.7)
-    law = Law("truncated", peer.std(), mean=0.3, bound=0.7 * cut)
-    values = law.draw((100, 200), torch.Generator().manual_seed(0)).flatten()
+    one = Init("truncated", peer.std(), mean=0.3, bound=0.7 * cut)
+    values = one.draw((100, 200), torch.Generator().manual_seed(0)).flatten()
     assert stats.kstest(values.numpy(), peer.cdf).pvalue > 0.01
     assert (values - 0.3).abs().max() <= 0.7 * cut * (1 + 1e-6)
-    scaled = law.scaled(0.5).draw((100, 200), torch.Generator().manual_seed(0)).flatten()
+    scaled = one.scaled(0.5).draw((100, 200), torch.Generator().manual_seed(0)).flatten()
     torch.testing.assert_close(scaled, values / 2)
 
 
@@ -349,7 +358,7 @@ def test_a_truncated_law_draws_what_scipy_says(cut: float) -> None:
 def test_an_initialisation_that_knows_the_depth_is_recognised(
     build: Callable, patterns: tuple[str, ...], factor: float | None
 ) -> None:
-    found = depth_in_init(build, SIZE)
-    names = {name for name in read_laws(build, SIZE) if name.endswith(patterns or "none")}
+    found = depth_in_init(build, SIZE, read_init(build, SIZE))
+    names = {name for name in read_init(build, SIZE) if name.endswith(patterns or "none")}
     assert set(found) == names
     assert all(value == pytest.approx(factor) for value in found.values())
