@@ -158,7 +158,7 @@ def _sizes(count: int, _: Path) -> Iterator[str | None]:
     """Hidden matrices get huge or tiny gradients. Muon's and SSO's step does not depend on their scale."""
     scales = [1e25, 1e-25, 1e30, 1e-30, 1e15, 1e-15, 2.0**40, 2.0**-40]
     for scale, rule in _first(list(itertools.product(scales, OPTIMIZERS)), count):
-        invariant = OPTIMIZERS[rule].matrices_only - {"shampoo", "soap"}
+        invariant = OPTIMIZERS[rule].matrices_only and not OPTIMIZERS[rule].keeps_squares
         plan = _plan(rule, eps=0.0 if invariant else None)
         moved = []
         for factor in (1.0, scale):

@@ -22,6 +22,7 @@ from theodolite.fleet.engine import Resources
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
 from theodolite.optimizers import OPTIMIZERS
+from theodolite.optimizers.borrowed import Borrowed
 
 from . import tiny
 
@@ -54,12 +55,12 @@ def stopping(workload: th.Workload, at: int) -> th.Workload:
 
 
 # SophiaH wants second derivatives of the caller, which no run gives.
-OPTIMIZERS = [(name, {}) for name in OPTIMIZERS if name != "sophia"] + [("sgd", {"momentum": 0.9})]
+EVERY = [(name, {}) for name in OPTIMIZERS if name != "sophia"] + [("sgd", {"momentum": 0.9})]
 
 
-@pytest.mark.parametrize("name, options", OPTIMIZERS, ids=[f"{n}{''.join(o)}" for n, o in OPTIMIZERS])
+@pytest.mark.parametrize("name, options", EVERY, ids=[f"{n}{''.join(o)}" for n, o in EVERY])
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, name: str, options: dict[str, float]) -> None:
-    if name in ("lion", "soap", "shampoo", "diffgrad", "schedule-free"):
+    if isinstance(OPTIMIZERS[name].implementation, Borrowed):
         pytest.importorskip("pytorch_optimizer")
     run = Run(
         "gpt",
@@ -70,7 +71,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, name: str, options: d
         steps=6,
         held_out=1,
         options=options,
-        schedule="constant" if name == "schedule-free" else "linear",
+        schedule="constant" if OPTIMIZERS[name].averages else "linear",
     )
     whole = train(run, GPT)
     said: list[str] = []

@@ -12,6 +12,7 @@ from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.training import planned, train
 from theodolite.optimizers import OPTIMIZERS
+from theodolite.optimizers.borrowed import Borrowed
 
 MODULUS = 997
 
@@ -49,10 +50,10 @@ def changed(**fields):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_trains(optimizer):
-    if optimizer in ("lion", "sophia", "soap", "shampoo", "diffgrad", "schedule-free"):
+    if isinstance(OPTIMIZERS[optimizer].implementation, Borrowed):
         pytest.importorskip("pytorch_optimizer")
     lr = {"sgd": 2**-3, "sophia": 2**-5}.get(optimizer, 2**-6)
-    schedule = "constant" if optimizer == "schedule-free" else "linear"
+    schedule = "constant" if OPTIMIZERS[optimizer].averages else "linear"
     outcome = train(changed(optimizer=optimizer, lr=lr, steps=30, every=29, schedule=schedule), mine)
     (_, first), (_, last) = outcome.metrics["loss"]
     assert outcome.status == "finished"

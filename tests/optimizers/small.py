@@ -53,3 +53,18 @@ def train(network: nn.Module, optimizer: Optimizer, steps: int, start: int = 0) 
         optimizer.step()
         optimizer.zero_grad()
     return [param.detach().clone() for param in network.parameters()]
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers in float64."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def stepped(optimizer: Any, grad: Tensor, steps: int = 1, **options: Any) -> Tensor:
+    """A tensor that started at zero, after some steps along one gradient."""
+    param = nn.Parameter(torch.zeros_like(grad))
+    one = optimizer([param], lr=1.0, weight_decay=0.0, **options)
+    for _ in range(steps):
+        param.grad = grad.clone()
+        one.step()
+    return param.detach()

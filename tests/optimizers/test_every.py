@@ -1,4 +1,4 @@
-"""What every optimizer of a plan can do: one table for all of them."""
+"""What every optimizer of a plan does: on a small network, and on one tensor by its paper's formula."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-import theodolite as th
 from theodolite.core.errors import UseError
-from theodolite.optimizers.step_checks import NonFiniteError
+from theodolite.optimizers import OPTIMIZERS, Hyper, NonFiniteError
+from theodolite.optimizers.matrix_optimizer import MatrixOptimizer
 
-from .small import gradients, model, plan_for, train
+from .reference import references
+from .small import gradients, model, noise, plan_for, train
 
-# Of Muon one scale: all of them are compared with their formula in test_every_reference.
-EVERY = [rule for rule in th.optimizers.OPTIMIZERS if not rule.startswith("muon") or rule == "muon-kimi"]
+# Of each class one rule: all of them are compared with their formula below.
+EVERY = list({spec.class_name: name for name, spec in reversed(OPTIMIZERS.items())}.values())[::-1]
 
 
 @pytest.mark.parametrize("rule", EVERY)
@@ -171,7 +172,7 @@ def test_state_keeps_its_dtype_when_it_is_loaded(rule: str) -> None:
     assert len(moments) >= (0 if rule == "sgd" else len(list(network.parameters())))
 
 
-@pytest.mark.parametrize("rule", [rule for rule in EVERY if rule != "sgd"])
+@pytest.mark.parametrize("rule", [rule for rule in EVERY if not OPTIMIZERS[rule].takes_sparse])
 def test_sparse_gradients_are_refused_by_name(rule: str) -> None:
     network = model()
     optimizer = plan_for(rule).optimizer(network)
@@ -196,3 +197,138 @@ def test_float64_is_computed_in_float64(rule: str) -> None:
     if rule in ("lion", "soap"):
         return  # a sign has no derivative
     assert max((a - b).abs().max().item() for a, b in zip(*results, strict=True)) < 2e-8
+
+
+# On one tensor, against the formula
+
+LR, DECAY, EPS, STEPS = 0.05, 0.2, 0.03, 5
+"""An eps that matters, and more steps than one period of SOAP's bases."""
+
+
+def made(rule: str, params: list[Tensor], **more: Any) -> torch.optim.Optimizer:
+    """The optimizer that a plan would make for these tensors."""
+    spec = OPTIMIZERS[rule]
+    names = [f"tensor {place}" for place in range(len(params))]
+    decay = DECAY if spec.decays else 0.0
+    group = {"params": params, "param_names": names, "lr": LR, "weight_decay": decay, **spec.fixed}
+    if spec.eps:
+        group[spec.eps.option] = EPS
+    if "axes" in spec.layout:
+        group["axes"] = ((1, *range(2, params[0].ndim)), (0,))
+    return spec.maker(references()[rule].options)([group | more])
+
+
+def loss(weight: Tensor, step: int) -> Tensor:
+    """Its Hessian is diagonal, and it depends on where the weight is."""
+    return (noise(*weight.shape, seed=step) * weight + 0.3 * weight**2 + 0.1 * weight**3).sum()
+
+
+def differentiate(param: Tensor, step: int) -> None:
+    param.grad = torch.autograd.grad(loss(param, step), param, create_graph=True)[0]
+
+
+def start(*shape: int) -> Tensor:
+    return noise(*shape, seed=99)
+
+
+@pytest.mark.parametrize("rule", OPTIMIZERS)
+def test_five_steps_are_those_of_the_paper(rule: str) -> None:
+    param = nn.Parameter(start(4, 3))
+    optimizer = made(rule, [param])
+    expected, state, paper = start(4, 3), {}, references()[rule]
+    hyper = Hyper(1.0, 1.0, LR, DECAY, EPS)
+    for step in range(STEPS):
+        leaf = expected.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(leaf, step), leaf)
+        expected = paper.step(expected, slope, 0.6 + 0.6 * expected, hyper, state, step + 1)
+        differentiate(param, step)
+        optimizer.step()
+        torch.testing.assert_close(param.detach(), expected, rtol=0, atol=paper.tolerance)
+    assert (expected - start(4, 3)).abs().max() > 0.02
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in EVERY if "axes" in OPTIMIZERS[rule].layout and not OPTIMIZERS[rule].extent]
+)
+def test_matrix_optimizers_alone_are_the_plans(rule: str) -> None:
+    params = [nn.Parameter(start(4, 3)) for _ in range(2)]
+    alone: Any = OPTIMIZERS[rule].implementation
+    decay = {"weight_decay": DECAY} if OPTIMIZERS[rule].decays else {}
+    optimizers = [made(rule, params[:1]), alone([params[1]], lr=LR, eps=EPS, **decay)]
+    assert isinstance(optimizers[1], MatrixOptimizer)
+    for step in range(2):
+        for param, optimizer in zip(params, optimizers, strict=True):
+            differentiate(param, step)
+            optimizer.step()
+    assert torch.equal(*params)
+
+
+@pytest.mark.parametrize("rule", OPTIMIZERS)
+def test_kernels_in_any_layout(rule: str) -> None:
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        param = nn.Parameter(start(4, 3, 2, 2).to(memory_format=layout))
+        optimizer = made(rule, [param])
+        for step in range(3):
+            differentiate(param, step)
+            param.grad = param.grad.contiguous(memory_format=layout)  # type: ignore[union-attr]
+            torch.manual_seed(step)
+            optimizer.step()
+        assert param.is_contiguous(memory_format=layout)
+        results.append(param.detach())
+    torch.testing.assert_close(*results, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in OPTIMIZERS if rule not in ("sophia", "schedule-free")])
+def test_a_tensor_that_comes_late_starts_afresh(rule: str) -> None:
+    early, late, fresh = (nn.Parameter(start(4, 3)) for _ in range(3))
+    optimizer = made(rule, [early, late])
+    for step in range(8):
+        differentiate(early, step)
+        if step >= 5:
+            differentiate(late, step)
+        optimizer.step()
+    alone = made(rule, [fresh])
+    for step in range(5, 8):
+        differentiate(fresh, step)
+        alone.step()
+    torch.testing.assert_close(late, fresh, rtol=0, atol=1e-12)
+
+
+def test_a_late_tensor_of_schedule_free_makes_steps_of_the_same_size() -> None:
+    early, late = nn.Parameter(start(4, 3)), nn.Parameter(start(4, 3))
+    optimizer = made("schedule-free", [early, late], weight_decay=0.0, eps=0.0)
+    for step in range(8):
+        differentiate(early, step)
+        optimizer.step()
+    differentiate(late, 8)
+    before = late.detach().clone()
+    optimizer.step()
+    moved = (optimizer.state[late]["z"] - before).abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, LR), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in EVERY if not OPTIMIZERS[rule].matrices_only])
+def test_all_at_once_or_one_after_the_other(rule: str) -> None:
+    results = []
+    for foreach in (False, True):
+        params = [nn.Parameter(start(4, 3)), nn.Parameter(start(5)), nn.Parameter(start(4, 3).float())]
+        optimizer = made(rule, params, foreach=foreach)
+        for step in range(3):
+            for param in params:
+                differentiate(param, step)
+            torch.manual_seed(step)
+            optimizer.step()
+        results.append(params)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6 if one.dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in OPTIMIZERS if rule not in ("sgd", "adamw")])
+def test_sparse_gradients_are_refused_before_anything_moves(rule: str) -> None:
+    dense, sparse = nn.Parameter(start(4, 3)), nn.Parameter(start(4, 3))
+    optimizer = made(rule, [dense, sparse])
+    dense.grad, sparse.grad = start(4, 3), start(4, 3).to_sparse()
+    with pytest.raises(UseError, match=r"tensor 1.* sparse"):
+        optimizer.step()
+    assert torch.equal(dense, start(4, 3))

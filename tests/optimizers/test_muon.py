@@ -10,8 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers import Muon, NonFiniteError, SpectralSphere
+from theodolite.optimizers import Base, Hyper, Muon, NonFiniteError, SpectralSphere
 from theodolite.optimizers.step_checks import refuse_nonfinite
+
+from .reference import (
+    Reference,
+    Rows,
+    State,
+    Step,
+    moved,
+    muon_update,
+    orthogonal_first,
+    orthogonal_rows,
+    orthogonal_rows_alone,
+    orthogonal_unequal,
+    unit_rows,
+    unit_unequal,
+)
 
 
 def _orthogonal(x: Tensor, eps: float, steps: int = 5) -> Tensor:
@@ -27,6 +42,48 @@ SCALE = {
     "original": lambda out, inn: max(1.0, out / inn) ** 0.5,
     "rms": lambda out, inn: 0.2 * max(out, inn) ** 0.5,
     "spectral": lambda out, inn: (out / inn) ** 0.5,
+}
+
+
+def _by_the_paper(scale: str) -> Step:
+    def step(w: Tensor, g: Tensor, h: Tensor, hyper: Hyper, state: State, t: int) -> Tensor:
+        return moved(w, SCALE[scale](*w.shape) * muon_update(g, hyper, state), hyper)
+
+    return step
+
+
+def _muon(scale: str, rows: Rows, rows_alone: Rows = orthogonal_rows_alone, **given: Any) -> Reference:
+    def first(gradient: Tensor, **_: Any) -> Tensor:
+        return SCALE[scale](*gradient.shape[-2:]) * orthogonal_first(gradient)
+
+    base = Base(lr=0.03, weight_decay=0.5, eps=0.5)
+    return Reference(_by_the_paper(scale), first, rows, rows_alone, base=base, **given)
+
+
+REFERENCES = {
+    "muon": _muon("none", orthogonal_rows, unequal=orthogonal_unequal),
+    "muon-original": _muon(
+        "original",
+        lambda n, L: {
+            **orthogonal_rows(n, L),
+            "input": (1, 1, 1 / math.sqrt(n)),
+            "input in block": (1, 1, 1 / (L * math.sqrt(n))),
+        },
+        unequal=orthogonal_unequal,
+    ),
+    "muon-kimi": _muon(
+        "rms",
+        lambda n, L: {
+            "input": (1, 1, 1 / math.sqrt(n)),
+            "hidden": (1 / math.sqrt(n), math.sqrt(n), 1 / L),
+            "output": (1, 1, 1 / math.sqrt(n)),
+            "input in block": (1, 1, 1 / (L * math.sqrt(n))),
+            "output in block": (1, 1, 1 / (L * math.sqrt(n))),
+        },
+        lambda n, L: {"hidden": (1 / math.sqrt(n * L), math.sqrt(n), 1 / math.sqrt(L))},
+        unequal=lambda i, o, L: (math.sqrt(o) / i, i / math.sqrt(o), math.sqrt(i / o) / L),
+    ),
+    "muon-spectral": _muon("spectral", unit_rows, unequal=unit_unequal),
 }
 
 

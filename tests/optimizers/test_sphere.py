@@ -3,14 +3,80 @@
 from __future__ import annotations
 
 import copy
+import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers import SpectralSphere
+from theodolite.optimizers import Base, Hyper, SpectralSphere
 from theodolite.optimizers.sphere import leading, tangent
+
+from .reference import (
+    Reference,
+    State,
+    averaged,
+    moved,
+    orthogonal_first,
+    orthogonal_rows_alone,
+    unit_rows,
+    unit_unequal,
+)
+
+
+def _polar(matrix: Tensor) -> Tensor:
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    return u @ vh
+
+
+def step(w: Tensor, g: Tensor, h: Tensor, hyper: Hyper, state: State, t: int) -> Tensor:
+    """With a radius of 1.5."""
+    m = averaged(state, "m", g, 0.95)
+    m = 0.95 * m + 0.05 * g
+    m = m / (m.norm() + hyper.eps)
+    u, _, vh = torch.linalg.svd(w, full_matrices=False)
+    theta, aspect = u[:, :1] @ vh[:1], math.sqrt(w.shape[0] / w.shape[1])
+    low, high = -10.0, 10.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        rising = (theta * _polar(m + middle * theta)).sum() > 0
+        low, high = (low, middle) if rising else (middle, high)
+    w = (1 - hyper.lr * hyper.weight_decay) * w - hyper.lr * aspect * _polar(m + low * theta)
+    return w * (1.5 * hyper.extent * aspect) / torch.linalg.matrix_norm(w, 2)
+
+
+def without_noise(w: Tensor, g: Tensor, h: Tensor, hyper: Hyper, state: State, t: int) -> Tensor:
+    """Along the momentum's own orthogonal factor, whose directions without a gradient are left out.
+
+    There the polar factor is rounding errors, which differ between the two runs.
+    """
+    u, s, vh = torch.linalg.svd(averaged(state, "m", g, 0.9), full_matrices=False)
+    aspect = math.sqrt(w.shape[0] / w.shape[1])
+    w = moved(w, aspect * u * (s / (s + 0.01 * hyper.eps)) @ vh, hyper)
+    return w * (hyper.extent * aspect / torch.linalg.matrix_norm(w, 2))
+
+
+def first(gradient: Tensor, **_: Any) -> Tensor:
+    return math.sqrt(gradient.shape[-2] / gradient.shape[-1]) * orthogonal_first(gradient)
+
+
+REFERENCES = {
+    "sso": Reference(
+        step,
+        first,
+        rows=unit_rows,
+        rows_alone=orthogonal_rows_alone,
+        unequal=unit_unequal,
+        base=Base(lr=0.03, weight_decay=0.5, eps=0.5),
+        options={"radius": 1.5},
+        absorbable=without_noise,
+        # The retraction takes back what weight decay does, and the length of the start.
+        matters=frozenset(["lr", "eps", "extent"]),
+        tolerance=1e-6,  # a bisection and power iterations
+    )
+}
 
 SHAPES = [(7, 7), (30, 12), (12, 30), (2, 5), (3, 10, 6)]
 

@@ -23,7 +23,11 @@ COLUMNS = {
     "radius": "extent",
     "p": "extent",
 }
-LACKING = {"eps": {"sgd", "lion"}, "radius": set(OPTIMIZERS) - {"sso"}, "p": set(OPTIMIZERS) - {"sophia"}}
+LACKING = {
+    "eps": {name for name, spec in OPTIMIZERS.items() if spec.eps is None},
+    "radius": set(OPTIMIZERS) - {"sso"},
+    "p": set(OPTIMIZERS) - {"sophia"},
+}
 
 
 def value(text, names):

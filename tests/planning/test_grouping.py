@@ -286,7 +286,6 @@ def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     import sys
 
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    monkeypatch.delitem(sys.modules, "theodolite.optimizers.borrowed", raising=False)
     with pytest.raises(UseError, match=r"lion comes from pytorch_optimizer.*'theodolite\[optim\]'"):
         _plan("lion").optimizer(_model())
 

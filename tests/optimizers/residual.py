@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -143,53 +143,6 @@ def sizes_of_gradients(gradient: Tensor) -> tuple[float, float]:
     entry = gradient.square().mean().sqrt().item()
     matrix = gradient.shape[-2:] if gradient.ndim > 1 else gradient.shape
     return entry, entry * math.sqrt(math.prod(matrix))
-
-
-def first_step(
-    optimizer: str, gradient: Tensor, curvature: Tensor | None = None, *, eps: float = 0.0, clip: float = 1.0
-) -> Tensor:
-    """A of the first step `W ← W − lr·A`, by the optimizers' definitions."""
-    match optimizer:
-        case "sgd":
-            return gradient
-        case "adamw" | "schedule-free":
-            return gradient / (gradient.abs() + eps)
-        case "diffgrad":  # as where entries of the gradient are small; here the output's are about one
-            return 0.5 * gradient / (gradient.abs() + eps)
-        case "lion":
-            return gradient.sign()
-        case "sophia":
-            assert curvature is not None
-            return (gradient / curvature.clamp_min(eps)).clamp(-clip, clip)
-    u, s, v = compact_svd(gradient)
-    n_out, n_in = gradient.shape[-2:]
-    match optimizer:
-        case "muon":
-            return u @ v
-        case "muon-original":
-            return math.sqrt(max(1, n_out / n_in)) * u @ v
-        case "muon-kimi":
-            return 0.2 * math.sqrt(max(n_out, n_in)) * u @ v
-        case "muon-spectral" | "sso":
-            return math.sqrt(n_out / n_in) * u @ v
-        case "soap":  # Adam where the gradient is diagonal
-            return u * (s / (s + eps)).unsqueeze(-2) @ v
-        case "shampoo":  # (GGᵀ + eps)^(−1/4) G (GᵀG + eps)^(−1/4)
-            return u * (s / (s**2 + eps).sqrt()).unsqueeze(-2) @ v
-    raise AssertionError(optimizer)
-
-
-@lru_cache(maxsize=1)  # one gradient is read by seven optimizers
-def compact_svd(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, Σ and Vᵀ of the part that is not zero: a gradient has at most the rank of its batch."""
-    rank = min(SAMPLES, *matrices.shape[-2:])
-    probe = torch.randn(
-        matrices.shape[-1], rank, dtype=matrices.dtype, generator=torch.Generator().manual_seed(1)
-    )
-    basis = torch.linalg.qr(matrices @ probe).Q
-    u, s, v = torch.linalg.svd(basis.mT @ matrices, full_matrices=False)
-    kept = s > 1e-9 * s.amax(-1, keepdim=True)
-    return basis @ u * kept.unsqueeze(-2), s, v
 
 
 def _normed(h: Tensor) -> Tensor:

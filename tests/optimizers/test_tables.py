@@ -1,6 +1,6 @@
-"""The tables of width–depth muP, written out: every optimizer, every kind of tensor, both kinds of block.
+"""The tables of width–depth muP: every optimizer, every kind of tensor, both kinds of block.
 
-Factors on the base values, before multipliers are absorbed, at width ratio n and depth ratio L.
+The rows are in the test file of each optimizer.
 """
 
 from __future__ import annotations
@@ -16,99 +16,11 @@ from theodolite.core.errors import UseError
 from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Ratios
 from theodolite.optimizers.decay_policies import decayed
 
+from .reference import Factors, references
 from .parts import COLUMNS, VECTORS, WEIGHTS, tensor
 
 RATIOS = [(8.0, 4.0), (2.0, 16.0), (0.5, 0.25), (1.0, 1.0)]
 BASE = Base(lr=3e-3, weight_decay=0.2, eps=1e-6, std=0.05)
-
-Factors = tuple[float, float, float]
-
-
-def blocks_of_several(n: float, L: float) -> dict[str, dict[str, Factors]]:
-    """(lr, weight decay, eps) in blocks of two or more layers."""
-    adamw: dict[str, Factors] = {
-        "input": (1, 1, 1 / n),
-        "hidden": (1 / n, n, 1 / (n * L)),
-        "output": (1, 1, 1 / n),
-        "vector in block": (1, 1, 1 / (n * L)),
-        "input in block": (1, 1, 1 / (n * L)),
-        "output in block": (1, 1, 1 / (n * L)),
-        "fixed in block": (1, 1, 1 / L),
-        "fixed": (1, 1, 1),
-    }
-    muon: dict[str, Factors] = {
-        "input": (sqrt(n), 1 / sqrt(n), 1 / sqrt(n)),
-        "hidden": (1, 1, 1 / L),
-        "output": (sqrt(n), 1 / sqrt(n), 1 / sqrt(n)),
-        "input in block": (sqrt(n), 1 / sqrt(n), 1 / (L * sqrt(n))),
-        "output in block": (sqrt(n), 1 / sqrt(n), 1 / (L * sqrt(n))),
-    }
-    spectral: dict[str, Factors] = {
-        "input": (1, 1, 1 / sqrt(n)),
-        "hidden": (1, 1, 1 / L),
-        "output": (n, 1 / n, 1 / sqrt(n)),
-        "input in block": (1, 1, 1 / (L * sqrt(n))),
-        "output in block": (n, 1 / n, 1 / (L * sqrt(n))),
-    }
-    return {
-        "sgd": {
-            "input": (n, 1 / n, 1),
-            "hidden": (L, 1 / L, 1),
-            "output": (n, 1 / n, 1),
-            "vector in block": (n * L, 1 / (n * L), 1),
-            "input in block": (n * L, 1 / (n * L), 1),
-            "output in block": (n * L, 1 / (n * L), 1),
-            "fixed in block": (L, 1 / L, 1),
-            "fixed": (1, 1, 1),
-        },
-        "adamw": adamw,
-        "diffgrad": adamw,
-        "schedule-free": adamw,
-        "lion": {column: (lr, decay, 1) for column, (lr, decay, _) in adamw.items()},
-        "sophia": {column: (lr, decay, eps**2) for column, (lr, decay, eps) in adamw.items()},
-        "muon": muon,
-        "soap": muon,
-        "shampoo": {column: (lr, decay, eps**2) for column, (lr, decay, eps) in muon.items()},
-        "muon-original": {**muon, "input": (1, 1, 1 / sqrt(n)), "input in block": (1, 1, 1 / (L * sqrt(n)))},
-        "muon-kimi": {
-            "input": (1, 1, 1 / sqrt(n)),
-            "hidden": (1 / sqrt(n), sqrt(n), 1 / L),
-            "output": (1, 1, 1 / sqrt(n)),
-            "input in block": (1, 1, 1 / (L * sqrt(n))),
-            "output in block": (1, 1, 1 / (L * sqrt(n))),
-        },
-        "muon-spectral": spectral,
-        "sso": spectral,
-    }
-
-
-def blocks_of_one(n: float, L: float) -> dict[str, dict[str, Factors]]:
-    """The same in blocks of one layer; outside of blocks nothing differs."""
-    adamw: dict[str, Factors] = {
-        "hidden": (1 / (n * sqrt(L)), n, 1 / (n * sqrt(L))),
-        "vector in block": (1 / sqrt(L), 1, 1 / (n * sqrt(L))),
-        "input in block": (1 / sqrt(L), 1, 1 / (n * sqrt(L))),
-    }
-    hidden: dict[str, Factors] = {"hidden": (1 / sqrt(L), 1, 1 / sqrt(L))}
-    return {
-        "sgd": {
-            "hidden": (1, 1 / sqrt(L), 1),
-            "vector in block": (n, 1 / (n * sqrt(L)), 1),
-            "input in block": (n, 1 / (n * sqrt(L)), 1),
-        },
-        "adamw": adamw,
-        "diffgrad": adamw,
-        "schedule-free": adamw,
-        "lion": {column: (lr, decay, 1) for column, (lr, decay, _) in adamw.items()},
-        "sophia": {column: (lr, decay, eps**2) for column, (lr, decay, eps) in adamw.items()},
-        "muon": hidden,
-        "soap": hidden,
-        "shampoo": {"hidden": (1 / sqrt(L), 1, 1 / L)},
-        "muon-original": hidden,
-        "muon-kimi": {"hidden": (1 / sqrt(n * L), sqrt(n), 1 / sqrt(L))},
-        "muon-spectral": hidden,
-        "sso": hidden,
-    }
 
 
 def factors(hyper: Hyper) -> Factors:
@@ -126,7 +38,7 @@ def kinds(optimizer: str) -> list[str]:
 @pytest.mark.parametrize("r_n, r_L", RATIOS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_blocks_of_several_layers(optimizer: str, r_n: float, r_L: float) -> None:
-    expected = blocks_of_several(r_n, r_L)[optimizer]
+    expected = references()[optimizer].rows(r_n, r_L)
     for layers in (2, 3):
         for kind in kinds(optimizer):
             hyper = OPTIMIZERS[optimizer].rule(*tensor(kind, r_n, r_L, layers=layers), BASE)
@@ -136,7 +48,7 @@ def test_blocks_of_several_layers(optimizer: str, r_n: float, r_L: float) -> Non
 @pytest.mark.parametrize("r_n, r_L", RATIOS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_blocks_of_one_layer(optimizer: str, r_n: float, r_L: float) -> None:
-    expected = blocks_of_one(r_n, r_L)[optimizer]
+    expected = references()[optimizer].rows_alone(r_n, r_L)
     seen = 0
     for kind in kinds(optimizer):
         if COLUMNS[kind] in expected:
@@ -194,24 +106,6 @@ def test_lr_times_decay_follows_depth_only_in_blocks_of_one_layer(optimizer: str
             assert absorbed.lr * absorbed.weight_decay == pytest.approx(expected), (kind, layers)
 
 
-UNEQUAL = {
-    # (lr, weight decay, eps) with i and o the ratios of the fans and the larger fan the input's
-    "sgd": lambda i, o, L: (L * o / i, i / (o * L), 1),
-    "adamw": lambda i, o, L: (1 / i, i, 1 / (o * L)),
-    "diffgrad": lambda i, o, L: (1 / i, i, 1 / (o * L)),
-    "schedule-free": lambda i, o, L: (1 / i, i, 1 / (o * L)),
-    "lion": lambda i, o, L: (1 / i, i, 1),
-    "sophia": lambda i, o, L: (1 / i, i, 1 / (o * L) ** 2),
-    "muon": lambda i, o, L: (sqrt(o / i), sqrt(i / o), sqrt(i / o) / L),
-    "soap": lambda i, o, L: (sqrt(o / i), sqrt(i / o), sqrt(i / o) / L),
-    "shampoo": lambda i, o, L: (sqrt(o / i), sqrt(i / o), i / o / L**2),
-    "muon-original": lambda i, o, L: (sqrt(o / i), sqrt(i / o), sqrt(i / o) / L),
-    "muon-kimi": lambda i, o, L: (sqrt(o / i / i), i / sqrt(o), sqrt(i / o) / L),
-    "muon-spectral": lambda i, o, L: (1, 1, sqrt(i / o) / L),
-    "sso": lambda i, o, L: (1, 1, sqrt(i / o) / L),
-}
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_fans_that_grow_unequally(optimizer: str) -> None:
     # From 64 → 128 to 512 → 2048: the larger fan stays the input's.
@@ -219,7 +113,7 @@ def test_fans_that_grow_unequally(optimizer: str) -> None:
         "down", (512, 2048), "linear", "hidden", 2048, 512, True, True, (1,), (0,), (), 0, 0, False, 2
     )
     hyper = OPTIMIZERS[optimizer].rule(part, Ratios(16, 8, 4), BASE)
-    assert factors(hyper) == pytest.approx(UNEQUAL[optimizer](16, 8, 4))
+    assert factors(hyper) == pytest.approx(references()[optimizer].unequal(16, 8, 4))
     assert hyper.std == pytest.approx(BASE.std / 4)
 
 

@@ -21,8 +21,9 @@ import theodolite as th
 from theodolite.anatomy.part import Part
 from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Ratios, Rule
 
+from .reference import references
 from .parts import INPUTS, OUTPUTS, WIDTH
-from .residual import DEPTH, Network, batch, curvatures, first_step, gradients, sizes_of_gradients
+from .residual import DEPTH, Network, batch, curvatures, gradients, sizes_of_gradients
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
 
@@ -168,7 +169,7 @@ def test_residual_mlp_by_a_plan(optimizer: str, layers: int, axis: str) -> None:
                 moved = dict(values)
                 for name in (name for name in values if kind_of(name) == kind):
                     row = plan[name]
-                    step = first_step(row.rule, found[name], eps=row.eps)
+                    step = references()[row.rule].first(found[name], eps=row.eps)
                     moved[name] = values[name] - row.lr * step
                 change = (network(moved, x) - before).square().mean().sqrt().log().item()
                 changes.setdefault(kind, {}).setdefault(size, []).append(change)
@@ -241,7 +242,8 @@ def _readings(
                 rule = scheme or OPTIMIZERS[optimizer].rule
                 hyper = network.hyper(kind, rule, lr=LR, eps=_eps(optimizer, network, kind))
                 limit = clip * hyper.extent
-                step = first_step(optimizer, found[kind], curved.get(kind), eps=hyper.eps, clip=limit)
+                known = {"curvature": curved.get(kind), "weight": values[kind], "lr": hyper.lr}
+                step = references()[optimizer].first(found[kind], eps=hyper.eps, clip=limit, **known)
                 after = network({**values, kind: values[kind] - hyper.lr * step}, x)
                 yield ("change", optimizer, kind), (after - before).square().mean().sqrt().item()
 
@@ -260,8 +262,7 @@ def _base_gradients(layers: int, norms: bool) -> dict[str, tuple[float, float]]:
 def _eps(optimizer: str, network: Network, kind: str) -> float:
     """At base size as large as what it is added to, so that its row matters."""
     entry, norm = _base_gradients(network.layers, network.norms)[kind]
-    adam = dict.fromkeys(("adamw", "diffgrad", "schedule-free"), entry)
-    return {**adam, "soap": norm, "shampoo": norm**2, "sophia": entry**2}.get(optimizer, 0.0)
+    return references()[optimizer].eps(entry, norm)
 
 
 # The package's own network
