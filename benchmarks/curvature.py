@@ -260,7 +260,7 @@ def projection(task: Task, rounds: int) -> None:
 
 def eigenvalues(task: Task, rounds: int) -> None:
     truth = reference(task)
-    given = {"k": TOP, "which": "magnitude", "tolerance": TOLERANCE}
+    given = {"k": TOP, "which": "magnitude", "rtol": TOLERANCE}
     ours = partial(probes.eigenvalues, task.model, task.loss, task.batch, **given)
     run = turns({"ours": ours}, rounds, time.process_time)
     reading, seconds = run.found["ours"], run.seconds["ours"]

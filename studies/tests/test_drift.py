@@ -57,7 +57,7 @@ def test_claims_say_what_records_say() -> None:
 def test_a_tiny_study_from_end_to_end(tmp_path: Path) -> None:
     torch.manual_seed(0)
     parts = {
-        "quadratic": list(study.quadratics(size=2, steps=1, tolerance=1e-4)),
+        "quadratic": list(study.quadratics(size=2, steps=1, rtol=1e-4)),
         "network": list(study.course(steps=6, every=2, finer=2)),
         "rates": list(study.rates(steps=4)),
     }

@@ -84,7 +84,7 @@ def failing():
     safe.step(mine)
 
 
-ELSEWHERE = "rank 1 could not do its part, so none did: "
+ELSEWHERE = "rank 1 failed, so all ranks stop: "
 ignored = mine[0], torch.full_like(mine[1], -100) if rank == 1 else mine[1]
 model, safe = fragile()
 total(model(mine[0]), mine[1]).backward()

@@ -107,7 +107,7 @@ def top(name):
     whole = torch.linalg.eigvalsh(explicit_of(name).hessian)
     expected = whole[whole.abs().argsort(descending=True)][:TOP]
     found = {"explicit": expected.tolist()}
-    reading = eigenvalues(made.model, made.loss, made.batch, k=TOP, which="magnitude", tolerance=1e-8)
+    reading = eigenvalues(made.model, made.loss, made.batch, k=TOP, which="magnitude", rtol=1e-8)
     found["ours"] = reading.values.tolist()
     # Its vectors are of the default dtype.
     torch.set_default_dtype(torch.float64)

@@ -27,8 +27,8 @@ from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.replicas import on_all_ranks
 from theodolite.probes.curvature.operator import hessian
-from theodolite.probes.curvature.replicas import on_all_ranks
 
 CAP = 5.0
 """The largest learning rate, where the landscape is flat; the paper's."""

@@ -12,18 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.core.arguments import positive, whole
 from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss, described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.replicas import together
 from theodolite.optimizers import OPTIMIZERS, NonFiniteError, Planned
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.products import require_at_least
-from theodolite.probes.curvature.replicas import together
-from theodolite.probes.curvature.rescaling import require_positive
 from theodolite.probes.steps.direction import norm
-from theodolite.probes.steps.pushing import least_of_all
-from theodolite.probes.steps.rows import RowBounds
+from theodolite.probes.steps.radius import RowBounds, least_of_all
 from theodolite.probes.steps.update import Snapshot, parameter_names, take
 
 Closure = Callable[[], Any]
@@ -100,8 +98,8 @@ class SafeStep(Optimizer):
         if not isinstance(optimizer, Optimizer):
             raise UseError(f"optimizer is {described(optimizer)}, not a torch.optim.Optimizer")
         _refuse_averages(optimizer)
-        require_positive("limit", limit)
-        require_at_least(1, every=every)
+        positive("limit", limit)
+        whole("every", every, least=1)
         self.optimizer = optimizer
         """The one that makes the steps."""
         self.limit, self.every = float(limit), every

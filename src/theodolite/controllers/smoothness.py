@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.controllers.conjugate import End, solve
+from theodolite.core.arguments import positive, whole
 from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.replicas import on_all_ranks
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, Linearised, Operator
-from theodolite.probes.curvature.products import require_at_least
-from theodolite.probes.curvature.replicas import on_all_ranks
-from theodolite.probes.curvature.rescaling import require_positive
 from theodolite.probes.curvature.score import score
 
 Curvature = Literal["gauss_newton", "hessian", "fisher"]
@@ -137,9 +136,9 @@ class NormalizedSmoothness:
     ) -> None:
         if curvature not in get_args(Curvature):
             raise UseError(f"curvature is {curvature!r}: it is one of {', '.join(get_args(Curvature))}")
-        require_positive("gamma", gamma)
-        require_positive("tolerance", tolerance)
-        require_at_least(1, most_products=most_products)
+        positive("gamma", gamma)
+        positive("tolerance", tolerance)
+        whole("most_products", most_products, least=1)
         if not tolerance < 1:
             raise UseError(f"tolerance is {tolerance}: at 1 and above no step is sought at all. Try 0.01")
         self.gamma = float(gamma)
@@ -223,7 +222,7 @@ class NormalizedSmoothness:
                 f"the state is of curvature={state['curvature']!r}, and this is {self.curvature!r}: γ means "
                 "another thing there. Make it with the same"
             )
-        require_positive("gamma", state["gamma"])
+        positive("gamma", state["gamma"])
         self.gamma = float(state["gamma"])
         self.counts = Counts(**{name: int(state[name]) for name in asdict(self.counts)})
 

@@ -181,6 +181,10 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         return _read(options[-1], value, where)
     if getattr(origin, "__name__", "") == "ndarray":
         return _array(value, where)
+    if getattr(hint, "__name__", "") == "Tensor":  # without importing torch
+        import torch
+
+        return torch.from_numpy(_array(value, where))
     if origin is tuple:
         items = value if isinstance(value, list) else _refuse(value, where, "a list")
         kinds = arguments[:1] * len(items) if arguments[1:] == (Ellipsis,) else arguments

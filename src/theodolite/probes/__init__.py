@@ -1,18 +1,16 @@
 """Measurements on a network that leave it as it was."""
 
+from theodolite.probes.curvature.axes import Trajectory, trajectory
 from theodolite.probes.curvature.curvature import Curvature, curvature
-from theodolite.probes.curvature.density import Density, density
+from theodolite.probes.curvature.density import Density, Outliers, density, outliers
 from theodolite.probes.curvature.eigenvalues import Eigenvalues, eigenvalues
-from theodolite.probes.curvature.estimate import Estimate
 from theodolite.probes.curvature.landscape import Landscape, landscape
 from theodolite.probes.curvature.operator import Hessian, Operator, hessian
-from theodolite.probes.curvature.outliers import Outliers, outliers
-from theodolite.probes.curvature.rescaling import scaled, tempered
+from theodolite.probes.curvature.rescaling import along_scale, along_temperature, scaled, tempered
+from theodolite.probes.curvature.sampling import Estimate
 from theodolite.probes.curvature.sharpness import Sharpness, sharpness
 from theodolite.probes.curvature.trace import Trace, trace
 from theodolite.probes.curvature.tracking import Tracking, track
-from theodolite.probes.curvature.trajectory import Trajectory, trajectory
-from theodolite.probes.curvature.zone import along_scale, along_temperature
 from theodolite.probes.gains.decay import Decay, decay
 from theodolite.probes.gains.preconditioning import Preconditioning, preconditioning
 from theodolite.probes.gains.scale_vectors import Amplification, amplification

@@ -83,7 +83,7 @@ ROUGH = replace(
     logits=1e7,
     most=3e11,
 )
-"""For networks that are large even at base size, and for those that one sweep cannot take."""
+"""For networks that are large even at base size, and for those that tangents cannot pass."""
 DEEP = replace(
     QUICK,
     targets=512,
@@ -317,7 +317,7 @@ def _used(site: Site, model: nn.Module, batch: Batch) -> tuple[str, ...]:
 def _is_swept(spot: Spot) -> bool:
     """Do all directions go through the network at once? A few of them show it."""
     loss, names = spot.workload.loss, spot.parameters
-    return curvature(spot.model, loss, spot.batch, parameters=names, directions=3).route == "sweep"
+    return curvature(spot.model, loss, spot.batch, parameters=names, directions=3).route == "tangents"
 
 
 def _rougher(spot: Spot) -> Spot:

@@ -28,7 +28,7 @@ ADAM_EDGE = 2 * (1 + BETA) / (1 - BETA)
 `P^{-1/2} H P^{-1/2}` is above 38/η (Cohen et al., Adaptive gradient methods at the edge of stability)."""
 BATCHES = 8
 """Whose gradients make P. By one alone some entries of P are tiny by chance, and the edge would be theirs."""
-TOLERANCE = 0.01
+RTOL = 0.01
 MORE = 2
 """Further eigenvalues that are looked for, so that the first is not passed over by a poor start."""
 MOST_STEPS = 20_000
@@ -99,17 +99,17 @@ def find_spectrum(spot: Spot) -> tuple[Ends, Density]:
     ends = eigenvalues(
         spot.hessian,
         which="ends",
-        tolerance=TOLERANCE,
+        rtol=RTOL,
         most_products=spot.effort.eigenvalues,
         seed=seed,
-        progress=lambda _: spot.spend(0),
+        progress=lambda *_: spot.spend(0),
     )
     spectrum = density(
         spot.hessian,
         probes=spot.effort.probes,
         steps=spot.effort.steps,
         seed=seed,
-        progress=lambda _: spot.spend(0),
+        progress=lambda *_: spot.spend(0),
     )
     largest, smallest = float(ends.values[0]), float(ends.values[-1])
     errors = float(ends.errors[0]), float(ends.errors[-1])
@@ -129,10 +129,10 @@ def find_edges(spot: Spot, ends: Ends) -> Edges:
     found = eigenvalues(
         Preconditioned(spot.hessian, second_moment(spot).sqrt() + EPS),
         k=k,
-        tolerance=TOLERANCE,
+        rtol=RTOL,
         most_products=spot.effort.eigenvalues,
         seed=spot.site.seed,
-        progress=lambda _: spot.spend(0),
+        progress=lambda *_: spot.spend(0),
     )
     return Edges(
         ends,

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.anatomy.specimen import shapes_of
 from theodolite.core.building import untouched_randomness
+from theodolite.core.finite import not_finite
 from theodolite.core.size import Size
-from theodolite.probes.finite import not_finite
 from theodolite.surveying.finding import Evidence, Finding, Value
 from theodolite.surveying.wording import counted, listed
 

@@ -62,7 +62,7 @@ def run(cell: Cell) -> Iterator[Record]:
         torch.set_num_threads(threads)
 
 
-def quadratics(size: int = 10, steps: int = 10, tolerance: float = 1e-6) -> Iterator[Record]:
+def quadratics(size: int = 10, steps: int = 10, rtol: float = 1e-6) -> Iterator[Record]:
     """A linear regression with eigenvalues from 0.01 to 1 times the largest."""
     for top in TOPS:
         turn, _ = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64))
@@ -70,7 +70,7 @@ def quadratics(size: int = 10, steps: int = 10, tolerance: float = 1e-6) -> Iter
         scales = (torch.logspace(-2, 0, size, dtype=torch.float64) * size / 2).sqrt()
         model = nn.Linear(size, 1, bias=False).double()
         batch = scales[:, None] * turn, torch.randn(size, 1).double()
-        found = drift(model, mse, batch, lr=top, steps=steps, k=size, tolerance=tolerance)
+        found = drift(model, mse, batch, lr=top, steps=steps, k=size, rtol=rtol)
         yield {
             "top": top,
             "flow": found.relative,

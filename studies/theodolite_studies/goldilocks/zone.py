@@ -15,8 +15,7 @@ from theodolite.core.batches import Batch, on_device
 from theodolite.probes.curvature.curvature import Curvature, Projection, measure
 from theodolite.probes.curvature.directions import draw
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.rescaling import scaled
-from theodolite.probes.curvature.zone import along_temperature
+from theodolite.probes.curvature.rescaling import along_temperature, scaled
 from theodolite_studies.goldilocks.networks import NORMED, RESIDUAL, Column, Network
 from theodolite_studies.goldilocks.setting import Setting
 
@@ -83,7 +82,7 @@ def temperature_curve(start: Start, setting: Setting) -> dict[str, Any]:
 
 
 def scale_curves(start: Start, setting: Setting) -> dict[str, dict[str, Any]]:
-    """The curves along α by row: at each α one sweep for the temperatures of all of them."""
+    """The curves along α by row: at each α one pass for the temperatures of all of them."""
     rows = scale_rows(start.column)
     found: dict[str, list[Curvature]] = {row: [] for row in rows}
     objective = Objective(start.model, cross_entropy, start.batch)

@@ -45,9 +45,9 @@ def tracked(model: nn.Module, loss: Any, batch: Any) -> Any:
 def outliers(model: nn.Module, loss: Any, batch: Any) -> Any:
     """With a coarse density."""
     with pytest.MonkeyPatch.context() as patch:
-        module = import_module("theodolite.probes.curvature.outliers")
-        patch.setattr(module, "PROBES", 2)
-        patch.setattr(module, "STEPS", 8)
+        module = import_module("theodolite.probes.curvature.density")
+        patch.setattr(module, "OUTLIER_PROBES", 2)
+        patch.setattr(module, "OUTLIER_STEPS", 8)
         return probes.outliers(model, loss, batch, most=3, most_products=60)
 
 
@@ -63,7 +63,7 @@ EVERY: dict[str, Probe] = {
     "along_scale": lambda model, loss, batch: probes.along_scale(
         model, loss, batch, [0.5, 2.0], directions=4
     ),
-    "eigenvalues": lambda model, loss, batch: probes.eigenvalues(model, loss, batch, k=2, tolerance=1e-2),
+    "eigenvalues": lambda model, loss, batch: probes.eigenvalues(model, loss, batch, k=2, rtol=1e-2),
     "sharpness": lambda model, loss, batch: probes.sharpness(model, loss, batch),
     "trace": lambda model, loss, batch: probes.trace(model, loss, batch, rtol=0.5),
     "density": lambda model, loss, batch: probes.density(model, loss, batch, probes=2, steps=5),

@@ -215,7 +215,7 @@ class Own(nn.Module):
 def test_a_model_without_a_second_derivative(name, function):
     """Autograd would leave out, without a word, what depends on it."""
     if name in ("gauss_newton", "gradient", "curvature", "along_temperature", "along_scale"):
-        pytest.skip("needs its first derivative only; a sweep has its own second ones")
+        pytest.skip("needs its first derivative only; tangents have their own second ones")
     model = nn.Sequential(nn.Linear(4, 5), Own(function), nn.Linear(5, 3)).double()
     with pytest.raises(UseError, match=rf"{function.__name__}.*second derivative"):
         EVERY[name](model, F.cross_entropy, batch())

@@ -140,7 +140,7 @@ def test_of_networks_as_of_their_explicit_hessians(name):
 
 def test_progress_products_and_seed():
     operator, seen = with_spectrum(torch.linspace(0, 1, 100)), []
-    found = density(operator, probes=3, steps=7, seed=2, progress=seen.append)
+    found = density(operator, probes=3, steps=7, seed=2, progress=lambda title, done: seen.append(done))
     assert found.products == operator.products == 21
     assert seen == sorted(seen)
     assert seen[-1] == pytest.approx(1)
@@ -152,7 +152,7 @@ def test_probes_side_by_side_are_the_same_as_one_by_one(monkeypatch):
     operator = with_spectrum(torch.linspace(0, 1, 100))
     single = density(operator, probes=5, steps=7)
     module = import_module("theodolite.probes.curvature.density")
-    monkeypatch.setattr(module, "_together", lambda products, steps: 2)
+    monkeypatch.setattr(module, "_probes_at_once", lambda products, steps: 2)
     torch.testing.assert_close(density(operator, probes=5, steps=7).nodes, single.nodes)
 
 

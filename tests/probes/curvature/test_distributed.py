@@ -83,8 +83,8 @@ for name, wrap in wraps.items():
     other = probes.along_scale(alone, loss, batch(slice(None)), [0.5], directions=6)[0]
     assert apart(some.hessian.matrix, other.hessian.matrix) < 1e-12, name
 
-    top = probes.eigenvalues(model, loss, batch(MINE), k=2, tolerance=1e-8)
-    truth = probes.eigenvalues(alone, loss, batch(slice(None)), k=2, tolerance=1e-8)
+    top = probes.eigenvalues(model, loss, batch(MINE), k=2, rtol=1e-8)
+    truth = probes.eigenvalues(alone, loss, batch(slice(None)), k=2, rtol=1e-8)
     assert apart(top.values, truth.values) < 1e-7, name
     assert all(one.grad is None for one in model.parameters()), name
     print(name)

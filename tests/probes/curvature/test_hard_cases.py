@@ -199,7 +199,7 @@ def test_a_branch_of_batch_norm_that_begins_at_zero(monkeypatch):
     branch = {"branch": nn.Linear(WIDTH, WIDTH, bias=False), "norm": nn.BatchNorm1d(WIDTH)}
     nn.init.zeros_(branch["norm"].weight)
     model, batch = Net(forward, **perceptron(**branch)), vectors()
-    monkeypatch.setattr(import_module("theodolite.probes.curvature.sweep"), "CACHED_BYTES", 1)
+    monkeypatch.setattr(import_module("theodolite.probes.curvature.fan"), "CACHED_BYTES", 1)
     check(measured(model, CE, batch), explicit(Case(model, CE, batch)), model)
 
 
@@ -209,7 +209,7 @@ def test_a_gate_on_the_mean_over_the_batch_that_begins_at_zero(monkeypatch):
         return net.last(hidden + net.gate * hidden.mean(0))
 
     model, batch = Net(forward, **perceptron(gate=nn.Parameter(torch.zeros(WIDTH)))), vectors()
-    monkeypatch.setattr(import_module("theodolite.probes.curvature.sweep"), "CACHED_BYTES", 1)
+    monkeypatch.setattr(import_module("theodolite.probes.curvature.fan"), "CACHED_BYTES", 1)
     check(measured(model, CE, batch), explicit(Case(model, CE, batch)), model)
 
 
@@ -218,7 +218,7 @@ def test_a_number_of_examples_that_is_written_into_the_model(monkeypatch):
         return net.last(torch.tanh(net.first(x).view(NUM, WIDTH)))
 
     model, batch = Net(forward, **perceptron()), vectors()
-    monkeypatch.setattr(import_module("theodolite.probes.curvature.sweep"), "CACHED_BYTES", 1)
+    monkeypatch.setattr(import_module("theodolite.probes.curvature.fan"), "CACHED_BYTES", 1)
     check(measured(model, CE, batch), explicit(Case(model, CE, batch)), model)
 
 

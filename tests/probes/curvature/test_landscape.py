@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.probes.curvature import surface
-from theodolite.probes.curvature.axes import Axes, random_axes
+from theodolite.probes.curvature.axes import Axes, random_axes, trajectory
 from theodolite.probes.curvature.landscape import landscape
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.trajectory import trajectory
 
+LANDSCAPE = import_module("theodolite.probes.curvature.landscape")
 GENERATOR = torch.Generator().manual_seed(7)
 X = torch.randn(12, 5, generator=GENERATOR, dtype=torch.float64)
 Y = torch.randn(12, 3, generator=GENERATOR, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_along_an_eigenvector_the_curvature_is_the_eigenvalue() -> None:
     assert found.slices[0].exact == pytest.approx(largest, rel=1e-6)
     assert found.slices[0].label == f"λ = {largest:.4g}"
     assert found.axes.orthonormal
-    assert "; orthonormal" in str(found)
+    assert str(found.axes).endswith("; orthonormal")
 
 
 def test_the_parabola_tends_to_the_curvature_of_a_network() -> None:
@@ -155,7 +155,7 @@ class TestAxes:
     def test_whether_they_are_orthonormal_is_said(self) -> None:
         found = landscape(linear(), F.mse_loss, (X, Y), num=3)
         assert not found.axes.orthonormal
-        assert "not orthonormal: lengths" in str(found)
+        assert "not orthonormal: lengths" in str(found.axes)
         one, other = (vector["weight"].flatten().numpy() for vector in found.axes.vectors)
         cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
         assert found.axes.angle == pytest.approx(math.degrees(math.acos(cosine)), rel=1e-9)
@@ -281,7 +281,7 @@ class TestManyAtOnce:
 
     @pytest.fixture(autouse=True)
     def _vectorised(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(surface, "_first_try", lambda device: 8)
+        monkeypatch.setattr(LANDSCAPE, "_first_try", lambda device: 8)
 
     @pytest.mark.parametrize("build", [deep, normed])
     def test_it_is_the_same_as_one_by_one(self, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ class TestManyAtOnce:
 
         many = landscape(model, loss, (X, CLASSES), num=5)
         num_calls = len(calls)
-        monkeypatch.setattr(surface, "_first_try", lambda device: 1)
+        monkeypatch.setattr(LANDSCAPE, "_first_try", lambda device: 1)
         one = landscape(model, loss, (X, CLASSES), num=5)
         np.testing.assert_allclose(many.values, one.values, rtol=1e-12)
         assert num_calls < len(calls) - num_calls - 20
@@ -357,7 +357,7 @@ def test_points_that_are_not_finite_are_values(tmp_path: Path) -> None:
     assert math.isinf(found.values[6])
     assert math.isnan(found.values[7])
     assert "3 of 9 points are not finite" in str(found)
-    saved = json.loads(found.save(tmp_path / "root.html").with_suffix(".json").read_text())
+    saved = json.loads(found.save(tmp_path / "root.json").read_text())
     assert saved["values"][5] == pytest.approx((math.log(0.5) - 1) ** 2, rel=1e-5)
     assert saved["values"][6:] == [None] * 3
 
@@ -430,7 +430,8 @@ class TestTrace:
 
 def test_progress_goes_from_nothing_to_all() -> None:
     told: list[float] = []
-    landscape(linear(), F.mse_loss, [(X[:3], Y[:3]), (X[3:], Y[3:])], num=3, progress=told.append)
+    batches = [(X[:3], Y[:3]), (X[3:], Y[3:])]
+    landscape(linear(), F.mse_loss, batches, num=3, progress=lambda title, done: told.append(done))
     assert told == sorted(told)
     assert told[-1] == pytest.approx(1.0)
     assert len(told) == 2 * (9 + 3 + 3)
@@ -442,8 +443,15 @@ def test_a_page_asks_nobody_and_holds_the_plane(tmp_path: Path) -> None:
     assert '"type": "contour"' in source
     assert '"type": "surface"' in source
     assert "http-equiv" in source
-    with pytest.raises(th.UseError, match=r"must end in \.html"):
-        landscape(linear(), F.mse_loss, (X, Y), num=3).save(tmp_path / "plane.png")
+
+
+def test_a_csv_has_a_row_for_each_point(tmp_path: Path) -> None:
+    found = landscape(linear(), F.mse_loss, (X, Y), num=3)
+    head, *rows = found.save(tmp_path / "plane.csv").read_text(encoding="utf-8").splitlines()
+    assert head == "filter 1,filter 2,loss"
+    assert [float(row.split(",")[2]) for row in rows] == found.values.reshape(-1).tolist()
+    with pytest.raises(th.UseError, match=r"must end in \.json or \.html or \.csv"):
+        found.save(tmp_path / "plane.png")
 
 
 @pytest.mark.parametrize(
@@ -471,13 +479,13 @@ def test_bad_input_is_named(wrong: dict[str, Any], said: str) -> None:
 
 def test_vectors_alone_have_no_filters() -> None:
     model = nn.Sequential(nn.LayerNorm(5), nn.PReLU(5)).double()
-    with pytest.raises(th.UseError, match="Take axes='random'"):
+    with pytest.raises(th.UseError, match="Use axes='random'"):
         landscape(model, F.mse_loss, (X, X), num=3)
 
 
 def test_the_same_weights_are_no_line() -> None:
     model = linear()
-    with pytest.raises(th.UseError, match="checkpoint 0 has the very weights of the model"):
+    with pytest.raises(th.UseError, match="checkpoint 0 has the same weights as the model"):
         landscape(model, F.mse_loss, (X, Y), axes=[model.state_dict()])
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from theodolite.core.errors import UseError
+from theodolite.probes.curvature.density import outliers
 from theodolite.probes.curvature.operator import hessian
-from theodolite.probes.curvature.outliers import outliers
 
 from .matrices import Matrix, semicircle, with_spectrum, with_spikes
 
@@ -116,7 +116,7 @@ def test_too_small_an_operator_is_refused():
 
 def test_progress_goes_from_the_density_to_the_eigenvalues():
     seen = []
-    outliers(with_spikes(semicircle(300), [3.0]), progress=seen.append)
+    outliers(with_spikes(semicircle(300), [3.0]), progress=lambda title, done: seen.append(done))
     assert 0 < seen[0] < 0.1
     assert 0.5 in seen
     assert seen[-1] == 1

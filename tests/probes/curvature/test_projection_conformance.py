@@ -56,7 +56,7 @@ def test_projected_matrices_are_those_of_the_explicit_ones(name):
 def test_a_batch_that_is_taken_apart_gives_the_same(name, monkeypatch):
     """With room for the tangents of one example only; where examples depend on each other it is not used."""
     one, expected = case(name), explicit_of(name)
-    monkeypatch.setattr(import_module("theodolite.probes.curvature.sweep"), "CACHED_BYTES", 1)
+    monkeypatch.setattr(import_module("theodolite.probes.curvature.fan"), "CACHED_BYTES", 1)
     reading = probes.curvature(one.model, one.loss, one.batch, directions=DIRECTIONS, seed=3)
     check(reading, expected, directions(parameters(one.model), expected, seed=3))
 
@@ -81,7 +81,7 @@ def test_inputs_that_are_not_examples_are_not_taken_apart(together, monkeypatch)
     one = Case(
         Placed(together).double(), next_token, ((tokens, torch.arange(4).clamp(max=1)), tokens.flip(1))
     )
-    monkeypatch.setattr(import_module("theodolite.probes.curvature.sweep"), "CACHED_BYTES", 1)
+    monkeypatch.setattr(import_module("theodolite.probes.curvature.fan"), "CACHED_BYTES", 1)
     reading = probes.curvature(one.model, one.loss, one.batch, directions=DIRECTIONS)
     expected = explicit(one)
     check(reading, expected, directions(parameters(one.model), expected))

@@ -22,7 +22,7 @@ def quadratic():
 
 def test_of_a_quadratic_is_that_of_its_inputs():
     model, loss, batch = quadratic()
-    found = sharpness(model, loss, batch, tolerance=1e-6)
+    found = sharpness(model, loss, batch, rtol=1e-6)
     assert found.value == pytest.approx(float(torch.linalg.matrix_norm(batch[0], 2) ** 2 * 2 / 300), rel=1e-6)
     assert found.converged
 
@@ -30,7 +30,7 @@ def test_of_a_quadratic_is_that_of_its_inputs():
 @pytest.mark.parametrize(("factor", "diverges"), [(0.98, False), (1.02, True)])
 def test_gradient_descent_diverges_just_above_the_edge(factor, diverges):
     model, loss, (x, y) = quadratic()
-    rate = factor * sharpness(model, loss, (x, y), tolerance=1e-6).edge
+    rate = factor * sharpness(model, loss, (x, y), rtol=1e-6).edge
     first = loss(model(x), y).item()
     for _ in range(1000):
         (slope,) = torch.autograd.grad(loss(model(x), y), model.weight)

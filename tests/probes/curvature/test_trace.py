@@ -141,7 +141,7 @@ def test_same_seed_same_answer_and_products_are_counted():
 
 def test_progress_ends_at_one():
     seen = []
-    trace(with_spectrum(FLAT), rtol=0.002, progress=seen.append)
+    trace(with_spectrum(FLAT), rtol=0.002, progress=lambda title, done: seen.append(done))
     assert 0 <= seen[0] < 1
     assert seen[-1] == 1
 

@@ -256,7 +256,7 @@ class TestCost:
         assert len(tracking.rows) + tracking.left_out == 201
         # And it uses it: a measurement each 50 s or each 2 steps, whichever is longer.
         assert len(tracking.rows) >= 0.8 * (min(200, 400 * of_step / 50) - 1)
-        assert "left out, to stay within 10 %" in str(tracking)
+        assert tracking.cost.endswith("skipped to stay within 10 %")
         if of_step == 40.0:
             assert tracking.left_out == 1  # the very first that is due: there was hardly any time yet
 
@@ -311,13 +311,13 @@ class TestFiles:
         return tracking
 
     def test_csv_holds_every_number_to_the_last_digit(self, tracking: Tracking, tmp_path: Path) -> None:
-        with tracking.to_csv(tmp_path / "track.csv").open(newline="") as stream:
+        with tracking.save(tmp_path / "track.csv").open(newline="") as stream:
             rows = list(csv.DictReader(stream))
         assert [row["<own>"] for row in rows] == ["1.5", "", "3.0"]
         assert [float(row["loss"]) for row in rows] == list(tracking.values("loss"))
         assert [int(row["step"]) for row in rows] == [0, 1, 2]
         with pytest.raises(th.UseError, match="cannot be written"):
-            tracking.to_csv(tmp_path / "nowhere" / "track.csv")
+            tracking.save(tmp_path / "nowhere" / "track.csv")
 
     def test_a_page_has_a_panel_for_each_measure(self, tracking: Tracking, tmp_path: Path) -> None:
         path = tracking.save(tmp_path / "track.html")
@@ -325,11 +325,18 @@ class TestFiles:
         assert source.count('class="plot"') == 2
         assert "&lt;own&gt;" in source
         assert tracking.cost in source
-        rows = json.loads(path.with_suffix(".json").read_text())["rows"]
+
+    def test_json_is_read_back(self, tracking: Tracking, tmp_path: Path) -> None:
+        path = tracking.save(tmp_path / "track.json")
+        rows = json.loads(path.read_text())["rows"]
         assert [row["values"]["<own>"] for row in rows] == [1.5, None, 3.0]
+        again = Tracking.load(path)
+        assert again.to_dict() == tracking.to_dict()
+        assert str(again) == str(tracking)
+        assert again.rows[0] == tracking.rows[0]
 
     def test_a_table_is_printed(self, tracking: Tracking) -> None:
-        head, first, *_ = str(tracking).splitlines()
+        head, _, first, *_ = str(tracking).splitlines()
         assert head.split() == ["step", "<own>", "loss"]
         assert first.split() == ["0", "1.5", f"{1.25**2:.4g}"]
         with pytest.raises(th.UseError, match="'trace' was not measured"):

@@ -1,6 +1,6 @@
 """The curvature in random directions is that of products with the Hessian, whatever a network is made of.
 
-Products go through autograd alone; a sweep has a rule of its own for each operation, or gives up in favour of
+Products go through autograd alone; tangents have a rule for each operation, or give up in favour of
 products. It must never pass over an operation that it does not know.
 """
 
@@ -182,7 +182,7 @@ def network(layer):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_sweep_is_what_products_are(name):
+def test_tangents_give_what_products_do(name):
     model = network(LAYERS[name]())
     batch = torch.randn(3, 2, 6, 6).double(), torch.arange(3)
     operator = probes.hessian(model, F.cross_entropy, batch)

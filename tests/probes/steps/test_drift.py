@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from theodolite import probes
 from theodolite.core.errors import UseError
-from theodolite.probes.steps.flow import Descent, follow
+from theodolite.probes.steps.drift import Descent, follow
 
 mse = nn.functional.mse_loss
 
@@ -36,7 +36,7 @@ def _quadratic(values: list[float]) -> tuple[nn.Module, tuple[Tensor, Tensor], T
 def test_on_a_quadratic_everything_has_a_closed_form(top: float, steps: int) -> None:
     model, batch, best, curved = _quadratic([10.0, 4.0, 1.0, 0.3])
     lr = top / 10
-    found = probes.drift(model, mse, batch, lr=lr, steps=steps, k=4, tolerance=1e-5)
+    found = probes.drift(model, mse, batch, lr=lr, steps=steps, k=4, rtol=1e-5)
     away = (model.weight.detach()[0]) - best
     values, vectors = torch.linalg.eigh(curved)
     parts = vectors.T @ away
@@ -57,7 +57,7 @@ def test_on_a_quadratic_everything_has_a_closed_form(top: float, steps: int) -> 
 
 def test_what_is_not_among_the_eigenpairs_drifts_unexplained() -> None:
     model, batch, best, curved = _quadratic([10.0, 9.0])
-    found = probes.drift(model, mse, batch, lr=0.15, k=1, tolerance=1e-5)
+    found = probes.drift(model, mse, batch, lr=0.15, k=1, rtol=1e-5)
     vectors = torch.linalg.eigh(curved).eigenvectors
     part = vectors[:, 0] @ (model.weight.detach()[0] - best)
     left = abs(float(part)) * abs(1 - 0.15 * 9 - math.exp(-0.15 * 9))
@@ -81,14 +81,14 @@ def test_the_flow_of_a_network_is_that_of_scipy() -> None:
         return -torch.cat([p.grad.reshape(-1) for p in twin.parameters()]).numpy()  # type: ignore[union-attr]
 
     truth = solve_ivp(field, (0, 0.3), descent.start.numpy(), rtol=1e-8, atol=1e-10).y[:, -1]
-    followed = follow(lambda at: -descent.gradient(at), descent.start, 0.3, tolerance=1e-9)
+    followed = follow(lambda at: -descent.gradient(at), descent.start, 0.3, atol=1e-9)
     assert followed.converged
     assert followed.end.numpy() == pytest.approx(truth, abs=1e-6)
 
 
 def test_the_drift_is_of_the_second_order_and_what_flows_leave_of_the_third() -> None:
     model, batch = _network()
-    found = [probes.drift(model, mse, batch, lr=lr, k=38, tolerance=1e-7) for lr in (0.02, 0.01)]
+    found = [probes.drift(model, mse, batch, lr=lr, k=38, rtol=1e-7) for lr in (0.02, 0.01)]
     for name, order in (("distance", 2), ("modified", 3), ("principal", 3)):
         ratio = getattr(found[0], name) / getattr(found[1], name)
         assert math.log2(ratio) == pytest.approx(order, abs=0.1), name
@@ -136,7 +136,7 @@ def test_a_step_that_leaves_the_numbers_is_a_result() -> None:
         ({"lr": 0.0}, "lr is 0.0"),
         ({"lr": math.nan}, "lr is nan"),
         ({"lr": 0.1, "steps": 0}, "steps is 0"),
-        ({"lr": 0.1, "tolerance": 2.0}, "tolerance is 2.0"),
+        ({"lr": 0.1, "rtol": 2.0}, "rtol is 2.0"),
     ],
 )
 def test_bad_input(options: dict[str, float], message: str) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.probes import radius
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.steps.ghosts import nearest_ghost
-from theodolite.probes.steps.pushing import push
+from theodolite.probes.steps.direction import push
+from theodolite.probes.steps.radius import nearest_ghost
 
 cross_entropy = nn.functional.cross_entropy
 

@@ -1,8 +1,8 @@
-"""The curvature of a loss in a few random directions, its excess, and what that says of the whole Hessian.
+"""The curvature of a loss in a few random directions, its excess, and estimates for the whole Hessian.
 
 `H_d = RᵀHR` for sparse orthonormal directions R (P × d). Its excess of positive curvature is
-`Tr(H_d)/‖H_d‖_F`, which for large d tends to `√d·t/√(t² + d + 1)` with `t = Tr(H)/‖H‖_F`: it saturates at √d,
-so t itself is estimated beside it.
+`Tr(H_d)/‖H_d‖_F`, which for large d tends to `√d·t/√(t² + d + 1)` with `t = Tr(H)/‖H‖_F`. As it saturates at
+√d, t itself is estimated too.
 """
 
 # d directions
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,41 +22,45 @@ from theodolite.core.batches import Batch, Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.finite import among, not_finite
+from theodolite.core.replicas import on_all_ranks
+from theodolite.present.result import Block, Result
 from theodolite.probes.curvature.directions import Directions, draw
-from theodolite.probes.curvature.estimate import Estimate
-from theodolite.probes.curvature.exact import gauss_newton_trace
-from theodolite.probes.curvature.fan import Unsupported
+from theodolite.probes.curvature.exact_trace import gauss_newton_trace
+from theodolite.probes.curvature.fan import Coupled, Outlook, Unsupported, scout, tangent_passes
+from theodolite.probes.curvature.fan_norms import RULES
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, Linearised
-from theodolite.probes.curvature.replicas import on_all_ranks
-from theodolite.probes.curvature.score import CrossEntropy, agrees, score
-from theodolite.probes.curvature.sweep import Coupled, Outlook, scout, sweeps
-from theodolite.probes.finite import among, not_finite
+from theodolite.probes.curvature.sampling import Estimate
+from theodolite.probes.curvature.score import agrees, score
 
 
 @dataclass(frozen=True)
 class Projection:
-    """One symmetric matrix, seen in d directions."""
+    """A symmetric matrix projected onto d directions, and estimates for the whole matrix."""
 
     matrix: Tensor
     """`RᵀHR`, (d, d), float64."""
     trace: Estimate
     frobenius: Estimate
-    """`‖H‖_F`. Of the diagonal only `Tr²/P` is in it, the least that its squares add up to: where a diagonal
-    of very unequal entries prevails, as in a large embedding alone, it is too small, and t too large."""
+    """`‖H‖_F`. The diagonal enters as `Tr²/P`, the least that its squares can add up to: if a diagonal of
+    very unequal entries dominates, as for a large embedding alone, it is too small, and t too large."""
     t: Estimate
     """`Tr(H)/‖H‖_F`, from −√P to √P."""
 
     @property
     def excess(self) -> float:
-        """`Tr(H_d)/‖H_d‖_F`, from −√d to √d; 0 of a zero matrix."""
+        """`Tr(H_d)/‖H_d‖_F`, from −√d to √d; 0 for a zero matrix."""
         norm = float(self.matrix.norm())
         return float(self.matrix.trace()) / norm if norm else 0.0
 
 
 @dataclass(frozen=True)
-class Curvature:
+class Curvature(Result):
     """The Hessian `H = G + S` and its two parts in d random directions."""
+
+    kind: ClassVar[str] = "curvature"
+    loads: ClassVar[bool] = True
 
     hessian: Projection
     gauss_newton: Projection
@@ -65,7 +70,7 @@ class Curvature:
     size: int
     """P, the number of parameters."""
     route: str
-    """How it was measured: `sweep`, or `products` and why."""
+    """How it was measured: `tangents`, or `products` and why."""
 
     @property
     def excess(self) -> float:
@@ -89,18 +94,20 @@ class Curvature:
 
     @property
     def residual_share(self) -> float:
-        """`‖S‖_F/(‖G‖_F + ‖S‖_F)`: 0 where the Gauss–Newton part is all there is."""
+        """`‖S‖_F/(‖G‖_F + ‖S‖_F)`: 0 if H is its Gauss–Newton part."""
         norms = self.gauss_newton.frobenius.value, self.residual.frobenius.value
         return norms[1] / sum(norms) if sum(norms) else math.nan
 
-    def __str__(self) -> str:
+    def blocks(self) -> Iterator[Block]:
+        """The excess, t, trace and norm of the Hessian, and the share of its parts."""
         d = len(self.hessian.matrix)
         if not float(self.hessian.matrix.abs().max()):
-            return (
+            yield (
                 f"the Hessian is zero in all {d} directions: loss {self.loss:.4g} at temperature "
                 f"{self.temperature:g} has no curvature left in this precision"
             )
-        return (
+            return
+        yield (
             f"excess {self.excess:.3g} of at most {math.sqrt(d):.3g} in {d} directions of {self.size:,}\n"
             f"t = Tr(H)/‖H‖ {self.t}\ntrace {self.trace}, Frobenius norm {self.frobenius}\n"
             f"excess of G {self.gauss_newton.excess:.3g}, of S {self.residual.excess:.3g}; "
@@ -123,23 +130,23 @@ def curvature(
 ) -> Curvature:
     """The projected Hessian, its excess, its two parts, and trace, norm and t with their errors.
 
-    All directions go through the network in one sweep where it consists of operations that are known
-    (`theodolite.probes.curvature.fan`); otherwise they are multiplied one by one. Both are exact. The
-    trace is exact for a cross-entropy on a network of linear maps, convolutions and piecewise linear
-    operations, of which `Tr(H) = Tr(G)`; otherwise it is estimated.
+    All directions go through the network in one pass if its operations are known
+    (`theodolite.probes.curvature.fan`); otherwise they are multiplied one by one. Both are exact. The trace
+    is exact for a cross-entropy on a network of linear maps, convolutions and piecewise linear operations,
+    for which `Tr(H) = Tr(G)`; otherwise it is estimated.
 
     Args:
         model, loss, batch, parameters: as in `hessian`.
         directions: d.
         temperature: the loss is taken of logits/temperature.
-        seed: of the directions.
+        seed: seed of the directions.
 
     >>> import theodolite as th
     >>> _ = torch.manual_seed(0)
     >>> batch = torch.randn(64, 784), torch.randint(10, (64,))
     >>> found = curvature(th.models.LeNet300(), nn.functional.cross_entropy, batch)
     >>> found.excess > 0, found.trace.exact, found.route
-    (True, True, 'sweep')
+    (True, True, 'tangents')
     """
     objective = Objective(model, loss, batch, parameters=parameters, temperature=temperature)
     rays = draw(objective.shapes, directions, seed=seed, dtype=objective.dtype, device=objective.device)
@@ -149,11 +156,11 @@ def curvature(
 def measure(
     objective: Objective, directions: Directions, temperatures: Sequence[float]
 ) -> tuple[Curvature, ...]:
-    """The curvature at each temperature, all of them from one sweep. The objective's own has to be 1."""
-    found, route = objective.together(lambda: _swept(objective, directions, temperatures))
-    # All ranks go the same way: each asks the others for what they have on theirs.
-    swept = objective.averaged(lambda: torch.tensor(float(found is not None), device=objective.device))
-    if found is not None and float(swept) == 1:
+    """The curvature at each temperature, from one pass. The objective's own temperature has to be 1."""
+    found, route = objective.together(lambda: _by_tangents(objective, directions, temperatures))
+    # All ranks take the same route, as products are averaged over ranks.
+    carried = objective.averaged(lambda: torch.tensor(float(found is not None), device=objective.device))
+    if found is not None and float(carried) == 1:
         found = [one.averaged(objective) for one in found]
     else:
         route = route if found is None else "products: another rank has to"
@@ -175,7 +182,7 @@ class _Parts:
     residual: Tensor
     loss: float
     trace: float | None
-    """`Tr(G)` where it is known and `Tr(S) = 0`."""
+    """`Tr(G)` if it is known and `Tr(S) = 0`."""
 
     @property
     def finite(self) -> bool:
@@ -205,29 +212,25 @@ class _Parts:
         return _Parts(gauss_newton, residual, loss, None if math.isnan(trace) else trace)
 
 
-def _swept(
+def _by_tangents(
     objective: Objective, directions: Directions, temperatures: Sequence[float]
 ) -> tuple[list[_Parts] | None, str]:
-    """What one sweep finds, and the route; nothing where there is no way, and why."""
+    """The parts from passes with tangents, or None, and the route."""
+    total: list[_Parts] = []
     try:
         with objective.conditions():
-            return _by_sweep(objective, directions, temperatures), "sweep"
+            for batch, share in objective.draw():
+                outlook = scout(objective, batch, directions, RULES)
+                try:
+                    found = _of_batch(objective, batch, directions, outlook, temperatures)
+                except Coupled:
+                    outlook = dataclasses.replace(outlook, separable=False)
+                    found = _of_batch(objective, batch, directions, outlook, temperatures)
+                found = [one.times(share) for one in found]
+                total = [one.plus(other) for one, other in zip(total, found, strict=True)] if total else found
     except (Unsupported, torch.OutOfMemoryError) as reason:
         return None, f"products: {reason}"
-
-
-def _by_sweep(objective: Objective, directions: Directions, temperatures: Sequence[float]) -> list[_Parts]:
-    total: list[_Parts] = []
-    for batch, share in objective.draw():
-        outlook = scout(objective, batch, directions)
-        try:
-            found = _of_batch(objective, batch, directions, outlook, temperatures)
-        except Coupled:
-            outlook = dataclasses.replace(outlook, separable=False)
-            found = _of_batch(objective, batch, directions, outlook, temperatures)
-        found = [one.times(share) for one in found]
-        total = [one.plus(other) for one, other in zip(total, found, strict=True)] if total else found
-    return total
+    return total, "tangents"
 
 
 def _of_batch(
@@ -244,18 +247,21 @@ def _of_batch(
         agrees(known, objective.loss, logits / one, batch[1]) for one in temperatures
     ):
         known = None
-    seeds = [_score(objective, logits / one, batch, known).detach() / one for one in temperatures]
+    with torch.enable_grad():
+        points = [(logits / one).detach().requires_grad_() for one in temperatures]
+        scores = [score(objective.loss, point, batch[1], known) for point in points]
+    seeds = [slope.detach() / one for slope, one in zip(scores, temperatures, strict=True)]
     gauss_newton = logits.new_zeros((len(temperatures), num, num), dtype=torch.float64)
     residual = torch.zeros_like(gauss_newton)
     kept: list[Tensor] = []
-    for part, sweep in sweeps(objective, batch, directions, outlook, seeds):
-        residual += sweep.residual
+    for part, found in tangent_passes(objective, batch, directions, outlook, seeds):
+        residual += found.residual
         if known is None:
-            kept.append(sweep.tangents)
+            kept.append(found.tangents)
             continue
         weights = known.weights[part] if logits.ndim > 1 else known.weights
         for place, one in enumerate(temperatures):
-            gauss_newton[place] += _centred(sweep.tangents / one, sweep.logits / one, weights, known.dim)
+            gauss_newton[place] += _centred(found.tangents / one, found.logits / one, weights, known.dim)
     if known is None:
         tangents = torch.cat(kept, dim=1) if logits.ndim else kept[0]
         for place, one in enumerate(temperatures):
@@ -269,13 +275,8 @@ def _of_batch(
     ]
 
 
-def _score(objective: Objective, logits: Tensor, batch: Batch, known: CrossEntropy | None) -> Tensor:
-    with torch.enable_grad():
-        return score(objective.loss, logits.detach().requires_grad_(), batch[1], known)
-
-
 def _centred(tangents: Tensor, logits: Tensor, weights: Tensor, dim: int) -> Tensor:
-    """`ż_iᵀ B ż_j = Σ w p (ż_i − z̄_i)(ż_j − z̄_j)` of a cross-entropy, which loses nothing where p is 1."""
+    """`ż_iᵀ B ż_j = Σ w p (ż_i − z̄_i)(ż_j − z̄_j)` for a cross-entropy, accurate where p is near 1."""
     num, p = len(tangents), logits.softmax(dim)
     inner = dim if dim < 0 else dim + 1
     top = p.argmax(dim, keepdim=True)
@@ -286,14 +287,15 @@ def _centred(tangents: Tensor, logits: Tensor, weights: Tensor, dim: int) -> Ten
 
 
 def _by_autograd(objective: Objective, tangents: Tensor, logits: Tensor, batch: Batch) -> Tensor:
-    """`ż_iᵀ B ż_j` of any other loss."""
+    """`ż_iᵀ B ż_j` for any other loss."""
     with torch.enable_grad():
         point = logits.detach().requires_grad_()
         slope = score(objective.loss, point, batch[1], None)
         if not slope.requires_grad:
             return tangents.new_zeros((len(tangents), len(tangents)), dtype=torch.float64)
         curved = [torch.autograd.grad(slope, point, one, retain_graph=True)[0] for one in tangents]
-    return (tangents.flatten(1) @ torch.stack(curved).flatten(1).mT).double()
+    num = len(tangents)
+    return (tangents.reshape(num, -1) @ torch.stack(curved).reshape(num, -1).mT).double()
 
 
 def _by_products(objective: Objective, directions: Directions, temperatures: Sequence[float]) -> list[_Parts]:
@@ -308,7 +310,7 @@ def _by_products(objective: Objective, directions: Directions, temperatures: Seq
 
 
 def _judged(parts: _Parts, directions: Directions, temperature: float, size: int, route: str) -> Curvature:
-    gauss_newton, residual = (_symmetric(one) for one in (parts.gauss_newton, parts.residual))
+    gauss_newton, residual = (((one + one.mT) / 2).cpu() for one in (parts.gauss_newton, parts.residual))
     exact = parts.trace
     return Curvature(
         hessian=_projection(gauss_newton + residual, directions, size, exact),
@@ -322,7 +324,7 @@ def _judged(parts: _Parts, directions: Directions, temperature: float, size: int
 
 
 def _not_finite(objective: Objective, temperature: float) -> str:
-    """Why there is no curvature, with the names of the tensors."""
+    """The error for a curvature that is not finite, with the names of the tensors."""
     operator = Hessian(Linearised(objective.at(temperature)))
     what, found = "the gradient of the loss", operator.gradient
     if bool(found.isfinite().all()):
@@ -333,20 +335,16 @@ def _not_finite(objective: Objective, temperature: float) -> str:
     if not names:
         what = "the Hessian"
     return (
-        f"{what} is not finite{where}, so that the curvature is not known. Look at the weights and the batch "
-        "for nan and for very large numbers, and at the network for operations without a derivative, such "
-        "as a square root or a norm of zeros"
+        f"{what} is not finite{where}, so there is no curvature. Look at the weights and the batch for nan "
+        "and for very large numbers, and at the network for operations without a derivative, such as a "
+        "square root or a norm of zeros"
     )
 
 
-def _symmetric(matrix: Tensor) -> Tensor:
-    return ((matrix + matrix.mT) / 2).cpu()
-
-
 def _projection(matrix: Tensor, directions: Directions, size: int, exact: float | None) -> Projection:
-    """Estimates from `s_i s_j (r_iᵀHr_j)²`, which has the expectation Σ H_ab² over the block (i, j).
+    """Estimates from `s_i s_j (r_iᵀHr_j)²`, whose expectation is Σ H_ab² over the block (i, j).
 
-    Errors are those of the jackknife over the directions.
+    Errors are from the jackknife over directions.
     """
     d, counts = len(matrix), directions.counts.double()
     diagonal = counts * matrix.diagonal()
@@ -357,7 +355,7 @@ def _projection(matrix: Tensor, directions: Directions, size: int, exact: float 
     def estimates(kept: Tensor) -> Tensor:
         num = kept.sum(-1)
         trace = (kept @ diagonal) * d / num if exact is None else torch.full_like(num, exact)
-        # Of the diagonal only its sum is seen; Tr²/P is the least that its squares can add up to.
+        # Only the sum of the diagonal is known; Tr²/P is the least that its squares can add up to.
         norm = ((kept @ blocks * kept).sum(-1) * d**2 / (num * (num - 1)) + trace.square() / size).sqrt()
         return torch.stack([trace, norm, torch.where(norm == 0, torch.zeros_like(norm), trace / norm)])
 

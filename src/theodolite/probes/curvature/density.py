@@ -1,39 +1,59 @@
-"""The density of a spectrum, by stochastic Lanczos quadrature."""
+"""The density of a spectrum, by stochastic Lanczos quadrature, and the eigenvalues outside its bulk.
+
+From a start vector v a fixed number of Lanczos steps gives a quadrature rule: with T the tridiagonal matrix,
+θ its eigenvalues and s its eigenvectors, `vᵀ f(H) v = Σ_i s²_{1i} f(θ_i)` for every polynomial f of degree up
+to 2·steps − 1.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.arguments import positive, whole
 from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.probes.curvature.criteria import eigenvalue_ratio, negative_to_positive
-from theodolite.probes.curvature.estimate import Estimate
-from theodolite.probes.curvature.lanczos import quadrature
+from theodolite.core.progress import Progress, part, share
+from theodolite.core.replicas import on_all_ranks
+from theodolite.present.result import Block, Result
+from theodolite.probes.curvature.eigenvalues import MOST_PRODUCTS, eigenvalues
 from theodolite.probes.curvature.operator import Operator, operator_of
-from theodolite.probes.curvature.products import Products, Progress, require_at_least
-from theodolite.probes.curvature.replicas import on_all_ranks
-from theodolite.probes.curvature.sampling import mean_of, root_of
+from theodolite.probes.curvature.sampling import Estimate, Products, mean_of, root_of
 
 PROBES = 8
 STEPS = 64
 MOST_BYTES = 1 << 32
-"""Of vectors that are kept for probes that go on side by side; one probe at a time may take more."""
+"""Memory for the vectors of probes that run side by side; a single probe may take more."""
+
+MOST_OUTLIERS = 20
+OUTLIER_RTOL = 1e-3
+OUTLIER_PROBES, OUTLIER_STEPS = 4, 32
+WINDOW = 8
+"""Steps below a gap that it is compared with."""
+WIDE = 5.0
+"""A gap this many times as wide as those below it ends the bulk. Of random symmetric matrices without any
+outlier one in a hundred has such a gap at size 200, and none of a hundred at size 500."""
+LEAST_STEP = 0.01
+"""A gap of less than `WIDE` times this does not count, however dense the bulk is."""
 
 
 @dataclass(frozen=True)
-class Density:
+class Density(Result):
     """Eigenvalues as a distribution: nodes with weights, for each of several random probes.
 
-    Each probe is an unbiased draw of the whole distribution: for a polynomial f of degree up to
+    Each probe is an unbiased sample of the whole distribution: for a polynomial f of degree up to
     2·steps − 1 the mean of `Σ_i w_i f(θ_i)` over probes is `Tr f(H)/P`.
     """
+
+    kind: ClassVar[str] = "spectral density"
+    loads: ClassVar[bool] = True
 
     nodes: Tensor
     """θ, (probes, steps), float64, ascending."""
@@ -55,7 +75,7 @@ class Density:
 
     @property
     def width(self) -> float:
-        """A hundredth of the range of the nodes: how far an eigenvalue is smeared unless one says so."""
+        """The default smoothing width: a hundredth of the range of the nodes."""
         return max((self.largest - self.smallest) / 100, 1e-6 * abs(self.largest), 1e-300)
 
     @property
@@ -70,54 +90,55 @@ class Density:
 
     @property
     def r_e(self) -> Estimate:
-        """`|λ_min/λ_max|` of the extreme nodes of all probes; its error is the spread between probes."""
-        spread = mean_of(eigenvalue_ratio(self.nodes, self.weights))
-        return Estimate(abs(self.smallest / self.largest) if self.largest else math.nan, spread.error)
+        """`|λ_min/λ_max|` of the extreme nodes of all probes, with the standard error between probes."""
+        there = self.weights > 0
+        low = self.nodes.masked_fill(~there, torch.inf).amin(-1)
+        high = self.nodes.masked_fill(~there, -torch.inf).amax(-1)
+        ratio = abs(self.smallest / self.largest) if self.largest else math.nan
+        return Estimate(ratio, mean_of((low / high).abs()).error)
 
     def k_hn(self, n: float = 1.0) -> Estimate:
-        """`K_Hn = Σ_{λ<0} |λw|ⁿ / Σ_{λ>0} (λw)ⁿ`: the negative part of the spectrum to the positive.
+        """`K_Hn = Σ_{λ<0} |λw|ⁿ / Σ_{λ>0} (λw)ⁿ`: the ratio of the negative to the positive spectrum.
 
         With n = 1 it is the ratio of two parts of the trace. With n > 1 it counts nodes, not eigenvalues, and
         depends on `steps`.
         """
-        return mean_of(negative_to_positive(self.nodes, self.weights, n))
+        terms = (self.nodes * self.weights).abs().pow(n)
+        return mean_of((terms * (self.nodes < 0)).sum(-1) / (terms * (self.nodes > 0)).sum(-1))
 
     def grid(self, num: int = 1000) -> Tensor:
-        """Places from below the smallest node to above the largest, where all of the density is."""
-        return torch.linspace(
-            self.smallest - 5 * self.width, self.largest + 5 * self.width, num, dtype=torch.float64
-        )
+        """Places from below the smallest node to above the largest, which cover all of the density."""
+        air = 5 * self.width
+        return torch.linspace(self.smallest - air, self.largest + air, num, dtype=torch.float64)
 
     def values(self, grid: Tensor, width: float | None = None) -> Tensor:
-        """The density at the places of `grid`, each eigenvalue smeared to a normal curve of this width."""
-        return self._smeared(grid, width).mean(0)
+        """The density on a grid, each eigenvalue smoothed to a normal curve of this width."""
+        return self._smoothed(grid, width).mean(0)
 
     def errors(self, grid: Tensor, width: float | None = None) -> Tensor:
         """The standard error of `values`, from the spread between probes."""
-        return self._smeared(grid, width).std(0) / math.sqrt(len(self.nodes))
+        return self._smoothed(grid, width).std(0) / math.sqrt(len(self.nodes))
 
     def cumulative(self, grid: Tensor) -> Tensor:
-        """The share of eigenvalues that are at most as large as each place of `grid`."""
+        """The share of eigenvalues up to each place of a grid."""
         places = grid.to(self.nodes)
-        return torch.stack(
-            [
-                torch.cat([row.new_zeros(1), weight.cumsum(0)])[torch.searchsorted(row, places, right=True)]
-                for row, weight in zip(self.nodes, self.weights, strict=True)
-            ]
-        ).mean(0)
+        rows = [
+            torch.cat([row.new_zeros(1), weight.cumsum(0)])[torch.searchsorted(row, places, right=True)]
+            for row, weight in zip(self.nodes, self.weights, strict=True)
+        ]
+        return torch.stack(rows).mean(0)
 
-    def __str__(self) -> str:
-        return (
+    def blocks(self) -> Iterator[Block]:
+        """The range of the spectrum, its moments and ratios."""
+        yield (
             f"{self.size:,} eigenvalues between {self.smallest:.4g} and {self.largest:.4g} "
             f"({len(self.nodes)} probes of {self.nodes.shape[1]} steps, {self.products} products)\n"
             f"trace {self.trace}, Frobenius norm {self.frobenius}\n"
             f"r_e {self.r_e}, K_H1 {self.k_hn()}"
         )
 
-    def _smeared(self, grid: Tensor, width: float | None) -> Tensor:
-        width = self.width if width is None else width
-        if not width > 0:
-            raise UseError(f"width is {width!r}: it has to be above 0")
+    def _smoothed(self, grid: Tensor, width: float | None) -> Tensor:
+        width = self.width if width is None else positive("width", width)
         distances = (grid.to(self.nodes)[None, :, None] - self.nodes[:, None, :]) / width
         curves = torch.exp(-0.5 * distances.square()) / (width * math.sqrt(2 * math.pi))
         return (curves * self.weights[:, None, :]).sum(2)
@@ -126,7 +147,7 @@ class Density:
 @exclusive()
 @on_all_ranks
 def density(
-    measured: Operator | nn.Module,
+    model: Operator | nn.Module,
     loss: Loss | None = None,
     batch: Batches | None = None,
     *,
@@ -140,16 +161,16 @@ def density(
     """The density of the eigenvalues of a Hessian, or of any symmetric operator.
 
     Args:
-        measured: an operator, or a model with its loss and batch, whose Hessian is meant.
+        model: a model, measured with its loss and batch: the eigenvalues of its Hessian; or an operator.
         loss: `loss(logits, targets) -> scalar`.
         batch: `(inputs, targets)`, or several such pairs.
-        probes: random vectors; the noise falls with the square root of their number.
-        steps: of Lanczos from each of them, which set how fine the density can be told. `steps` vectors of
-            length P are kept.
+        probes: the number of random vectors; the noise falls with its square root.
+        steps: Lanczos steps from each of them, which set the resolution. `steps` vectors of length P are
+            kept in memory.
         parameters: patterns of names, as in `hessian`.
         temperature: the loss is taken of logits/temperature.
-        seed: of the probes.
-        progress: is told which share of the `probes·steps` products is done.
+        seed: seed of the probes.
+        progress: called with the fraction of the `probes·steps` products that is done.
 
     >>> model = nn.Linear(2, 1, bias=False).double()
     >>> batch = torch.diag(torch.tensor([1.0, 3.0])).double(), torch.zeros(2, 1).double()
@@ -161,28 +182,221 @@ def density(
         Ghorbani, Krishnan, Xiao, An investigation into neural net optimization via Hessian eigenvalue
         density, 2019.
     """
-    operator = operator_of(measured, loss, batch, parameters=parameters, temperature=temperature)
-    require_at_least(1, probes=probes, steps=steps)
+    operator = operator_of(model, loss, batch, parameters=parameters, temperature=temperature)
+    whole("probes", probes, least=1)
+    steps = min(whole("steps", steps, least=1), operator.size)
     products = Products(operator)
-    steps = min(steps, operator.size)
     generator = torch.Generator().manual_seed(seed)
-    found: list[tuple[Tensor, Tensor]] = []
-    together = min(probes, _together(products, steps))
+    together = min(probes, _probes_at_once(products, steps))
     basis = torch.empty(together, steps, operator.size, dtype=products.dtype, device=products.device)
+    found: list[tuple[Tensor, Tensor]] = []
     for done in range(0, probes, together):
         starts = products.signs(min(together, probes - done), generator)
-
-        def report(share: float, before: int = done, num: int = len(starts)) -> None:
-            if progress:
-                progress((before + share * num) / probes)
-
-        found.append(quadrature(products, starts, basis[: len(starts)], report))
+        report = share(progress, "spectral density", done / probes, (done + len(starts)) / probes)
+        found.append(_quadrature(products, starts, basis[: len(starts)], report))
     nodes, weights = (torch.cat(pieces) for pieces in zip(*found, strict=True))
     return Density(nodes, weights, operator.size, products.num)
 
 
-def _together(products: Products, steps: int) -> int:
-    """How many probes go on side by side: on a GPU a block of products takes little longer than one."""
+def _probes_at_once(products: Products, steps: int) -> int:
+    """On a GPU a block of products takes little longer than one."""
     if products.device.type == "cpu":
         return 1
     return max(1, MOST_BYTES // (steps * products.size * products.dtype.itemsize))
+
+
+def _quadrature(
+    products: Products, starts: Tensor, basis: Tensor, report: Callable[[float], None]
+) -> tuple[Tensor, Tensor]:
+    """Nodes θ and weights `s²_{1i}` for each start vector, a row of `starts`: (b, steps), float64.
+
+    `basis` (b, steps, P) is overwritten with the Lanczos vectors. If a space becomes invariant before the
+    last step, the remaining nodes repeat one that is there, with weight 0.
+    """
+    diagonal, beside = _tridiagonal(products, starts, basis, report)
+    nodes, weights = torch.empty_like(diagonal), torch.zeros_like(diagonal)
+    for row in range(len(diagonal)):
+        cut = (beside[row] == 0).nonzero()
+        num = int(cut[0]) + 1 if len(cut) else diagonal.shape[1]
+        matrix = torch.diag(diagonal[row, :num])
+        matrix += torch.diag(beside[row, : num - 1], 1) + torch.diag(beside[row, : num - 1], -1)
+        values, vectors = torch.linalg.eigh(matrix)
+        nodes[row] = values[-1]
+        nodes[row, :num], weights[row, :num] = values, vectors[0].square()
+    return nodes, weights
+
+
+def _tridiagonal(
+    products: Products, starts: Tensor, basis: Tensor, report: Callable[[float], None]
+) -> tuple[Tensor, Tensor]:
+    """The diagonal (b, steps) and off-diagonal (b, steps − 1) of T; 0 where a space is invariant."""
+    num, steps, _ = basis.shape
+    diagonal = torch.zeros(num, steps, dtype=torch.float64)
+    beside = torch.zeros(num, steps - 1, dtype=torch.float64)
+    torch.mul(starts, 1 / _lengths(starts)[:, None], out=basis[:, 0])
+    for step in range(steps):
+        vector = basis[:, step]
+        product = products.of_rows(vector)
+        if step:
+            coupling = beside[:, step - 1, None].to(product)
+            product = torch.addcmul(product, coupling, basis[:, step - 1], value=-1)
+        else:
+            product = product.clone()
+        alpha = (vector * product).sum(1)
+        product.addcmul_(alpha[:, None], vector, value=-1)
+        removed = _orthogonalise(product, basis[:, : step + 1])
+        # The orthogonalisation corrects the rounding of α.
+        diagonal[:, step] = alpha.double().cpu() + removed[:, -1].double().cpu()
+        products.require_finite(*diagonal[:, step].tolist())
+        report((step + 1) / steps)
+        if step + 1 == steps:
+            break
+        beta = _lengths(product)
+        if bool((removed.norm(dim=1) > 0.1 * beta).any()):
+            _orthogonalise(product, basis[:, : step + 1])
+            beta = _lengths(product)
+        scale = diagonal.abs().amax(1).maximum(beside.abs().amax(1)).to(beta)
+        # An invariant space continues with zero vectors, which change nothing, beside those that are not.
+        spent = beta <= torch.finfo(product.dtype).eps * scale
+        if bool(spent.all()):
+            break
+        beside[:, step] = beta.masked_fill(spent, 0.0).double().cpu()
+        torch.mul(product, (1 / beta).masked_fill(spent, 0.0)[:, None], out=basis[:, step + 1])
+    return diagonal, beside
+
+
+def _orthogonalise(vectors: Tensor, basis: Tensor) -> Tensor:
+    """Remove, in place, the components of each vector (b, P) along its basis (b, m, P); returns them."""
+    coefficients = torch.bmm(basis, vectors[:, :, None])
+    vectors[:, None].baddbmm_(coefficients.mT, basis, alpha=-1)
+    return coefficients[:, :, 0]
+
+
+def _lengths(vectors: Tensor) -> Tensor:
+    # torch's sum is pairwise, its norm is not: wrong by 0.1 % for 2e7 entries in float32.
+    return vectors.square().sum(1).sqrt()
+
+
+@dataclass(frozen=True)
+class Outliers(Result):
+    """Eigenvalues above and below the bulk of a spectrum."""
+
+    kind: ClassVar[str] = "spectral outliers"
+    loads: ClassVar[bool] = True
+
+    above: Tensor
+    """Those above the bulk, from the largest down, float64."""
+    below: Tensor
+    """Those below the bulk, from the smallest up."""
+    bulk: tuple[float, float]
+    """The smallest and the largest eigenvalue of the bulk."""
+    gaps: tuple[float, float]
+    """The width of the gap below and above the bulk, in steps at the edge of the bulk; without outliers
+    the widest gap that was seen."""
+    by_density: Estimate
+    """The number of eigenvalues outside the bulk by the weight of the density there. Well above `num` if
+    an eigenvalue is repeated, of which Lanczos sees one copy."""
+    converged: bool
+    products: int
+    status: str
+
+    @property
+    def num(self) -> int:
+        """The number of outliers."""
+        return len(self.above) + len(self.below)
+
+    def blocks(self) -> Iterator[Block]:
+        """One line."""
+        low, high = self.bulk
+        yield (
+            f"{len(self.above)} above and {len(self.below)} below a bulk from {low:.4g} to {high:.4g}; "
+            f"{self.status}"
+        )
+
+
+@exclusive()
+@on_all_ranks
+def outliers(
+    model: Operator | nn.Module,
+    loss: Loss | None = None,
+    batch: Batches | None = None,
+    *,
+    most: int = MOST_OUTLIERS,
+    most_products: int = MOST_PRODUCTS,
+    parameters: str | Sequence[str] | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Outliers:
+    """Count the eigenvalues of a Hessian, or of any symmetric operator, that lie clearly outside its bulk.
+
+    Args:
+        model: a model, measured with its loss and batch: the eigenvalues of its Hessian; or an operator.
+        loss: `loss(logits, targets) -> scalar`.
+        batch: `(inputs, targets)`, or several such pairs.
+        most: the largest number that is looked for at each end.
+        most_products: stop the search for eigenvalues here, converged or not.
+        parameters: patterns of names, as in `hessian`.
+        temperature: the loss is taken of logits/temperature.
+        seed: seed of the random vectors.
+        progress: called with the fraction of the work that is done.
+
+    Distances `d_i = |λ_i − c|` are taken from the median c of the density. The outliers end at the last i
+    whose step `log(d_i/d_{i+1})` is five times as wide as the mean of the eight steps below it. A power law
+    `d_i ∝ i^−a` has no such step, and the edge of a random matrix hardly ever.
+
+    Classifiers have about as many above the bulk as classes, or one fewer, and the bulk depends on the width
+    (Sagun et al., Empirical analysis of the Hessian of over-parametrized neural networks, 2017).
+    """
+    operator = operator_of(model, loss, batch, parameters=parameters, temperature=temperature)
+    ends = min(whole("most", most, least=1) + WINDOW + 1, operator.size // 2)
+    if ends < WINDOW + 2:
+        raise UseError(
+            f"the operator has {operator.size} eigenvalues, too few to tell a bulk from outliers: at least "
+            f"{2 * (WINDOW + 2)} are needed"
+        )
+    given = {"probes": OUTLIER_PROBES, "steps": OUTLIER_STEPS, "seed": seed}
+    spectrum = density(operator, **given, progress=part(progress, 0.0, 0.5))
+    found = eigenvalues(
+        operator,
+        k=ends,
+        which="ends",
+        rtol=OUTLIER_RTOL,
+        most_products=max(most_products, 2 * ends),
+        seed=seed,
+        progress=part(progress, 0.5, 1.0),
+    )
+    nodes, order = spectrum.nodes.flatten().sort()
+    below = spectrum.weights.flatten()[order].cumsum(0) / len(spectrum.nodes)
+    median = float(nodes[int((below < 0.5).sum())])
+    high, low = found.values[:ends], found.values[ends:].flip(0)
+    num_above, gap_above = _last_wide_gap(high - median)
+    num_below, gap_below = _last_wide_gap(median - low)
+    outside = torch.zeros_like(spectrum.nodes, dtype=torch.bool)
+    if num_below:  # beyond the middle of the gap
+        outside |= spectrum.nodes < float(low[num_below - 1] + low[num_below]) / 2
+    if num_above:
+        outside |= spectrum.nodes > float(high[num_above - 1] + high[num_above]) / 2
+    return Outliers(
+        high[:num_above],
+        low[:num_below],
+        (float(low[num_below]), float(high[num_above])),
+        (gap_below, gap_above),
+        mean_of(spectrum.size * (spectrum.weights * outside).sum(1)),
+        found.converged,
+        spectrum.products + found.products,
+        found.status,
+    )
+
+
+def _last_wide_gap(distances: Tensor) -> tuple[int, float]:
+    """The number of values above the last wide gap, and its width; without one 0, and the widest."""
+    distances = distances.clamp(min=1e-6 * float(distances[0].clamp(min=1e-300)))
+    steps = (distances[:-1] / distances[1:]).log()
+    usual = steps.unfold(0, WINDOW, 1).mean(1)[1:].clamp(min=LEAST_STEP)
+    widths = steps[: len(usual)] / usual
+    wide = (widths >= WIDE).nonzero()
+    if len(wide) == 0:
+        return 0, float(widths.max())
+    last = int(wide[-1])
+    return last + 1, float(widths[last])

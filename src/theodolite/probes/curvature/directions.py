@@ -1,8 +1,8 @@
-"""Sparse orthonormal directions: every parameter belongs to one of them.
+"""Random sparse orthonormal directions: every parameter belongs to one of them.
 
-`R` (P × d) has one entry in each row, `±1/√s` where s is the number of parameters in its column, so that its
-columns are orthonormal whatever is drawn. It is kept as two numbers for each parameter; products with the
-slices of R that belong to one weight are products with a sparse matrix.
+`R` (P × d) has one entry in each row, `±1/√s` with s the number of parameters in its column, so that its
+columns are always orthonormal. It is stored as two numbers for each parameter; products with the rows of R
+that belong to one weight are products with a sparse matrix.
 """
 
 # P parameters, d directions, O outputs, I inputs
@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from theodolite.core.errors import UseError
+from theodolite.core.arguments import whole
 
 MOST = 2**15 - 1
-"""Directions: a column is kept as a short number."""
+"""The largest number of directions: a column index is an int16."""
 MANY = 100
-"""Parameters for each direction, with which it hardly matters whether all have equally many."""
+"""Parameters for each direction from which on columns are drawn independently, with unequal counts."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The rows of R that belong to one tensor: in which column each entry is, and with which value."""
+    """The rows of R that belong to one tensor: the column and the value of each entry."""
 
     column: Tensor
     value: Tensor
@@ -36,7 +36,7 @@ class Columns:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the tensor."""
+        """Shape of the tensor."""
         return self.value.shape
 
     @cached_property
@@ -47,7 +47,7 @@ class Columns:
 
     @cached_property
     def transposed(self) -> Columns:
-        """Of the transposed matrix."""
+        """The same for the transposed matrix."""
         return Columns(self.column.mT, self.value.mT, self.num)
 
     def gathered(self, entries: Tensor) -> Tensor:
@@ -65,16 +65,16 @@ class Columns:
 
     def apply(self, vectors: Tensor) -> Tensor:
         """`V_i x` for the matrices V_1 … V_d (O × I) and vectors (N, I): (d, O, N)."""
-        if vectors.dtype not in (torch.float32, torch.float64):  # sparse products are missing
+        if vectors.dtype not in (torch.float32, torch.float64):  # torch has no sparse products for these
             return self.dense @ vectors.mT
         product = vectors.new_empty((self.num * self.shape[0], len(vectors)))
-        # Into memory that is not filled with zeros first, as it would be by `@`.
+        # `@` would fill the memory with zeros first.
         torch.addmm(product, self._stacked, vectors.mT.contiguous(), beta=0, out=product)
         return product.unflatten(0, (self.num, self.shape[0]))
 
     @cached_property
     def _stacked(self) -> Tensor:
-        """The matrices on top of each other, (d·O, I), sparse."""
+        """The matrices stacked, (d·O, I), sparse."""
         outputs, inputs = self.shape
         column = self.column.contiguous().flatten()
         order = _stable_order(column)
@@ -85,7 +85,7 @@ class Columns:
         value = self.value.contiguous().flatten()[order]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*[Ss]parse.*")
-            # Short indices, which MKL would make of long ones in every product.
+            # MKL would convert long indices to short ones in every product.
             return torch.sparse_csr_tensor(
                 starts.int(), order.int().remainder_(inputs), value, (self.num * outputs, inputs)
             )
@@ -107,7 +107,7 @@ class Directions:
 
     @property
     def matrix(self) -> Tensor:
-        """R as it is, (P, d)."""
+        """R, dense, (P, d)."""
         return torch.cat([one.dense.reshape(self.num, -1) for one in self.columns.values()], dim=1).mT
 
 
@@ -119,19 +119,18 @@ def draw(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Directions:
-    """Random directions over parameters of these shapes, the same for one seed on every device.
+    """Random directions over parameters of these shapes; a seed gives the same on every device.
 
     >>> R = draw({"w": torch.Size([4, 3]), "b": torch.Size([4])}, 5, dtype=torch.float64).matrix
     >>> torch.allclose(R.mT @ R, torch.eye(5, dtype=torch.float64))
     True
     """
     size = sum(shape.numel() for shape in shapes.values())
-    if isinstance(num, bool) or not isinstance(num, int) or not 2 < num <= min(size, MOST):
-        raise UseError(f"directions is {num!r}: it has to be a whole number from 3 to {min(size, MOST):,}")
+    whole("directions", num, least=3, most=min(size, MOST))
     random = np.random.default_rng(seed)
     if size >= MANY * num:
         column = random.integers(0, num, size, dtype=np.uint16)
-    else:  # by chance one of few could be left empty
+    else:  # independent draws could leave a column empty
         column = random.permutation(size).astype(np.uint16) % num
     counts = torch.from_numpy(np.bincount(column, minlength=num))
     value = counts.double().rsqrt().numpy()[column]
@@ -150,5 +149,5 @@ def draw(
 def _stable_order(column: Tensor) -> Tensor:
     if column.device.type != "cpu":
         return column.argsort(stable=True)
-    # numpy sorts short integers by radix, many times faster than torch sorts.
+    # numpy sorts short integers by radix, which is many times faster.
     return torch.from_numpy(np.argsort(column.numpy(), kind="stable"))

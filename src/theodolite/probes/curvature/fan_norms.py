@@ -1,4 +1,4 @@
-"""Normalisation, softmax and attention: operations that curve along a whole row.
+"""Rules of normalisation, softmax and attention, whose second derivatives couple the entries of a row.
 
 With `c = u − ū` (or u itself), `σ² = mean c² + ε`, `n = c/σ` and for each tangent `c_i`, `m_i = mean(n c_i)`:
 
@@ -31,12 +31,14 @@ from theodolite.probes.curvature.fan_rules import (
 
 
 def _normalised(fan: Fan, x: Tensor, dims: Sequence[int], eps: float, *, centred: bool) -> Tensor:
-    """`n` over some dimensions."""
+    """`n` over some dimensions; plainly where x does not depend on the parameters."""
     dims = [dim % x.ndim for dim in dims]
     inner = [dim + 1 for dim in dims]
     centre = x - x.mean(dims, keepdim=True) if centred else x
     spread = centre.square().mean(dims, keepdim=True).add(eps).sqrt()
     value = centre / spread
+    if not fan.active(x):
+        return value
     count = math.prod(x.shape[dim] for dim in dims)
     if fan.curved is not None:
         fan.bend(value, lambda adjoint: adjoint)
@@ -74,10 +76,7 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    dims = range(-len(normalized_shape), 0)
-    found = (
-        _normalised(fan, input, dims, eps, centred=True) if fan.active(input) else _plain(input, dims, eps)
-    )
+    found = _normalised(fan, input, range(-len(normalized_shape), 0), eps, centred=True)
     return _affine(fan, found, weight, bias, tuple(normalized_shape))
 
 
@@ -89,8 +88,6 @@ def _rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    if not fan.active(input):
-        raise Unsupported("rms_norm of the input itself has no rule")
     small = torch.finfo(input.dtype).eps if eps is None else eps
     found = _normalised(fan, input, range(-len(normalized_shape), 0), small, centred=False)
     return _affine(fan, found, weight, None, tuple(normalized_shape))
@@ -105,11 +102,8 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    if not fan.active(input):
-        raise Unsupported("group_norm of the input itself has no rule")
     grouped = reshape(fan, input, (len(input), num_groups, -1))
-    found = _normalised(fan, grouped, [2], eps, centred=True)
-    found = reshape(fan, found, tuple(input.shape))
+    found = reshape(fan, _normalised(fan, grouped, [2], eps, centred=True), tuple(input.shape))
     return _affine(fan, found, weight, bias, (-1, *[1] * (input.ndim - 2)))
 
 
@@ -191,11 +185,6 @@ def _attention(
         scores = add(fan, scores, attn_mask)
     weights = _softmax(fan, torch.softmax, scores, -1)
     return matmul(fan, weights, value)
-
-
-def _plain(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
-    centre = x - x.mean(list(dims), keepdim=True)
-    return centre / centre.square().mean(list(dims), keepdim=True).add(eps).sqrt()
 
 
 RULES: dict[str, Rule] = {

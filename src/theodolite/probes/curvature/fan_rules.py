@@ -1,7 +1,7 @@
-"""How tangents go through an operation, and what it adds to the second derivative.
+"""Rules of elementwise operations, products, convolutions and pooling: tangents and second derivatives.
 
-For `y = f(u)`: the tangents `ẏ_i = Df[u̇_i]`, and where f is not linear the matrix `⟨δ, D²f[u̇_i, u̇_j]⟩`, in
-which δ is the derivative of the result by y.
+For `y = f(u)` a rule gives the tangents `ẏ_i = Df[u̇_i]` and, where f is not linear, the matrix
+`⟨δ, D²f[u̇_i, u̇_j]⟩`, in which δ is the derivative of the result by y.
 """
 
 # d directions, N rows, O outputs, I inputs
@@ -9,6 +9,7 @@ which δ is the derivative of the result by y.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,31 +27,23 @@ def structural(fan: Fan, func: Any, *args: Any, **kwargs: Any) -> Any:
     outputs = value if isinstance(value, (tuple, list)) else (value,)
     if fan.curved is not None:
         for output in outputs:
-            fan.spread(output, _nothing)
+            fan.spread(output, lambda: value)
         return value
 
-    def tangents_of(leaf: Any) -> Any:
+    def moving(leaf: Any) -> tuple[Any, Any]:
+        """The tangents of an argument, or itself, and its dimension in vmap."""
         if isinstance(leaf, (tuple, list)) and any(isinstance(item, Tensor) for item in leaf):
-            return type(leaf)(tangents_of(item) for item in leaf)
-        if not isinstance(leaf, Tensor):
-            return leaf
-        if fan.active(leaf):
-            return fan.tangents(leaf)
-        if not leaf.is_floating_point():
-            return leaf
-        return leaf.new_zeros(()).expand(fan.num, *leaf.shape)  # a constant does not move
+            values, dims = zip(*map(moving, leaf), strict=True)
+            return type(leaf)(values), type(leaf)(dims)
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf, None
+        constant = leaf.new_zeros(()).expand(fan.num, *leaf.shape)
+        return fan.tangents(leaf) if fan.active(leaf) else constant, 0
 
-    def dims_of(leaf: Any) -> Any:
-        if isinstance(leaf, (tuple, list)) and any(isinstance(item, Tensor) for item in leaf):
-            return type(leaf)(dims_of(item) for item in leaf)
-        return 0 if isinstance(leaf, Tensor) and leaf.is_floating_point() else None
-
-    moving = [tangents_of(arg) for arg in args]
-    dims = tuple(dims_of(arg) for arg in args)
-    found = torch.vmap(lambda *inner: func(*inner, **kwargs), in_dims=dims)(*moving)
-    for output, tangents in zip(
-        outputs, found if isinstance(found, (tuple, list)) else (found,), strict=True
-    ):
+    inputs, dims = zip(*map(moving, args), strict=True)
+    found = torch.vmap(lambda *inner: func(*inner, **kwargs), in_dims=dims)(*inputs)
+    several = found if isinstance(found, (tuple, list)) else (found,)
+    for output, tangents in zip(outputs, several, strict=True):
         fan.spread(output, lambda tangents=tangents: tangents)  # type: ignore[misc]
     return value
 
@@ -85,11 +78,10 @@ def _masked_fill(fan: Fan, func: Any, x: Tensor, mask: Tensor, value: Any) -> Te
 def _pad(
     fan: Fan, func: Any, input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Tensor:
+    filled = None if mode != "constant" else 0.0
     return fan.spread(
         func(input, pad, mode, value),
-        lambda: torch.vmap(lambda one: func(one, pad, mode, None if mode != "constant" else 0.0))(
-            fan.tangents(input)
-        ),
+        lambda: torch.vmap(lambda one: func(one, pad, mode, filled))(fan.tangents(input)),
     )
 
 
@@ -116,29 +108,17 @@ def _dropout(
     return fan.spread(x * mask, lambda: fan.tangents(x) * mask)
 
 
-def _add(fan: Fan, func: Any, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
-    return add(fan, x, y, alpha)
-
-
-def _sub(fan: Fan, func: Any, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
-    return add(fan, x, y, -alpha)
-
-
-def _rsub(fan: Fan, func: Any, x: Any, y: Any, *, alpha: float = 1) -> Tensor:
-    return add(fan, y, x, -alpha)
-
-
-def add(fan: Fan, x: Any, y: Any, second: float = 1) -> Tensor:
-    """`x + second·y`, with broadcasting."""
-    value = x + y if second == 1 else x - y if second == -1 else x + second * y
+def add(fan: Fan, x: Any, y: Any, alpha: float = 1) -> Tensor:
+    """`x + alpha·y`, with broadcasting."""
+    value = x + y if alpha == 1 else x - y if alpha == -1 else x + alpha * y
 
     def tangents() -> Tensor:
         parts = [
             lifted(fan, one, value.ndim) * factor if factor != 1 else lifted(fan, one, value.ndim)
-            for one, factor in ((x, 1), (y, second))
+            for one, factor in ((x, 1), (y, alpha))
             if fan.active(one)
         ]
-        return (parts[0] if len(parts) == 1 else parts[0] + parts[1]).expand(fan.num, *value.shape)
+        return _total(parts).expand(fan.num, *value.shape)
 
     return fan.spread(value, tangents)
 
@@ -149,7 +129,7 @@ def multiply(fan: Fan, x: Any, y: Any) -> Tensor:
 
     def tangents() -> Tensor:
         parts = [lifted(fan, one, value.ndim) * other for one, other in ((x, y), (y, x)) if fan.active(one)]
-        return (parts[0] if len(parts) == 1 else parts[0] + parts[1]).expand(fan.num, *value.shape)
+        return _total(parts).expand(fan.num, *value.shape)
 
     def second(adjoint: Tensor) -> Tensor:
         one = (lifted(fan, x, value.ndim) * adjoint).expand(fan.num, *value.shape)
@@ -168,10 +148,6 @@ def _divide(fan: Fan, func: Any, x: Any, y: Any, *, rounding_mode: Any = None) -
     return fan.spread(x / y, lambda: lifted(fan, x, max(x.ndim, getattr(y, "ndim", 0))) / y)
 
 
-def _rdivide(fan: Fan, func: Any, x: Tensor, y: Any) -> Tensor:
-    return multiply(fan, _smooth(fan, torch.reciprocal, x), y)
-
-
 def matmul(fan: Fan, x: Tensor, y: Tensor) -> Tensor:
     """`x y`, batches of matrices."""
     if min(x.ndim, y.ndim) < 2:
@@ -182,12 +158,8 @@ def matmul(fan: Fan, x: Tensor, y: Tensor) -> Tensor:
     value = x @ y
 
     def tangents() -> Tensor:
-        parts = []
-        if fan.active(x):
-            parts.append(lifted(fan, x, value.ndim) @ y)
-        if fan.active(y):
-            parts.append(x @ lifted(fan, y, value.ndim))
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        parts = [lifted(fan, x, value.ndim) @ y] if fan.active(x) else []
+        return _total([*parts, x @ lifted(fan, y, value.ndim)] if fan.active(y) else parts)
 
     def second(adjoint: Tensor) -> Tensor:
         other = lifted(fan, y, value.ndim)
@@ -222,7 +194,7 @@ def _linear_map(fan: Fan, x: Tensor, weight: Tensor, columns: Any) -> Tensor:
     value = nn.functional.linear(x, weight)
     rows = x.reshape(-1, x.shape[-1])
 
-    # Columns are rows here: (d, O, N) is what sparse products give, and no copy is needed on the way.
+    # Transposed, (d, O, N), as sparse products give it: no copy is needed.
     def moved() -> Tensor:
         return fan.tangents(x).reshape(fan.num, *rows.shape).mT
 
@@ -263,7 +235,7 @@ def _embedding(
         found = fan.tangents(weight)[:, input] if columns is None else columns.rows(input)
         if padding_idx is None:
             return found
-        # Autograd holds the row of the padding still.
+        # Autograd gives the padding row no gradient.
         return found * (input != padding_idx % len(weight))[..., None]
 
     return fan.spread(nn.functional.embedding(input, weight, padding_idx), tangents)
@@ -300,7 +272,7 @@ def _convolution(
         if fan.active(input):
             moved = func(fan.tangents(input).flatten(0, 1), weight, None, **options)
             parts.append(moved.unflatten(0, (fan.num, len(input))))
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return _total(parts)
 
     def second(adjoint: Tensor) -> Tensor:
         back = {1: nn.functional.conv_transpose1d, 2: nn.functional.conv_transpose2d}[places]
@@ -347,31 +319,35 @@ def _average_pool(fan: Fan, func: Any, input: Tensor, *args: Any, **kwargs: Any)
 
 
 def _straight(fan: Fan, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Elementwise, of straight pieces: ReLU and its kin."""
-    if any(fan.active(one) for one in (*args, *kwargs.values())):
-        raise Unsupported(f"{getattr(func, '__name__', func)} of two moving values has no rule")
-    slope, _ = _derivatives(func, x, args, kwargs, second=False)
-    return fan.spread(func(x, *args, **kwargs), lambda: fan.tangents(x) * slope)
+    """Elementwise and piecewise linear, such as ReLU."""
+    _require_one_moving(fan, func, args, kwargs)
+    return fan.spread(
+        func(x, *args, **kwargs),
+        lambda: fan.tangents(x) * _derivatives(func, x, args, kwargs, second=False)[0],
+    )
 
 
 def _smooth(fan: Fan, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Elementwise: `ẏ = f′ u̇`, `⟨δ, D²f⟩ = Σ δ f″ u̇_i u̇_j`."""
-    if any(fan.active(one) for one in (*args, *kwargs.values())):
-        raise Unsupported(f"{getattr(func, '__name__', func)} of two moving values has no rule")
+    _require_one_moving(fan, func, args, kwargs)
     value = func(x, *args, **kwargs)
-    if fan.curved is not None:
-        fan.bend(value, lambda adjoint: adjoint)
-        return fan.spread(value, _nothing)
-    slope, bend = _derivatives(func, x, args, kwargs, second=True)
-    fan.bend(value, lambda adjoint: weighted(fan.tangents(x), adjoint * bend))
-    return fan.spread(value, lambda: fan.tangents(x) * slope)
+    derivatives = cache(lambda: _derivatives(func, x, args, kwargs, second=True))
+    fan.bend(value, lambda adjoint: weighted(fan.tangents(x), adjoint * derivatives()[1]))
+    return fan.spread(value, lambda: fan.tangents(x) * derivatives()[0])
+
+
+def _require_one_moving(fan: Fan, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    name = getattr(func, "__name__", func)
+    if any(fan.active(one) for one in (*args, *kwargs.values())):
+        raise Unsupported(f"{name} of two moving values has no rule")
+    if kwargs.get("inplace"):
+        raise Unsupported(f"{name} in place has no rule")
 
 
 def _derivatives(
     func: Any, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any], *, second: bool
 ) -> tuple[Tensor, Tensor]:
-    if kwargs.get("inplace"):
-        raise Unsupported(f"{getattr(func, '__name__', func)} in place has no rule")
+    """`f′`, and `f″` if it is asked for."""
     with torch.enable_grad():
         point = x.detach().requires_grad_()
         (slope,) = torch.autograd.grad(func(point, *args, **kwargs).sum(), point, create_graph=second)
@@ -410,18 +386,18 @@ def weighted(tangents: Tensor, weights: Tensor) -> Tensor:
 
 
 def _in_memory(tangents: Tensor) -> list[int]:
-    """The dimensions but the first as they lie in memory: flattening copies nothing in that order."""
+    """All dimensions but the first in memory order, in which flattening needs no copy."""
     strides = tangents.stride()
     return [0, *sorted(range(1, tangents.ndim), key=lambda dim: -strides[dim])]
 
 
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
 def _named(rule: Any) -> Rule:
-    """A rule that does not ask which function was called."""
+    """A rule that does not need to know which function was called."""
     return lambda fan, func, *args, **kwargs: rule(fan, *args, **kwargs)
-
-
-def _nothing() -> Tensor:
-    return torch.empty(0)
 
 
 _STRUCTURAL = (
@@ -446,12 +422,14 @@ ARITHMETIC: dict[str, Rule] = {
     "where": _where,
     "pad": _pad,
     "dropout": _dropout,
-    **dict.fromkeys(("add", "radd"), _add),
-    "sub": _sub,
-    "rsub": _rsub,
+    **dict.fromkeys(("add", "radd"), _named(add)),
+    "sub": lambda fan, func, x, y, *, alpha=1: add(fan, x, y, -alpha),
+    "rsub": lambda fan, func, x, y, *, alpha=1: add(fan, y, x, -alpha),
     **dict.fromkeys(("mul", "rmul", "multiply"), _named(multiply)),
     **dict.fromkeys(("div", "truediv", "true_divide"), _divide),
-    **dict.fromkeys(("rtruediv", "rdiv"), _rdivide),
+    **dict.fromkeys(
+        ("rtruediv", "rdiv"), lambda fan, func, x, y: multiply(fan, _smooth(fan, torch.reciprocal, x), y)
+    ),
     **dict.fromkeys(("matmul", "bmm", "mm"), _named(matmul)),
     "linear": _linear,
     "addmm": _addmm,

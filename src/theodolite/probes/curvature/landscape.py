@@ -1,12 +1,12 @@
 """Slices of the loss through some weights: `L(θ + a d₁ + b d₂)` over a grid of a and b.
 
-A slice shows little of a space of a million dimensions, so it comes with numbers: how far the loss takes to
-double along each axis, and the curvature there, once from a parabola through the grid's points next to the
-centre and once as `d'Hd`. Where the two agree, the grid is fine enough to show the curvature at the centre.
+A slice shows little of a space of a million dimensions, so it comes with numbers: how far along each axis the
+loss doubles, and the curvature there, from a parabola through the grid points next to the centre and as
+`d'Hd`. If the two agree, the grid is fine enough to show the curvature at the centre.
 
-A batch norm makes the loss ignore the scale of the weights before it, as long as its statistics are those of
-the weights. Stored statistics belong to the centre: kept while the weights move, they show walls that are not
-there. So every point takes the statistics of the batch, unless `batch_norm="frozen"`.
+With a batch norm the loss does not depend on the scale of the weights before it, as long as its statistics
+belong to the weights. Stored statistics belong to the centre: kept while the weights move, they show walls
+that are not there. So every point takes the statistics of the batch, unless `batch_norm="frozen"`.
 
 References:
     Li et al., Visualizing the loss landscape of neural nets, 2018.
@@ -17,39 +17,49 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from theodolite.core.batches import Batches
+from theodolite.core.arguments import is_number, one_of, whole
+from theodolite.core.batches import Batch, Batches
 from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.probes.curvature.axes import Axes, Named, State, checkpoint_axes, random_axes, require_kind
+from theodolite.core.files import plain
+from theodolite.core.progress import Progress, share
+from theodolite.core.replicas import on_all_ranks
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Column, Table
+from theodolite.probes.curvature.axes import Axes, Slice, State, Trajectory, checkpoint_axes, random_axes
+from theodolite.probes.curvature.eigenvalues import eigenvalues
+from theodolite.probes.curvature.landscape_figures import plane_figure, slices_figure
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import hessian
-from theodolite.probes.curvature.replicas import on_all_ranks
 from theodolite.probes.curvature.rescaling import exchanged
-from theodolite.probes.curvature.slicing import Range, Slice, second_difference, with_centre
-from theodolite.probes.curvature.surface import BatchNorm, batch_norms, losses, with_statistics
-from theodolite.probes.curvature.trajectory import Trajectory
 
-Where = Named | Axes | Trajectory | Sequence[State]
+Named = Literal["random", "filter", "hessian"]
+BatchNorm = Literal["batch", "frozen"]
+Range = tuple[float, float]
 
 NUM_POINTS = {1: 41, 2: 21}
-"""Along each axis, by the number of axes."""
+"""Points along each axis, by the number of axes."""
+MOST_AT_ONCE = 32
+"""Points that are evaluated at once on a GPU; halved when it runs out of memory."""
 
 
 @dataclass(frozen=True, eq=False)
-class Landscape:
+class Landscape(Result):
     """The loss on a line or a plane through some weights. Made by `landscape`."""
+
+    kind: ClassVar[str] = "landscape"
 
     axes: Axes
     places: tuple[NDArray[np.float64], ...]
@@ -59,68 +69,79 @@ class Landscape:
     slices: tuple[Slice, ...]
     """By axis: the line through the centre."""
     loss: float
-    """At the centre."""
+    """The loss at the centre."""
     batch_norm: BatchNorm | None
-    """Where batch norms took their statistics from; None if there are none."""
+    """Which statistics batch norms used; None if there are none."""
     path: Trajectory | None = None
     no_hessian: str | None = None
     """Why there is no `d'Hd`, if so."""
 
-    def save(self, path: str | Path) -> Path:
-        """Write one self-contained page with figures, and the numbers as JSON beside it."""
-        from theodolite.core.files import html_path, write_whole
-        from theodolite.probes.curvature.landscape_page import as_json, page
+    @property
+    def title(self) -> str:
+        """The loss at the centre."""
+        return f"The loss is {self.loss:.4g} at the centre."
 
-        path = html_path(path, kind="landscape")
-        write_whole(path, page(self))
-        write_whole(path.with_suffix(".json"), as_json(self))
-        return path
+    def blocks(self) -> Iterator[Block]:
+        """The grid, its extremes and settings; the figures; a row for each slice."""
+        yield "\n".join(self._lines())
+        if self.values.ndim == 2:
+            yield plane_figure(self.axes, self.places, self.values, self.loss, self.path)
+        yield slices_figure(self.slices)
+        ends = (Column("doubles behind at", side="right"), Column("doubles ahead at", side="right"))
+        yield Table(
+            ("axis", *ends, "parabola", "d'Hd"),
+            [
+                (one.label, *map(_end, one.doubles, one.places[[0, -1]]), one.parabola, one.exact)
+                for one in self.slices
+            ],
+        )
 
-    def __str__(self) -> str:
+    def table(self) -> Table:
+        """The loss at every point of the grid."""
+        points = np.stack(np.meshgrid(*self.places, indexing="ij"), -1).reshape(-1, len(self.places))
+        values = self.values.reshape(-1).tolist()
+        rows = [(*point, value) for point, value in zip(points.tolist(), values, strict=True)]
+        return Table((*self.axes.labels, "loss"), rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the vectors of the axes, which are as large as the model."""
+        names = ("loss", "batch_norm", "no_hessian", "places", "values", "slices")
+        found = {name: plain(getattr(self, name)) for name in names}
+        path = None if self.path is None else self.path.to_dict()
+        return {"axes": self.axes.to_dict(), "path": path, **found}
+
+    def _lines(self) -> Iterator[str]:
         shape = " × ".join(str(len(places)) for places in self.places)
         ranges = " and ".join(f"{places[0]:.4g} to {places[-1]:.4g}" for places in self.places)
-        lines = [
-            f"{shape} points, {ranges}, along axes that are {self.axes}",
-            *self._said(),
-            "",
-            *self._table(),
-        ]
-        return "\n".join(lines)
-
-    def _said(self) -> list[str]:
+        yield f"{shape} points, {ranges}, along axes that are {self.axes}"
         finite = np.isfinite(self.values)
-        lines = [f"loss {self.loss:.4g} at the centre"]
+        extremes = ""
         if finite.any():
-            least = np.unravel_index(np.where(finite, self.values, np.inf).argmin(), self.values.shape)
-            most = np.unravel_index(np.where(finite, self.values, -np.inf).argmax(), self.values.shape)
-            lines[0] += f"; on the grid least {self._at(least)}, greatest {self._at(most)}"
+            least = np.where(finite, self.values, np.inf).argmin()
+            most = np.where(finite, self.values, -np.inf).argmax()
+            extremes = f"; on the grid least {self._at(least)}, greatest {self._at(most)}"
+        yield f"loss {self.loss:.4g} at the centre{extremes}"
         if not finite.all():
-            lines.append(f"{(~finite).sum()} of {finite.size} points are not finite")
+            yield f"{(~finite).sum()} of {finite.size} points are not finite"
         if self.batch_norm is not None:
-            taken = (
-                "of the batch, at every point"
-                if self.batch_norm == "batch"
-                else "stored, those of the centre"
-            )
-            lines.append(f"batch norm: statistics {taken}")
+            taken = {"batch": "of the batch, at every point", "frozen": "stored, those of the centre"}
+            yield f"batch norm: statistics {taken[self.batch_norm]}"
         if self.path is not None:
-            lines.append(str(self.path))
+            yield self.path.summary
         if self.no_hessian is not None:
-            lines.append(f"no d'Hd: {self.no_hessian}")
-        return lines
+            yield f"no d'Hd: {self.no_hessian}"
 
-    def _at(self, index: tuple[np.intp, ...]) -> str:
-        place = ", ".join(f"{places[i]:.4g}" for places, i in zip(self.places, index, strict=True))
-        return f"{self.values[index]:.4g} at ({place})"
+    def _at(self, index: np.intp) -> str:
+        found = np.unravel_index(index, self.values.shape)
+        place = ", ".join(f"{places[i]:.4g}" for places, i in zip(self.places, found, strict=True))
+        return f"{self.values[found]:.4g} at ({place})"
 
-    def _table(self) -> list[str]:
-        wide = max(4, *(len(one.label) for one in self.slices))
-        rows = [f"{'axis':<{wide}}  {'doubles at':<17}  {'parabola':>10}  {'d' + chr(39) + 'Hd':>10}"]
-        for one in self.slices:
-            low, high = one.doubles
-            where = f"{_side(low, one.places[0]):<7} {_side(high, one.places[-1]):<7}"
-            rows.append(f"{one.label:<{wide}}  {where:<17}  {one.parabola:>10.4g}  {one.exact:>10.4g}")
-        return rows
+
+def _end(where: float, end: float) -> str:
+    """Where the loss doubles on one side, or beyond which end of the axis."""
+    if math.isnan(where):
+        return "–"
+    return f"{where:+.3g}" if math.isfinite(where) else f"{'<' if end < 0 else '>'} {end:.3g}"
 
 
 @exclusive()
@@ -130,34 +151,34 @@ def landscape(
     loss: Loss,
     batch: Batches,
     *,
-    axes: Where = "filter",
+    axes: Named | Axes | Trajectory | Sequence[State] = "filter",
     dimensions: int = 2,
     num: int | None = None,
     radius: float | Range | None = None,
     parameters: str | Sequence[str] | None = None,
     batch_norm: BatchNorm = "batch",
     seed: int = 0,
-    progress: Callable[[float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Landscape:
     """The loss on a line or a plane through the model's weights.
 
     Args:
-        model: any module, in the mode it is to be looked at; wrapped or not.
+        model: any module, in train or eval mode as it is; wrapped or not.
         loss: `loss(logits, targets) -> scalar`.
         batch: a pair (inputs, targets), or several: a list or a loader. The mean over all.
         axes: `filter`, `random` or `hessian`; one or two state dicts: lines from here to there; `Axes` of an
-            earlier landscape; or a `Trajectory`: its axes, with the path on it and the last checkpoint in the
+            earlier landscape; or a `Trajectory`: its axes, with the path drawn and the last checkpoint in the
             centre.
-        dimensions: 1 or 2, where the axes leave it open.
+        dimensions: 1 or 2, for axes given by name.
         num: points along each axis: 41 on a line, 21 on a plane.
-        radius: how far to go on both sides, in lengths of the axis, or a pair (low, high). If not given 1;
-            −0.5 to 1.5 towards checkpoints; the whole path and some more on a trajectory.
+        radius: how far to go on both sides, in lengths of the axis, or a pair (low, high). By default 1;
+            −0.5 to 1.5 towards checkpoints; the whole path and a margin on a trajectory.
         parameters: patterns of the names that move; all that require a gradient if None.
-        batch_norm: `batch`: statistics of the batch at every point; `frozen`: those that are stored.
-        seed: of random axes.
-        progress: told which part is done.
+        batch_norm: `batch`: statistics of the batch at every point; `frozen`: the stored ones.
+        seed: seed of random axes.
+        progress: called with the fraction of the points that is done.
 
-    Nothing of the model is changed. On a GPU many points are computed at once, fewer when memory is short.
+    The model is not changed. On a GPU many points are computed at once, fewer when memory is short.
 
     >>> line = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.constant_(line.weight, 2.0)
@@ -170,43 +191,47 @@ def landscape(
     >>> round(found.slices[0].parabola, 4), round(found.slices[0].exact, 4)
     (2.0, 2.0)
     """
-    _check(dimensions, num, radius)
+    one_of("dimensions", dimensions, (1, 2))
+    if num is not None:
+        whole("num", num, least=3)
+    if radius is not None:
+        ends = (-radius, radius) if isinstance(radius, (int, float)) else tuple(radius)
+        if len(ends) != 2 or not all(map(is_number, ends)) or not ends[0] < ends[1]:
+            raise UseError(f"radius is {radius!r}: give a positive number, or a pair (low, high)")
     objective = Objective(model, loss, batch, parameters=parameters)
     path = axes if isinstance(axes, Trajectory) else None
     with ExitStack() as stack:
         if path is not None:
-            last = _matching(path, objective)
-            stack.enter_context(exchanged(objective.tensors, lambda name, before: last[name]))
-        stack.enter_context(batch_norms(objective.model, batch_norm))
+            _require_names(path.last, objective)
+            stack.enter_context(exchanged(objective.tensors, lambda name, before: path.last[name]))
+        stack.enter_context(_batch_norms(objective.model, batch_norm))
         chosen = _axes(axes, objective, model, dimensions, seed)
-        grid = [
-            np.linspace(low, high, num or NUM_POINTS[len(chosen.vectors)])
-            for low, high in _ranges(chosen, radius, path)
-        ]
-        lines = [with_centre(places) for places in grid]
-        found = losses(objective, chosen, _places(grid, lines), progress=progress).numpy()
+        points = num or NUM_POINTS[len(chosen.vectors)]
+        grid = [np.linspace(low, high, points) for low, high in _ranges(chosen, radius, path)]
+        lines = [_with_centre(places) for places in grid]
+        found = losses(objective, chosen, _places(grid, lines), report=share(progress, "landscape")).numpy()
         exact, no_hessian = _exact(objective, model, chosen)
     shape = tuple(len(places) for places in grid)
     values, rest = found[: math.prod(shape)].reshape(shape), found[math.prod(shape) :]
     slices = []
-    for label, places, step, bent in zip(
-        chosen.labels, lines, (places[1] - places[0] for places in grid), exact, strict=True
-    ):
-        own, rest = rest[: len(places)], rest[len(places) :]
-        slices.append(Slice(label, places, own, second_difference(places, own, step), bent))
+    for label, places, line, bent in zip(chosen.labels, grid, lines, exact, strict=True):
+        own, rest = rest[: len(line)], rest[len(line) :]
+        step = places[1] - places[0]
+        before, here, after = (float(own[line == place][0]) for place in (-step, 0.0, step))
+        slices.append(Slice(label, line, own, float((before - 2 * here + after) / step**2), bent))
     return Landscape(
         axes=chosen,
         places=tuple(grid),
         values=values,
         slices=tuple(slices),
-        loss=float(slices[0].values[slices[0].places == 0][0]),
-        batch_norm=batch_norm if with_statistics(objective.model) else None,
+        loss=slices[0].centre,
+        batch_norm=batch_norm if _with_statistics(objective.model) else None,
         path=path,
         no_hessian=no_hessian,
     )
 
 
-def _axes(axes: Where, objective: Objective, model: nn.Module, dimensions: int, seed: int) -> Axes:
+def _axes(axes: Any, objective: Objective, model: nn.Module, dimensions: int, seed: int) -> Axes:
     if isinstance(axes, Trajectory):
         return axes.axes
     if isinstance(axes, Axes):
@@ -214,21 +239,28 @@ def _axes(axes: Where, objective: Objective, model: nn.Module, dimensions: int, 
         return axes
     if not isinstance(axes, str):
         if not isinstance(axes, Sequence) or len(axes) not in (1, 2):
-            raise UseError("axes is to be one or two state dicts in a list, as in axes=[state]")
-        return checkpoint_axes(objective, model, axes)  # type: ignore[arg-type]
-    require_kind(axes)
-    if axes == "hessian":
-        return _hessian_axes(objective, model, dimensions)
-    return random_axes(objective, dimensions, filters=axes == "filter", seed=seed)
-
-
-def _hessian_axes(objective: Objective, model: nn.Module, dimensions: int) -> Axes:
-    from theodolite.probes.curvature.eigenvalues import eigenvalues
-
+            raise UseError("axes has to be one or two state dicts in a list, as in axes=[state]")
+        return checkpoint_axes(objective, model, axes)
+    if axes not in get_args(Named):
+        raise UseError(
+            f"axes is {axes!r}: it is {', '.join(map(repr, get_args(Named)))}, one or two state dicts, Axes "
+            "or a Trajectory"
+        )
+    if axes != "hessian":
+        return random_axes(objective, dimensions, filters=axes == "filter", seed=seed)
     operator = hessian(model, objective.given_loss, objective.batches, parameters=objective.names)
     found = eigenvalues(operator, k=dimensions)
     vectors = tuple(operator.split(vector) for vector in found.vectors.mT)
     return Axes("hessian", vectors, tuple(f"λ = {float(value):.4g}" for value in found.values))
+
+
+def _require_names(vector: State, objective: Objective) -> None:
+    if tuple(vector) != objective.names:
+        odd = next(iter(set(vector) ^ set(objective.names)), "the order")
+        raise UseError(
+            f"the axes are over other parameters than those chosen here: {odd} differs. Give the same "
+            "parameters=… as for them"
+        )
 
 
 def _ranges(axes: Axes, radius: float | Range | None, path: Trajectory | None) -> list[Range]:
@@ -244,8 +276,16 @@ def _ranges(axes: Axes, radius: float | Range | None, path: Trajectory | None) -
     return [(low, high)] * len(axes.vectors)
 
 
+def _with_centre(places: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The places of a slice: those of the grid, and the centre with a neighbour on each side."""
+    step = places[1] - places[0]
+    near = np.array([-step, 0.0, step])
+    far = places[(np.abs(places[:, None] - near) > 1e-6 * step).all(1)]
+    return np.sort(np.concatenate([far, near]))
+
+
 def _places(grid: list[NDArray[np.float64]], lines: list[NDArray[np.float64]]) -> Tensor:
-    """All of the grid, then all of the slices; (n, axes)."""
+    """The points of the grid, then those of the slices; (n, axes)."""
     found = [np.stack(np.meshgrid(*grid, indexing="ij"), -1).reshape(-1, len(grid))]
     for axis, places in enumerate(lines):
         line = np.zeros((len(places), len(grid)))
@@ -264,33 +304,89 @@ def _exact(objective: Objective, model: nn.Module, axes: Axes) -> tuple[list[flo
         return [math.nan] * len(axes.vectors), in_one_line(error)
 
 
-def _side(where: float, end: float) -> str:
-    if math.isnan(where):
-        return "–"
-    return f"{where:+.3g}" if math.isfinite(where) else f"{'<' if end < 0 else '>'} {end:.3g}"
+@contextmanager
+def _batch_norms(model: nn.Module, how: BatchNorm) -> Iterator[None]:
+    """Let batch norms use the statistics of the batch, or the stored ones, which do not change inside."""
+    one_of("batch_norm", how, get_args(BatchNorm))
+    norms = _with_statistics(model)
+    before = [(norm.training, norm.track_running_stats) for norm in norms]
+    try:
+        for norm in norms:
+            norm.training = how == "batch"
+            if norm.training:
+                norm.track_running_stats = False  # neither use nor update the stored statistics
+        yield
+    finally:
+        for norm, (training, tracks) in zip(norms, before, strict=True):
+            norm.training, norm.track_running_stats = training, tracks
 
 
-def _matching(path: Trajectory, objective: Objective) -> State:
-    _require_names(path.last, objective)
-    return path.last
+def _with_statistics(model: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+    """The modules that store statistics of batches."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
+    ]
 
 
-def _require_names(vector: State, objective: Objective) -> None:
-    if tuple(vector) != objective.names:
-        odd = next(iter(set(vector) ^ set(objective.names)), "the order")
-        raise UseError(
-            f"the axes are over other parameters than those chosen here: {odd} differs. Give the same "
-            "parameters=… as for them"
-        )
+def losses(
+    objective: Objective, axes: Axes, places: Tensor, *, report: Callable[[float], None] | None = None
+) -> Tensor:
+    """The loss at each place, a mean over all batches; (n, axes) → (n,), in float64 on the CPU.
+
+    The result may hold nan and inf. Each batch is drawn once for all places, so that a loader that shuffles
+    does not add noise.
+    """
+    return objective.averaged(lambda: _own_losses(objective, axes, places, report)).cpu()
 
 
-def _check(dimensions: int, num: int | None, radius: float | Range | None) -> None:
-    if dimensions not in NUM_POINTS:
-        raise UseError(f"dimensions is {dimensions!r}: a landscape has 1 or 2")
-    if num is not None and (isinstance(num, bool) or not isinstance(num, int) or num < 3):
-        raise UseError(f"num is {num!r}: give a whole number of at least 3 points along each axis")
-    if radius is None:
-        return
-    ends = (-radius, radius) if isinstance(radius, (int, float)) else tuple(radius)
-    if len(ends) != 2 or not all(map(math.isfinite, ends)) or not ends[0] < ends[1]:
-        raise UseError(f"radius is {radius!r}: give a positive number, or a pair (low, high)")
+def _own_losses(
+    objective: Objective, axes: Axes, places: Tensor, report: Callable[[float], None] | None
+) -> Tensor:
+    """The mean over the batches of this process, on the device of the model."""
+    total = torch.zeros(len(places), dtype=torch.float64)
+    before = 0.0
+    at_once = _first_try(objective.device)
+    for batch, weight in objective.draw():
+        done = 0
+        while done < len(places):
+            some = places[done : done + at_once].to(objective.device)
+            values = _losses_at(objective, axes, some, batch)
+            if isinstance(values, int):
+                at_once = values
+                continue
+            total[done : done + len(some)] += weight * values
+            done += len(some)
+            if report is not None:
+                report(before + weight * done / len(places))
+        before += weight
+    return total.to(objective.device)
+
+
+def _losses_at(objective: Objective, axes: Axes, places: Tensor, batch: Batch) -> Tensor | int:
+    """The loss at some places; or the number of places to try instead."""
+
+    def loss(place: Tensor) -> Tensor:
+        steps = list(zip(place, axes.vectors, strict=True))
+        chosen = {
+            name: sum((at * axis[name] for at, axis in steps), tensor.detach()).to(objective.dtype)
+            for name, tensor in objective.tensors.items()
+        }
+        return objective.value(objective.forward(chosen, batch), batch)
+
+    with objective.conditions(), torch.no_grad():
+        if len(places) == 1:
+            return loss(places[0])[None].double().cpu()
+        try:
+            return torch.func.vmap(loss, randomness="same")(places).double().cpu()
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return len(places) // 2
+        except Exception:  # vmap does not work for this network; an error of its own shows again one by one
+            return 1
+
+
+def _first_try(device: torch.device) -> int:
+    """On a CPU many points at once are no faster than one after the other, and take more memory."""
+    return 1 if device.type == "cpu" else MOST_AT_ONCE

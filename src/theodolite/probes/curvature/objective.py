@@ -1,21 +1,18 @@
 """A loss as a function of some of a model's parameters, on one batch or several.
 
-The model itself is left alone: its forward pass runs on tensors that stand in for its parameters and buffers
-(`torch.func.functional_call`), random numbers come from a seed, attention from the kernel that has a second
-derivative, and code that was compiled, and has none, runs as it was written.
+The model itself is not changed. Its forward pass runs on tensors in place of its parameters and buffers
+(`torch.func.functional_call`), with random numbers from a fixed seed, with the attention kernel that has a
+second derivative, and with compiled code, which has none, run uncompiled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +23,7 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
+from theodolite.core.arguments import did_you_mean, positive
 from theodolite.core.batches import Batch, Batches, on_device
 from theodolite.core.building import kept_generators, seed_generators, untouched_randomness
 from theodolite.core.calling import (
@@ -41,21 +39,20 @@ from theodolite.core.calling import (
 )
 from theodolite.core.errors import UseError
 from theodolite.core.higher_order import plain_operators
-from theodolite.probes.curvature.graph import nodes_behind
-from theodolite.probes.curvature.replicas import group_of, together
+from theodolite.core.replicas import group_of, together
 from theodolite.probes.curvature.score import CrossEntropy, LogitLoss, recognise
 
 T = TypeVar("T")
 
 SEED = 0
-"""Of what a forward pass draws at random: a dropout mask is the same one in every pass."""
+"""Seed of each forward pass: a dropout mask is the same in all passes."""
 
 
 class Objective:
-    """What is differentiated.
+    """The function that is differentiated.
 
     Args:
-        model: any module, in the mode it is to be looked at; wrapped or not.
+        model: any module, in train or eval mode as it is; wrapped or not.
         loss: `loss(logits, targets) -> scalar`.
         batch: a pair, or several.
         parameters: patterns of names; all that require a gradient if None.
@@ -71,8 +68,7 @@ class Objective:
         parameters: str | Sequence[str] | None = None,
         temperature: float = 1.0,
     ) -> None:
-        if not (_is_real(temperature) and 0 < temperature < math.inf):
-            raise UseError(f"temperature is {temperature!r}: it has to be a finite number above 0")
+        self.temperature = positive("temperature", temperature)
         if not isinstance(model, nn.Module):
             raise UseError(f"model is {described(model)}, not a torch.nn.Module")
         _refuse_shards(model)
@@ -80,16 +76,16 @@ class Objective:
         self.group = group_of(model)
         self.given = model
         """The model, wrapped as it was given."""
-        batch = _one_pair(batch)
-        self.given_loss = _own(loss)
+        self.model = unwrap(model)
+        self.given_loss = _own_copy(loss)
         """The loss as it was given."""
         self.of_logits = not isinstance(loss, OutputLoss | ModelLoss)
         """Is it a loss of the logits? If not, `forward` returns the loss itself."""
         if temperature != 1:
             require_logits(loss, "A temperature")
-        self.model, self.batches, self.temperature = unwrap(model), batch, float(temperature)
-        self.loss: LogitLoss = self.given_loss if self.of_logits else _itself
+        self.loss: LogitLoss = self.given_loss if self.of_logits else lambda value, targets: value
         """The loss of what `forward` returns."""
+        self.batches = batch = _one_pair(batch)
         self.single = isinstance(batch, tuple) and len(batch) == 2
         if not self.single and not isinstance(batch, Iterable):
             raise UseError(
@@ -102,11 +98,11 @@ class Objective:
             )
         own = {id(tensor): name for name, tensor in self.model.named_parameters()}
         self._all = {name: own[id(tensor)] for name, tensor in canonical_parameters(model)}
-        """The model's own names by canonical name; they differ where a wrapper is inside."""
+        """The model's own names by canonical name; they differ if a submodule is wrapped."""
         self.names = _chosen(model, parameters)
         self.shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         self.size = sum(tensor.numel() for tensor in self.tensors.values())
-        self.dtype, self.device = _one_kind(self.tensors)
+        self.dtype, self.device = _dtype_and_device(self.tensors)
 
     def at(self, temperature: float) -> Objective:
         """The same at another temperature."""
@@ -122,14 +118,13 @@ class Objective:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """What changes when a parameter, a buffer, the batch, a hook or the mode of the model does."""
-        modules = list(self.model.modules())
-        batch = (
-            [leaf for leaf in tree_leaves(self.batches) if isinstance(leaf, Tensor)] if self.single else []
-        )
-        tensors = [*self.model.parameters(), *self.model.buffers(), *batch]
+        """A key that changes with the parameters, the buffers, the batch, the hooks and the mode."""
+        batch = tree_leaves(self.batches) if self.single else []
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors += [leaf for leaf in batch if isinstance(leaf, Tensor)]
         modes = tuple(
-            (module.training, *module._forward_hooks, *module._forward_pre_hooks) for module in modules
+            (module.training, *module._forward_hooks, *module._forward_pre_hooks)
+            for module in self.model.modules()
         )
         return (*((tensor.data_ptr(), tensor._version) for tensor in tensors), modes)
 
@@ -143,13 +138,13 @@ class Objective:
             yield on_device(pair, str(self.device)), _examples(pair) / count
 
     def stand_ins(self, *, grad: bool) -> dict[str, Tensor]:
-        """The chosen parameters as tensors of their own, which share the memory, by canonical name."""
+        """New tensors that share memory with the chosen parameters, by canonical name."""
         return {name: tensor.detach().requires_grad_(grad) for name, tensor in self.tensors.items()}
 
     def forward(self, chosen: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """The logits over the temperature, with the chosen parameters replaced; under `conditions` only.
+        """The logits over the temperature, with the chosen parameters replaced. Call under `conditions`.
 
-        The loss itself, as a tensor without dimensions, where it is not one of the logits.
+        If the loss is not one of the logits: the loss itself, as a tensor without dimensions.
         """
         seed_generators(SEED)
         state: dict[str, Tensor] = {name: tensor.detach() for name, tensor in self.model.named_parameters()}
@@ -161,14 +156,19 @@ class Objective:
         found = logits(with_tensors(self.model, state, call, batch[0]))
         return found if self.temperature == 1 else found / self.temperature
 
-    def evaluate(self, found: Tensor, batch: Batch) -> float:
-        """The loss of logits; refused if it is not one finite number."""
-        value = self.loss(found.detach(), batch[1])
+    def value(self, found: Tensor, batch: Batch) -> Tensor:
+        """The loss of what `forward` returned, as a tensor without dimensions."""
+        value = self.loss(found, batch[1])
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise UseError(
                 f"loss(logits, targets) returned {described(value)}, not one number. Reduce it, as with "
                 ".mean()"
             )
+        return value.reshape(())
+
+    def evaluate(self, found: Tensor, batch: Batch) -> float:
+        """The loss of logits as a number, which has to be finite."""
+        value = self.value(found.detach(), batch)
         if value.requires_grad and (other := _reached(value, self.model)):
             raise UseError(
                 f"the loss depends on {other} besides by the logits, and what it adds to the curvature would "
@@ -188,7 +188,7 @@ class Objective:
 
     @contextlib.contextmanager
     def conditions(self) -> Iterator[None]:
-        """What a forward pass needs that is to be differentiated twice, and leaves no trace."""
+        """Settings for a forward pass that can be differentiated twice and has no side effects."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(untouched_randomness())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -199,11 +199,11 @@ class Objective:
             yield
 
     def together(self, act: Callable[[], T]) -> T:
-        """What `act` returns; if the model is one of several replicas, all of them fail or none does."""
+        """Return `act()`; if the model is one of several replicas, all of them fail or none does."""
         return together(self.given, act)
 
     def averaged(self, find: Callable[[], Tensor]) -> Tensor:
-        """The mean of what each rank finds, if the model is one of several replicas; none if one fails."""
+        """The mean over ranks of what each finds; if one rank fails, all do."""
         tensor = self.together(find)
         if self.group is not None:
             torch.distributed.all_reduce(tensor, group=self.group)
@@ -211,12 +211,12 @@ class Objective:
         return tensor
 
     def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The values under all names, one after the other."""
+        """A dict by name as one vector (P,)."""
         self.check(tensors)
         return torch.cat([tensors[name].reshape(-1) for name in self.names]).to(self.device, self.dtype)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Are these tensors by name a vector of this space?"""
+        """Refuse a dict whose names or shapes are not those of the chosen parameters."""
         if set(tensors) != set(self.names):
             odd = sorted(set(tensors) ^ set(self.names))[0]
             raise UseError(
@@ -232,8 +232,7 @@ class Objective:
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """A vector (P,), or several (…, P), by name and in shape (…, *shape)."""
-        sizes = [shape.numel() for shape in self.shapes.values()]
-        pieces = flat.split(sizes, dim=-1)
+        pieces = flat.split([shape.numel() for shape in self.shapes.values()], dim=-1)
         return {
             name: piece.unflatten(-1, shape) if shape else piece[..., 0]
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
@@ -241,7 +240,7 @@ class Objective:
 
     def _pairs(self) -> Iterator[Batch]:
         empty = True
-        for pair in _untouched(self.batches):
+        for pair in _repeatable(self.batches):
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
                 raise UseError(f"the batches hold {described(pair)}, not pairs (inputs, targets)")
             empty = False
@@ -262,20 +261,17 @@ class _PlainWeightNorm(TorchFunctionMode):
 
 @contextlib.contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """Activation checkpoints keep what they would compute again.
-
-    They would do it with the model's own parameters, not with those that stand in for them.
-    """
+    """Switch activation checkpointing off: it would recompute with the model's own parameters."""
 
     def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
         yield
 
-    class Kept:
+    class Plain:
         @staticmethod
         def apply(function: Any, preserve: bool, *args: Any) -> Any:
             return function(*args)
 
-    names = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Kept}
+    names = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Plain}
     before = {name: getattr(checkpoint, name) for name in names}
     try:
         for name, instead in names.items():
@@ -286,8 +282,8 @@ def without_checkpoints() -> Iterator[None]:
             setattr(checkpoint, name, own)
 
 
-def _untouched(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches; random numbers that a DataLoader draws are given back, so that every pass is the same."""
+def _repeatable(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, with the random state of a DataLoader restored, so that every pass is the same."""
     with kept_generators(batches):
         with untouched_randomness():
             waiting = iter(batches)
@@ -300,6 +296,30 @@ def _untouched(batches: Iterable[Batch]) -> Iterator[Batch]:
             yield pair
 
 
+def nodes_behind(output: Tensor) -> Iterator[Any]:
+    """Every node of a tensor's autograd graph, once.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> [type(node).__name__ for node in nodes_behind(x.exp().sum())]
+    ['SumBackward0', 'ExpBackward0', 'AccumulateGrad']
+    """
+    waiting: list[Any] = [output.grad_fn]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        waiting += [above for above, _ in node.next_functions]
+
+
+def own_functions(output: Tensor) -> list[Any]:
+    """The nodes of a tensor's graph that come from an `autograd.Function` written by the user."""
+    own = torch.autograd.function.BackwardCFunction
+    return [node for node in nodes_behind(output) if isinstance(node, own)]
+
+
 def _reached(value: Tensor, model: nn.Module) -> str | None:
     """The first of a model's parameters that a value depends on."""
     names = {id(tensor): name for name, tensor in model.named_parameters()}
@@ -307,18 +327,13 @@ def _reached(value: Tensor, model: nn.Module) -> str | None:
     return next((name for name in met if name is not None), None)
 
 
-def _own(loss: Loss) -> Loss:
-    """A loss that keeps account of what it sees keeps it elsewhere while probes ask."""
+def _own_copy(loss: Loss) -> Loss:
+    """A copy of a loss module with buffers, so that probes do not change them."""
     return copy.deepcopy(loss) if isinstance(loss, nn.Module) and any(True for _ in loss.buffers()) else loss
 
 
-def _itself(value: Tensor, targets: Any) -> Tensor:
-    """The loss of a loss."""
-    return value
-
-
 def _one_pair(batch: Any) -> Any:
-    """A DataLoader's own batch is a list of two; a list of two pairs stays what it is."""
+    """A list of two tensors, as a DataLoader gives, becomes a pair; a list of two pairs stays."""
     if not (isinstance(batch, list) and len(batch) == 2):
         return batch
     first, second = batch
@@ -326,26 +341,15 @@ def _one_pair(batch: Any) -> Any:
     return batch if paired else (first, second)
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    dtype: torch.dtype
-    device: torch.device
-
-
-def _one_kind(tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, torch.device]:
-    kinds = {name: _Kind(tensor.dtype, tensor.device) for name, tensor in tensors.items()}
-    (first, kind), *others = kinds.items()
+def _dtype_and_device(tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, torch.device]:
+    (first, one), *others = tensors.items()
     for name, other in others:
-        if other != kind:
+        if (other.dtype, other.device) != (one.dtype, one.device):
             raise UseError(
-                f"{first} is {kind.dtype} on {kind.device} and {name} {other.dtype} on {other.device}: "
+                f"{first} is {one.dtype} on {one.device} and {name} {other.dtype} on {other.device}: "
                 "vectors need one dtype and one device. Choose among them with parameters=…"
             )
-    return kind.dtype, kind.device
+    return one.dtype, one.device
 
 
 def _chosen(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -366,8 +370,7 @@ def _chosen(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple[str
         aliases = [name for name, _ in all_parameter_names(model)]
         for pattern in patterns:
             if pattern not in aliases and not fnmatch.filter(aliases, pattern):
-                near = difflib.get_close_matches(pattern, aliases, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" The first is {aliases[0]!r}"
+                hint = did_you_mean(pattern, aliases) or f" The first is {aliases[0]!r}"
                 raise UseError(f"parameters: {pattern!r} matches none of the {len(tensors)} names.{hint}")
         wanted = {
             id(tensor)
@@ -387,7 +390,7 @@ def _chosen(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple[str
 
 
 def _examples(pair: Batch) -> int:
-    """How many examples a batch has: the length of its first tensor."""
+    """The number of examples in a batch: the length of its first tensor."""
     tensors = [leaf for leaf in tree_leaves(pair[0]) if isinstance(leaf, Tensor)]
     return tensors[0].shape[0] if tensors and tensors[0].ndim else 1
 

@@ -5,8 +5,7 @@ With logits `z(θ)` and loss `ℓ(z)`, `J = ∂z/∂θ`, `B = ∂²ℓ/∂z²`:
     H = G + S,   G = Jᵀ B J   (Gauss–Newton),   S = Σ_k ∂ℓ/∂z_k ∇²z_k   (residual)
 
 A product is a second backward pass through the graph of the first, which is kept from one product to the
-next. Neither `jvp(jacrev)` nor `grad(jvp)` is used: both are wrong through LayerNorm and BatchNorm in today's
-torch.
+next. `jvp(jacrev)` and `grad(jvp)` are not used: both are wrong through LayerNorm and BatchNorm (torch 2.13).
 """
 
 from __future__ import annotations
@@ -25,24 +24,23 @@ from theodolite.core.batches import Batch, Batches
 from theodolite.core.calling import Loss, described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.probes.curvature.graph import own_functions
-from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.replicas import on_all_ranks
+from theodolite.core.replicas import on_all_ranks
+from theodolite.probes.curvature.objective import Objective, own_functions
 from theodolite.probes.curvature.score import score
 
 Kind = Literal["hessian", "gauss_newton", "residual", "fisher"]
 Vector = TypeVar("Vector", Tensor, dict[str, Tensor])
 
 MOST_AT_ONCE = 64
-"""Vectors that a GPU is given at a time; half as many when its memory is full."""
+"""Vectors that are multiplied at once on a GPU; halved when it runs out of memory."""
 
 
 class Operator:
-    """A symmetric matrix over named parameters, known by its products.
+    """A symmetric matrix over named parameters, given by its products with vectors.
 
-    `operator @ v` takes a vector (P,), a block of vectors (P, k) or a dict of tensors by name, and gives the
-    same. It is of the weights that the model has when the product is taken; only what is changed through
-    `.data`, of which torch keeps no count, is not noticed.
+    `operator @ v` takes a vector (P,), a block of vectors (P, k) or a dict of tensors by name, and returns
+    the same. It uses the weights that the model has at the time of the product, except for changes through
+    `.data`, which torch does not count as changes.
     """
 
     def __init__(self, source: Linearised, kind: Kind) -> None:
@@ -56,7 +54,7 @@ class Operator:
         """P, the number of entries of a vector."""
         self.dtype, self.device = objective.dtype, objective.device
         self.products = 0
-        """How many were made so far."""
+        """The number of products so far."""
 
     def __matmul__(self, vector: Vector) -> Vector:
         if isinstance(vector, Mapping):
@@ -97,7 +95,7 @@ class Hessian(Operator):
 
     @property
     def gauss_newton(self) -> Operator:
-        """`G = Jᵀ B J`, positive semi-definite where the loss is convex in the logits; of the same pass."""
+        """`G = Jᵀ B J`, positive semi-definite where the loss is convex in the logits."""
         return Operator(self._source, "gauss_newton")
 
     @property
@@ -110,7 +108,7 @@ class Hessian(Operator):
 
     @property
     def residual(self) -> Operator:
-        """`S = H − G`, of the same pass."""
+        """`S = H − G`."""
         return Operator(self._source, "residual")
 
     @property
@@ -120,7 +118,7 @@ class Hessian(Operator):
 
     @property
     def loss(self) -> float:
-        """The loss itself."""
+        """The loss."""
         return self._source.value()
 
 
@@ -137,8 +135,8 @@ def hessian(
     """The Hessian of a model's loss as an operator over its parameters.
 
     Args:
-        model: any module, in train or in eval mode as you want it looked at. Dropout has one fixed mask. A
-            compiled model is differentiated as it was written. Under DDP products are averaged over ranks.
+        model: any module, in train or eval mode as it is. Dropout has one fixed mask. A compiled model is
+            differentiated uncompiled. Under DDP products are averaged over ranks.
         loss: `loss(logits, targets) -> scalar`.
         batch: `(inputs, targets)`, or several such pairs in a list or a DataLoader: the mean over examples.
         parameters: patterns of names, as in `"blocks.*"`; all that require a gradient if left out.
@@ -156,7 +154,7 @@ def hessian(
 
 
 def operator_of(
-    measured: Operator | nn.Module,
+    model: Operator | nn.Module,
     loss: Loss | None = None,
     batch: Batches | None = None,
     *,
@@ -164,23 +162,23 @@ def operator_of(
     temperature: float = 1.0,
 ) -> Operator:
     """An operator as it is, or the Hessian of a model."""
-    if isinstance(measured, nn.Module):
+    if isinstance(model, nn.Module):
         if loss is None or batch is None:
             raise UseError("a model is measured with a loss and a batch: give (model, loss, batch)")
-        return hessian(measured, loss, batch, parameters=parameters, temperature=temperature)
-    if not hasattr(measured, "__matmul__") or not hasattr(measured, "size"):
-        raise UseError(f"what is measured is {described(measured)}: give a torch.nn.Module or an operator")
+        return hessian(model, loss, batch, parameters=parameters, temperature=temperature)
+    if not hasattr(model, "__matmul__") or not hasattr(model, "size"):
+        raise UseError(f"model is {described(model)}: give a torch.nn.Module or an operator")
     if loss is not None or batch is not None or parameters is not None or temperature != 1:
         raise UseError("an operator has its loss, batch, parameters and temperature already: leave them out")
-    return measured
+    return model
 
 
 class Linearised:
-    """The graphs behind an objective: of one batch they are kept, of several made anew for each product."""
+    """The graphs of an objective: kept for one batch, made again for each product for several."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self._kept: tuple[tuple[object, ...], Point] | None = None
+        self._last: tuple[tuple[object, ...], Linearisation] | None = None
         self._at_once = MOST_AT_ONCE
         self._batched: dict[Kind, bool] = {}
 
@@ -210,30 +208,30 @@ class Linearised:
         device = self.objective.device
         return float(self._mean(lambda point: torch.tensor(point.loss, dtype=torch.float64, device=device)))
 
-    def _mean(self, measure: Callable[[Point], Tensor]) -> Tensor:
+    def _mean(self, measure: Callable[[Linearisation], Tensor]) -> Tensor:
         return self.objective.averaged(lambda: self._own_mean(measure))
 
-    def _own_mean(self, measure: Callable[[Point], Tensor]) -> Tensor:
+    def _own_mean(self, measure: Callable[[Linearisation], Tensor]) -> Tensor:
         total: Tensor | None = None
         if self.objective.single:
             total = measure(self._point())
         else:
             for batch, share in self.objective.draw():
-                found = measure(Point(self.objective, batch)) * share
+                found = measure(Linearisation(self.objective, batch)) * share
                 total = found if total is None else total + found
         assert total is not None
         return total
 
-    def _point(self) -> Point:
+    def _point(self) -> Linearisation:
         state = self.objective.state
-        if self._kept is None or self._kept[0] != state:
-            self._kept = None
+        if self._last is None or self._last[0] != state:
+            self._last = None
             ((batch, _),) = self.objective.draw()
-            self._kept = state, Point(self.objective, batch)
-        return self._kept[1]
+            self._last = state, Linearisation(self.objective, batch)
+        return self._last[1]
 
-    def _block(self, point: Point, kind: Kind, rows: Tensor) -> Tensor:
-        # On a CPU many vectors at once take as long as one after the other, and more memory.
+    def _block(self, point: Linearisation, kind: Kind, rows: Tensor) -> Tensor:
+        # On a CPU a block of vectors is no faster than one after the other, and takes more memory.
         if len(rows) == 1:
             return self._one(point, kind, rows[0])[None]
         if rows.device.type == "cpu" or not self._batches(point, kind, rows[:2]):
@@ -253,8 +251,8 @@ class Linearised:
             done += len(some)
         return torch.cat(found)
 
-    def _batches(self, point: Point, kind: Kind, rows: Tensor) -> bool:
-        """Can the network's operations be taken for many vectors at once? Some cannot, or give nonsense."""
+    def _batches(self, point: Linearisation, kind: Kind, rows: Tensor) -> bool:
+        """Does vmap work for this network? It fails, or is wrong, for some operations."""
         if kind not in self._batched:
             alone = torch.stack([self._one(point, kind, row) for row in rows])
             try:
@@ -265,18 +263,15 @@ class Linearised:
                 self._batched[kind] = False
         return self._batched[kind]
 
-    def _one(self, point: Point, kind: Kind, row: Tensor) -> Tensor:
-        return _joined(point.product(kind, self._split(row)))
+    def _one(self, point: Linearisation, kind: Kind, row: Tensor) -> Tensor:
+        return _joined(point.product(kind, list(self.objective.split(row).values())))
 
-    def _many(self, point: Point, kind: Kind, rows: Tensor) -> Tensor:
-        return _joined(point.product(kind, self._split(rows), many=True), many=True)
-
-    def _split(self, flat: Tensor) -> list[Tensor]:
-        return list(self.objective.split(flat).values())
+    def _many(self, point: Linearisation, kind: Kind, rows: Tensor) -> Tensor:
+        return _joined(point.product(kind, list(self.objective.split(rows).values()), many=True), many=True)
 
 
-class Point:
-    """One batch at the present weights: the logits, and graphs through which products go."""
+class Linearisation:
+    """One batch at the present weights: the logits, and the graphs for products."""
 
     def __init__(self, objective: Objective, batch: Batch) -> None:
         chosen = objective.stand_ins(grad=True)
@@ -289,23 +284,23 @@ class Point:
                     f"the loss does not depend on {self._names[0]}, nor on any other parameter chosen"
                 )
             known = objective.cross_entropy(self.logits, batch)
-            with _naming_culprit(self.logits):
+            with _naming_culprit():
                 self._score = score(objective.loss, self.logits, batch[1], known)
 
     @cached_property
     def slope(self) -> tuple[Tensor, ...]:
-        """The gradient `Jᵀ s`, with a graph in which the loss's derivative s is a function of the weights."""
+        """The gradient `Jᵀ s`, with a graph in which s, the loss's derivative, depends on the weights."""
         return self._pulled(self._score)
 
     @cached_property
     def _frozen(self) -> tuple[tuple[Tensor, ...], Tensor]:
-        """`Jᵀ u` at u = s, and u: by the weights along v its derivative is `S v`, by u it is `J v`."""
+        """`Jᵀ u` at u = s, and u. Its derivative by the weights along v is `S v`; by u it is `J v`."""
         seed = self._score.detach().requires_grad_()
         return self._pulled(seed), seed
 
     def product(self, kind: Kind, vectors: list[Tensor], *, many: bool = False) -> tuple[Tensor, ...]:
         """One product; with `many`, of vectors that are stacked along a first dimension."""
-        with _naming_culprit(self.logits):
+        with _naming_culprit():
             if kind == "hessian":
                 return self._back(self.slope, self._leaves, vectors, many)
             if kind == "residual":
@@ -327,7 +322,7 @@ class Point:
         return found
 
     def _pulled(self, seed: Tensor) -> tuple[Tensor, ...]:
-        with torch.enable_grad(), _naming_culprit(self.logits), _watching_own_functions(self.logits):
+        with torch.enable_grad(), _naming_culprit(), _watching_own_functions(self.logits):
             found = torch.autograd.grad(
                 self.logits, self._leaves, seed, create_graph=True, allow_unused=True, retain_graph=True
             )
@@ -340,12 +335,12 @@ class Point:
     def _back(
         outputs: Sequence[Tensor], inputs: Sequence[Tensor], seeds: Sequence[Tensor], many: bool
     ) -> tuple[Tensor, ...]:
-        """One backward pass; where nothing depends on an input, zero."""
+        """One backward pass; zero for inputs that nothing depends on."""
         reached = [index for index, output in enumerate(outputs) if output.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(inputs)
         if reached:
             with warnings.catch_warnings():
-                # Of operations that vmap takes one by one: slower, but right.
+                # From operations that vmap runs one by one: slower, but correct.
                 warnings.filterwarnings("ignore", message=".*batching rule.*")
                 found = torch.autograd.grad(
                     [outputs[index] for index in reached],
@@ -362,32 +357,23 @@ class Point:
         )
 
 
-class _naming_culprit:
-    """Turn autograd's complaint that there is no second derivative into one that names the operation."""
-
-    def __init__(self, output: Tensor) -> None:
-        self._output = output
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, (RuntimeError, NotImplementedError)) or isinstance(
-            error, torch.OutOfMemoryError
-        ):
-            return
-        said = str(error)
-        operation = re.search(r"derivative for '?(?:aten::)?(\w+)'? is not implemented", said)
-        if operation:
-            culprit = operation[1]
-        else:
-            return
-        raise UseError(_no_second_derivative(culprit)) from error
+@contextlib.contextmanager
+def _naming_culprit() -> Iterator[None]:
+    """Turn autograd's error about a missing second derivative into one that names the operation."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        operation = re.search(r"derivative for '?(?:aten::)?(\w+)'? is not implemented", str(error))
+        if operation is None:
+            raise
+        raise UseError(_no_second_derivative(operation[1])) from error
 
 
 @contextlib.contextmanager
 def _watching_own_functions(output: Tensor) -> Iterator[None]:
-    """Refuse an autograd.Function whose backward has no derivative: autograd would take it for zero."""
+    """Refuse an autograd.Function whose backward has no derivative: autograd would treat it as zero."""
     culprits: list[str] = []
 
     def watch(node: Any) -> Any:
@@ -418,7 +404,7 @@ def _no_second_derivative(culprit: str) -> str:
 
 
 def unused(name: str) -> str:
-    """What is said of a parameter that the loss does not depend on."""
+    """The error for a parameter that the loss does not depend on."""
     return (
         f"the loss does not depend on {name}. Leave it out: freeze it with requires_grad_(False), or choose "
         "others where there is parameters=…"

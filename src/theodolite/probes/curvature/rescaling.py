@@ -1,9 +1,10 @@
-"""A network with its weights multiplied, or its logits divided, for the length of a `with` block.
+"""Multiply a network's weights, or divide its logits, and measure the curvature along such a scale.
 
     scaled(model, α)      θ → αθ, all weights and biases; not the gains and shifts of normalisations
-    tempered(model, T)    z → z/T, which softmax(z/T) and the loss then see
+    tempered(model, T)    z → z/T, so that the loss is that of softmax(z/T)
 
-Both leave no trace: the weights come back bit by bit, hooks go, also when something is raised inside.
+Both are undone at the end of their `with` block, also after an error: the weights are restored bit by bit,
+and hooks removed.
 
 References:
     Revisiting the Goldilocks zone in inhomogeneous networks, sections 2 and 3.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,9 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters, unwrap
-from theodolite.core.calling import logits, replace_logits
+from theodolite.core.arguments import positive
+from theodolite.core.batches import Batches
+from theodolite.core.calling import Loss, logits, replace_logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.replicas import on_all_ranks
+from theodolite.probes.curvature.curvature import Curvature, measure
+from theodolite.probes.curvature.directions import draw
+from theodolite.probes.curvature.objective import Objective
 
 TORCH_NORMS = (
     nn.LayerNorm,
@@ -37,8 +43,8 @@ TORCH_NORMS = (
     nn.modules.instancenorm._InstanceNorm,
 )
 
-# What autograd takes for the version of a tensor while it is scaled. No two blocks share one, so a graph
-# made in one block is not mistaken for valid in the next, or outside.
+# Version numbers of tensors while they are scaled. No two blocks share one, so autograd does not accept a
+# graph from one block in the next, or outside.
 _VERSIONS = itertools.count(2**30)
 
 _SCALING: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
@@ -49,18 +55,18 @@ _SCALING: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDicti
 def scaled(
     model: nn.Module, alpha: float, *, parameters: str | Sequence[str] | None = None
 ) -> Iterator[nn.Module]:
-    """Multiply weights and biases by α; afterwards they are what they were, bit by bit.
+    """Multiply weights and biases by α inside the block; afterwards they are restored bit by bit.
 
     Args:
         model: any module, wrapped or not. Its tensors are changed in place, so optimizers see it too.
         alpha: positive.
-        parameters: fnmatch patterns of canonical names: what is multiplied. Without them it is everything
-            except the parameters of normalisations: torch's own, and modules with nothing but vectors that
-            give the same output for x and 3x (see `is_normalisation`).
+        parameters: fnmatch patterns of the canonical names to multiply. By default all but the parameters of
+            normalisations: torch's own, and modules that have only vectors as parameters and give the same
+            output for x and 3x (see `is_normalisation`).
 
-    Whatever changes the weights inside, training included, is undone. `.grad` and the state of an optimizer
-    are not touched. Autograd refuses to go backward through a graph from inside when outside, and the other
-    way round. Memory: a copy of what is multiplied.
+    All changes of the weights inside the block, training included, are undone. `.grad` and the state of an
+    optimizer are not touched. Autograd refuses a backward pass outside through a graph from inside, and vice
+    versa. Memory: a copy of what is multiplied.
 
     >>> layer = nn.Sequential(nn.Linear(1, 1, bias=False), nn.LayerNorm(1))
     >>> _ = nn.init.constant_(layer[0].weight, 3.0)
@@ -70,18 +76,18 @@ def scaled(
     >>> [parameter.item() for parameter in layer.parameters()]
     [3.0, 1.0, 0.0]
     """
-    require_positive("alpha", alpha)
+    positive("alpha", alpha)
     with _claimed(unwrap(model)), exchanged(scalable(model, parameters), lambda name, before: before * alpha):
         yield model
 
 
 @contextmanager
 def tempered(model: nn.Module, temperature: float) -> Iterator[nn.Module]:
-    """Divide the logits by a temperature: what the model returns, or the logits in it.
+    """Divide the logits, which the model returns, by a temperature.
 
     Args:
         model: any module. It may return a tensor, an object with `.logits`, a dict with `"logits"` or a
-            tuple with one tensor. A compiled one runs uncompiled inside.
+            tuple with one tensor. A compiled model runs uncompiled inside the block.
         temperature: positive.
 
     >>> layer = nn.Identity()
@@ -91,22 +97,90 @@ def tempered(model: nn.Module, temperature: float) -> Iterator[nn.Module]:
     >>> layer(torch.tensor([2.0, 6.0]))
     tensor([2., 6.])
     """
-    require_positive("temperature", temperature)
+    positive("temperature", temperature)
 
     def divide(module: nn.Module, inputs: Any, output: Any) -> Any:
         return replace_logits(output, logits(output) / temperature)
 
     with ExitStack() as stack:
-        if is_compiled(model):  # a compiled program does not look for new hooks
+        if is_compiled(model):  # compiled code ignores new hooks
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         hook = unwrap(model).register_forward_hook(divide)
         stack.callback(hook.remove)
         yield model
 
 
+@exclusive()
+@on_all_ranks
+def along_temperature(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batches,
+    temperatures: Sequence[float],
+    *,
+    directions: int = 50,
+    parameters: str | Sequence[str] | None = None,
+    seed: int = 0,
+) -> tuple[Curvature, ...]:
+    """The curvature of the loss of logits/T for each temperature T, all from one pass.
+
+    >>> import theodolite as th
+    >>> batch = torch.randn(16, 8), torch.randint(3, (16,))
+    >>> model = th.models.LeNet300(12, inputs=8, outputs=3)
+    >>> [one.temperature for one in along_temperature(model, nn.functional.cross_entropy, batch, [0.1, 10.0])]
+    [0.1, 10.0]
+    """
+    temperatures = list(temperatures)
+    if not temperatures:
+        raise UseError("temperatures is empty: give at least one")
+    for temperature in temperatures:
+        Objective(model, loss, batch, parameters=parameters, temperature=temperature)  # each is checked
+    objective = Objective(model, loss, batch, parameters=parameters)
+    rays = draw(objective.shapes, directions, seed=seed, dtype=objective.dtype, device=objective.device)
+    return measure(objective, rays, temperatures)
+
+
+@exclusive()
+@on_all_ranks
+def along_scale(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batches,
+    scales: Sequence[float],
+    *,
+    temperatures: Sequence[float] | None = None,
+    directions: int = 50,
+    parameters: str | Sequence[str] | None = None,
+    seed: int = 0,
+) -> tuple[Curvature, ...]:
+    """The curvature at `αθ` for each scale α of weights and biases; norms keep their gains and shifts.
+
+    Args:
+        model, loss, batch, directions, parameters, seed: as in `curvature`.
+        scales: the values of α.
+        temperatures: one for each α, 1 if left out. `T = α^L` is the joint scaling under which the curvature
+            of a homogeneous network of L layers does not change its shape.
+    """
+    scales = list(scales)
+    if not scales:
+        raise UseError("scales is empty: give at least one")
+    objective = Objective(model, loss, batch, parameters=parameters)
+    rays = draw(objective.shapes, directions, seed=seed, dtype=objective.dtype, device=objective.device)
+    temperatures = [1.0] * len(scales) if temperatures is None else list(temperatures)
+    if len(temperatures) != len(scales):
+        raise UseError(
+            f"there are {len(scales)} scales and {len(temperatures)} temperatures: give one for each"
+        )
+    found: list[Curvature] = []
+    for scale, temperature in zip(scales, temperatures, strict=True):
+        with scaled(model, scale):
+            found += measure(objective, rays, [temperature])
+    return tuple(found)
+
+
 @contextmanager
 def exchanged(tensors: Mapping[str, Tensor], exchange: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    """Put `exchange(name, copy of the tensor)` in the place of each; afterwards the bits are what they were.
+    """Replace each tensor by `exchange(name, copy of the tensor)`; afterwards all are restored bit by bit.
 
     >>> tensor = torch.ones(2)
     >>> with exchanged({"a": tensor}, lambda name, before: before + 1):
@@ -120,9 +194,9 @@ def exchanged(tensors: Mapping[str, Tensor], exchange: Callable[[str, Tensor], T
         kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         versions = tuple(tensor._version for tensor in changed)
     try:
-        with exclusive(), torch.no_grad():  # an autocast around this forgets the weights it has cast
+        with exclusive(), torch.no_grad():  # an autocast around this drops the weights it has cast
             for name, tensor in tensors.items():
-                tensor.copy_(exchange(name, kept[name]))  # of the copy: two may share their memory
+                tensor.copy_(exchange(name, kept[name]))  # of the copy, as two may share memory
             _set_versions(changed, (next(_VERSIONS),) * len(changed))
         yield
     finally:
@@ -133,7 +207,7 @@ def exchanged(tensors: Mapping[str, Tensor], exchange: Callable[[str, Tensor], T
 
 
 def scalable(model: nn.Module, parameters: str | Sequence[str] | None = None) -> dict[str, Tensor]:
-    """The parameters that `scaled` multiplies, under their canonical names.
+    """The parameters that `scaled` multiplies, by canonical name.
 
     >>> list(scalable(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))))
     ['0.weight', '0.bias']
@@ -168,9 +242,9 @@ def is_normalisation(module: nn.Module) -> bool:
     """Is it one of torch's normalisations, or does it act like one?
 
     It does if all its parameters are vectors of one length, its children have none, and its output is the
-    same for x as for 3x, but not for another x. That is asked of a copy, with random features in the last
-    dimension, then in the second. So a norm of the user's own is found, and a layer scale or PReLU is not.
-    What is not found here goes by `parameters=`.
+    same for x as for 3x, but not for another x. A copy is called, with random features in the last dimension,
+    then in the second. So a norm written by the user is found, and a layer scale or PReLU is not. For what is
+    not found here there is `parameters=`.
 
     >>> class MyNorm(nn.Module):
     ...     def __init__(self):
@@ -200,22 +274,16 @@ def is_compiled(model: nn.Module) -> bool:
     )
 
 
-def require_positive(name: str, value: float) -> None:
-    """Refuse a factor that is not a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise UseError(f"{name} is {value!r}: it has to be a positive, finite number")
-
-
 @contextmanager
 def _claimed(model: nn.Module) -> Iterator[None]:
-    """Refuse a second thread, which would keep the weights of the first as those to come back to."""
+    """Refuse a second thread, which would restore the scaled weights of the first."""
     own = threading.get_ident()
     with exclusive():
         threads = _SCALING.setdefault(model, [])
         if any(one != own for one in threads):
             raise UseError(
-                f"this {type(model).__name__} is inside scaled(...) in another thread already: its weights "
-                "would not come back. Scale a copy, or wait until the other block has ended"
+                f"this {type(model).__name__} is inside scaled(...) in another thread already, and its "
+                "weights would not be restored. Scale a copy, or wait until the other block has ended"
             )
         threads.append(own)
     try:
@@ -225,14 +293,14 @@ def _claimed(model: nn.Module) -> Iterator[None]:
 
 
 def _ignores_scale(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """`f(3x) = f(x)` to a hundredth, and `f(y)` is something else. The module is not called, a copy is."""
+    """`f(3x) = f(x)` to a hundredth, and `f(y)` differs, of a copy of the module."""
     x, y = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).unbind()
     try:
         twin = copy.deepcopy(module).to("cpu", torch.float32)
         with torch.no_grad():
             once, thrice, other = (twin.forward(one) for one in (x, 3 * x, y))
         apart, spread = (thrice - once).norm(), (other - once).norm()
-    except Exception:  # it takes other inputs, so it cannot be told; the caller can say
+    except Exception:  # it takes other inputs
         return False
     return bool(apart < 0.01 * spread)
 

@@ -1,9 +1,9 @@
-"""The derivative of a loss by the logits, and the derivative of that.
+"""The first and second derivative of a loss by the logits.
 
-Both are asked of the loss by autograd, whatever it computes. Of a cross-entropy autograd's answer is poor
-where the softmax is saturated: in float32 `p_y − 1` is zero from `1 − p_y = 6e-8` on, and so is what should
-be of the size of the other classes' probabilities. So a loss that behaves like a cross-entropy is recognised
-by trying it out, and its derivatives are then taken in a form that loses nothing.
+Autograd gives them for any loss. For a cross-entropy with a saturated softmax they are inaccurate: in float32
+`p_y − 1` is zero from `1 − p_y = 6e-8` on, and so is what should have the size of the other classes'
+probabilities. So a loss that behaves like a cross-entropy is recognised by evaluating it, and its derivatives
+are computed in a form that stays accurate.
 """
 
 # N rows, K classes
@@ -38,7 +38,7 @@ class CrossEntropy:
     targets: Tensor
     """q, of the shape of the logits."""
     hard: bool
-    """Is every q of one class only?"""
+    """Is every q a single class?"""
     dim: int
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class CrossEntropy:
 
 
 def score(loss: LogitLoss, logits: Tensor, targets: Any, known: CrossEntropy | None) -> Tensor:
-    """`∂ℓ/∂z` at the logits, with a graph behind it that reaches them."""
+    """`∂ℓ/∂z` at the logits, differentiable by them."""
     if known is not None:
         return known(logits)
     value = loss(logits, targets)
@@ -59,7 +59,7 @@ def score(loss: LogitLoss, logits: Tensor, targets: Any, known: CrossEntropy | N
 
 @torch.enable_grad()
 def recognise(loss: LogitLoss, logits: Tensor, targets: Any) -> CrossEntropy | None:
-    """The loss as a cross-entropy with some weights and targets; None if it is something else.
+    """The loss as a cross-entropy with weights and targets; None if it is another loss.
 
     At two random points its second derivative must be that of a cross-entropy with the same weights, its
     first derivative must give the same targets, and at the logits themselves both must be as expected.
@@ -74,27 +74,27 @@ def recognise(loss: LogitLoss, logits: Tensor, targets: Any) -> CrossEntropy | N
         return None
     dims = [-1] if logits.ndim < 3 else [-1, 1]
     try:
-        # Asked first: a loss of probabilities must not be given what is none, which ends a CUDA process.
+        # Checked first: a loss of probabilities must not be given other values, which ends a CUDA process.
         dims = [dim for dim in dims if _sums_to_zero(loss, logits, targets, dim)]
         found = next((found for dim in dims if (found := _recognise(loss, logits, targets, dim))), None)
         return found if found is None or agrees(found, loss, logits, targets) else None
-    except Exception:  # it cannot be tried out; the logits that it is really asked about will show why
+    except Exception:  # evaluating the loss at the logits themselves will show the error
         return None
 
 
 def _sums_to_zero(loss: LogitLoss, logits: Tensor, targets: Any, dim: int) -> bool:
-    """Does the derivative along the classes add up to nothing, as `p − q` does?"""
-    # In bf16 and fp16 what adds up to nothing does not, by rounding.
+    """Does the derivative sum to zero over the classes, as `p − q` does?"""
+    # In bf16 and fp16 rounding is too large.
     point = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
     (first,) = torch.autograd.grad(loss(point, targets), point)
-    # Where the softmax is saturated there is little but rounding.
+    # Where the softmax is saturated, the rest is rounding.
     return bool(first.sum(dim).abs().max() <= 1e-3 * first.abs().max() + 1e-6)
 
 
 def agrees(known: CrossEntropy, loss: LogitLoss, logits: Tensor, targets: Any) -> bool:
-    """Are the loss's derivatives at these logits those of the cross-entropy, but for rounding?
+    """Are the loss's derivatives at these logits those of the cross-entropy, up to rounding?
 
-    A loss may be one for small logits only, as of logits that are clamped.
+    A loss that clamps its logits is a cross-entropy for small logits only.
     """
     with torch.enable_grad():
         point = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
@@ -142,9 +142,8 @@ def _recognise(loss: LogitLoss, logits: Tensor, targets: Any, dim: int) -> Cross
             q = torch.where(counted, p - first.detach() / torch.where(counted, weights, 1.0), p.new_zeros(()))
             found.append((weights, q))
     (weights, q), (again, q_again) = found
-    if bool((weights - again).abs().max() > close * weights.max()) or bool(
-        (q - q_again).abs().max() > 100 * close
-    ):
+    changed = (weights - again).abs().max() > close * weights.max()
+    if bool(changed) or bool((q - q_again).abs().max() > 100 * close):
         return None
     top = q.argmax(dim, keepdim=True)
     one_hot = torch.zeros_like(q).scatter(dim, top, 1.0)
@@ -163,7 +162,7 @@ class _Residual(torch.autograd.Function):
         if not hard:
             return weights * (p - targets)
         others = p * (1 - targets)
-        # Of its own class −Σ p of the others: 1 − p would be 0 where they are small.
+        # For the target class −Σ p of the others: p − 1 would be 0 where they are small.
         return weights * (others - targets * others.sum(dim, keepdim=True))
 
     @staticmethod
@@ -174,7 +173,7 @@ class _Residual(torch.autograd.Function):
 
 
 def spread(p: Tensor, direction: Tensor, dim: int = -1) -> Tensor:
-    """`(diag p − ppᵀ) a`, in differences to the likeliest class, which stay exact where p is nearly 1.
+    """`(diag p − ppᵀ) a`, in differences to the likeliest class, which are accurate where p is near 1.
 
     >>> spread(torch.tensor([1.0, 1e-12]), torch.tensor([3.0, 1.0]))
     tensor([ 2.0000e-12, -2.0000e-12])

@@ -1,90 +1,107 @@
-"""Measure every so many steps of a training loop that knows nothing of it.
+"""Measure every so many steps of a training loop that is not changed.
 
-The optimizer tells when a step was made (`register_step_post_hook`), so the loop stays as it is, with
-`torch.compile` and DistributedDataParallel. What is measured is the model itself, uncompiled, on a batch of
-its own; under DDP all ranks measure at the same steps.
+The optimizer reports its steps (`register_step_post_hook`), so the loop stays as it is, with `torch.compile`
+and DistributedDataParallel. The model itself is measured, uncompiled, on a batch of its own; under DDP all
+ranks measure at the same steps.
 
-With `most_share` p a measurement that is due is left out while it would bring the time spent on measuring
-above its share of all time since the start:
+With `most_share` p a measurement is skipped if it would bring the time spent on measuring above this share of
+all time since the start:
 
     (measured so far + the last measurement) > p·(time so far + the last measurement)
-
-So `every` is stretched as far as it takes, and no further when steps get slower.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from html import escape
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.core.arguments import whole
 from theodolite.core.batches import Batches
-from theodolite.core.building import in_one_line
-from theodolite.core.calling import Loss
+from theodolite.core.building import in_one_line, untouched_randomness
+from theodolite.core.calling import Loss, described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.core.files import html_path, plain, replacing, write_whole
-from theodolite.probes.curvature.measures import Measure, Moment, find_measures, number
+from theodolite.core.files import plain
+from theodolite.core.replicas import together
+from theodolite.present.figure import ACCENT, Figure, Panel, frame
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Column, Table, number
+from theodolite.probes.curvature.curvature import Curvature, curvature
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.replicas import together
+from theodolite.probes.curvature.operator import Hessian, hessian
+from theodolite.probes.curvature.rescaling import is_compiled
+from theodolite.probes.curvature.sampling import NORMAL_95
+from theodolite.probes.curvature.sharpness import edge, sharpness
+
+Measure = Callable[[nn.Module, Loss, Batches], Any]
+"""`measure(model, loss, batch)`: a number, or an object with `.value` and perhaps `.error`."""
 
 TIMED = 5
-"""Gradients that are taken at the start, to know what one takes."""
+"""Gradients at the start, to time one."""
+FAR_APART = 30.0
+"""Positive values whose ratio is greater are drawn on a logarithmic axis."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """What was measured after one step."""
+class Measurement:
+    """The values measured after one step."""
 
     step: int
     values: Mapping[str, float]
-    """nan where a measure failed."""
+    """By measure; nan if it failed."""
     errors: Mapping[str, float]
-    """One standard error, or a bound, of those that say one."""
+    """By measure: one standard error, or a bound; nan if none is known."""
     seconds: float
-    """That measuring took."""
+    """The time that measuring took."""
     at: float
     """Seconds since the start."""
     notes: Mapping[str, str]
     """By measure, why it failed."""
 
 
-class Tracking:
+@dataclass
+class Tracking(Result):
     """Measurements during training. Made by `track`, and grows while training goes on."""
 
-    def __init__(self, names: Sequence[str], every: int, most_share: float | None) -> None:
-        self.names, self.every, self.most_share = tuple(names), every, most_share
-        self.rows: tuple[Row, ...] = ()
-        self.steps = 0
-        """Of the optimizer, so far."""
-        self.left_out = 0
-        """Measurements that `most_share` did not allow."""
-        self.gradient_seconds = math.nan
-        """That one gradient of the loss takes on the same batch."""
-        self.seconds = 0.0
-        """Since the start; at the end, of the whole block."""
-        self.measuring = 0.0
-        """Of these, spent here."""
+    kind: ClassVar[str] = "tracking"
+    loads: ClassVar[bool] = True
+
+    names: tuple[str, ...]
+    """What is measured."""
+    every: int
+    """Steps between measurements."""
+    most_share: float | None
+    rows: tuple[Measurement, ...] = ()
+    steps: int = 0
+    """Steps of the optimizer so far."""
+    left_out: int = 0
+    """Measurements skipped because of `most_share`."""
+    gradient_seconds: float = math.nan
+    """The time of one gradient of the loss on the same batch."""
+    seconds: float = 0.0
+    """Seconds since the start; at the end, of the whole block."""
+    measuring: float = 0.0
+    """Seconds of these spent on measuring."""
 
     @property
     def share(self) -> float:
-        """Of all time, the part that was spent on measuring."""
+        """The share of all time spent on measuring."""
         return self.measuring / self.seconds if self.seconds else math.nan
 
     @property
     def gradients(self) -> float:
-        """What a measurement costs, in gradients on the same batch: the median."""
+        """The median cost of a measurement, in gradients on the same batch."""
         if not self.rows:
             return math.nan
         ordered = sorted(row.seconds for row in self.rows)
@@ -98,54 +115,68 @@ class Tracking:
 
     @property
     def cost(self) -> str:
-        """What it cost, in words."""
+        """What measuring cost, in words."""
         said = (
             f"measured {len(self.rows)} times in {self.steps} steps: {self.measuring:.2g} s of "
             f"{self.seconds:.2g} s ({100 * self.share:.1f} %), {self.gradients:.3g} gradients each"
         )
         if self.left_out:
-            said += f"; {self.left_out} left out, to stay within {100 * (self.most_share or 0):g} %"
+            said += f"; {self.left_out} skipped to stay within {100 * (self.most_share or 0):g} %"
         return said
 
-    def to_csv(self, path: str | Path) -> Path:
-        """Write a line for each measurement: step, values, errors, seconds. What is not finite is empty."""
-        path = Path(path).expanduser()
-        columns = ["step", *self.names, *(f"{name}.error" for name in self.names), "seconds", "at"]
-        try:
-            with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as stream:
-                writer = csv.writer(stream, lineterminator="\n")
-                writer.writerow(columns)
-                for row in self.rows:
-                    numbers = [
-                        *(row.values[name] for name in self.names),
-                        *(row.errors[name] for name in self.names),
-                        *(row.seconds, row.at),
-                    ]
-                    writer.writerow([row.step, *(plain(one) for one in numbers)])
-        except OSError as error:
-            raise UseError(f"{path} cannot be written: {error.strerror or error}") from error
-        return path
+    @property
+    def title(self) -> str:
+        """What was measured, and for how long."""
+        return f"{', '.join(self.names)} over {self.steps} steps"
 
-    def save(self, path: str | Path) -> Path:
-        """Write one self-contained page with a figure of every measure, and the rows as JSON beside it."""
-        from theodolite.probes.curvature.tracking_page import page
-
-        path = html_path(path, kind="tracking")
-        write_whole(path, page(self))
-        found = {"tracking": {"every": self.every, "steps": self.steps, "cost": self.cost}, "rows": self.rows}
-        write_whole(path.with_suffix(".json"), json.dumps(plain(found), indent=1, allow_nan=False))
-        return path
-
-    def __str__(self) -> str:
-        wide = [max(9, len(name)) for name in self.names]
-        lines = [
-            "  ".join(["  step", *(f"{name:>{width}}" for name, width in zip(self.names, wide, strict=True))])
-        ]
-        for row in self.rows:
-            cells = [f"{row.values[name]:>{width}.4g}" for name, width in zip(self.names, wide, strict=True)]
-            lines.append("  ".join([f"{row.step:>6}", *cells]))
+    def blocks(self) -> Iterator[Block]:
+        """A figure of every measure, a row for each measurement, failures, and the cost."""
+        if self.rows:
+            yield self._figure()
+        columns = ("step", *(Column(name, show=lambda value: number(value, 4)) for name in self.names))
+        yield Table(columns, [(row.step, *(row.values[name] for name in self.names)) for row in self.rows])
         failed = {f"{name}: {why}": None for row in self.rows for name, why in row.notes.items()}
-        return "\n".join([*lines, *failed, self.cost])
+        yield "\n".join([*failed, self.cost])
+
+    def table(self) -> Table:
+        """Step, values, errors and times of each measurement; empty where a value is not finite."""
+        columns = ("step", *self.names, *(f"{name}.error" for name in self.names), "seconds", "at")
+        rows = []
+        for row in self.rows:
+            numbers = [one[name] for one in (row.values, row.errors) for name in self.names]
+            rows.append((row.step, *map(plain, numbers), row.seconds, row.at))
+        return Table(columns, rows)
+
+    def _figure(self) -> Figure:
+        ends = [(name, *(self.values(name)[at] for at in (0, -1))) for name in self.names]
+        return Figure(
+            caption=f"Measured every {self.every} steps. Bars: 95 % intervals, if an error is known.",
+            alt=". ".join(f"{name} goes from {first:.4g} to {last:.4g}" for name, first, last in ends),
+            panels=tuple(self._panel(name) for name in self.names),
+        )
+
+    def _panel(self, name: str) -> Panel:
+        values = self.values(name)
+        errors = [row.errors[name] for row in self.rows]
+        bars = [NORMAL_95 * error if error > 0 else 0.0 for error in errors]
+        drawn: dict[str, Any] = {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": [row.step for row in self.rows],
+            "y": plain(values),
+            "line": {"color": ACCENT, "width": 2},
+            "marker": {"color": ACCENT, "size": 5},
+            "hovertemplate": f"step %{{x}}: {escape(name)} %{{y:.4g}}<extra></extra>",
+        }
+        if any(bars):
+            style = {"color": ACCENT, "thickness": 1, "width": 0}
+            drawn["error_y"] = {"type": "data", "array": plain(bars), **style}
+        layout = frame(height=230)
+        layout["xaxis"] |= {"title": {"text": "step", "standoff": 6}}
+        finite = [value for value in values if math.isfinite(value)]
+        if finite and min(finite) > 0 and max(finite) > FAR_APART * min(finite):
+            layout["yaxis"] |= {"type": "log", "exponentformat": "power"}
+        return Panel(name, (drawn,), layout)
 
 
 @contextmanager
@@ -159,23 +190,23 @@ def track(
     every: int = 50,
     most_share: float | None = None,
 ) -> Iterator[Tracking]:
-    """Measure at the start, and after every so many steps of the optimizer, as long as the block lasts.
+    """Measure at the start, and after every so many steps of the optimizer, inside the block.
 
     Args:
-        model: what is trained; compiled, or a DistributedDataParallel, too.
+        model: the model in training; it may be compiled, or a DistributedDataParallel.
         loss: `loss(logits, targets) -> scalar`.
         batch: what to measure on, the same each time: a pair, or several. Under DDP each rank gives its own.
-        optimizer: whose steps are counted.
+        optimizer: the optimizer whose steps are counted.
         measure: names: `loss`, `gradient_norm`, `sharpness` (λ_max), `edge` (lr·λ_max/2 of SGD, with its
             momentum and groups: 1 is the edge of stability), `trace`, `excess` and `t` (in 50 random
-            directions); or a dict of such, and of functions `(model, loss, batch) -> number`. They are called
-            without gradients, and what they do to modes, buffers and random numbers is undone.
+            directions); or a dict of such names and of functions `(model, loss, batch) -> number`. Functions
+            are called without gradients, and changes to modes, buffers and random numbers are undone.
         every: steps between measurements.
-        most_share: which part of all time measuring may take, as 0.1; a measurement that would take more is
-            left out.
+        most_share: the share of all time that measuring may take, such as 0.1; a measurement that would take
+            more is skipped.
 
     A measure that fails at the start raises; one that fails later is nan in its row, with a note, and
-    training goes on. The hook is gone after the block.
+    training goes on. The hook is removed at the end of the block.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -194,13 +225,13 @@ def track(
     clock = _Clock(objective)
     tracking.gradient_seconds = together(model, lambda: _time_gradient(objective))
     tracking.measuring = clock()
-    _measure(tracking, measures, model, optimizer, objective, clock, strict=True)
+    _measure(tracking, measures, optimizer, objective, clock, strict=True)
 
     def after_step(*_: Any) -> None:
         tracking.steps += 1
         if tracking.steps % every == 0:
             if _affordable(tracking, objective, clock):
-                _measure(tracking, measures, model, optimizer, objective, clock, strict=False)
+                _measure(tracking, measures, optimizer, objective, clock, strict=False)
             else:
                 tracking.left_out += 1
 
@@ -212,8 +243,103 @@ def track(
         tracking.seconds = clock()
 
 
+class _Moment:
+    """The model at one step. What several measures need is computed once."""
+
+    def __init__(self, objective: Objective, optimizer: Optimizer) -> None:
+        self.model, self.loss, self.batch = objective.given, objective.given_loss, objective.batches
+        self.optimizer = optimizer
+
+    @cached_property
+    def hessian(self) -> Hessian:
+        return hessian(self.model, self.loss, self.batch)
+
+    @cached_property
+    def curvature(self) -> Curvature:
+        return curvature(self.model, self.loss, self.batch, directions=min(50, self.hessian.size))
+
+
+NAMED: dict[str, Callable[[_Moment], Any]] = {
+    "loss": lambda now: now.hessian.loss,
+    "gradient_norm": lambda now: now.hessian.gradient.norm(),
+    "sharpness": lambda now: sharpness(now.hessian),
+    "edge": lambda now: edge(now.hessian, now.model, now.optimizer),
+    "trace": lambda now: now.curvature.trace,
+    "excess": lambda now: now.curvature.excess,
+    "t": lambda now: now.curvature.t,
+}
+
+
+def _checked(
+    optimizer: Optimizer,
+    measure: str | Sequence[str] | Mapping[str, str | Measure],
+    every: int,
+    most_share: float | None,
+) -> dict[str, Callable[[_Moment], Any]]:
+    """Check all arguments; returns what is measured, by name."""
+    if not hasattr(optimizer, "register_step_post_hook"):
+        raise UseError(
+            f"optimizer is a {type(optimizer).__name__}, which does not report its steps: give a "
+            "torch.optim.Optimizer"
+        )
+    whole("every", every, least=1)
+    if most_share is not None and not 0 < most_share < 1:
+        raise UseError(f"most_share is {most_share!r}: give a share of all time between 0 and 1, such as 0.1")
+    if isinstance(measure, str):
+        measure = [measure]
+    pairs = measure.items() if isinstance(measure, Mapping) else [(name, name) for name in measure]
+    found: dict[str, Callable[[_Moment], Any]] = {}
+    for name, one in pairs:
+        if callable(one):
+            found[name] = _own(one)
+        elif one in NAMED:
+            found[name] = NAMED[one]
+        else:
+            raise UseError(
+                f"measure {name!r} is {one!r}: give one of {', '.join(NAMED)}, or a function "
+                "(model, loss, batch) -> number"
+            )
+    if not found:
+        raise UseError(f"measure is empty: give some of {', '.join(NAMED)}")
+    return found
+
+
+def _own(measure: Measure) -> Callable[[_Moment], Any]:
+    def measured(now: _Moment) -> Any:
+        with _undisturbed(now.model):
+            return measure(now.model, now.loss, now.batch)
+
+    return measured
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Restore modes, gradients, buffers and random numbers at the end; no compiled code inside."""
+    modes = [(module, module.training) for module in model.modules()]
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with ExitStack() as stack:
+        stack.enter_context(untouched_randomness())
+        if is_compiled(model):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # A DDP replica that is called with gradients waits for the backward pass of the others.
+        stack.enter_context(torch.no_grad())
+        try:
+            for parameter, _ in grads:
+                parameter.grad = None
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            for parameter, grad in grads:
+                parameter.grad = grad
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
 class _Clock:
-    """Seconds since it was made, when all that a GPU was given is done."""
+    """Seconds since it was made, with the GPU synchronised."""
 
     def __init__(self, objective: Objective) -> None:
         self._device = objective.device
@@ -229,8 +355,7 @@ class _Clock:
 @exclusive()
 def _measure(
     tracking: Tracking,
-    measures: Mapping[str, Callable[[Moment], Any]],
-    model: nn.Module,
+    measures: Mapping[str, Callable[[_Moment], Any]],
     optimizer: Optimizer,
     objective: Objective,
     clock: _Clock,
@@ -238,28 +363,39 @@ def _measure(
     strict: bool,
 ) -> None:
     start = clock()
-    moment = Moment(model, objective.given_loss, objective.batches, optimizer)
+    moment = _Moment(objective, optimizer)
     values: dict[str, float] = {}
     errors: dict[str, float] = {}
     notes: dict[str, str] = {}
     for name, one in measures.items():
         try:
-            values[name], errors[name] = together(model, lambda: number(name, one(moment)))  # noqa: B023
-        except Exception as error:  # training is worth more than a measurement
+            values[name], errors[name] = objective.together(lambda: _number(name, one(moment)))  # noqa: B023
+        except Exception as error:  # a failed measurement must not end training
             if strict:
                 raise
             values[name], errors[name], notes[name] = math.nan, math.nan, in_one_line(error)
     end = clock()
-    row = Row(tracking.steps, values, errors, end - start, end, notes)
-    tracking.rows, tracking.measuring, tracking.seconds = (
-        (*tracking.rows, row),
-        tracking.measuring + row.seconds,
-        end,
-    )
+    row = Measurement(tracking.steps, values, errors, end - start, end, notes)
+    tracking.rows = (*tracking.rows, row)
+    tracking.measuring += row.seconds
+    tracking.seconds = end
+
+
+def _number(name: str, found: Any) -> tuple[float, float]:
+    """The value and the error, nan if there is none, of what a measure returned."""
+    value = getattr(found, "value", found)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    try:
+        return float(value), float(getattr(found, "error", math.nan))
+    except (TypeError, ValueError):
+        raise UseError(
+            f"measure {name!r} returned {described(found)}: return a number, or an object with .value"
+        ) from None
 
 
 def _affordable(tracking: Tracking, objective: Objective, clock: _Clock) -> bool:
-    """Would one more measurement keep within the share? All ranks have to say so."""
+    """Would one more measurement stay within the share, on all ranks?"""
     if tracking.most_share is None:
         return True
     expected = tracking.rows[-1].seconds
@@ -270,15 +406,15 @@ def _affordable(tracking: Tracking, objective: Objective, clock: _Clock) -> bool
 
 @exclusive()
 def _time_gradient(objective: Objective) -> float:
-    """Seconds that one gradient takes: the least of a few, as what else a machine does only adds to it."""
+    """Seconds for one gradient: the least of a few."""
     clock = _Clock(objective)
     took = math.inf
     for _ in range(TIMED):
         start = clock()
         chosen = objective.stand_ins(grad=True)
         with objective.conditions():
-            for batch, share in objective.draw():
-                value = share * objective.loss(objective.forward(chosen, batch), batch[1])
+            for batch, weight in objective.draw():
+                value = weight * objective.loss(objective.forward(chosen, batch), batch[1])
                 if not value.requires_grad:
                     raise UseError("the loss does not depend on the model's parameters")
                 torch.autograd.grad(value, list(chosen.values()), allow_unused=True)
@@ -287,27 +423,8 @@ def _time_gradient(objective: Objective) -> float:
 
 
 def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook as something that `torch.compile` leaves alone, where a whole training step is compiled."""
+    """The hook, not compiled if a whole training step is."""
     if "torch._dynamo" not in sys.modules:  # nothing can be compiled; importing it takes seconds
         return hook
     disabled: Callable[..., None] = torch.compiler.disable(hook)
     return disabled
-
-
-def _checked(
-    optimizer: Optimizer,
-    measure: str | Sequence[str] | Mapping[str, str | Measure],
-    every: int,
-    most_share: float | None,
-) -> dict[str, Callable[[Moment], Any]]:
-    """By name, what is measured, with all other arguments found good."""
-    if not hasattr(optimizer, "register_step_post_hook"):
-        raise UseError(
-            f"optimizer is a {type(optimizer).__name__}, which does not tell when a step was made: give a "
-            "torch.optim.Optimizer"
-        )
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise UseError(f"every is {every!r}: it has to be a whole number of at least 1")
-    if most_share is not None and not 0 < most_share < 1:
-        raise UseError(f"most_share is {most_share!r}: it is a part of all time, as 0.1")
-    return find_measures(measure)

@@ -15,8 +15,8 @@ from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.calling import call, logits
 from theodolite.core.errors import UseError
 from theodolite.core.examples import batches_of, count_examples, each_batch, num_examples, take
+from theodolite.core.finite import among, not_finite
 from theodolite.probes.curvature.products import Progress
-from theodolite.probes.finite import among, not_finite
 from theodolite.surgery import Point, Points, find_points
 
 

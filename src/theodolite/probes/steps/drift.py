@@ -1,20 +1,26 @@
-"""Discretisation drift: how far gradient descent has come from the flow it is meant to follow.
+"""Discretisation drift: the distance of gradient descent from the flow that it discretises.
 
 With h the learning rate, g the gradient, H the Hessian and its eigenpairs λ_i, u_i:
 
     gradient descent   θ ← θ − h g
     gradient flow      θ̇ = −g, over the time h
-    drift              the one less the other: −h²/2·Hg to the lowest order
+    drift              their difference: −h²/2·Hg to the lowest order
+    modified flow      θ̇ = −g − h/2·Hg, which explains the drift to the next order
     principal flow     θ̇ = Σ_i log(1 − hλ_i)/(hλ_i)·(g·u_i)u_i, over the time h
 
 On a quadratic the principal flow passes through every point of gradient descent. Where hλ > 1 its logarithm
-is complex, log|1 − hλ| + iπ, and so is the path between the points: it turns about 0. After whole steps it is
-real again, `g·u_i` times `1 − hλ_i` where the gradient flow has `exp(−hλ_i)`. So it is taken in whole steps
-here, in closed form, of the top eigenpairs at the beginning of each step; elsewhere the gradient flow goes:
+is complex, log|1 − hλ| + iπ, and so is the path between the points. After whole steps it is real again,
+`g·u_i` times `1 − hλ_i` where the gradient flow has `exp(−hλ_i)`. So it is taken in whole steps here, in
+closed form, for the top eigenpairs at the beginning of each step; in all other directions it is the gradient
+flow:
 
     θ ← flow(θ) + Σ_i ((1 − exp(−hλ_i))/λ_i − h)·(g·u_i)u_i
 
-What it cannot see, even with all eigenpairs, is how H changes within a step.
+Even with all eigenpairs it ignores how H changes within a step.
+
+Flows are integrated by the classical Runge–Kutta method of order 4, with half the step until the error, a
+15th of the difference between n and 2n steps, is small enough; then this difference is added. All is computed
+in float64 on a copy, as the drift is a difference of two close points.
 
 References:
     Rosca et al., On a continuous time model of gradient descent dynamics and instability in deep learning,
@@ -23,35 +29,47 @@ References:
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from theodolite.core.batches import Batches
+from theodolite.anatomy.names import unwrap
+from theodolite.core.arguments import positive, whole
+from theodolite.core.batches import Batch, Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table, counted
 from theodolite.probes.curvature.eigenvalues import Eigenvalues, eigenvalues
-from theodolite.probes.curvature.products import require_at_least
+from theodolite.probes.curvature.objective import Objective
+from theodolite.probes.curvature.operator import Hessian, hessian
 from theodolite.probes.curvature.sharpness import sharpness
-from theodolite.probes.steps.flow import Descent, Followed, follow
+
+MOST_STEPS = 1024
+"""Runge–Kutta steps for one flow."""
 
 
 @dataclass(frozen=True)
-class Drift:
-    """Gradient descent beside the flows. Distances are those of the weights, in float64. Made by `drift`."""
+class Drift(Result):
+    """Gradient descent beside the flows. Distances are between weights, in float64. Made by `drift`."""
+
+    kind: ClassVar[str] = "drift"
 
     lr: float
     steps: int
     distance: float
     """‖gradient descent − gradient flow‖: the drift."""
     principal: float
-    """‖gradient descent − principal flow‖: what of it the top eigenpairs do not explain."""
+    """‖gradient descent − principal flow‖: the drift that the top eigenpairs do not explain."""
     modified: float
-    """‖gradient descent − modified flow‖: what `−h/2·Hg` does not explain."""
+    """‖gradient descent − modified flow‖: the drift that `−h/2·Hg` does not explain."""
     length: float
     """‖gradient descent − start‖."""
     losses: tuple[float, float, float]
@@ -64,13 +82,13 @@ class Drift:
     """`g·u` after the first step over that before, u the eigenvector of the largest in magnitude: by the
     principal flow `1 − lr·λ`, by the gradient flow `exp(−lr·λ)`."""
     gradients: int
-    """How many were taken."""
+    """The number of gradients taken."""
     converged: bool
     status: str
 
     @property
     def relative(self) -> float:
-        """The drift as a share of the way gradient descent has gone."""
+        """The drift relative to the path length of gradient descent."""
         return self.distance / self.length if self.length else math.nan
 
     @property
@@ -78,16 +96,20 @@ class Drift:
         """The share of the drift that the principal flow explains: 1 is all of it."""
         return 1 - self.principal / self.distance if self.distance else math.nan
 
-    def __str__(self) -> str:
-        many = f"{self.steps} steps" if self.steps > 1 else "1 step"
-        return (
-            f"{many} of gradient descent with lr {self.lr:.4g}: {self.length:.4g} long, lr·λ_max/2 = "
-            f"{self.edge:.3g}\n"
-            f"off the gradient flow by    {self.distance:.3g} ({100 * self.relative:.3g} % of the way)\n"
-            f"off the modified flow by    {self.modified:.3g}\n"
-            f"off the principal flow by   {self.principal:.3g} (of {len(self.eigenvalues)} eigenpairs)\n"
-            f"{self.status}"
+    def blocks(self) -> Iterator[Block]:
+        """The steps, the distance from each flow, and the status."""
+        yield (
+            f"{counted(self.steps, 'step')} of gradient descent with lr {self.lr:.4g}: length "
+            f"{self.length:.4g}, lr·λ_max/2 = {self.edge:.3g}"
         )
+        flows = {
+            "gradient": self.distance,
+            "modified": self.modified,
+            f"principal, of {len(self.eigenvalues)} eigenpairs": self.principal,
+        }
+        rows = [(name, one, one / self.length if self.length else None) for name, one in flows.items()]
+        yield Table(("flow", "distance from it", "relative to the length"), rows)
+        yield self.status
 
 
 @exclusive()
@@ -99,19 +121,19 @@ def drift(
     lr: float,
     steps: int = 1,
     k: int = 5,
-    tolerance: float = 1e-4,
+    rtol: float = 1e-4,
     parameters: str | Sequence[str] | None = None,
 ) -> Drift:
-    """How far steps of gradient descent end from the gradient flow, and which flow says so beforehand.
+    """How far steps of gradient descent end from the gradient flow, and which other flow predicts it.
 
     Args:
-        model: any module; a copy in float64 is moved, the model itself is left as it is.
+        model: any module; a copy in float64 is moved, the model itself is not changed.
         loss: `loss(logits, targets) -> scalar`.
         batch: `(inputs, targets)`, or several such pairs.
-        lr: the length h of a step.
-        steps: how many, on the same batch; the flows go on for the time `steps·lr`.
-        k: eigenpairs that the principal flow is made of, anew in each step.
-        tolerance: flows are followed until they are this exact, as a share of the length of the first step.
+        lr: the learning rate h.
+        steps: the number of steps, on the same batch; the flows run for the time `steps·lr`.
+        k: the number of eigenpairs of the principal flow, found again at each step.
+        rtol: the error allowed for flows, relative to the length of the first step.
         parameters: patterns of names, as in `hessian`.
 
     >>> model = nn.Linear(2, 1, bias=False)
@@ -122,28 +144,32 @@ def drift(
     >>> round(found.edge, 6), abs(found.distance - truth) < 1e-4, found.principal < 1e-4
     (0.9, True, True)
     """
-    if isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 < lr < math.inf:
-        raise UseError(f"lr is {lr!r}: it has to be a finite number above 0")
-    require_at_least(1, steps=steps, k=k)
-    if not 0 < tolerance < 1:
-        raise UseError(f"tolerance is {tolerance!r}: it is a share of the first step, as 1e-4")
+    lr = positive("lr", lr)
+    whole("steps", steps, least=1)
+    whole("k", k, least=1)
+    if not 0 < rtol < 1:
+        raise UseError(f"rtol is {rtol!r}: give a fraction of the first step, such as 1e-4")
     descent = Descent(model, loss, batch, parameters=parameters)
     start = descent.start
     slope = descent.gradient(start)
     if not bool(slope.isfinite().all()) or not bool(slope.any()):
-        raise UseError(f"the gradient has the norm {float(slope.norm()):g}: there is no step to look at")
-    exact = tolerance * lr * float(slope.norm())
-    end, diverged = _descended(descent, start, lr, steps)
-    flow = follow(lambda at: -descent.gradient(at), start, lr * steps, tolerance=exact)
-    modified = follow(descent.modified(lr), start, lr * steps, tolerance=exact)
-    principal, pairs = _principal(descent, start, lr, steps, k, exact)
+        raise UseError(f"the gradient has the norm {float(slope.norm()):g}: there is no step to measure")
+    atol = rtol * lr * float(slope.norm())
+    end, problems = start, []
+    for step in range(steps):
+        end = end - lr * descent.gradient(end)
+        if not bool(end.isfinite().all()):
+            problems.append(f"gradient descent diverged at step {step + 1}")
+            break
+    flow = follow(lambda at: -descent.gradient(at), start, lr * steps, atol=atol)
+    modified = follow(descent.modified(lr), start, lr * steps, atol=atol)
+    principal, pairs = _principal(descent, lr, steps, k, atol)
     first = pairs[0]
     top = float(first.values.max())
     if top <= 0:  # the largest in magnitude are all negative
         top = sharpness(descent.hessian(start)).value
     axis = first.vectors[:, int(first.values.abs().argmax())].double()
-    swung = descent.gradient(start - lr * slope) @ axis
-    problems = [diverged] if diverged else []
+    after = descent.gradient(start - lr * slope) @ axis
     problems += [
         f"the {name} flow is exact only to {found.error:.1g}"
         for name, found in (("gradient", flow), ("modified", modified), ("principal", principal))
@@ -151,37 +177,27 @@ def drift(
     ]
     problems += [found.status for found in pairs if not found.converged][:1]
     return Drift(
-        lr=float(lr),
+        lr=lr,
         steps=steps,
-        distance=_apart(end, flow.end),
-        principal=_apart(end, principal.end),
-        modified=_apart(end, modified.end),
-        length=_apart(end, start),
+        distance=_distance(end, flow.end),
+        principal=_distance(end, principal.end),
+        modified=_distance(end, modified.end),
+        length=_distance(end, start),
         losses=(descent.loss(start), descent.loss(end), descent.loss(flow.end)),
         eigenvalues=first.values,
         edge=lr * top / 2,
-        growth=float(swung / (slope @ axis)),
+        growth=float(after / (slope @ axis)),
         gradients=descent.gradients,
         converged=not problems,
-        status="; ".join(problems) or f"flows are exact to {exact:.1g}",
+        status="; ".join(problems) or f"flows are exact to {atol:.1g}",
     )
 
 
-def _descended(descent: Descent, start: Tensor, lr: float, steps: int) -> tuple[Tensor, str]:
-    """The end of gradient descent, and what went wrong on the way."""
-    at = start
-    for step in range(steps):
-        at = at - lr * descent.gradient(at)
-        if not bool(at.isfinite().all()):
-            return at, f"gradient descent diverged at step {step + 1}"
-    return at, ""
-
-
 def _principal(
-    descent: Descent, start: Tensor, lr: float, steps: int, k: int, exact: float
-) -> tuple[Followed, list[Eigenvalues]]:
-    """The principal flow of the top eigenpairs in whole steps, and the gradient flow elsewhere."""
-    at, error, num, settled = start, 0.0, 0, True
+    descent: Descent, lr: float, steps: int, k: int, atol: float
+) -> tuple[FlowEnd, list[Eigenvalues]]:
+    """The principal flow of the top eigenpairs in whole steps, the gradient flow in all other directions."""
+    at, error, converged = descent.start, 0.0, True
     pairs: list[Eigenvalues] = []
     for _ in range(steps):
         here = descent.hessian(at)
@@ -189,19 +205,151 @@ def _principal(
         pairs.append(found)
         vectors = found.vectors.double()
         scaled = lr * found.values.to(vectors.device)
-        # (1 − e^(−x))/x − 1, which is −x/2 where x is small.
+        # (1 − e^(−x))/x − 1, which is −x/2 for small x.
         shares = torch.where(scaled.abs() > 1e-6, -torch.expm1(-scaled) / scaled - 1, -scaled / 2)
         turn = vectors @ (lr * shares * (vectors.mT @ here.gradient))
-        flow = follow(lambda place: -descent.gradient(place), at, lr, tolerance=exact)
+        flow = follow(lambda place: -descent.gradient(place), at, lr, atol=atol)
         at = flow.end + turn
-        error, num, settled = error + flow.error, num + flow.steps, settled and flow.converged
+        error, converged = error + flow.error, converged and flow.converged
         if not math.isfinite(descent.loss(at)):
-            at, settled = torch.full_like(at, torch.inf), False
-            break
-    return Followed(at, error, num, settled), pairs
+            return FlowEnd(torch.full_like(at, torch.inf), error, False), pairs
+    return FlowEnd(at, error, converged), pairs
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
-    """The distance; infinite if one of them is not finite."""
-    apart = float((one - other).norm())
-    return apart if math.isfinite(apart) else math.inf
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Infinite if one of them is not finite."""
+    found = float((one - other).norm())
+    return found if math.isfinite(found) else math.inf
+
+
+class Descent:
+    """The loss of a float64 copy of a network as a function of its weights in one vector (P,).
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> batch = torch.eye(2), torch.zeros(2, 1)
+    >>> descent = Descent(model, nn.functional.mse_loss, batch)
+    >>> descent.gradient(torch.tensor([1.0, 2.0]).double())
+    tensor([1., 2.], dtype=torch.float64)
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, batch: Batches, *, parameters: str | Sequence[str] | None = None
+    ) -> None:
+        given = Objective(model, loss, batch, parameters=parameters)
+        self._model = copy.deepcopy(unwrap(model)).double()
+        self._loss = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
+        self._batch: Batches = _doubled(batch) if given.single else _Doubled(batch)
+        self._objective = Objective(self._model, self._loss, self._batch, parameters=given.names)
+        self.start = self._objective.flat(self._objective.tensors).detach().clone()
+        """The weights of the network."""
+        self.gradients = 0
+        """The number of gradients so far."""
+
+    def gradient(self, at: Tensor) -> Tensor:
+        """g(θ), (P,)."""
+        self.gradients += 1
+        objective = self._moved(at)
+        chosen = objective.stand_ins(grad=True)
+        total = torch.zeros_like(at)
+        with objective.conditions():
+            for batch, share in objective.draw():
+                value = objective.loss(objective.forward(chosen, batch), batch[1])
+                if not value.requires_grad:
+                    raise UseError("the loss does not depend on the model's parameters")
+                found = torch.autograd.grad(share * value, list(chosen.values()), materialize_grads=True)
+                total += torch.cat([one.reshape(-1) for one in found])
+        return total
+
+    def loss(self, at: Tensor) -> float:
+        """The loss at θ, which may be infinite or nan."""
+        objective = self._moved(at)
+        chosen = objective.stand_ins(grad=False)
+        with objective.conditions(), torch.no_grad():
+            return sum(
+                share * float(objective.loss(objective.forward(chosen, batch), batch[1]))
+                for batch, share in objective.draw()
+            )
+
+    def hessian(self, at: Tensor) -> Hessian:
+        """H(θ) as an operator, valid until the next call of a method."""
+        self._moved(at)
+        return hessian(self._model, self._loss, self._batch, parameters=self._objective.names)
+
+    def modified(self, lr: float) -> Callable[[Tensor], Tensor]:
+        """The field θ̇ of the modified flow."""
+
+        def field(at: Tensor) -> Tensor:
+            if not math.isfinite(self.loss(at)):  # the step was too coarse
+                return torch.full_like(at, torch.inf)
+            here = self.hessian(at)
+            slope = here.gradient
+            return -slope - 0.5 * lr * (here @ slope)
+
+        return field
+
+    @torch.no_grad()
+    def _moved(self, at: Tensor) -> Objective:
+        pieces = self._objective.split(at)
+        for name, tensor in self._objective.tensors.items():
+            tensor.copy_(pieces[name])
+        return self._objective
+
+
+class _Doubled:
+    """Batches in float64, which can be iterated again and again."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (_doubled(pair) for pair in self._batches)
+
+
+def _doubled(pair: Any) -> Any:
+    def double(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return tree_map(double, pair)
+
+
+@dataclass(frozen=True)
+class FlowEnd:
+    """The end of a flow."""
+
+    end: Tensor
+    error: float
+    """An estimate of the distance from the true end."""
+    converged: bool
+
+
+def follow(field: Callable[[Tensor], Tensor], start: Tensor, time: float, *, atol: float) -> FlowEnd:
+    """Integrate `θ̇ = field(θ)` over some time, to an absolute tolerance.
+
+    >>> found = follow(lambda at: -at, torch.ones(1).double(), 1.0, atol=1e-9)
+    >>> round(float(found.end), 8), found.converged
+    (0.36787944, True)
+    """
+    steps, coarse = 1, _runge_kutta(field, start, time, 1)
+    while True:
+        steps *= 2
+        fine = _runge_kutta(field, start, time, steps)
+        correction = (fine - coarse) / 15
+        error = float(correction.norm())
+        # The error cannot fall below the rounding of the points themselves.
+        converged = error <= max(atol, 4 * torch.finfo(fine.dtype).eps * float(fine.norm()))
+        if converged or 2 * steps > MOST_STEPS:
+            return FlowEnd(fine + correction if converged else fine, error, converged)
+        coarse = fine
+
+
+def _runge_kutta(field: Callable[[Tensor], Tensor], start: Tensor, time: float, steps: int) -> Tensor:
+    at, h = start, time / steps
+    for _ in range(steps):
+        first = field(at)
+        second = field(at + h / 2 * first)
+        third = field(at + h / 2 * second)
+        fourth = field(at + h * third)
+        at = at + h / 6 * (first + 2 * second + 2 * third + fourth)
+        if not bool(at.isfinite().all()):  # too coarse, or a flow that goes to infinity
+            return torch.full_like(at, torch.inf)
+    return at

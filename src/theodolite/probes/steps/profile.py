@@ -1,14 +1,15 @@
-"""The loss along a step: how far it falls, where it first rises, and where it is back where it began.
+"""The loss along a step: its minimum, where it first rises, and where it is above its initial value.
 
-The radius (see `radius`) is about a Taylor series. This looks at the loss itself, by forward passes at
+The radius (see `radius`) is about a Taylor series. This measures the loss itself, by forward passes at
 multiples of the radius, and then between them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,50 +20,60 @@ from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.replicas import on_all_ranks
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table
 from theodolite.probes.curvature.axes import Axes
-from theodolite.probes.curvature.replicas import on_all_ranks
-from theodolite.probes.curvature.surface import losses
+from theodolite.probes.curvature.landscape import losses
 from theodolite.probes.steps.direction import Direction
 from theodolite.probes.steps.radius import Radius, begun, radius
 
 MULTIPLES = np.geomspace(1e-2, 1e2, 33)
-"""Of the radius, at which the loss is looked at if nothing is said."""
+"""Default lengths, in units of the radius."""
 CLOSE = 1e-2
-"""How closely a length is found, relative to itself or to the first that was looked at."""
+"""Relative accuracy of the lengths that are found."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class Profile(Result):
     """The loss along a step. Made by `profile`."""
+
+    kind: ClassVar[str] = "profile"
 
     radius: Radius
     lengths: NDArray[np.float64]
-    """Where the loss was looked at, from 0."""
+    """Where the loss was measured, from 0."""
     losses: NDArray[np.float64]
-    """There; may hold nan and inf."""
+    """The loss at these lengths; may hold nan and inf."""
     lowest: float
-    """The lowest loss, of those at the lengths and of the first minimum between them."""
+    """The lowest loss, at the lengths or at the first minimum between them."""
     falls_to: float
-    """The length it is at."""
+    """The length of the lowest loss."""
     rises_at: float
-    """Where the loss first rises: 0 if at once, infinite if nowhere on the way."""
+    """Where the loss first rises: 0 if at once, infinite if at no length."""
     above_at: float
-    """Where it is first above the loss at 0, or not finite; infinite if nowhere on the way."""
+    """Where it is first above the loss at 0, or not finite; infinite if at no length."""
 
     @property
     def onset(self) -> float:
-        """`above_at/ρ_a`: the r at which this step stops being of any use."""
+        """`above_at/ρ_a`: the r from which on the step raises the loss."""
         return self.above_at / self.radius.value
 
-    def __str__(self) -> str:
+    def blocks(self) -> Iterator[Block]:
+        """The radius, and where the loss falls to, rises and is above its start."""
         unit, end = self.radius.value, float(self.lengths[-1])
         falls, rises, above = (_at(one, unit, end) for one in (self.falls_to, self.rises_at, self.above_at))
-        return (
-            f"{self.radius}\n"
+        yield from self.radius.blocks()
+        yield (
             f"the loss goes from {self.losses[0]:.4g} down to {self.lowest:.4g} at {falls}\n"
             f"it first rises at {rises}, and is above its start from {above} on"
         )
+
+    def table(self) -> Table:
+        """The loss at each length."""
+        rows = zip(self.lengths.tolist(), self.losses.tolist(), strict=True)
+        return Table(("length", "loss"), list(rows))
 
 
 @exclusive()
@@ -80,16 +91,16 @@ def profile(
     """The loss along a step, beside its radius.
 
     Args:
-        model: any module, in the mode it is to be looked at; wrapped or not. It is left as it was.
+        model: any module, in train or eval mode as it is; wrapped or not. It is not changed.
         loss: a cross-entropy of the softmax of the logits.
         batch: a pair (inputs, targets), or several: the mean over all.
         direction: as in `radius`.
-        lengths: where to look, in units of the radius; 33 from 1/100 to 100 if left out. In units of the
-            step itself, where it has no radius.
+        lengths: where to measure, in units of the radius; 33 from 1/100 to 100 if left out. In units of the
+            step itself if it has no radius.
         parameters: patterns of the names that may move.
         temperature: the loss is taken of logits/temperature.
 
-    Costs what `radius` does, a forward pass for each length, and some ten more for each length that is found.
+    Costs as much as `radius`, a forward pass for each length, and about ten more for each length found.
 
     >>> layer = nn.Linear(1, 2, bias=False)
     >>> _ = nn.init.zeros_(layer.weight)
@@ -130,7 +141,7 @@ Loss1D = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 def _rises(
     at: Loss1D, places: NDArray[np.float64], values: NDArray[np.float64], noise: float, slope: float
 ) -> tuple[float, float]:
-    """The loss and the length of the first minimum: between the points beside the lowest before a rise."""
+    """The loss and the length of the first minimum, by golden-section search."""
     if slope > 0:
         return float(values[0]), 0.0
     lowest = 0
@@ -154,7 +165,7 @@ def _rises(
 def _above(
     at: Loss1D, places: NDArray[np.float64], values: NDArray[np.float64], noise: float, slope: float
 ) -> float:
-    """Where the loss first is above its start, by halving."""
+    """Where the loss is first above its start, by bisection."""
     if slope > 0:
         return 0.0
     beyond = [place for place in range(1, len(places)) if not values[place] <= values[0] + noise]

@@ -17,9 +17,8 @@ from torch import Tensor
 from theodolite.core.calling import require_logits
 from theodolite.core.errors import UseError
 from theodolite.probes.curvature.curvature import Curvature
-from theodolite.probes.curvature.estimate import Estimate
-from theodolite.probes.curvature.rescaling import scaled
-from theodolite.probes.curvature.zone import along_scale, along_temperature
+from theodolite.probes.curvature.rescaling import along_scale, along_temperature, scaled
+from theodolite.probes.curvature.sampling import Estimate
 from theodolite.surveying.curvature_setup import Spot
 
 SCALES = tuple(10 ** (eighth / 8) for eighth in range(-24, 25))

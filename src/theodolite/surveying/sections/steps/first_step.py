@@ -14,9 +14,9 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
 from theodolite.probes.curvature.axes import Axes
+from theodolite.probes.curvature.landscape import losses
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.sharpness import sharpness
-from theodolite.probes.curvature.surface import losses
 from theodolite.probes.steps.direction import norm
 from theodolite.probes.steps.radius import Radius, radius
 from theodolite.probes.steps.update import optimizer_step

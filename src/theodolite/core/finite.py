@@ -1,4 +1,4 @@
-"""Which tensors hold numbers that are not finite."""
+"""Find tensors that are not finite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def not_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
-    """Names of the tensors with an entry that is nan or infinite.
+    """Names of the tensors with an entry that is nan or infinite; None is skipped.
 
     >>> import torch
     >>> not_finite({"a": torch.ones(2), "b": torch.tensor([0.0, torch.nan]), "c": None})
@@ -18,7 +18,7 @@ def not_finite(tensors: Mapping[str, Tensor | None]) -> list[str]:
 
 
 def among(names: Sequence[str], total: int) -> str:
-    """How many of all tensors these are, and what the first are called.
+    """How many tensors these are, with the names of the first three.
 
     >>> among(["a"], 2), among(["a", "b", "c", "d"], 18)
     ('1 of 2 tensors (a)', '4 of 18 tensors (a, b, c, …)')

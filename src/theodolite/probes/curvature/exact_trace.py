@@ -1,9 +1,8 @@
-"""The trace of the Gauss–Newton matrix as a sum that has an end.
+"""The exact trace of the Gauss–Newton matrix of a cross-entropy.
 
-For a cross-entropy `Tr(G) = Σ_n w_n Σ_k p_nk ‖J_nᵀ(e_k − p_n)‖²`: K backward passes, one for each class, give
-the derivatives δ at the outputs of all layers for all examples. A weight of a linear map that one example
-goes through once has the gradient `δ xᵀ`, of which the square is `‖δ‖² ‖x‖²`; that of a convolution is summed
-over the places first.
+`Tr(G) = Σ_n w_n Σ_k p_nk ‖J_nᵀ(e_k − p_n)‖²`: K backward passes, one for each class, give the derivatives δ
+at the outputs of all layers for all examples. The weight of a linear map that an example passes once has the
+gradient `δ xᵀ`, whose square is `‖δ‖² ‖x‖²`; that of a convolution is summed over the places first.
 """
 
 # B examples, K classes, O outputs, I inputs, L places
@@ -24,16 +23,15 @@ from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.score import CrossEntropy
 
 MOST_CLASSES = 64
-"""Beyond which an estimate is cheaper."""
+"""With more classes an estimate is cheaper."""
 
 
 def gauss_newton_trace(
     objective: Objective, batch: Batch, known: CrossEntropy, temperatures: Sequence[float]
 ) -> list[float] | None:
-    """`Tr(G)` at each temperature; None where the network is not of the kind.
+    """`Tr(G)` at each temperature; None if the network is not of this kind. Call under `conditions`.
 
     Every chosen parameter has to be the weight or the bias of one linear map or convolution, called once.
-    It is asked under `objective.conditions()`.
     """
     chosen = objective.stand_ins(grad=True)
     taps = _Taps(chosen)
@@ -48,9 +46,9 @@ def gauss_newton_trace(
 
 
 def _apart(logits: Tensor, taps: Sequence[_Tap]) -> bool:
-    """Does each example go its own way? Then the outputs of some do not depend on the layers of the others.
+    """Are the examples independent? Then the logits of half of them do not depend on the layers of the rest.
 
-    Halves by each binary digit of their numbers part every two examples once.
+    Splitting by each binary digit of their index separates every two examples once.
     """
     number = torch.arange(len(logits), device=logits.device)
     place = torch.arange(max(1, (len(logits) - 1).bit_length()), device=logits.device)
@@ -70,7 +68,7 @@ def _apart(logits: Tensor, taps: Sequence[_Tap]) -> bool:
 
 @dataclass(frozen=True)
 class _Tap:
-    """One linear map or convolution."""
+    """A call of a linear map or a convolution."""
 
     input: Tensor
     output: Tensor
@@ -82,7 +80,7 @@ class _Tap:
 
     @property
     def num_parameters(self) -> int:
-        """How many of the chosen ones it has, in the places where they belong."""
+        """The number of chosen parameters it uses, as weight or bias."""
         return (self.weight is not None) + self.bias
 
     def squares(self, delta: Tensor) -> Tensor:
@@ -99,7 +97,7 @@ class _Tap:
 
 
 class _Taps(TorchFunctionMode):
-    """Notes what goes into and out of the maps that parameters belong to."""
+    """Records inputs and outputs of the maps that the chosen parameters belong to."""
 
     def __init__(self, chosen: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -110,7 +108,7 @@ class _Taps(TorchFunctionMode):
 
     @property
     def complete(self) -> bool:
-        """Was every chosen parameter met, and nowhere else?"""
+        """Was every chosen parameter used in a map, and nowhere else?"""
         return not self._left and not self._strange
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -118,20 +116,17 @@ class _Taps(TorchFunctionMode):
         value = func(*args, **kwargs)
         met = [id(leaf) for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._chosen]
         if not met or not isinstance(value, Tensor):  # shapes and the like
-            self._strange |= bool(met) and isinstance(value, (tuple, list)) and _holds_tensors(value)
+            held = tree_leaves(value) if isinstance(value, (tuple, list)) else []
+            self._strange |= bool(met) and any(isinstance(leaf, Tensor) for leaf in held)
             return value
-        tap = self._tap(getattr(func, "__name__", ""), value, *args, **kwargs)
+        tapping = {"linear": self._linear, "conv2d": self._convolution}.get(getattr(func, "__name__", ""))
+        tap = None if tapping is None else tapping(value, *args, **kwargs)
         if tap is None or not self._left.issuperset(met) or len(met) != tap.num_parameters:
             self._strange = True
         else:
             self._left.difference_update(met)
             self.found.append(tap)
         return value
-
-    def _tap(self, name: str, value: Any, *args: Any, **kwargs: Any) -> _Tap | None:
-        if name == "linear":
-            return self._linear(value, *args, **kwargs)
-        return self._convolution(value, *args, **kwargs) if name == "conv2d" else None
 
     def _linear(
         self, value: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
@@ -158,10 +153,6 @@ class _Taps(TorchFunctionMode):
 
     def _own(self, parameter: Tensor | None) -> Tensor | None:
         return parameter if id(parameter) in self._chosen else None
-
-
-def _holds_tensors(values: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(values))
 
 
 def _trace(logits: Tensor, known: CrossEntropy, taps: Sequence[_Tap], temperature: float) -> float:

@@ -1,9 +1,9 @@
-"""A model that several processes hold a copy of: what one of them cannot do, none does.
+"""Replicas of a model under DistributedDataParallel: if one process fails, all of them raise.
 
-Processes that average over their copies wait for each other, so one that has left with an error would keep
-the others waiting for ever. Therefore every exchange begins with a flag, by which each process says whether
-it is well. One that fails sends the same flag before it leaves, wherever it failed, and with it its error.
-The others are at their next exchange by then, or at the end of the probe: they read the flag and raise.
+Processes that average over replicas wait for each other, so one that leaves with an error would block the
+others for ever. Therefore every exchange begins with a flag that says whether the process is well. A process
+that fails sends this flag and its error before it raises. The others read them at their next exchange, or at
+the end of the call, and raise too.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST_BYTES = 500
-"""Of an error's text that other processes are told."""
+"""Length of the error text that is sent to the other processes."""
 
 
 class OtherRankError(Exception):
-    """Another process could not do its part, so none did. The message says which one, and why.
+    """Another process failed. The message says which one, and why.
 
-    It is a UseError, a torch.OutOfMemoryError or a RuntimeError as well, whichever the other's error is: what
-    handles the one in its process handles the other here, so that both go on or neither does.
+    It is also a UseError, a torch.OutOfMemoryError or a RuntimeError, like the error of the other process:
+    code that handles the one handles the other, so that all processes go on or none does.
     """
 
     _known_to_all = True
@@ -56,16 +56,16 @@ _KINDS = (
 
 
 def group_of(model: object) -> Any:
-    """The process group of a DistributedDataParallel, in or outside a compiled module; None of any other."""
+    """The process group of a DistributedDataParallel model, compiled or not; None for any other model."""
     while type(model).__name__ == "OptimizedModule":
         model = model._orig_mod  # type: ignore[attr-defined]
     return model.process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
 
 
 def together(model: Any, act: Callable[[], T]) -> T:
-    """What `act` returns. Where it fails in one of the processes with a replica, all of them raise.
+    """Return `act()`. If it fails in one process with a replica, all of them raise.
 
-    It costs an exchange of one number. `act` may hold exchanges that are guarded themselves.
+    This costs an exchange of one number. `act` may contain exchanges that are guarded themselves.
 
     >>> together(nn.Linear(1, 1), lambda: 2)
     2
@@ -86,14 +86,14 @@ def together(model: Any, act: Callable[[], T]) -> T:
 
 
 def on_all_ranks(probe: Callable[P, T]) -> Callable[P, T]:
-    """A probe that fails in all processes with a replica if it fails in one of them.
+    """Decorate a probe: if it fails in one process with a replica, it fails in all of them.
 
-    Its first argument is a model, or something that has one as `_model`.
+    Its first argument is a model, or an object with a model as `_model`.
     """
 
     @functools.wraps(probe)
     def guarded(*given: P.args, **named: P.kwargs) -> T:
-        first = given[0] if given else named.get("model", named.get("measured"))
+        first = given[0] if given else named.get("model")
         model = first if isinstance(first, nn.Module) else getattr(first, "_model", None)
         return together(model, lambda: probe(*given, **named))
 
@@ -101,7 +101,7 @@ def on_all_ranks(probe: Callable[P, T]) -> Callable[P, T]:
 
 
 def _agree(group: Any, device: torch.device, error: Exception | None) -> None:
-    """Tell the others that all is well, or what is not; raise if it is not with one of them."""
+    """Exchange errors: raise if another process has one."""
     told = -1.0
     if error is not None:
         kind = next(place for place, (own, _) in enumerate(_KINDS) if isinstance(error, own))
@@ -117,11 +117,11 @@ def _agree(group: Any, device: torch.device, error: Exception | None) -> None:
     dist.broadcast(text, dist.get_global_rank(group, culprit), group=group)
     if error is None:
         why = bytes(text.tolist()).rstrip(b"\0").decode(errors="ignore")
-        raise _KINDS[kind][1](f"rank {culprit} could not do its part, so none did: {why}")
+        raise _KINDS[kind][1](f"rank {culprit} failed, so all ranks stop: {why}")
 
 
 def _is_known(error: BaseException | None) -> bool:
-    """Have all processes heard of this error, or of the one that it was raised for?"""
+    """Was this error, or the one that caused it, sent to the other processes already?"""
     while error is not None:
         if getattr(error, "_known_to_all", False):
             return True
