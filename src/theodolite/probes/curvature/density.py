@@ -355,8 +355,8 @@ def outliers(
             f"the operator has {operator.size} eigenvalues, too few to tell a bulk from outliers: at least "
             f"{2 * (WINDOW + 2)} are needed"
         )
-    given = {"probes": OUTLIER_PROBES, "steps": OUTLIER_STEPS, "seed": seed}
-    spectrum = density(operator, **given, progress=part(progress, 0.0, 0.5))
+    half = part(progress, 0.0, 0.5)
+    spectrum = density(operator, probes=OUTLIER_PROBES, steps=OUTLIER_STEPS, seed=seed, progress=half)
     found = eigenvalues(
         operator,
         k=ends,

@@ -61,12 +61,12 @@ class Eigenvalues(Result):
     def table(self) -> Table:
         """A row for each eigenvalue."""
         rows = zip(*(one.tolist() for one in (self.values, self.errors, self.residuals)), strict=True)
-        columns = (Column("eigenvalue", show="{:.6g}".format), Column("error", show="± {:.1g}".format))
-        return Table((*columns, Column("residual", show="{:.1g}".format)), list(rows))
+        return Table(("eigenvalue", "error", "residual"), list(rows))
 
     def blocks(self) -> Iterator[Block]:
-        """The table and the status."""
-        yield self.table()
+        """The values with their errors, and the status."""
+        columns = (Column("eigenvalue", show="{:.6g}".format), Column("error", show="± {:.1g}".format))
+        yield Table(columns, [row[:2] for row in self.table().rows])
         yield self.status
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def eigenvalues(
     >>> batch = torch.diag(torch.tensor([1.0, 3.0])).double(), torch.zeros(2, 1).double()
     >>> found = eigenvalues(model, nn.functional.mse_loss, batch, k=2)
     >>> print(found)
-    eigenvalue    error  residual
-    ─────────────────────────────
-             9  ± ...  ...
-             1  ± ...  ...
+    eigenvalue    error
+    ───────────────────
+             9  ± ...
+             1  ± ...
     <BLANKLINE>
     converged after 2 products
     """

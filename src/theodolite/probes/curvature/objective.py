@@ -131,7 +131,7 @@ class Objective:
     def draw(self) -> Iterator[tuple[Batch, float]]:
         """The batches on the model's device, each with its share of all examples."""
         if self.single:
-            yield on_device(self.batches, str(self.device)), 1.0  # type: ignore[arg-type]
+            yield on_device(self.batches, str(self.device)), 1.0
             return
         count = sum(_examples(pair) for pair in self._pairs())
         for pair in self._pairs():

@@ -133,8 +133,10 @@ class Tracking(Result):
         """A figure of every measure, a row for each measurement, failures, and the cost."""
         if self.rows:
             yield self._figure()
-        columns = ("step", *(Column(name, show=lambda value: number(value, 4)) for name in self.names))
-        yield Table(columns, [(row.step, *(row.values[name] for name in self.names)) for row in self.rows])
+        columns = [Column(name, show=lambda value: number(value, 4)) for name in self.names]
+        yield Table(
+            ["step", *columns], [(row.step, *(row.values[name] for name in self.names)) for row in self.rows]
+        )
         failed = {f"{name}: {why}": None for row in self.rows for name, why in row.notes.items()}
         yield "\n".join([*failed, self.cost])
 

@@ -324,7 +324,7 @@ class RowBounds:
         ramp = torch.linspace(-1, 1, logits.shape[dim], device=logits.device, dtype=dtype)
         with torch.enable_grad():
             point = ramp.expand_as(logits.movedim(dim, -1)).movedim(-1, dim).contiguous().requires_grad_()
-            (slope,) = torch.autograd.grad(self.loss(point, targets), point)  # type: ignore[operator]
+            (slope,) = torch.autograd.grad(self.loss(point, targets), point)
         return by_rows(slope, dim).abs().amax(1) > 0
 
 
