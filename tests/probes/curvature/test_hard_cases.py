@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from theodolite import UseError, probes
+from theodolite.core.calling import OutputLoss
 from theodolite.probes.curvature.directions import draw
 
 from .explicit import apart, explicit
@@ -184,6 +185,21 @@ def test_a_temperature_at_which_nothing_is_left_does_not_vouch_for_the_next():
             found, expected = getattr(reading, part).matrix, getattr(alone, part).matrix
             assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12 * expected.abs().max().item()), part
     check(warm, explicit(Case(model, CE, batch)), model)
+
+
+@pytest.mark.parametrize("reduce", [torch.mean, lambda outputs: outputs.square().mean()])
+def test_a_loss_of_the_outputs_has_no_dimension(reduce):
+    """The tangents of the loss itself are then a vector, one number for each direction."""
+    model, batch = (
+        nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2)).double(),
+        vectors(),
+    )
+    loss = OutputLoss(lambda outputs, targets: reduce(outputs))
+    found = measured(model, loss, batch)
+    assert found.route == "tangents"
+    R = draw(probes.hessian(model, loss, batch).shapes, DIRECTIONS, dtype=torch.float64).matrix
+    expected = R.mT @ (probes.hessian(model, loss, batch) @ R)
+    assert torch.allclose(found.hessian.matrix, expected, rtol=1e-9, atol=1e-12)
 
 
 # Batches that are taken apart

@@ -314,18 +314,19 @@ class RowBounds:
         found = []
         for batch, _ in objective.draw():
             logits, slopes = push(objective, batch, unit)
-            counted = self._counted(logits, batch[1], self._dim)
+            counted = _counted(objective, logits, batch[1], self._dim)
             found.append(float(bounds(by_rows(slopes, self._dim)).masked_fill(~counted, math.inf).min()))
         return min(found)
 
-    def _counted(self, logits: Tensor, targets: Any, dim: int) -> Tensor:
-        """Rows with a weight w, (N,): the derivative `w (p − q)` is not zero, for p that equals no q."""
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        ramp = torch.linspace(-1, 1, logits.shape[dim], device=logits.device, dtype=dtype)
-        with torch.enable_grad():
-            point = ramp.expand_as(logits.movedim(dim, -1)).movedim(-1, dim).contiguous().requires_grad_()
-            (slope,) = torch.autograd.grad(self.loss(point, targets), point)
-        return by_rows(slope, dim).abs().amax(1) > 0
+
+def _counted(objective: Objective, logits: Tensor, targets: Any, dim: int) -> Tensor:
+    """Rows with a weight w, (N,): the derivative `w (p − q)` is not zero, for p that equals no q."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    ramp = torch.linspace(-1, 1, logits.shape[dim], device=logits.device, dtype=dtype)
+    with torch.enable_grad():
+        point = ramp.expand_as(logits.movedim(dim, -1)).movedim(-1, dim).contiguous().requires_grad_()
+        (slope,) = torch.autograd.grad(objective.loss(point, targets), point)
+    return by_rows(slope, dim).abs().amax(1) > 0
 
 
 def bounds(slopes: Tensor, dim: int = -1) -> Tensor:
