@@ -321,7 +321,7 @@ def test_a_plan_is_printed_explained_compared_and_saved(mine, capsys):
         "adamw, 32 × 2 → 64 × 6 (width × 2, depth × 3)\nat base size lr 0.1, weight decay 0.5"
     )
     assert next(line.split()[-3:] for line in out.splitlines() if line.startswith("up.*.weight")) == [
-        "0.05", "1", "1.667e-09",
+        "0.05", "1", "1.67e-09",
     ]  # fmt: skip
     plan = theodolite.Plan.load(mine / "plan.json")
     assert plan["down.5.weight"].lr == pytest.approx(0.1 / 2 / 3)

@@ -14,7 +14,8 @@ from theodolite.core.arguments import number, one_of, whole
 from theodolite.core.errors import UseError
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.planning.init_distribution import InitDistribution
-from theodolite.present.text import Column, Table, cell
+from theodolite.present import text
+from theodolite.present.text import Column, Table
 
 WITHOUT_EPS = frozenset(name for name, spec in OPTIMIZERS.items() if spec.eps is None)
 """Rules of optimizers that have no eps."""
@@ -78,16 +79,21 @@ def plan_table(rows: Iterable[PlanRow], *, folded: bool) -> Table:
             *(row.extent if row.rule == rule else None for rule in WITH_EXTENT),
         )
 
+    numbers = [Column(name, show=_digits) for name in ("multiplier", "init", "lr", "decay", "eps")]
     extents = [Column(name, show=_times) for name in WITH_EXTENT.values()]
     lines = fold_rows(rows, cells) if folded else [(row.name, (row,)) for row in rows]
     return Table(
-        ("tensor", "role", "rule", "multiplier", "init", "lr", "decay", "eps", *extents),
+        ("tensor", "role", "rule", *numbers, *extents),
         [(pattern, *cells(members[0])) for pattern, members in lines],
     )
 
 
+def _digits(value: float | str | None) -> str:
+    return text.number(value) if isinstance(value, int | float) else value or ""
+
+
 def _times(value: float | None) -> str:
-    return "" if value is None else f"× {cell(value)}"
+    return "" if value is None else f"× {text.number(value)}"
 
 
 def fold_rows(
