@@ -9,7 +9,7 @@ import torch
 
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.fleet.regions import repeated
+from theodolite.fleet.program import repeated
 from theodolite.fleet.stack import kin
 from theodolite.fleet.training import planned
 from theodolite_studies.scale_vectors import flow

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.fleet.checkpoint import RunCheckpoint
-from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.training import train
 
 from .attack import Attack

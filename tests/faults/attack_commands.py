@@ -234,8 +234,7 @@ def _files(folder: Path) -> None:
 
     from theodolite.core.size import Size
     from theodolite.fleet.ledger import Ledger
-    from theodolite.fleet.outcome import Outcome
-    from theodolite.fleet.run import Run
+    from theodolite.fleet.run import Outcome, Run
 
     (folder / "w.py").write_text(WORKLOAD)
     (folder / "runs.csv").write_text("tokens,loss\n" + "".join(f"{10**n},{1 + 2.0**-n}\n" for n in range(6)))

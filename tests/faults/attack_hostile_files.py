@@ -70,8 +70,7 @@ def _kinds(folder: Path) -> dict[str, tuple[bytes, Callable[[Path], Any]]]:
 
     from theodolite.fits.fitting import read as read_table
     from theodolite.fleet.ledger import Ledger
-    from theodolite.fleet.outcome import Outcome
-    from theodolite.fleet.run import Run
+    from theodolite.fleet.run import Outcome, Run
     from theodolite.growing import load_file
     from theodolite_studies.framework.records import read_records
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from theodolite.core.errors import UseError
-from theodolite.fleet import spare
+from theodolite.fleet import opening
 from theodolite.fleet.ledger import Ledger
 
 NAME, SPEC = "faults", {"steps": 500}
@@ -230,7 +230,7 @@ def main(path: Path, mode: str) -> None:
 
 
 def halt_within(ledger: Ledger) -> None:
-    clear, keep = ledger._clear_log, spare.keep
+    clear, keep = ledger._clear_log, opening.keep_log
 
     def halt() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -244,7 +244,7 @@ def halt_within(ledger: Ledger) -> None:
         keep(path)
         halt()
 
-    ledger._clear_log, spare.keep = halting_clear, halting_keep  # type: ignore[method-assign]
+    ledger._clear_log, opening.keep_log = halting_clear, halting_keep  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path, limit: int) -> None:
     with Driver(tmp_path, str(limit)) as driver:
         *safe, last = map(str.strip, driver.rest())
     assert last.startswith(f"refused: LedgerError: {tmp_path / 'ledger.sqlite'} cannot be written or read")
-    assert last.endswith("the same command goes on from here")
+    assert last.endswith("the same command continues here")
     with open_ledger(tmp_path) as ledger:
         assert checked(ledger) == len(safe) > 0
         ledger.append(outcome(len(safe)))
@@ -46,7 +46,7 @@ def test_a_disk_that_is_full_and_then_is_not(small_disk: Path) -> None:
     other = small_disk / "other"
     other.write_bytes(bytes(300_000))
     with open_ledger(small_disk) as ledger:
-        with pytest.raises(LedgerError, match="is full: free some space, and the same command goes on"):
+        with pytest.raises(LedgerError, match="is full: free some space, and the same command continues"):
             append_all(ledger)
         safe = checked(ledger)
         assert safe > 10

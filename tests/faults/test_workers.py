@@ -14,8 +14,7 @@ import pytest
 from theodolite.fleet.driver import RunListener, RunReport, conduct
 from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 
 from ..fleet import tiny
 from ..forking import start_script

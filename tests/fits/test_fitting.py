@@ -9,7 +9,7 @@ from theodolite import UseError, fits
 from theodolite.core.size import Size
 from theodolite.fits.fitting import read, select
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.outcome import Outcome
+from theodolite.fleet.run import Outcome
 from theodolite.fleet.run import Run
 
 ROWS = [

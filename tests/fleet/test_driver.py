@@ -16,8 +16,7 @@ from theodolite.fleet import driver
 from theodolite.fleet.driver import RunListener, RunReport, check_engine, choose, conduct
 from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.ledger import Ledger, LedgerError
-from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 from theodolite.present.bar import Bar
 
 from . import tiny
@@ -246,7 +245,7 @@ def test_a_time_limit_is_for_runs_in_processes() -> None:
 
 def test_a_workload_whose_file_has_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     """Two versions of a file are two workloads, whatever they are called."""
-    from theodolite.fleet import environment
+    from theodolite.fleet import provenance
 
     file = tmp_path / "mine.py"
     file.write_text(tiny.FILE.read_text())
@@ -255,7 +254,7 @@ def test_a_workload_whose_file_has_changed_is_not_gone_on_with(tmp_path: Path) -
         assert conduct(runs[:1], ledger, engine="serial").ok
         before = Resources(checkpoints=tmp_path).checkpoint(runs[0]).path
         file.write_text(tiny.FILE.read_text() + "# another version\n")
-        environment._environment.cache_clear()
+        provenance.environment.cache_clear()
         with pytest.raises(UseError, match=r"mine\.py:plain has changed since runs in this ledger were made"):
             conduct(runs, ledger, engine="serial")
         assert Resources(checkpoints=tmp_path).checkpoint(runs[0]).path != before
@@ -289,7 +288,7 @@ workload = th.Workload("helped", helper.build, batch, nn.functional.cross_entrop
     "edited", ["mine.py", "helper.py", "package/inner.py", "package/deep.py", "package/__init__.py"]
 )
 def test_modules_beside_a_workload_count_as_its_source(tmp_path: Path, edited: str) -> None:
-    from theodolite.fleet import environment
+    from theodolite.fleet import provenance
 
     (tmp_path / "package").mkdir()
     (tmp_path / "mine.py").write_text(HELPED)
@@ -303,10 +302,10 @@ def test_modules_beside_a_workload_count_as_its_source(tmp_path: Path, edited: s
     with Ledger.open(tmp_path / "out", name="helped", spec={}) as ledger:
         assert conduct(runs[:1], ledger, engine="serial").ok
         (tmp_path / "unused.py").write_text("a = 2\n")
-        environment._environment.cache_clear()
-        assert environment.environment(run.workload)["workload_source"] in ledger.sources()[run.workload]
+        provenance.environment.cache_clear()
+        assert provenance.environment(run.workload)["workload_source"] in ledger.sources()[run.workload]
         with (tmp_path / edited).open("a") as file:
             file.write("# another version\n")
-        environment._environment.cache_clear()
+        provenance.environment.cache_clear()
         with pytest.raises(UseError, match=r"its file or a module beside it is another"):
             conduct(runs, ledger, engine="serial")

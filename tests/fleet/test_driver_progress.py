@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from theodolite.fleet.driver import ProgressListener, Tally
-from theodolite.fleet.outcome import Outcome
+from theodolite.fleet.run import Outcome
 from theodolite.present.bar import Bar
 
 from . import tiny

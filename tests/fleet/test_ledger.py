@@ -19,10 +19,9 @@ import pytest
 import theodolite
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.fleet import schema
+from theodolite.fleet import tables
 from theodolite.fleet.ledger import Ledger, LedgerError
-from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 
 SPEC = {"steps": 10, "axes": {"lr": [0.1, 0.2]}, "sizes": [[64, 2]]}
 PLANNED = Run(
@@ -280,7 +279,7 @@ def test_tables_of_another_version_are_refused(tmp_path: Path, version: int) -> 
 
 def test_a_comment_in_a_definition_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
-        other.setattr(schema, "TABLES", schema.TABLES.replace("-- UTC", "-- the time in UTC"))
+        other.setattr(tables, "TABLES", tables.TABLES.replace("-- UTC", "-- the time in UTC"))
         opened(tmp_path).close()
     Ledger.read(tmp_path).close()
 

@@ -10,8 +10,7 @@ import pytest
 from theodolite.cli import main
 from theodolite.core.size import Size
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 
 RUN = Run("mlp-mixture", Size(64, 2), lr=0.1, parameterization="standard")
 

@@ -198,7 +198,7 @@ def test_the_identity_is_of_the_value_and_of_nothing_else():
 @pytest.mark.parametrize(
     "fields, said",
     [
-        ({"lr": 0.0}, "lr is 0.0: it has to be a finite number and positive"),
+        ({"lr": 0.0}, "lr is 0.0: give a positive finite number"),
         ({"lr": math.nan}, "lr is nan"),
         ({"optimizer": "adam"}, "Did you mean 'adamw'"),
         ({"steps": 0}, "steps is 0"),
@@ -206,7 +206,7 @@ def test_the_identity_is_of_the_value_and_of_nothing_else():
         ({"base": None}, "a plan starts from a base size"),
         ({"parameterization": "standard"}, "the standard parameterization has none"),
         ({"warmup": 8}, "warmup is 8"),
-        ({"final": 2.0}, "final is 2.0: it is a fraction"),
+        ({"final": 2.0}, "final is 2.0: give a finite number from 0 to 1"),
         ({"probes": ("hessian",)}, "probe is 'hessian'"),
         ({"precision": "half"}, "precision is 'half'"),
         ({"vector_lr": 0.1}, "vector_lr is for what a matrix optimizer leaves"),

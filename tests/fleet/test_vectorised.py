@@ -11,7 +11,7 @@ from theodolite import Size, Workload, models
 from theodolite.fleet import program
 from theodolite.fleet import vectorised as engine
 from theodolite.fleet.engine import Resources, serial
-from theodolite.fleet.regions import compile_blocks, repeated
+from theodolite.fleet.program import compile_blocks, repeated
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.stack import kin, stack
 from theodolite.fleet.vectorised import vectorised, why_not
@@ -350,7 +350,7 @@ def test_compiled_blocks_are_judged_as_they_are():
                 assert compile_blocks(made.stack.model) == 2
             for _ in range(3):
                 made.step()
-            judged.append(made.judge())
+            judged.append(made.held_out_losses())
     assert judged[0] == pytest.approx(judged[1])
 
 

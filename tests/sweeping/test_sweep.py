@@ -245,7 +245,7 @@ def test_a_workload_may_be_an_object(tiny):
     "given, said",
     [
         ({"lr": []}, "axis lr is empty"),
-        ({"lr": [0.0]}, "lr is 0.0: it has to be a finite number and positive"),
+        ({"lr": [0.0]}, "lr is 0.0: give a positive finite number"),
         ({"lr": [-0.1]}, "lr is -0.1"),
         ({"lr": [math.nan]}, "lr is nan"),
         ({"lr": Range(0.1, 1.0)}, "lr is a range from 0.1 to 1: list values, or search='tpe'"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.core.calling import see_inside
 
@@ -23,6 +23,14 @@ def on_device(batch: Batch, device: str) -> Batch:
         lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, see_inside(batch)
     )
     return moved
+
+
+def targets_in(batch: Batch) -> int:
+    """How many targets a batch has, by their first tensor: tokens of a text, images with a label.
+
+    Tensors that follow, such as masks or weights of the targets, do not count.
+    """
+    return next((leaf.numel() for leaf in tree_leaves(batch[1]) if isinstance(leaf, Tensor)), 0)
 
 
 def device_of(model: nn.Module) -> torch.device:

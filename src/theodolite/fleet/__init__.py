@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from theodolite.fleet.driver import RunReport, conduct
     from theodolite.fleet.engine import Resources, serial
-    from theodolite.fleet.ledger import Ledger, LedgerError
-    from theodolite.fleet.outcome import Outcome
-    from theodolite.fleet.recorded_norms import gradient_norms
-    from theodolite.fleet.run import Grid, Run
+    from theodolite.fleet.ledger import Ledger, LedgerError, gradient_norms
+    from theodolite.fleet.run import Grid, Outcome, Run
 
 __all__ = [
     "Run",
@@ -39,11 +37,11 @@ _HOMES = {
     "Ledger": "ledger",
     "LedgerError": "ledger",
     "Resources": "engine",
-    "Outcome": "outcome",
+    "Outcome": "run",
     "Run": "run",
     "RunReport": "driver",
     "conduct": "driver",
-    "gradient_norms": "recorded_norms",
+    "gradient_norms": "ledger",
     "serial": "engine",
 }
 

@@ -18,11 +18,10 @@ from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress
 from theodolite.fleet.checkpoint import clear
 from theodolite.fleet.engine import Engine, Resources, cost, processes, serial, why_not_sent
-from theodolite.fleet.environment import environment
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.outcome import Outcome
+from theodolite.fleet.provenance import environment
 from theodolite.fleet.ray_tasks import ray_tasks
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.stack import kin
 from theodolite.fleet.training import conditions, targets_in, workload_of
 from theodolite.fleet.vectorised import vectorised, why_not

@@ -19,11 +19,10 @@ import torch
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.fleet.checkpoint import RunCheckpoint
-from theodolite.fleet.environment import environment
 from theodolite.fleet.isolation import Own
-from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.pool import Failure, pooled
-from theodolite.fleet.run import Run
+from theodolite.fleet.provenance import environment
+from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.training import Workloads, attempt, failed
 from theodolite.workloads import Workload
 

@@ -1,4 +1,4 @@
-"""A ledger as tables that other tools read, and back.
+"""A ledger as tables that other tools read, and back; and what can still be read of a damaged one.
 
 `transfer.parquet` or `transfer.csv` has a line for every attempt, `transfer.metrics.parquet` or
 `transfer.metrics.csv` beside it one for every value that was recorded. Each attempt has the digests that the
@@ -7,9 +7,13 @@ ledger keeps of it, and each line says how many attempts there are, so that no c
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import json
+import shutil
+import sqlite3
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +21,9 @@ from typing import Any
 from theodolite.core.errors import UseError
 from theodolite.core.files import replacing
 from theodolite.core.optional import needed
-from theodolite.fleet.attempts import ATTEMPT_COLUMNS, RUN_COLUMNS, Attempt, Series, fault_of, run_columns
-from theodolite.fleet.digest import digest_of
+from theodolite.fleet import opening, tables
+from theodolite.fleet.provenance import digest_of
+from theodolite.fleet.tables import ATTEMPT_COLUMNS, RUN_COLUMNS, Attempt, Series, run_columns
 
 Line = Mapping[str, Any]
 
@@ -106,7 +111,7 @@ def _line(number: int, attempt: Attempt) -> dict[str, Any]:
         "readings": json.dumps(attempt.readings),
         "environment": json.dumps(attempt.environment),
         "metrics_digest": attempt.metrics_digest,
-        "digest": attempt.digest,
+        "digest": attempt.digest(attempt.metrics_digest),
     }
 
 
@@ -128,7 +133,12 @@ def _attempt(path: Path, line: Line, metrics: Series) -> Attempt:
             metrics={name: sorted(series) for name, series in metrics.items()},
             readings=json.loads(line["readings"]),
         )
-        fault = fault_of(attempt, line["metrics_digest"], line["digest"])
+        same = attempt.metrics_digest == line["metrics_digest"]
+        fault = (
+            tables.fault_of(attempt, attempt.metrics_digest, line["digest"])
+            if same
+            else tables.METRICS_DIFFER
+        )
         columns = run_columns(attempt.spec)
     except (AttributeError, TypeError, ValueError) as error:
         raise UseError(f"{path}: attempt {line['attempt']} is not as it was exported: {error}") from error
@@ -221,3 +231,64 @@ def _format(path: Path) -> tuple[Write, Read]:
     if path.suffix.lower() not in formats:
         raise UseError(f"{path} ends in {path.suffix or 'nothing'}: an export is a .parquet or a .csv")
     return formats[path.suffix.lower()]
+
+
+def salvaged(path: Path, said: Callable[[str], None]) -> tuple[str, dict[str, Any], Iterator[Attempt]]:
+    """Name and spec of the study, and all attempts that are as they were written.
+
+    It works on a copy. Attempts are looked up one by one, as what they are made of may be gone for some and
+    not for others. One that does not match its digest is left out, and named: its run can be made again.
+    """
+    if not path.is_file():
+        raise UseError(f"there is no ledger at {path}: give the folder or the file of one")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        for ending in ("", "-wal", "-spare"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
+        opening.restore_log(copy)
+        opening.mend(copy)
+        with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as connection:
+            try:
+                connection.execute("PRAGMA writable_schema = ON")  # go on if a definition cannot be read
+                name, spec = tables.study_of(connection)
+                numbers = _numbers(connection)
+            except sqlite3.DatabaseError as error:
+                raise opening.LedgerError(
+                    f"{path} cannot be salvaged: its study, or all of its attempts, cannot be read ({error})"
+                ) from error
+            found = list(_whole_ones(connection, numbers, said))
+    return name, spec, iter(found)
+
+
+def _whole_ones(
+    connection: sqlite3.Connection, numbers: set[int], said: Callable[[str], None]
+) -> Iterator[Attempt]:
+    settled: set[str] = set()
+    for number in sorted(numbers):
+        try:
+            attempt = tables.with_metrics(connection, tables.entry(connection, number))
+        except sqlite3.DatabaseError as error:
+            reason = " ".join(str(error).split())
+            said(f"left out: {'' if reason.startswith('attempt') else f'attempt {number}: '}{reason}")
+            continue
+        if attempt.run not in settled:
+            yield attempt
+        if attempt.values["status"] != "failed":
+            settled.add(attempt.run)
+
+
+def _numbers(connection: sqlite3.Connection) -> set[int]:
+    """The numbers of the attempts, from both ends of both tables that have them. They have no gaps."""
+    found: set[int] = set()
+    unread: sqlite3.DatabaseError | None = None
+    for query in ("SELECT id FROM attempts", "SELECT attempt FROM digests"):
+        for order in ("ASC", "DESC"):
+            try:
+                for (number,) in connection.execute(f"{query} ORDER BY 1 {order}"):
+                    found.add(number)
+            except sqlite3.DatabaseError as error:
+                unread = error
+    if unread is not None and not found:
+        raise unread
+    return found | set(range(1, len(found) + 1))

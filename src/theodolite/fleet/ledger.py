@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from theodolite.core.errors import UseError
 from theodolite.core.files import plain_text
 from theodolite.core.optional import needed
-from theodolite.fleet import attempts, opening, schema, spare
-from theodolite.fleet.attempts import Attempt, Entry
-from theodolite.fleet.locking import Lock
-from theodolite.fleet.opening import LedgerError
+from theodolite.fleet import opening, tables
+from theodolite.fleet.exporting import export, read_exported, salvaged
+from theodolite.fleet.opening import LedgerError, Lock
+from theodolite.fleet.tables import Attempt, Entry, Series
 
 if TYPE_CHECKING:  # a run needs torch, a ledger does not
     import pandas
 
-    from theodolite.fleet.outcome import Outcome
-    from theodolite.fleet.run import Run
+    from theodolite.fleet.run import Outcome, Run
 
 __all__ = ["Ledger", "LedgerError"]
 
@@ -38,7 +39,7 @@ class Ledger:
     compared with digests of what was written; a `LedgerError` names what does not match.
 
     >>> import tempfile
-    >>> from theodolite.fleet.outcome import Outcome
+    >>> from theodolite.fleet.run import Outcome
     >>> from theodolite.fleet.run import Run
     >>> from theodolite.core.size import Size
     >>> run = Run("mlp-mixture", Size(64, 2), lr=0.1, parameterization="standard")
@@ -64,7 +65,7 @@ class Ledger:
         self._entries: list[Entry] = []
         self._by_run: dict[str, list[Entry]] = {}
         with _explained(self.path):
-            self.name, self.spec = schema.study_of(connection)
+            self.name, self.spec = tables.study_of(connection)
 
     @classmethod
     def open(cls, path: str | Path, *, name: str, spec: Mapping[str, Any]) -> Ledger:
@@ -76,41 +77,33 @@ class Ledger:
             spec: what is studied, as JSON. A ledger about something else is refused, not continued.
         """
         file = opening.file_of(path)
-        lock = opening.lock(file)
-        try:
-            connection = opening.open_to_write(file)
-            try:
-                with _explained(file), _transaction(connection):
-                    if schema.is_empty(connection):
-                        schema.create(connection, name, spec)
-                lock.hold_file()
-                ledger = cls(file, connection, lock)
-                ledger._clear_log()
-                _refuse_another(ledger, plain_text(name), json.loads(json.dumps(spec)))
-            except BaseException:
-                connection.close()
-                raise
-        except BaseException:
-            lock.release()
-            raise
+        with contextlib.ExitStack() as undo:
+            lock = opening.lock(file)
+            undo.callback(lock.release)
+            connection = undo.enter_context(contextlib.closing(opening.open_to_write(file)))
+            with _explained(file), _transaction(connection):
+                if tables.is_empty(connection):
+                    tables.create(connection, name, spec)
+            lock.hold_file()
+            ledger = cls(file, connection, lock)
+            ledger._clear_log()
+            _refuse_another(ledger, plain_text(name), json.loads(json.dumps(spec)))
+            undo.pop_all()
         return ledger
 
     @classmethod
     def read(cls, path: str | Path) -> Ledger:
         """Read it, also while a driver is writing."""
         file = opening.file_of(path)
-        connection = opening.open_to_read(file)
-        try:
-            return cls(file, connection, None)
-        except BaseException:
-            connection.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            connection = undo.enter_context(contextlib.closing(opening.open_to_read(file)))
+            ledger = cls(file, connection, None)
+            undo.pop_all()
+        return ledger
 
     @classmethod
     def import_(cls, source: str | Path, path: str | Path) -> Ledger:
         """A new ledger with all that was exported, opened to be read."""
-        from theodolite.fleet.exporting import read_exported
-
         return cls.written(path, *read_exported(Path(source).expanduser()))
 
     @classmethod
@@ -121,8 +114,6 @@ class Ledger:
 
         `said` is called with a line for each attempt that is left out.
         """
-        from theodolite.fleet.salvaging import salvaged
-
         return cls.written(path, *salvaged(opening.file_of(source), said))
 
     @classmethod
@@ -135,19 +126,17 @@ class Ledger:
         try:
             if file.exists():
                 raise UseError(f"{file} is there already: give a path for a new ledger")
-            connection = opening.open_to_write(file)
             try:
-                with _explained(file), _transaction(connection):
-                    schema.create(connection, name, spec)
+                connected = contextlib.closing(opening.open_to_write(file))
+                with connected as connection, _explained(file), _transaction(connection):
+                    tables.create(connection, name, spec)
                     for attempt in every:
-                        attempts.write(connection, attempt)
+                        tables.write(connection, attempt)
             except BaseException as error:
-                connection.close()
-                file.unlink()
+                file.unlink(missing_ok=True)
                 if isinstance(error, sqlite3.IntegrityError):
                     raise UseError(f"what is to go into {file} is no ledger: {error}") from error
                 raise
-            connection.close()
         finally:
             lock.release()
         return cls.read(file)
@@ -172,7 +161,7 @@ class Ledger:
         attempt = Attempt.of(outcome)
         try:
             with _explained(self.path), _transaction(self._connection):
-                attempts.write(self._connection, attempt)
+                tables.write(self._connection, attempt)
         except sqlite3.IntegrityError as error:
             raise UseError(
                 f"run {attempt.run} ({outcome.run}) cannot be added to {self.path}: {error}. "
@@ -192,13 +181,13 @@ class Ledger:
         self._read()
         return [Run.from_dict(tries[0].attempt.spec) for tries in self._by_run.values()]
 
-    def metrics(self, identity: str) -> attempts.Series:
+    def metrics(self, identity: str) -> Series:
         """By name, (step, value) of a run; empty if it recorded none. Of the attempt that `rows` shows."""
         self._read()
         if identity not in self._by_run:
             raise UseError(f"{self.path} has no run {identity!r}: see the identities in rows()")
         with _explained(self.path):
-            return attempts.metrics(self._connection, _counting(self._by_run[identity]))
+            return tables.metrics(self._connection, _counting(self._by_run[identity]))
 
     def frame(self) -> pandas.DataFrame:
         """`rows` as a table of pandas."""
@@ -211,43 +200,39 @@ class Ledger:
         found: list[tuple[str, str, int, float]] = []
         with _explained(self.path):
             for entry in self._counted():
-                for name, series in attempts.metrics(self._connection, entry).items():
+                for name, series in tables.metrics(self._connection, entry).items():
                     found += [(entry.attempt.run, name, *value) for value in series]
         frame = needed("pandas").DataFrame(found, columns=["identity", "name", "step", "value"])
         return frame.astype({"step": "int64", "value": "float64"})
 
     def export(self, path: str | Path) -> tuple[Path, Path]:
         """Write all of it as Parquet or CSV, by the name's ending: the two files that were written."""
-        from theodolite.fleet.exporting import export
-
         return export(Path(path).expanduser(), self.name, self.spec, self.attempts())
 
     def attempts(self) -> Iterator[Attempt]:
         """Every attempt at every run, in the order in which they ended."""
         for entry in self._read():
             with _explained(self.path):
-                attempt = attempts.with_metrics(self._connection, entry)
+                attempt = tables.with_metrics(self._connection, entry)
             yield attempt
 
     def close(self) -> None:
         """Let another driver have it."""
         self._connection.close()
         if self._lock is not None:
-            spare.drop_if_moved(self.path)
+            opening.drop_log_copy_if_moved(self.path)
             self._lock.release()
 
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _read(self) -> list[Entry]:
         """Every attempt without its metrics. A ledger only grows: what was read once is not read again."""
         with _explained(self.path), _snapshot(self._connection):
-            new = attempts.entries(self._connection, after=len(self._entries))
+            new = tables.entries(self._connection, after=len(self._entries))
         self._entries += new
         for entry in new:
             self._by_run.setdefault(entry.attempt.run, []).append(entry)
@@ -267,10 +252,10 @@ class Ledger:
         connection = self._connection
         connection.execute(f"PRAGMA busy_timeout = {PATIENCE_WITH_READERS}")
         with contextlib.suppress(sqlite3.OperationalError, OSError):
-            spare.keep(self.path)
+            opening.keep_log(self.path)
             busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if not busy:
-                spare.drop(self.path)
+                opening.drop_log_copy(self.path)
         connection.execute(f"PRAGMA busy_timeout = {opening.PATIENCE}")
 
 
@@ -279,9 +264,9 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """All or nothing. The last pages of the file stay free."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        before = schema.pages(connection)
+        before = tables.pages(connection)
         yield
-        schema.keep_the_end_free(connection, before)
+        tables.keep_the_end_free(connection, before)
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
@@ -317,7 +302,7 @@ def _counting(tries: list[Entry]) -> Entry:
 
 def _flat_row(attempt: Attempt, tries: int) -> dict[str, Any]:
     """First what one looks for, then the rest of the run's value, then what was read."""
-    spec, values = attempts.flat(attempt.spec), attempt.values
+    spec, values = tables.flat(attempt.spec), attempt.values
     first = ("workload", "width", "depth", "optimizer", "parameterization", "lr", "seed")
     row: dict[str, Any] = {"identity": attempt.run}
     row |= {name: spec.pop(name) for name in first if name in spec}
@@ -325,7 +310,7 @@ def _flat_row(attempt: Attempt, tries: int) -> dict[str, Any]:
     # The number of held-out batches is a field of the run, their loss is the result.
     row |= {"held_out_batches" if name == "held_out" else name: value for name, value in spec.items()}
     for name, value in attempt.readings.items():
-        for cell, leaf in attempts.leaves(name, value).items():
+        for cell, leaf in tables.leaves(name, value).items():
             row[f"reading.{cell}" if cell in row else cell] = leaf
     row |= {name: values[name] for name in ("device", "engine", "error", "ended")}
     return row | {"attempts": tries}
@@ -339,7 +324,7 @@ def _refuse_another(ledger: Ledger, name: str, spec: Mapping[str, Any]) -> None:
         )
     if ledger.spec == spec:
         return
-    there, here = (attempts.leaves("", given) for given in (ledger.spec, spec))
+    there, here = (tables.leaves("", given) for given in (ledger.spec, spec))
     missing = object()
     differ = [
         f"{key.removeprefix('.')} is {_shown(there, key)} there and {_shown(here, key)} here"
@@ -355,3 +340,58 @@ def _refuse_another(ledger: Ledger, name: str, spec: Mapping[str, Any]) -> None:
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else "not set"
+
+
+def gradient_norms(ledger: str | Path | Ledger, run: str | None = None) -> tuple[float, ...]:
+    """One gradient norm (l2, of the whole network) for each step of a run that finished.
+
+    Args:
+        ledger: the folder, its file, or an open ledger.
+        run: the identity, or the beginning of it; may be left out if only one run has norms.
+
+    The run has to have the probe `gradient`. Between recorded steps norms are interpolated linearly.
+    """
+    if not isinstance(ledger, Ledger):
+        with Ledger.read(ledger) as opened:
+            return gradient_norms(opened, run)
+    row = _with_norms(ledger, run)
+    identity = row["identity"]
+    if row["status"] != "finished":
+        raise UseError(
+            f"run {identity} in {ledger.path} {row['status']} at step {row['step']}: its norms are not those "
+            "of a run to follow. Give one that finished"
+        )
+    recorded = ledger.metrics(identity).get("gradient")
+    if not recorded:
+        raise UseError(
+            f"run {identity} in {ledger.path} recorded no gradient norms: make it with "
+            f"Run(…, probes=('gradient',))"
+        )
+    steps, norms = zip(*recorded, strict=True)
+    for step, norm in recorded:
+        if not math.isfinite(norm):
+            raise UseError(f"the gradient norm of run {identity} is {norm} at step {step}: give another run")
+    if steps[0] != 0 or steps[-1] != row["steps"] - 1:
+        raise UseError(
+            f"run {identity} in {ledger.path} has gradient norms from step {steps[0]} to {steps[-1]}, and "
+            f"{row['steps']} steps: the others are missing"
+        )
+    return tuple(np.interp(np.arange(row["steps"]), steps, norms).tolist())
+
+
+def _with_norms(ledger: Ledger, run: str | None) -> dict[str, Any]:
+    rows = ledger.rows()
+    found = [row for row in rows if row["identity"].startswith(run or "")]
+    if run is None:
+        found = [row for row in found if "gradient" in row["probes"]]
+        if not found:
+            raise UseError(
+                f"none of the {len(rows)} runs in {ledger.path} recorded gradient norms: make one with "
+                f"Run(…, probes=('gradient',))"
+            )
+    if len(found) != 1:
+        few = ", ".join(row["identity"] for row in (found or rows)[:3])
+        said = f"{len(found)} runs" if found else "no run"
+        asked = "with gradient norms" if run is None else f"whose identity begins with {run!r}"
+        raise UseError(f"{ledger.path} has {said} {asked}: say which by run=…, as {few}")
+    return found[0]

@@ -1,22 +1,37 @@
-"""From a path to a connection: for the driver, for a reader, and after an accident."""
+"""From a path to a connection: one driver at a time, readers at any time, and repair after an accident.
+
+SQLite first writes a record to a log (`NAME-wal`) and then moves its pages from there into the file. If it is
+stopped half-way, it needs the log to repair the file. As long as that takes, a copy of the log lies beside it
+(`NAME-spare`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import fcntl
+import hashlib
 import os
+import shutil
+import socket
 import sqlite3
+import struct
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from theodolite.core.errors import UseError
-from theodolite.fleet import attempts, schema, spare
-from theodolite.fleet.locking import Lock
+from theodolite.fleet import tables
 
 PATIENCE = 10_000
 """Milliseconds to wait for another program that is writing, such as a shell of SQLite's."""
 MOST_MENDED = 16
 """How many times as long a file that was cut short may become again."""
 SUFFIXES = (".sqlite", ".sqlite3", ".db")
+FAR = 1 << 40
+"""The byte that is locked. It need not be there. SQLite locks some just behind the first gigabyte."""
+_DIGEST = hashlib.sha256().digest_size
 
 
 class LedgerError(UseError):
@@ -61,8 +76,8 @@ def open_to_write(path: Path) -> sqlite3.Connection:
     def connect() -> sqlite3.Connection:
         connection = _connect(path, "rwc")
         try:
-            if not schema.is_empty(connection):
-                schema.check(connection, path)
+            if not tables.is_empty(connection):
+                tables.check(connection, path)
                 _examine(connection)
             # Only now: this changes the file, and it may have been another program's.
             connection.execute("PRAGMA journal_mode = WAL")
@@ -74,7 +89,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
             raise
         return connection
 
-    spare.restore(path)
+    restore_log(path)
     return _mended(path, connect, lambda: mend(path))
 
 
@@ -89,9 +104,9 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             connection = _connect(path, mode)
             try:
                 connection.execute("PRAGMA query_only = ON")
-                if schema.is_empty(connection):
+                if tables.is_empty(connection):
                     raise UseError(f"{path} is empty: there is no ledger in it yet")
-                schema.check(connection, path)
+                tables.check(connection, path)
             except sqlite3.OperationalError as error:
                 connection.close()
                 if mode == "ro&immutable=1" or not _is(error, "SQLITE_CANTOPEN", "SQLITE_READONLY"):
@@ -106,12 +121,12 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     def mend_if_nobody_writes() -> None:
         held = lock(path)
         try:
-            spare.restore(path)
+            restore_log(path)
             mend(path)
         finally:
             held.release()
 
-    if spare.is_left(path):
+    if _spare_of(path).exists():
         with contextlib.suppress(UseError):  # then a driver is at work, or the folder is read-only
             mend_if_nobody_writes()
     return _mended(path, connect, mend_if_nobody_writes)
@@ -128,37 +143,33 @@ def mend(path: Path) -> None:
         header = file.read(100)
     bytes_each = int.from_bytes(header[16:18], "big")
     length = int.from_bytes(header[28:32], "big") * (65536 if bytes_each == 1 else bytes_each)
-    is_ledger = int.from_bytes(header[68:72], "big") == schema.APPLICATION
+    is_ledger = int.from_bytes(header[68:72], "big") == tables.APPLICATION
     if is_ledger and path.stat().st_size < length <= MOST_MENDED * path.stat().st_size:
         os.truncate(path, length)
 
 
 def explained(path: Path, error: sqlite3.Error) -> UseError:
     """What an error of SQLite means, and what to do."""
-    if _is(error, "SQLITE_FULL"):
-        return LedgerError(
-            f"the disk of {path} is full: free some space, and the same command goes on from here. "
-            "Nothing that was written before is lost"
-        )
-    if _is(error, "SQLITE_IOERR"):
-        return LedgerError(
-            f"{path} cannot be written or read ({error}): the disk may be full, a quota used up or the disk "
-            "gone. When that is mended, the same command goes on from here"
-        )
-    if _is(error, "SQLITE_NOTADB"):
-        return UseError(f"{path} is not a ledger: it is not even a SQLite file. Give another path")
     if _is_damage(error):
         return LedgerError(
             f"{path} is damaged ({error}). `theodolite ledger salvage {path} NEW` puts all runs that are "
             "whole into a new ledger; the others can be run again there"
         )
-    if _is(error, "SQLITE_BUSY", "SQLITE_LOCKED"):
-        return LedgerError(
-            f"{path} is locked by another program, such as a shell of SQLite's: end that first"
-        )
+    if _is(error, "SQLITE_NOTADB"):
+        return UseError(f"{path} is not a ledger: it is not even a SQLite file. Give another path")
     if _is(error, "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH"):
         return UseError(f"{path} cannot be opened ({error}): give a path in a folder that is yours")
-    return LedgerError(f"{path}: {error}")
+    if _is(error, "SQLITE_FULL"):
+        said = f"the disk of {path} is full: free some space, and the same command continues here. Nothing "
+        said += "that was written before is lost"
+    elif _is(error, "SQLITE_IOERR"):
+        said = f"{path} cannot be written or read ({error}): the disk may be full, a quota used up or the "
+        said += "disk gone. When that is fixed, the same command continues here"
+    elif _is(error, "SQLITE_BUSY", "SQLITE_LOCKED"):
+        said = f"{path} is locked by another program, such as a shell of SQLite's: end that first"
+    else:
+        said = f"{path}: {error}"
+    return LedgerError(said)
 
 
 def _mended(
@@ -185,9 +196,9 @@ def _mended(
 
 def _examine(connection: sqlite3.Connection) -> None:
     """Look at every attempt, and at every page."""
-    for entry in attempts.entries(connection):
-        attempts.metrics(connection, entry)
-    schema.check_pages(connection)
+    for entry in tables.entries(connection):
+        tables.metrics(connection, entry)
+    tables.check_pages(connection)
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -207,3 +218,186 @@ def _is(error: sqlite3.Error, *names: str) -> bool:
 
 def _is_damage(error: sqlite3.Error) -> bool:
     return _is(error, "SQLITE_CORRUPT") or "decode to UTF-8" in str(error)
+
+
+def keep_log(path: Path) -> None:
+    """Copy the log of this file.
+
+    It does not wait for the disk: the log itself is there already. If the power fails, a copy that is not
+    whole is not used.
+    """
+    log = _log_of(path).read_bytes()
+    part = path.with_name(f"{path.name}-spare.part")
+    part.write_bytes(log + hashlib.sha256(log).digest())
+    part.replace(_spare_of(path))
+
+
+def drop_log_copy(path: Path) -> None:
+    """The log was moved."""
+    _spare_of(path).unlink(missing_ok=True)
+
+
+def drop_log_copy_if_moved(path: Path) -> None:
+    """SQLite removes the log when the last one who had the file open has moved all of it."""
+    if not _log_of(path).exists():
+        drop_log_copy(path)
+
+
+def restore_log(path: Path) -> None:
+    """Give a log that was cut short its end again, or one that is gone to a file that needs it.
+
+    The lock is held. A log that does not begin like the copy belongs to something later. One that is gone or
+    empty may have been moved, and more records after it: then the file has more than the copy gives it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        copy = _spare_of(path).read_bytes()
+        kept, digest = copy[:-_DIGEST], copy[-_DIGEST:]
+        log = _log_of(path).read_bytes() if _log_of(path).exists() else b""
+        is_longer = len(log) < len(kept) and kept.startswith(log)
+        if is_longer and hashlib.sha256(kept).digest() == digest and (log or _is_needed(path, kept)):
+            with _log_of(path).open("wb") as file:
+                file.write(kept)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def _is_needed(path: Path, kept: bytes) -> bool:
+    """Is a file sound with this log, and has it no fewer records than without? It works on copies."""
+    with tempfile.TemporaryDirectory() as folder:
+        without, copy = Path(folder, "without"), Path(folder, "with")
+        for each in (without, copy):
+            shutil.copyfile(path, each)
+        _log_of(copy).write_bytes(kept)
+        records = _records(copy)
+        return records is not None and records >= (_records(without, sound=False) or 0)
+
+
+def _records(path: Path, *, sound: bool = True) -> int | None:
+    """How many attempts a ledger has; None if it cannot be read, or is not sound and has to be."""
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            if sound and connection.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
+                return None
+            (count,) = connection.execute("SELECT COUNT(*) FROM attempts").fetchone()
+            return int(count)
+    except sqlite3.Error:
+        return None
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _spare_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-spare")
+
+
+class Lock:
+    """The right to write a file, for as long as this process lives or until it is released.
+
+    It is a lock of the system's on a file beside, `NAME-lock`, which also says who holds it, and for the case
+    that somebody removes that, one on the file itself: on a byte that lies far behind all that SQLite uses.
+
+    The handle of the file itself is kept until the end. To close any handle of it ends the locks that SQLite
+    has on it in this process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock_file = path.with_name(f"{path.name}-lock")
+        self._own: int | None = None
+        self._handle = self._taken()
+        try:
+            self.hold_file()
+        except BaseException:
+            self._lock_file.unlink(missing_ok=True)
+            os.close(self._handle)
+            raise
+        since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        holder = f"process {os.getpid()} on {socket.gethostname()} since {since}"
+        with contextlib.suppress(OSError):  # the disk may be full
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, holder.encode(), 0)
+        _held.add(self._handle)
+
+    def hold_file(self) -> None:
+        """Lock the file itself too, if it is there: a new one once it was made."""
+        if self._own is not None or not self._path.exists():
+            return
+        status = os.stat(self._path)
+        if status.st_nlink > 1:
+            raise UseError(
+                f"{self._path} has {status.st_nlink} names (hard links), and a driver does not see one that "
+                "writes under another name: remove the others, or copy it and give the copy"
+            )
+        if (status.st_dev, status.st_ino) in _files.values():  # another handle would have to be closed again
+            raise self._refusal(f"process {os.getpid()}")
+        handle = os.open(self._path, os.O_RDWR)
+        try:
+            _lock_far_byte(handle)
+        except BlockingIOError:
+            os.close(handle)
+            raise self._refusal("another process") from None
+        except OSError:  # a file system without such locks
+            pass
+        self._own = handle
+        _files[handle] = status.st_dev, status.st_ino
+
+    def release(self) -> None:
+        """Let others have it. In a process that was forked off this does nothing."""
+        if self._own in _files:
+            del _files[self._own]
+            os.close(self._own)
+        if self._handle in _held:
+            _held.remove(self._handle)
+            self._lock_file.unlink(missing_ok=True)
+            os.close(self._handle)
+
+    def _taken(self) -> int:
+        while True:
+            handle = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Whoever released it just now has removed the file that we opened: then there is a new one.
+                if os.path.samestat(os.fstat(handle), os.stat(self._lock_file)):
+                    return handle
+            except FileNotFoundError:
+                pass
+            except BlockingIOError:
+                holder = os.pread(handle, 1000, 0).decode(errors="replace") or "another process"
+                os.close(handle)
+                raise self._refusal(holder) from None
+            except OSError:
+                os.close(handle)
+                raise
+            os.close(handle)
+
+    def _refusal(self, holder: str) -> UseError:
+        return UseError(
+            f"{self._path} is being written by {holder}. Wait until that has ended, or give another path"
+        )
+
+
+def _lock_far_byte(handle: int) -> None:
+    if sys.platform == "linux":
+        # Of the handle, not of the process: it lasts when another handle of the file is closed.
+        wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, FAR, 1, 0)
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, wanted)
+    else:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, FAR)
+
+
+_held: set[int] = set()
+_files: dict[int, tuple[int, int]] = {}
+"""The handles of the files themselves, with device and inode."""
+
+
+def _let_go() -> None:
+    """In a forked process: else it would go on holding the locks when the driver is gone."""
+    for handle in (*_held, *_files):
+        os.close(handle)
+    _held.clear()
+    _files.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -5,7 +5,10 @@ ordinary graph of large operations, which ordinary autograd goes back through. O
 forward, backward and update, is captured as a CUDA graph after a few steps, so that launching its thousands
 of kernels costs nothing. Everything a step needs to know, its number and learning rates, is on the device.
 
-Compiled, the blocks that a network repeats and the updates are fused, see `theodolite.fleet.regions`.
+Compiled, the blocks that a network repeats and the updates are fused. A compiled function is not entered from
+inside `torch.vmap`. A custom autograd function with a rule of its own for vmap is: the rule gets the stacked
+tensors, outside vmap, and calls there what was compiled for a stack of models, `compile(vmap(block))`. The
+blocks of all depths share one compilation.
 """
 
 # M models, S seeds, n entries of one tensor
@@ -13,6 +16,7 @@ Compiled, the blocks that a network repeats and the updates are fused, see `theo
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,17 +24,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from theodolite.core.batches import Batch
 from theodolite.core.calling import call, evaluate, logits, require_logits, with_tensors
 from theodolite.core.higher_order import trainable_operators
-from theodolite.fleet.accuracy import HELD_OUT, TRAINED_ON, share_right
-from theodolite.fleet.regions import compile_blocks
 from theodolite.fleet.stack import Stack, Tensors, vectorised
-from theodolite.fleet.training import precision_of, targets_in
+from theodolite.fleet.training import HELD_OUT, TRAINED_ON, precision_of, share_right, targets_in
 from theodolite.optimizers.spec import Slot
 from theodolite.workloads import Workload
 
@@ -101,43 +105,39 @@ class Program:
         """Is there a model left whose losses are all finite? Waits for the device."""
         return bool(self._alive.any())
 
-    @torch.no_grad()
-    def judge(self) -> list[float]:
+    def held_out_losses(self) -> list[float]:
         """The mean loss of each model over the held-out batches."""
-        run = self.stack.runs[0]
-        model = self.stack.model.eval()
-        losses = []
-        for step in range(run.held_out):
-            batch = tree_map(self._moved, self.workload.draw_held_out(step))
-            evaluate = torch.vmap(functools.partial(self._evaluate, batch), in_dims=(0, 0, 0))
-            with self._mode():
-                losses.append(evaluate(self._weights, dict(self.stack.buffers), self.stack.temperature))
-        model.train()
-        means: list[float] = torch.stack(losses).double().mean(0).tolist()
-        return means
+        return self._held_out_means(self._evaluate, self.stack.temperature)
 
     @torch.no_grad()
     def accuracies(self) -> list[dict[str, float]]:
-        """Of each model what `theodolite.fleet.accuracy` reads."""
-        model = self.stack.model.eval()
-        weights, buffers = self._weights, dict(self.stack.buffers)
-        over_batch = []
-        for step in range(self.stack.runs[0].held_out):
-            batch = tree_map(self._moved, self.workload.draw_held_out(step))
-            right = torch.vmap(functools.partial(self._right, batch), in_dims=(0, 0))
-            with self._mode():
-                over_batch.append(right(weights, buffers))
+        """For each model the readings of the probe `accuracy`."""
+        held_out = self._held_out_means(self._right)
         leaves, dims = self._leaves()
 
         def trained_on(weights: Any, buffers: Any, *leaves: Any) -> Tensor:
             return self._right(tree_unflatten(leaves, self._spec), weights, buffers)
 
+        self.stack.model.eval()
         with self._mode():
-            own = torch.vmap(trained_on, in_dims=(0, 0, *dims))(weights, buffers, *leaves)
-        model.train()
-        held_out = torch.stack(over_batch).double().mean(0)
-        pairs = zip(held_out.tolist(), own.tolist(), strict=True)
-        return [{HELD_OUT: one, TRAINED_ON: other} for one, other in pairs]
+            over_last = torch.vmap(trained_on, in_dims=(0, 0, *dims))
+            own = over_last(self._weights, dict(self.stack.buffers), *leaves)
+        self.stack.model.train()
+        return [{HELD_OUT: one, TRAINED_ON: other} for one, other in zip(held_out, own.tolist(), strict=True)]
+
+    @torch.no_grad()
+    def _held_out_means(self, function: Callable[..., Tensor], *stacked: Tensor) -> list[float]:
+        """The mean over held-out batches of a function of batch, weights, buffers and stacked arguments."""
+        self.stack.model.eval()
+        found = []
+        for step in range(self.stack.runs[0].held_out):
+            batch = tree_map(self._moved, self.workload.draw_held_out(step))
+            with self._mode():
+                each = torch.vmap(partial(function, batch))
+                found.append(each(self._weights, dict(self.stack.buffers), *stacked))
+        self.stack.model.train()
+        means: list[float] = torch.stack(found).double().mean(0).tolist()
+        return means
 
     def _load(self) -> int:
         """Put the batches of this step, one for each seed, where the step reads them; how many targets."""
@@ -312,3 +312,116 @@ def _shared_by_all(values: Sequence[Any]) -> Any:
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # Sizes as symbols: one compilation serves tensors of all shapes, flattened to (M, n).
     return torch.compile(function, dynamic=True)
+
+
+def compile_blocks(model: nn.Module) -> int:
+    """Replace the forward passes of repeated blocks, in place; the number of blocks that were replaced."""
+    count = 0
+    for blocks in repeated(model):
+        region = _Region(blocks[0])
+        for block in blocks:
+            block.forward = _Entry(region, block)
+            count += 1
+    return count
+
+
+def repeated(model: nn.Module) -> list[list[nn.Module]]:
+    """Lists of two or more modules that differ in nothing but the values of their tensors.
+
+    >>> blocks = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)]
+    >>> [len(found) for found in repeated(nn.Sequential(nn.Linear(2, 4), nn.ModuleList(blocks)))]
+    [3]
+    """
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1:
+            start = f"{name}." if name else ""
+            kinds = {_traits(block, f"{start}{place}.") for place, block in enumerate(module)}
+            if len(kinds) == 1 and len(list(module[0].parameters())) > 1:
+                found.append(list(module))
+    return found
+
+
+class _Entry:
+    """The forward pass of one block."""
+
+    def __init__(self, region: _Region, block: nn.Module) -> None:
+        self.region, self.block = region, block
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = {**dict(self.block.named_parameters()), **dict(self.block.named_buffers())}
+        leaves, spec = tree_flatten((own, args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        # Judging is not worth a compilation, and takes other ways: batch norm's, dropout's.
+        if not self.block.training or not any(map(torch._C._functorch.is_batchedtensor, tensors)):
+            return type(self.block).forward(self.block, *args, **kwargs)
+        places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+        others = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        return _Compiled.apply(self.region, (spec, places, others), *tensors)
+
+
+class _Region:
+    """A block, and what was compiled of it: one function for each way its arguments are stacked."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = copy.deepcopy(block)
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    def stacked(self, layout: Any, in_dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> Tensor:
+        spec, places, others = layout
+        key = str(spec), others, in_dims
+        if key not in self._compiled:
+            block = self.block
+
+            def call(*tensors: Tensor) -> Any:
+                leaves = list(others)
+                for place, tensor in zip(places, tensors, strict=True):
+                    leaves[place] = tensor
+                own, args, kwargs = tree_unflatten(leaves, spec)
+                return functional_call(block, own, args, kwargs)
+
+            self._compiled[key] = torch.compile(
+                torch.vmap(call, in_dims=in_dims), fullgraph=True, dynamic=False
+            )
+        return self._compiled[key](*tensors)
+
+
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(region: _Region, layout: Any, *tensors: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise NotImplementedError
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, region: _Region, layout: Any, *tensors: Tensor) -> Any:
+        return region.stacked(layout, in_dims[2:], tensors), 0
+
+
+_MODULE = frozenset(vars(nn.Module()))
+
+
+def _traits(block: nn.Module, prefix: str) -> tuple[Any, ...]:
+    """Classes, shapes, and all other attributes by what they print: a scale by layer makes blocks differ.
+
+    Names of tensors within the block, which begin with its own, do not.
+    """
+
+    def shown(value: Any) -> str:
+        return repr(value).replace(f"'{prefix}", "'")
+
+    return tuple(
+        (
+            name,
+            type_before_parametrizations(module),  # each parametrized module has a class of its own
+            tuple((key, tuple(tensor.shape)) for key, tensor in module.named_parameters(recurse=False)),
+            tuple(sorted((key, shown(value)) for key, value in vars(module).items() if key not in _MODULE)),
+        )
+        for name, module in block.named_modules()
+    )

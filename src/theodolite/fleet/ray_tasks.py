@@ -22,9 +22,8 @@ from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.fleet.engine import Resources, attempt_in_worker, cost
 from theodolite.fleet.isolation import ON_THIS_MACHINE, Own
-from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.pool import RETRIES
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.training import failed, settings_of, workload_of
 from theodolite.workloads import Workload
 

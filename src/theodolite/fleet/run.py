@@ -1,26 +1,29 @@
-"""One training run as a value, and many of them as a product of axes."""
+"""One training run as a value, many of them as a product of axes, and what came of one."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, Literal
 
+from theodolite.core import arguments
 from theodolite.core.errors import UseError
+from theodolite.core.files import plain_text
 from theodolite.core.size import Size
-from theodolite.fleet.digest import digest_of
+from theodolite.fleet.provenance import digest_of
 from theodolite.optimizers import OPTIMIZERS, POLICIES
 from theodolite.optimizers.schedule import KINDS
 from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table, counted, number
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
+Status = Literal["finished", "diverged", "failed"]
 PROBES = ("gradient", "sizes", "accuracy")
 """`gradient`: the norm of the gradient at every step that is recorded. `sizes`: root mean squares of stream,
 branches and logits after training. `accuracy`: the part of the targets whose logit is the largest, after
@@ -96,16 +99,16 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """The value as JSON knows it."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        for name, value in values.items():
+        values: dict[str, Any] = {}
+        for name in AXES:
+            value = getattr(self, name)
             if isinstance(value, Size):
-                values[name] = [value.width, value.depth]
+                value = [value.width, value.depth]
             elif isinstance(value, Mapping):
-                values[name] = {str(key): _plain(item) for key, item in sorted(value.items())}
-            else:
-                values[name] = _plain(value)
-        for name in REAL:
-            values[name] = None if values[name] is None else float(values[name])
+                value = {str(key): _listed(item) for key, item in sorted(value.items())}
+            elif value is not None and (name in REAL or name in WHOLE):  # numbers of NumPy are none of JSON's
+                value = float(value) if name in REAL else int(value)
+            values[name] = _listed(value)
         return values
 
     @staticmethod
@@ -133,6 +136,8 @@ class Run:
         return f"{' '.join(parts)}, seed {self.seed}"
 
 
+WHOLE = {"seed": 0, "steps": 1, "warmup": 0, "held_out": 1, "every": 1}
+"""Fields that are integers, and the least that each may be."""
 REAL = ("lr", "weight_decay", "eps", "vector_lr", "init_scale", "temperature", "final")
 AXES = tuple(each.name for each in dataclasses.fields(Run))
 
@@ -193,62 +198,93 @@ class Grid:
             yield Run(**fields)
 
 
+@dataclass(frozen=True)
+class Outcome(Result):
+    """What came of one attempt at a run. All of it is JSON but for the run.
+
+    `finished` and `diverged` are results; `failed` is an exception, which may be tried again.
+    """
+
+    kind = "outcome of a run"
+
+    run: Run
+    status: Status
+    step: int
+    """How many steps were made; of a diverged run the step whose loss was not finite, counted from 0."""
+    held_out: float | None
+    """The mean loss over the held-out batches after training; None unless it is finite."""
+    metrics: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """By name (`loss`, `gradient`): (step, value), the steps that were recorded."""
+    readings: Mapping[str, Any] = field(default_factory=dict)
+    """What was measured once: `parameters`, `tokens` seen, and what the probes found."""
+    seconds: float = 0.0
+    """Of this run; of runs that were made together, each one's share."""
+    device: str = "cpu"
+    engine: str = "serial"
+    error: str | None = None
+    """The traceback of a failed run."""
+
+    def blocks(self) -> Iterator[Block]:
+        """The run, how it ended, and what was measured."""
+        loss = "" if self.held_out is None else f", held-out loss {number(self.held_out, 4)}"
+        yield f"{self.run}: {self.status} after {counted(self.step, 'step')}{loss}"
+        if self.error:
+            yield self.reason
+        readings = {name: value for name, value in self.readings.items() if isinstance(value, int | float)}
+        yield Table(("reading", "value"), list(readings.items()))
+
+    @property
+    def reason(self) -> str:
+        """Of a failed run, the last line of its error, as a terminal can show it."""
+        lines = plain_text(self.error or "").strip().splitlines()
+        return lines[-1].strip() if lines else "no reason was given"
+
+    @property
+    def settled(self) -> bool:
+        """Is there nothing to be run again?"""
+        return self.status != "failed"
+
+
 def _check_axis(name: str) -> None:
     top, dot, option = name.partition(".")
-    if top in AXES and (not dot or (top in ("options", "vector_options") and option)):
-        return
-    near = difflib.get_close_matches(name, AXES, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"A run has {', '.join(AXES)}"
-    raise UseError(f"{name!r} is no field of a run. {hint}")
+    if top not in AXES or (dot and not (top in ("options", "vector_options") and option)):
+        near = arguments.did_you_mean(name, AXES) or f" A run has {', '.join(AXES)}"
+        raise UseError(f"{name!r} is no field of a run.{near}")
 
 
 def _check(run: Run) -> None:
     for name, value in (("size", run.size), ("base", run.base)):
         if not isinstance(value, Size) and not (name == "base" and value is None):
             raise UseError(f"{name} is {value!r}: give a Size, for example Size(256, 4)")
-    _check_choice("optimizer", run.optimizer, tuple(OPTIMIZERS))
-    _check_choice("parameterization", run.parameterization, PARAMETERIZATIONS)
-    _check_choice("precision", run.precision, PRECISIONS)
-    _check_choice("schedule", run.schedule, KINDS)
+    arguments.one_of("optimizer", run.optimizer, tuple(OPTIMIZERS))
+    arguments.one_of("parameterization", run.parameterization, PARAMETERIZATIONS)
+    arguments.one_of("precision", run.precision, PRECISIONS)
+    arguments.one_of("schedule", run.schedule, KINDS)
+    arguments.one_of("decay", run.decay, tuple(POLICIES))
+    for probe in run.probes:
+        arguments.one_of("probe", probe, PROBES)
     if OPTIMIZERS[run.optimizer].averages and run.schedule != "constant":
         raise UseError(
             f"schedule is {run.schedule!r}: {run.optimizer} replaces one. Give schedule='constant'"
         )
-    _check_choice("decay", run.decay, tuple(POLICIES))
-    for probe in run.probes:
-        _check_choice("probe", probe, PROBES)
     if run.parameterization == "plan" and run.base is None:
         raise UseError("base is None: a plan starts from a base size. Give one, as in base=Size(128, 4)")
     if run.parameterization == "standard" and run.base is not None:
         raise UseError(f"base is {run.base}: the standard parameterization has none. Leave it out")
     for name in REAL:
         number = getattr(run, name)
-        if number is None and name in ("eps", "vector_lr"):
-            continue
-        lowest = "not negative" if name in ("weight_decay", "eps", "final") else "positive"
-        good = isinstance(number, Real) and 0 <= float(number) < math.inf
-        if not good or (number == 0 and lowest == "positive"):
-            raise UseError(f"{name} is {number!r}: it has to be a finite number and {lowest}")
-    if run.final > 1:
-        raise UseError(f"final is {run.final!r}: it is a fraction of the learning rate, from 0 to 1")
+        if name in ("weight_decay", "final") or (name == "eps" and number is not None):
+            arguments.number(name, number, least=0, most=1 if name == "final" else math.inf)
+        elif name not in ("eps", "vector_lr") or number is not None:
+            arguments.positive(name, number)
     if run.vector_lr is not None and not OPTIMIZERS[run.optimizer].matrices_only:
         raise UseError(f"vector_lr is for what a matrix optimizer leaves to AdamW; {run.optimizer} is none")
-    for name, least in (("seed", 0), ("steps", 1), ("warmup", 0), ("held_out", 1), ("every", 1)):
-        number = getattr(run, name)
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise UseError(f"{name} is {number!r}: it has to be a whole number of at least {least}")
+    for name, least in WHOLE.items():
+        arguments.whole(name, getattr(run, name), least=least)
     if run.warmup >= run.steps:
         raise UseError(f"warmup is {run.warmup}: it has to be less than the {run.steps} steps")
 
 
-def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UseError(f"{name} is {value!r}: it is one of {', '.join(known)}.{hint}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return value
+def _listed(value: Any) -> Any:
+    """Tuples as lists, as JSON has them."""
+    return [_listed(item) for item in value] if isinstance(value, tuple | list) else value

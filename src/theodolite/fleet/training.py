@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, dissect
-from theodolite.core.batches import Batch, on_device
+from theodolite.core.batches import device_of, on_device
+from theodolite.core.batches import targets_in as targets_in
 from theodolite.core.building import untouched_randomness
+from theodolite.core.calling import call, described, logits
+from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
-from theodolite.fleet.accuracy import accuracies
 from theodolite.fleet.checkpoint import RunCheckpoint
 from theodolite.fleet.isolation import Own, isolated
-from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 from theodolite.optimizers import OPTIMIZERS, Planned
 from theodolite.optimizers.schedule import LRFactor
 from theodolite.planning import Plan
@@ -39,9 +39,10 @@ from theodolite.workloads.lookup import put_neighbours_first
 
 LOOK_EVERY = 25
 """Steps between looks at the losses where looking means waiting for the device."""
-
 TARGETS = "targets"
 """How many targets each step had, beside its loss."""
+HELD_OUT, TRAINED_ON = "accuracy", "train accuracy"
+"""The readings of the probe `accuracy`: over the held-out batches, and over the last batch trained on."""
 
 Workloads = Mapping[str, Workload]
 """By name, those that cannot be looked up because they were handed over as objects."""
@@ -58,9 +59,9 @@ def train(
 ) -> Outcome:
     """Make the run, one step after the other. A loss that is not finite ends it: it has diverged.
 
-    The network is `plan.build(seed)`, the batches are `workload.batch(seed, step)`. No random number of the
-    caller's is spent. With a checkpoint the run goes on from where that was left, and ends with the same
-    numbers as if it had never been stopped. The run's plan may be handed over by who has it already.
+    The network is `plan.build(seed)`, the batches are `workload.batch(seed, step)`. The caller's random
+    numbers stay as they are. With a checkpoint the run resumes where it was stopped, and ends with the same
+    numbers as if it had not been. `plan` is the run's plan, if it is there already.
     """
     start = time.perf_counter()
     plan = planned(run, workload) if plan is None else plan
@@ -77,7 +78,7 @@ def train(
             optimizer.zero_grad()
             with precision_of(run, device), differentiable_twice(run):
                 loss = workload.evaluate(model, batch, temperature=run.temperature)
-                _go_back(run, loss, model)
+                _backward(run, loss, model)
             log.add(loss, model, targets_in(batch))
             if log.diverged_at is not None:
                 break
@@ -101,10 +102,9 @@ def attempt(
     checkpoint: RunCheckpoint | None = None,
     settings: Own | None = None,
 ) -> Outcome:
-    """`train`, with any exception as a failed outcome. The engine's name is put on it.
+    """`train` in standard settings (see `isolated`), with any exception as a failed outcome.
 
-    It begins with standard settings and leaves none behind, see `isolated`. If they are given, `settings` are
-    those of the workload's file, else that is asked for them.
+    `settings` are those of the workload's file, which is asked for them if they are not given.
     """
     start = time.perf_counter()
     try:
@@ -127,18 +127,16 @@ def workload_of(name: str, workloads: Workloads) -> Workload:
 
 @contextlib.contextmanager
 def conditions(run: Run, workloads: Workloads) -> Iterator[None]:
-    """Under which the code of a workload is called: standard settings, and those that its file has made."""
-    if run.workload in workloads:
-        with isolated():
-            yield
-    else:
-        with isolated(settings_of(run.workload)):
+    """Call the code of a workload in here: standard settings, and those that its file has made."""
+    is_object = run.workload in workloads
+    with isolated() if is_object else isolated(settings_of(run.workload)):
+        if not is_object:
             put_neighbours_first(run.workload)
-            yield
+        yield
 
 
 def settings_of(workload: str) -> Own:
-    """Those that the file of a workload makes when it is imported, such as another default dtype."""
+    """The settings that the file of a workload makes when it is imported, such as another default dtype."""
     return _looked_up(workload)[1]
 
 
@@ -189,12 +187,9 @@ def _planned(run: Run, workload: Workload) -> Plan:
 
 
 def _is_drawn(row: PlanRow) -> bool:
-    """Does a tensor start at random? A gain does not, and of a bias with a law of its own it is not known."""
-    if not row.trained:
-        return False
-    if row.role == "bias":
-        return row.init.kind not in ("constant", "own")
-    return row.role != "gain" and row.init.kind != "constant"
+    """Does a tensor start at random? A gain does not, and of a bias that draws itself it is not known."""
+    fixed = ("constant", "own") if row.role == "bias" else ("constant",)
+    return row.trained and row.role != "gain" and row.init.kind not in fixed
 
 
 @functools.lru_cache(maxsize=256)
@@ -260,8 +255,10 @@ class Log:
             waiting.clear()
 
     def outcome(self, model: nn.Module, workload: Workload) -> Outcome:
-        """What came of it. The network is judged, unless it diverged."""
-        held_out = None if self.diverged_at is not None else judged(model, workload, self.run, self.device)
+        """What came of it. The network is evaluated, unless it diverged."""
+        held_out = (
+            None if self.diverged_at is not None else held_out_loss(model, workload, self.run, self.device)
+        )
         readings = readings_of(model, workload, self.run)
         outcome = outcome_of(self.run, self.values, held_out, self.device, readings)
         if outcome.status == "finished" and "accuracy" in self.run.probes:
@@ -286,8 +283,8 @@ def outcome_of(
         step=stop,
         held_out=held_out if diverged_at is None else None,
         metrics={
-            name: tuple((step, series[step]) for step in kept)
-            for name, series in values.items()
+            name: tuple((step, of_all[step]) for step in kept)
+            for name, of_all in values.items()
             if name != TARGETS
         },
         readings={**readings, "tokens": round(sum(values[TARGETS][:stop]))},
@@ -301,7 +298,7 @@ def with_readings(outcome: Outcome, readings: Mapping[str, Any]) -> Outcome:
 
 
 @torch.no_grad()
-def judged(model: nn.Module, workload: Workload, run: Run, device: str) -> float:
+def held_out_loss(model: nn.Module, workload: Workload, run: Run, device: str) -> float:
     """The mean loss over the held-out batches."""
     was_training = model.training
     model.eval()
@@ -316,21 +313,11 @@ def judged(model: nn.Module, workload: Workload, run: Run, device: str) -> float
 
 def readings_of(model: nn.Module, workload: Workload, run: Run) -> dict[str, Any]:
     """What is measured once: how many parameters there are, and what probes find."""
-    device = str(next(model.parameters()).device)
-    readings: dict[str, Any] = {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
+    readings: dict[str, Any] = {"parameters": sum(each.numel() for each in model.parameters())}
     if "sizes" in run.probes:
-        readings["sizes"] = activation_sizes(model, on_device(workload.draw_held_out(0), device)[0])
+        inputs, _ = on_device(workload.draw_held_out(0), str(device_of(model)))
+        readings["sizes"] = activation_sizes(model, inputs)
     return readings
-
-
-def targets_in(batch: Batch) -> int:
-    """How many targets a batch has, by their first tensor: tokens of a text, images with a label.
-
-    Tensors that follow, such as masks or weights of the targets, do not count.
-    """
-    return next((leaf.numel() for leaf in tree_leaves(batch[1]) if isinstance(leaf, Tensor)), 0)
 
 
 @contextlib.contextmanager
@@ -368,7 +355,7 @@ def differentiable_twice(run: Run) -> contextlib.AbstractContextManager[object]:
     return sdpa_kernel(SDPBackend.MATH) if twice else contextlib.nullcontext()
 
 
-def _go_back(run: Run, loss: Tensor, model: nn.Module) -> None:
+def _backward(run: Run, loss: Tensor, model: nn.Module) -> None:
     if not OPTIMIZERS[run.optimizer].second_order:
         loss.backward()
         return
@@ -393,3 +380,36 @@ def _gradient_norm(model: nn.Module) -> Tensor:
 def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has lists where optimizers want tuples."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+
+def share_right(output: Tensor, targets: Any) -> Tensor:
+    """The part of the targets whose logit is the largest.
+
+    >>> share_right(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+    tensor(0.5000)
+    """
+    whole = isinstance(targets, Tensor) and not (targets.is_floating_point() or targets.is_complex())
+    if not whole or targets.shape != output.shape[:-1]:
+        raise UseError(
+            f"accuracy is of whole numbers, one for each row of logits {tuple(output.shape)}, and the "
+            f"workload's targets are {described(targets)}: leave out the probe 'accuracy'"
+        )
+    return (output.argmax(-1) == targets).float().mean()
+
+
+@torch.no_grad()
+def accuracies(model: nn.Module, workload: Workload, run: Run, device: str) -> dict[str, float]:
+    """The readings of one trained network, in eval mode."""
+    was_training = model.training
+    model.eval()
+
+    def right(batch: Any) -> float:
+        inputs, targets = on_device(batch, device)
+        return share_right(logits(call(model, inputs)), targets).item()
+
+    found = {
+        HELD_OUT: statistics.fmean(right(workload.draw_held_out(step)) for step in range(run.held_out)),
+        TRAINED_ON: right(workload.draw(run.seed, run.steps - 1)),
+    }
+    model.train(was_training)
+    return found

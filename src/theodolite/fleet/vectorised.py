@@ -18,9 +18,8 @@ from theodolite.core.batches import on_device
 from theodolite.core.building import build_hollow, in_one_line, untouched_randomness
 from theodolite.core.exclusive import exclusive
 from theodolite.fleet.engine import Resources
-from theodolite.fleet.outcome import Outcome
 from theodolite.fleet.program import Program
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.stack import Stack, kin, stack, why_not_stacked
 from theodolite.fleet.training import (
     LOOK_EVERY,
@@ -205,7 +204,7 @@ def _together(runs: Sequence[Run], resources: Resources, *, compiled: bool) -> l
                 _check_compiled(program, workload, device)
             if step % LOOK_EVERY == LOOK_EVERY - 1 and not program.alive():
                 break
-        held_out = program.judge()
+        held_out = program.held_out_losses()
         accuracies = program.accuracies() if "accuracy" in runs[0].probes else None
         series = {name: values.double().T.tolist() for name, values in program.series.items()}
         readings = [readings_of(_single(models, place), workload, run) for place, run in enumerate(runs)]

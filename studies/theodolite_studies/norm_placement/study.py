@@ -151,7 +151,7 @@ def trained(
             program.step()
             if step == 0:
                 _check_first(program, alone)
-        held_out = program.judge()
+        held_out = program.held_out_losses()
         losses, gradients = (program.series[name].T.cpu() for name in ("loss", "gradient"))
     records: list[Record] = []
     for place, (kind, seed, exponent) in enumerate(wanted):

@@ -12,8 +12,7 @@ import pytest
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.outcome import Outcome
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 
 RUN = Run("mlp-mixture", Size(64, 2), lr=1 / 3, parameterization="standard", options={"betas": (0.9, 0.95)})
 NASTY = 'Traceback:\r\n  "quoted", and\n\tµP \U0001f4d0 ' + "long " * 40_000

@@ -1,4 +1,4 @@
-"""With what runs are made: versions, and hashes of the source."""
+"""Where a run comes from: the digest of its value, versions of packages, and hashes of the source."""
 
 from __future__ import annotations
 
@@ -6,40 +6,46 @@ import ast
 import functools
 import hashlib
 import importlib.metadata
+import json
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-
-import theodolite
+from typing import Any
 
 Environment = dict[str, str | None]
 
 
+def digest_of(value: Any) -> str:
+    """The SHA-256 of a value of JSON, in 64 hexadecimal digits. The order of keys does not matter.
+
+    >>> digest_of({"lr": 0.1, "size": (64, 2)}) == digest_of({"size": [64, 2], "lr": 0.1})
+    True
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))  # ASCII, whatever the value holds
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 @functools.lru_cache(maxsize=256)
-def _environment(workload: str) -> tuple[tuple[str, str | None], ...]:
-    return (
-        ("theodolite", theodolite.__version__),
-        ("source", _source_of_package()),
-        ("workload_source", _source_of_workload(workload)),
-        ("python", platform.python_version()),
-        ("torch", _version("torch")),
-        ("numpy", _version("numpy")),
-        ("platform", platform.platform()),
-    )
-
-
 def environment(workload: str) -> Environment:
     """That of this process, for runs of a workload. Files are hashed at the first call for a workload.
 
     >>> sorted(environment("mlp-mixture"))
     ['numpy', 'platform', 'python', 'source', 'theodolite', 'torch', 'workload_source']
     """
-    return dict(_environment(workload))
+    return {
+        "theodolite": _version("theodolite"),
+        "source": _source_of_package(),
+        "workload_source": _source_of_workload(workload),
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "numpy": _version("numpy"),
+        "platform": platform.platform(),
+    }
 
 
 @functools.cache
 def _source_of_package() -> str:
-    folder = Path(theodolite.__file__).parent
+    folder = Path(__file__).parents[1]
     return _digest(folder, sorted(folder.rglob("*.py")))
 
 
