@@ -90,7 +90,7 @@ def test_a_zero_gain_is_alive_where_a_zero_projection_would_explode() -> None:
     # Peri-norm: a projection of zeros puts the norm at its singular point.
     model = GPT(32, 1, vocab=64, head_dim=16, norm_placement="peri").double()
     points = find_points(model, TOKENS)
-    assert {closer.name for closer in points.found[0].closers} == {
+    assert {closer.name for closer in points.found[0].outputs} == {
         "attention.norm_out.weight",
         "feed_forward.norm_out.weight",
     }

@@ -28,7 +28,8 @@ from theodolite.growing.line_search import jump, length_of, longest_step
 from theodolite.growing.splits import Splits, check_disjoint
 from theodolite.planning.readout_multiplier import warn_of_missing
 from theodolite.probes.example_losses import losses_of
-from theodolite.probes.signal.signal import PointSignal, signal
+from theodolite.probes.signal.result import PointSignal
+from theodolite.probes.signal.signal import signal
 from theodolite.surgery.block_copies import make_block
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.groups import Groups
@@ -185,7 +186,7 @@ class _Trial:
             self.splits.estimate,
             points=wanted,
             fresh=self.fresh,
-            progress=lambda share: tell("the signal at all points", 0.05 + 0.5 * share),
+            progress=lambda _, share: tell("the signal at all points", 0.05 + 0.5 * share),
         )
         tell("how far each may jump", 0.55)
         caps = {one.name: self._cap(one) for one in found.above}

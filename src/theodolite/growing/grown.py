@@ -8,7 +8,7 @@ from torch import nn
 
 from theodolite.growing.certificate import Certificate
 from theodolite.growing.line_search import Jump
-from theodolite.probes.signal.signal import PointSignal, Signal
+from theodolite.probes.signal.result import PointSignal, Signal
 from theodolite.surgery.block_copies import Point
 from theodolite.surgery.proof import Proof
 

@@ -19,7 +19,8 @@ from theodolite.probes.scaling.coordinates import Coordinates, Slope, coordinate
 from theodolite.probes.scaling.first_steps import Track
 from theodolite.probes.scaling.spectral import Spectral, spectral
 from theodolite.probes.scaling.spectral_norm import SpectralNorm, spectral_norm
-from theodolite.probes.signal.signal import PointSignal, Signal, signal
+from theodolite.probes.signal.result import PointSignal, Signal
+from theodolite.probes.signal.signal import signal
 from theodolite.probes.steps.drift import Drift, drift
 from theodolite.probes.steps.profile import Profile, profile
 from theodolite.probes.steps.radius import Radius, radius

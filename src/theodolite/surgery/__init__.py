@@ -1,7 +1,7 @@
 """Edits of a network that keep the function it computes, each with its proof."""
 
 from theodolite.surgery.baking import bake
-from theodolite.surgery.block_copies import Closer, Point, make_block
+from theodolite.surgery.block_copies import OutputTensor, Point, make_block
 from theodolite.surgery.converting import convert, scale_vectors
 from theodolite.surgery.folding import fold
 from theodolite.surgery.inserting import insert_block
@@ -28,7 +28,7 @@ __all__ = [
     "Places",
     "Reader",
     "find_places",
-    "Closer",
+    "OutputTensor",
     "Point",
     "Points",
     "find_points",

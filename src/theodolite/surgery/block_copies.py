@@ -18,7 +18,7 @@ from theodolite.surgery.places import SurgeryError
 
 
 @dataclass(frozen=True)
-class Closer:
+class OutputTensor:
     """A tensor that ends a branch of a block, and the value at which the branch adds nothing."""
 
     name: str
@@ -42,7 +42,7 @@ class Point:
     """The block it would be a copy of."""
     follows: bool
     """Does the point come right behind that block? Else it comes right before it."""
-    closers: tuple[Closer, ...]
+    outputs: tuple[OutputTensor, ...]
     removed: tuple[str, ...] = ()
     """Modules of the block that a copy goes without: norms of the sum of stream and branch."""
 
@@ -63,7 +63,7 @@ def make_block(model: nn.Module, point: Point, fresh: nn.Module | None = None) -
     block = copied(inner, dict(canonical_modules(inner))[point.like])
     if fresh is not None:
         _refresh(block, unwrap(fresh), point.like)
-    close(block, point.closers, point.removed)
+    close(block, point.outputs, point.removed)
     known = shared(inner, dict(canonical_modules(inner))[point.like])
     for tensor in block.parameters():  # it is to learn, also in a network that is frozen
         if id(tensor) not in known and tensor.is_floating_point():
@@ -87,7 +87,7 @@ def _refresh(block: nn.Module, fresh: nn.Module, name: str) -> None:
 
 
 @torch.no_grad()
-def close(block: nn.Module, closers: Sequence[Closer], removed: Sequence[str] = ()) -> None:
+def close(block: nn.Module, closers: Sequence[OutputTensor], removed: Sequence[str] = ()) -> None:
     """Let the branches of a block add nothing."""
     tensors = dict(all_parameter_names(block))
     for closer in closers:

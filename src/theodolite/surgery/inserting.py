@@ -123,7 +123,7 @@ def put(network: nn.Module, point: Point, block: nn.Module, edits: Edits) -> lis
     holder.insert(point.index, block)
     edits.undos.append(undo)
     renumber(network, point, holder, edits)
-    return [f"{point.name}.{closer.name}" for closer in point.closers]
+    return [f"{point.name}.{closer.name}" for closer in point.outputs]
 
 
 def moved(point: Point, name: str) -> str:

@@ -27,7 +27,7 @@ from theodolite.anatomy.recording.undisturbed import undisturbed
 from theodolite.core.building import in_one_line, untouched_randomness
 from theodolite.core.calling import call as call_network
 from theodolite.core.exclusive import exclusive
-from theodolite.surgery.block_copies import Closer, Point, close, copied, shared
+from theodolite.surgery.block_copies import OutputTensor, Point, close, copied, shared
 from theodolite.surgery.passing import Call, uncached, watched
 from theodolite.surgery.places import SurgeryError
 from theodolite.surgery.proof import apart
@@ -73,7 +73,7 @@ def find_points(model: nn.Module, inputs: Any) -> Points:
     >>> points = find_points(th.models.GPT(64, 2), torch.zeros(1, 8, dtype=torch.long))
     >>> [str(point) for point in points.found]
     ['blocks.0 before blocks.0', 'blocks.1 after blocks.0', 'blocks.2 after blocks.1']
-    >>> [closer.name for closer in points.found[0].closers]
+    >>> [closer.name for closer in points.found[0].outputs]
     ['attention.branch.out.weight', 'feed_forward.branch.down.weight']
 
     Raises:
@@ -95,7 +95,7 @@ class _Block:
 
     module: nn.Module
     branches: list[Branch]
-    closers: tuple[Closer, ...]
+    outputs: tuple[OutputTensor, ...]
     removed: tuple[str, ...]
     calls: int = 0
     before: str | None = "it was not called with a stream of numbers"
@@ -181,10 +181,10 @@ def _shapes(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
 
 def closing(
     anatomy: Anatomy, name: str, branches: list[Branch]
-) -> tuple[tuple[Closer, ...], tuple[str, ...]]:
+) -> tuple[tuple[OutputTensor, ...], tuple[str, ...]]:
     """What closes a block, and what a copy of it goes without."""
     closers = tuple(
-        Closer(end.removeprefix(f"{name}."), 0.0 - anatomy[end].offset, number)
+        OutputTensor(end.removeprefix(f"{name}."), 0.0 - anatomy[end].offset, number)
         for number, branch in enumerate(branches)
         for end in branch.ends
         if end in anatomy
@@ -212,7 +212,7 @@ def _try(model: nn.Module, inputs: Any, blocks: Mapping[str, _Block]) -> None:
             block.calls += 1
             if block.calls == 1:
                 closed = copied(model, block.module)
-                close(closed, block.closers, block.removed)
+                close(closed, block.outputs, block.removed)
                 block.before = _passes(call, closed, call.stream_in)
                 block.behind = _passes(call, closed, stream)
                 closed.train()
@@ -233,7 +233,7 @@ def _try(model: nn.Module, inputs: Any, blocks: Mapping[str, _Block]) -> None:
                     "torch's encoder layer reads the norms behind its sums by itself, which a copy of it "
                     "would have to go without: build it with norm_first=True"
                 )
-            elif names := [one.name for one in block.closers if _is_shared(model, block, one)]:
+            elif names := [one.name for one in block.outputs if _is_shared(model, block, one)]:
                 block.before = block.behind = f"{names[0]}, which would be zero, is used elsewhere too"
             else:
                 stack.enter_context(watched(block.module, trying(block), follows=True))
@@ -247,7 +247,7 @@ def _try(model: nn.Module, inputs: Any, blocks: Mapping[str, _Block]) -> None:
             block.before = block.behind = f"it is called {block.calls} times in one pass"
 
 
-def _is_shared(model: nn.Module, block: _Block, closer: Closer) -> bool:
+def _is_shared(model: nn.Module, block: _Block, closer: OutputTensor) -> bool:
     tensor = dict(all_parameter_names(block.module))[closer.name]
     return id(tensor) in shared(model, block.module)
 
@@ -289,7 +289,7 @@ def _points(model: nn.Module, blocks: Mapping[str, _Block]) -> Points:
                 reason = block.behind if follows else block.before
                 if reason is None:
                     like = f"{prefix}{neighbour}"
-                    found.append(Point(name, holder, index, like, follows, block.closers, block.removed))
+                    found.append(Point(name, holder, index, like, follows, block.outputs, block.removed))
                     break
                 reasons.append(f"{prefix}{neighbour}: {reason}")
             else:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from theodolite.models import ResNet
-from theodolite.probes.signal.alignment import alignment_bound
+from theodolite.probes.signal.gradient_statistics import alignment_bound
 from theodolite_studies.depth_expansion.images import Images
 
 NEAR = 0.1

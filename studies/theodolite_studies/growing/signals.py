@@ -13,7 +13,8 @@ from torch import Tensor
 
 from theodolite.core.building import evaluated
 from theodolite.growing.line_search import Jump, jump, longest_step
-from theodolite.probes.signal.signal import PointSignal, Signal, signal
+from theodolite.probes.signal.result import PointSignal, Signal
+from theodolite.probes.signal.signal import signal
 from theodolite.surgery import Point, Points, find_points, insert_block
 from theodolite.workloads import next_token_loss
 from theodolite_studies.growing.training import Lesson, Pupil

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,14 +33,14 @@ def gradients(model: nn.Module, name: str, one: PointSignal, points: Points) -> 
     loss, found = loss_for(name), logits(grown(inputs))
     each = [loss(found[unit : unit + 1], targets[unit : unit + 1]) for unit in range(UNITS)]
     tensors = dict(grown.named_parameters())
-    closers = [closer.name for closer in one.point.closers]
+    closers = [closer.name for closer in one.point.outputs]
     wanted = [tensors[f"{one.name}.{closer}"] for closer in closers]
     made = torch.autograd.grad(torch.stack(each).mean(), wanted)
     return dict(zip(closers, made, strict=True))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_directions_are_the_gradient_by_the_closers_of_an_inserted_block(name: str) -> None:
+def test_directions_are_the_gradient_by_the_output_tensors_of_an_inserted_block(name: str) -> None:
     model, batch = network(name), batch_for(name, UNITS)
     parts = [(batch[0][:3], batch[1][:3]), (batch[0][3:], batch[1][3:])]
     with exactly(name):
@@ -57,9 +58,9 @@ def test_directions_are_the_gradient_by_the_closers_of_an_inserted_block(name: s
         assert one.gain == pytest.approx(one.norm**2, rel=1e-9)
         assert sum(one.shares) == pytest.approx(one.gain, rel=1e-9)
         assert one.alignment == pytest.approx(one.gradient**2, rel=1e-9)
-    noted = any("no weight of a linear map or a norm" in note for note in found.notes)
+    noted = any("is not the weight of a linear map or norm" in note for note in found.notes)
     assert noted == (name in BARE)
-    assert any("5 of the 5 held-out units" in note for note in found.notes)
+    assert any("5 of the 5 held-out examples" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("name", ["pre", "gated", "peri", "maps", "turned encoder"])
@@ -163,3 +164,12 @@ def test_no_point_above_its_noise_is_the_deepest() -> None:
     assert strong.best.name == "blocks.2"
     assert "1 of 3 points (*)" in str(strong)
     assert strong.figure().alt.startswith("The largest gain is at blocks.2")
+
+
+def test_a_signal_is_read_back(tmp_path: Path) -> None:
+    found = signal(network("pre"), loss_for("pre"), batch_for("pre", 4))
+    assert Signal.load(found.save(tmp_path / "found.json")) == found
+    assert found.save(tmp_path / "found.csv").read_text().splitlines()[1].startswith("blocks.0,")
+    assert "Correlations of channels" in found.save(tmp_path / "found.html").read_text()
+    assert PointSignal.load(found.best.save(tmp_path / "best.json")) == found.best
+    assert str(found.best).startswith(f"{found.best.name}: gain")

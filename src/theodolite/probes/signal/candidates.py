@@ -1,7 +1,6 @@
-"""Candidate blocks, really run in the stream of a network, at all points at once.
+"""Candidate blocks that run in the stream of a network, at all points at once.
 
-A closed block returns the stream it is given, so that every candidate sees the stream of the network as it
-is, and the network computes what it computes without them.
+A closed block returns its input, so every candidate sees the stream of the unchanged network.
 """
 
 from __future__ import annotations
@@ -14,96 +13,96 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_modules
-from theodolite.probes.signal.sites import Closers, GainSite, MapSite, Site, is_map
-from theodolite.surgery import Closer, Point, make_block
+from theodolite.probes.signal.sites import GainSite, MapSite, OutputTensors, Site, is_map
+from theodolite.surgery import OutputTensor, Point, make_block
 from theodolite.surgery.passing import Call, watched
 
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""How far a vector that multiplies channels may be from doing so, in parts of the largest output."""
+"""Relative error up to which a vector counts as multiplying channels."""
 
 
 class Listener(Protocol):
-    """Is told the gradients that a backward pass brings."""
+    """Receives the gradients of a backward pass."""
 
     def at_site(self, candidate: Candidate, site: Site, gradient: Tensor, features: Tensor) -> None:
-        """The gradient by a site's output, and what the site was given."""
+        """The gradient with respect to a site's output, and the site's input."""
 
     def in_stream(self, candidate: Candidate, gradient: Tensor) -> None:
-        """The gradient by the stream at the point."""
+        """The gradient with respect to the stream at the point."""
 
 
 class Candidate:
-    """A closed block at a point, a network's own but for what closes it."""
+    """A closed block at a point. It shares all tensors with the network but those that close it."""
 
     def __init__(self, model: nn.Module, point: Point, fresh: nn.Module | None) -> None:
         self.point = point
         self.block = make_block(model, point, fresh).eval().requires_grad_(False)
         if fresh is None:
-            _share(self.block, dict(canonical_modules(model))[point.like], point.closers)
+            _share(self.block, dict(canonical_modules(model))[point.like], point.outputs)
         self.sites: list[Site] = []
         self.channels = 0
         self.zeros = 0.0
-        """The share of the stream that is exactly zero, on the units of the trial."""
+        """The fraction of the stream that is exactly zero, on the examples of the trial."""
         self.entries = 0
-        """How many numbers the stream at the point has, in the pass that runs."""
+        """The number of entries of the stream at the point in the current pass."""
         self.shares: dict[str, float] = {}
-        """By holder: how many its output has, in parts of them; always equal if units have equally many."""
+        """By holder: the entries of its output relative to these; constant if all examples have equally
+        many."""
         self.uneven: set[str] = set()
-        """Holders of which it has changed."""
+        """Holders whose share has changed."""
         self.channel = -1
-        self.unit = 0
-        """The dimensions of the stream in which channels and units run."""
+        self.example = 0
+        """The dimensions of the stream that hold channels and examples."""
         modules = dict(canonical_modules(self.block))
-        grouped: dict[str, dict[str, Closer]] = {}
-        for closer in point.closers:
-            holder, _, own = closer.name.rpartition(".")
-            grouped.setdefault(holder, {})[own] = closer
-        self.holders: dict[str, tuple[nn.Module, Closers]] = {
-            holder: (modules[holder], closers) for holder, closers in grouped.items()
+        grouped: dict[str, dict[str, OutputTensor]] = {}
+        for tensor in point.outputs:
+            holder, _, own = tensor.name.rpartition(".")
+            grouped.setdefault(holder, {})[own] = tensor
+        self.holders: dict[str, tuple[nn.Module, OutputTensors]] = {
+            holder: (modules[holder], tensors) for holder, tensors in grouped.items()
         }
         self.known: dict[str, Site | None] = {}
-        """By holder: its site, or None where there is none; missing until it was called."""
-        for tensor in self.whole.values():
-            tensor.requires_grad_()
+        """By holder: its site, or None if it has none; missing until the holder is called."""
+        for parameter in self.whole.values():
+            parameter.requires_grad_()
 
     @property
     def whole(self) -> dict[str, Tensor]:
-        """By closer: the tensors whose gradient only autograd itself can tell."""
+        """By name: the output tensors whose gradient comes from autograd, not from a site."""
         return {
-            closer.name: getattr(module, own)
-            for holder, (module, closers) in self.holders.items()
+            tensor.name: getattr(module, own)
+            for holder, (module, tensors) in self.holders.items()
             if self.known.get(holder) is None
-            for own, closer in closers.items()
+            for own, tensor in tensors.items()
         }
 
     @property
-    def outputs(self) -> int:
-        """How many channels the closers make; 0 if they do not tell."""
+    def width(self) -> int:
+        """The number of channels that the output tensors make; 0 if it is not known."""
         vectors = [tensor.numel() for tensor in self.whole.values() if tensor.ndim == 1]
-        return next((one for one in [*(site.outputs for site in self.sites), *vectors]), 0)
+        return next((one for one in [*(site.channels for site in self.sites), *vectors]), 0)
 
     def give_up(self, holder: str) -> None:
-        """Leave what a module holds to autograd."""
+        """Leave the tensors of a module to autograd."""
         site = self.known.get(holder)
         self.known[holder] = None
         self.uneven.discard(holder)
         if site is None:
             return
         self.sites.remove(site)
-        module, closers = self.holders[holder]
-        vars(module).pop("forward", None)  # that of a silent map
-        for own, closer in closers.items():
-            tensor = getattr(module, own)
-            module._parameters[own] = nn.Parameter(torch.full_like(tensor, closer.closed))
+        module, tensors = self.holders[holder]
+        vars(module).pop("forward", None)  # set by `silence`
+        for own, tensor in tensors.items():
+            module._parameters[own] = nn.Parameter(torch.full_like(getattr(module, own), tensor.closed))
 
     def settle(self) -> None:
-        """What was not called so far is left to autograd."""
+        """Leave the tensors of modules that were never called to autograd."""
         for holder in self.holders.keys() - self.known.keys():
             self.known[holder] = None
 
 
 class Candidates:
-    """All of them."""
+    """The candidates at all points."""
 
     def __init__(self, model: nn.Module, points: Sequence[Point], fresh: nn.Module | None) -> None:
         self.each = [Candidate(model, point, fresh) for point in points]
@@ -113,7 +112,7 @@ class Candidates:
 
     @contextmanager
     def in_stream(self) -> Iterator[None]:
-        """Whenever the network runs, they run in it."""
+        """Run the candidates whenever the network runs."""
         with ExitStack() as stack:
             for candidate in self.each:
                 template = self._modules[candidate.point.like]
@@ -126,7 +125,7 @@ class Candidates:
 
     @contextmanager
     def heard_by(self, listener: Listener) -> Iterator[None]:
-        """Gradients of backward passes are told to the listener; there are no leaves at the end."""
+        """Pass the gradients of backward passes to the listener; drop all leaves at the end."""
         self.listener = listener
         try:
             yield
@@ -135,7 +134,7 @@ class Candidates:
             self.leaves.clear()
 
     def backward(self, loss: Tensor) -> None:
-        """Bring the gradients of a loss; to no other tensors than to those of the candidates."""
+        """Compute the gradients of a loss with respect to the candidates' tensors only."""
         wanted = [*self.leaves, *(one for candidate in self.each for one in candidate.whole.values())]
         torch.autograd.backward(loss, inputs=[one for one in wanted if one.requires_grad])
         self.leaves.clear()
@@ -144,17 +143,17 @@ class Candidates:
         def change(call: Call, stream: Tensor) -> Tensor | None:
             candidate.entries = stream.numel()
             returned: Tensor = call.run(candidate.block, stream)
-            candidate.channel = _channel(returned, candidate.outputs)
+            candidate.channel = _channel(returned, candidate.width)
             if not candidate.channels:
                 candidate.zeros = float((returned == 0).double().mean())
             candidate.channels = returned.shape[candidate.channel]
             if returned.requires_grad:
-                returned.register_hook(lambda gradient: self._told(candidate, gradient))
+                returned.register_hook(lambda gradient: self._arrived(candidate, gradient))
             return returned
 
         return change
 
-    def _told(self, candidate: Candidate, gradient: Tensor) -> None:
+    def _arrived(self, candidate: Candidate, gradient: Tensor) -> None:
         if self.listener is not None:
             with _full_precision(gradient):
                 self.listener.in_stream(candidate, gradient)
@@ -162,11 +161,11 @@ class Candidates:
     def _closing(self, candidate: Candidate, holder: str) -> Callable[[nn.Module, Any, Any], Tensor | None]:
         def close(module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
             if holder not in candidate.known:
-                _, closers = candidate.holders[holder]
-                site = candidate.known[holder] = make_site(module, closers, args, output)
+                _, tensors = candidate.holders[holder]
+                site = candidate.known[holder] = make_site(module, tensors, args, output)
                 if site is not None:
                     candidate.sites.append(site)
-                    for own in closers:
+                    for own in tensors:
                         getattr(module, own).requires_grad_(False)
                 if isinstance(site, GainSite):
                     output = module.forward(*args)  # with an open gain
@@ -195,7 +194,7 @@ class Candidates:
 
 
 def silence(module: nn.Module, output: Tensor) -> None:
-    """Let a closed linear map make zeros without a product, as many and of the dtype that it made."""
+    """Let a closed linear map return zeros of its output's shape and dtype without a product."""
     outputs, dtype = output.shape[-1], output.dtype
 
     def zeros(features: Tensor) -> Tensor:
@@ -204,39 +203,35 @@ def silence(module: nn.Module, output: Tensor) -> None:
     module.forward = zeros
 
 
-def make_site(module: nn.Module, closers: Closers, args: tuple[Any, ...], output: Any) -> Site | None:
-    """What kind of site a module is, which was called with some arguments; None if it is none.
+def make_site(module: nn.Module, tensors: OutputTensors, args: tuple[Any, ...], output: Any) -> Site | None:
+    """The site of a module that was called with some arguments; None if it is neither a map nor a gain.
 
-    The gain of a site is left open: 1, so that the module's output are the features.
+    The gain of a site is set to 1, so that the module's outputs are the features.
     """
     if not isinstance(output, Tensor) or not args or not isinstance(args[0], Tensor):
         return None
     if is_map(module):
-        return MapSite(module, closers) if {"weight"} <= set(closers) <= {"weight", "bias"} else None
-    tensors = {own: getattr(module, own) for own in closers}
-    if any(module.children()) or any(tensor.ndim != 1 for tensor in tensors.values()):
+        return MapSite(module, tensors) if {"weight"} <= set(tensors) <= {"weight", "bias"} else None
+    if any(module.children()) or any(getattr(module, own).ndim != 1 for own in tensors):
         return None
-    return _gain_site(module, closers, tensors, args)
+    return _gain_site(module, tensors, args)
 
 
 @torch.no_grad()
-def _gain_site(
-    module: nn.Module, closers: Closers, tensors: dict[str, Tensor], args: tuple[Any, ...]
-) -> GainSite | None:
-    """A site if the module multiplies channels by one of the tensors and adds the other; tried out."""
+def _gain_site(module: nn.Module, named: OutputTensors, args: tuple[Any, ...]) -> GainSite | None:
+    """A site if the module multiplies channels by one tensor and adds the other, tested by running it."""
+    tensors: dict[str, Tensor] = {own: getattr(module, own) for own in named}
 
     def output(**values: Tensor | float) -> Tensor:
-        for own, tensor in tensors.items():  # other tensors: autograd may have a use for these
+        for own, tensor in tensors.items():  # new tensors: autograd may need the old ones
             value = torch.as_tensor(values.get(own, 0.0)).to(tensor)
-            module._parameters[own] = nn.Parameter(
-                value + torch.full_like(tensor, closers[own].closed), False
-            )
+            module._parameters[own] = nn.Parameter(value + torch.full_like(tensor, named[own].closed), False)
         found: Tensor = module.forward(*args)
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
     def agree(one: Tensor, other: Tensor) -> bool:
         rounded = one.dtype == torch.float64 and bool((other.float().double() == other).all())
-        dtype = torch.float32 if rounded else tensors[gain].dtype  # computed so, whatever it is returned in
+        dtype = torch.float32 if rounded else tensors[gain].dtype  # the dtype of the computation
         close = AGREEMENT.get(dtype, 3e-2) * float(one.abs().max())
         return bool((one - other).abs().max() <= close)
 
@@ -259,12 +254,12 @@ def _gain_site(
         module._parameters.update(tensors)  # type: ignore[arg-type]
         return None
     output(**{gain: 1.0})
-    return GainSite(module, closers, gain, shift, channel)
+    return GainSite(module, named, gain, shift, channel)
 
 
-def _share(block: nn.Module, template: nn.Module, closers: Sequence[Closer]) -> None:
-    """Let a copy of a block have the numbers of the block itself, but for what closes it."""
-    closed = {closer.name for closer in closers}
+def _share(block: nn.Module, template: nn.Module, outputs: Sequence[OutputTensor]) -> None:
+    """Let a copy of a block share the tensors of the block, except those that close it."""
+    closed = {one.name for one in outputs}
     own = dict(canonical_modules(template))
     for prefix, module in canonical_modules(block):
         for name, tensor in module._parameters.items():
@@ -280,12 +275,12 @@ def _share(block: nn.Module, template: nn.Module, closers: Sequence[Closer]) -> 
 
 
 def _full_precision(tensor: Tensor) -> torch.autocast:
-    """No autocast: it would round sums."""
+    """Without autocast, which would round sums."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
 def _channel(stream: Tensor, outputs: int) -> int:
-    """The dimension of a stream in which channels run, of which closers make so many.
+    """The dimension of a stream that holds the channels, given their number.
 
     >>> _channel(torch.zeros(2, 12, 5, 5), 12), _channel(torch.zeros(2, 5, 5, 12), 12)
     (1, -1)

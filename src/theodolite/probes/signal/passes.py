@@ -1,8 +1,8 @@
-"""The passes over the data: one that estimates, one that judges."""
+"""The passes over the data: a trial, one pass that estimates directions, one that judges them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,46 +16,45 @@ from theodolite.core.errors import UseError
 from theodolite.core.examples import num_examples, take
 from theodolite.probes.example_losses import checked_logits, disagreement, example_losses, refuse_infinite
 from theodolite.probes.signal.candidates import Candidate, Candidates
-from theodolite.probes.signal.sites import Site, by_unit
-from theodolite.probes.signal.sums import GradientSums, wide
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A point on the held-out units."""
-
-    values: Tensor
-    """By unit, branch, and plain or preconditioned: the product of the unit's gradient with the direction."""
-    alignments: Tensor
-    """By unit: the product of its gradient by the stream with the mean of the others."""
-    gradients: GradientSums
+from theodolite.probes.signal.sites import GradientSums, Site, by_example, wide
 
 
 @dataclass(frozen=True)
 class Estimated:
-    """A point on the units that the direction is estimated on."""
+    """A point on the examples that directions are estimated on."""
 
     directions: dict[str, Tensor]
     preconditioned: dict[str, Tensor]
     gradients: GradientSums
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """A point on the held-out examples."""
+
+    products: Tensor
+    """By example, branch, and plain or preconditioned: the inner product of its gradient with the
+    direction."""
+    alignments: Tensor
+    """By example: the inner product of its gradient in the stream with the mean of the other sample."""
+    gradients: GradientSums
+
+
 class Uneven(Exception):
-    """Modules were called on some rows of some units, as experts are: theirs cannot be told apart."""
+    """Modules were called on some rows of some examples, as experts are: examples cannot be separated."""
 
     def __init__(self, candidates: Candidates) -> None:
         super().__init__("uneven")
         self.candidates = candidates
 
     def give_up(self) -> None:
-        """Leave all of these to autograd."""
+        """Leave all of these modules to autograd."""
         for candidate in self.candidates.each:
             for holder in tuple(candidate.uneven):
                 candidate.give_up(holder)
             for site in candidate.sites:
                 site.clear()
-            for _ in left_by_autograd(candidate):
-                pass
+            take_gradients(candidate)
         self.candidates.leaves.clear()
 
 
@@ -64,34 +63,95 @@ class Runner:
 
     def __init__(self, model: nn.Module, loss: Loss, candidates: Candidates, device: torch.device) -> None:
         self.model, self.loss, self.candidates, self.device = model, loss, candidates, device
-        self.total, self.units = 0.0, 0
+        self.total, self.examples = 0.0, 0
 
-    def missed(self, batch: Batch) -> str | None:
-        """What the units' own losses leave out of the loss of a batch."""
-        inputs, targets = tree_map(_usable, on_device(batch, str(self.device)))
+    def disagreement(self, batch: Batch) -> str | None:
+        """How the examples' own losses differ from the loss of a batch."""
+        inputs, targets = self._moved(batch)
         with torch.no_grad():
             found = checked_logits(call(self.model, inputs), batch)
             self.candidates.leaves.clear()
             return disagreement(self.loss, found, targets)
 
     def run(self, batch: Batch, index: int, only: int | None = None) -> int:
-        """One forward and one backward pass, of the sum of the units' losses or of one of them."""
-        inputs, targets = tree_map(_usable, on_device(batch, str(self.device)))
+        """One forward and one backward pass, of the sum of the examples' losses or of one of them."""
+        inputs, targets = self._moved(batch)
         with torch.enable_grad():
             found = checked_logits(call(self.model, inputs), batch)
             losses = example_losses(self.loss, found, targets)
             refuse_infinite(losses, index)
             if not losses.requires_grad:
                 raise UseError(
-                    "autograd finds no way from the loss back to the stream: the network or the loss "
-                    "detaches what it computes, or makes whole numbers of it"
+                    "no gradient flows from the loss back to the stream: the network or the loss detaches "
+                    "its values or converts them to integers"
                 )
             self.candidates.backward(losses.sum() if only is None else losses[only])
         self.total += float(losses.detach().double().sum())
-        self.units += len(losses)
+        self.examples += len(losses)
         if only is None and any(candidate.uneven for candidate in self.candidates.each):
             raise Uneven(self.candidates)
         return len(losses)
+
+    def _moved(self, batch: Batch) -> Batch:
+        moved: Batch = tree_map(_usable, on_device(batch, str(self.device)))
+        return moved
+
+
+class Trial:
+    """Finds the dimension of examples: the loss of one of two has no gradient in the other's half.
+
+    Both examples are tried. One would not do: a loss that reads the first of many positions has no gradient
+    in the second half of the positions either.
+    """
+
+    def __init__(self) -> None:
+        self.example = 0
+        self.dimensions: dict[tuple[Candidate, Site | None], set[int]] = {}
+        self.shapes: dict[tuple[Candidate, Site | None], tuple[int, ...]] = {}
+
+    def run(self, runner: Runner, batch: Batch) -> str | None:
+        """Run two examples, or the only one twice; how the losses of examples differ from the batch's."""
+        differs = runner.disagreement(batch)
+        pair = take(batch, [0, 1] if num_examples(batch) > 1 else [0, 0])
+        for self.example in (0, 1):
+            with runner.candidates.heard_by(self):
+                runner.run(pair, 0, only=self.example)
+        for candidate in runner.candidates.each:
+            take_gradients(candidate)
+        for (candidate, site), found in self.dimensions.items():
+            if found:
+                # Of several possible dimensions, one of length two.
+                shape = self.shapes[candidate, site]
+                (site or candidate).example = min(found, key=lambda dim: (shape[dim] != 2, dim))
+            elif site is None:
+                raise UseError(
+                    f"at {candidate.point.name} the loss of an example depends on another example of its "
+                    "batch, or the examples are in neither of the first two dimensions of the stream: "
+                    "examples have no gradients of their own"
+                )
+            else:  # called on rows of its own choice, as an expert is
+                candidate.give_up(next(one for one, known in candidate.known.items() if known is site))
+        for candidate in runner.candidates.each:
+            candidate.settle()
+        return differs
+
+    def at_site(self, candidate: Candidate, site: Site, gradient: Tensor, features: Tensor) -> None:
+        """The gradient of one example."""
+        self._find(candidate, site, gradient)
+
+    def in_stream(self, candidate: Candidate, gradient: Tensor) -> None:
+        """The gradient of one example."""
+        self._find(candidate, None, gradient)
+
+    def _find(self, candidate: Candidate, site: Site | None, gradient: Tensor) -> None:
+        refuse_not_finite(candidate.point.name, gradient)
+        found = set()
+        for dim in range(min(2, gradient.ndim)):
+            half, odd = divmod(gradient.shape[dim], 2)
+            if not odd and not bool(gradient.narrow(dim, 0 if self.example else half, half).any()):
+                found.add(dim)
+        self.shapes[candidate, site] = tuple(gradient.shape)
+        self.dimensions[candidate, site] = self.dimensions.get((candidate, site), found) & found
 
 
 class Estimating:
@@ -99,7 +159,7 @@ class Estimating:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self.units = 0
+        self.examples = 0
         self.gradients = {one: GradientSums(one.channels, runner.device) for one in runner.candidates.each}
         self.whole: dict[Candidate, dict[str, Tensor]] = {
             one: {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in one.whole.items()}
@@ -108,158 +168,147 @@ class Estimating:
         self._now = 0
 
     def add(self, batch: Batch, index: int) -> None:
-        """The units of a batch."""
+        """Add the examples of a batch."""
         self._now = num_examples(batch)
         with self.runner.candidates.heard_by(self):
-            self.units += self.runner.run(batch, index)
+            self.examples += self.runner.run(batch, index)
         for candidate, sums in self.whole.items():
-            for name, gradient in left_by_autograd(candidate):
+            for name, gradient in take_gradients(candidate).items():
                 sums[name] += gradient
 
     def at_site(self, candidate: Candidate, site: Site, gradient: Tensor, features: Tensor) -> None:
-        """Adds it."""
+        """Add it."""
         site.add(gradient, features, self._now)
 
     def in_stream(self, candidate: Candidate, gradient: Tensor) -> None:
-        """Adds it."""
+        """Add it."""
         self.gradients[candidate].add(_shifts(candidate, gradient, self._now, self.runner.device))
 
     def settle(self, ridge: float) -> dict[Candidate, Estimated]:
-        """What was found at each point."""
+        """The directions at each point."""
         found: dict[Candidate, Estimated] = {}
         for candidate, sums in self.gradients.items():
-            sums.units = self.units  # also those whose gradient never came
+            sums.examples = self.examples  # with those whose gradient never came
             plain: dict[str, Tensor] = {}
             preconditioned: dict[str, Tensor] = {}
             for site in candidate.sites:
-                for into, made in zip((plain, preconditioned), site.settle(self.units, ridge), strict=True):
+                for into, made in zip(
+                    (plain, preconditioned), site.settle(self.examples, ridge), strict=True
+                ):
                     into.update(made)
             scale = _scale(plain, preconditioned)
             for name, total in self.whole[candidate].items():
-                plain[name] = total / self.units
+                plain[name] = total / self.examples
                 preconditioned[name] = scale * plain[name]
             found[candidate] = Estimated(plain, preconditioned, sums)
         return found
 
 
 class Judging:
-    """The second pass: the products of other units' gradients with what the first pass found."""
+    """The second pass: the inner products of other examples' gradients with the directions."""
 
     def __init__(self, runner: Runner, estimated: Mapping[Candidate, Estimated]) -> None:
         self.runner, self.estimated = runner, estimated
-        self.units = 0
+        self.examples = 0
         self.gradients = {one: GradientSums(one.channels, runner.device) for one in runner.candidates.each}
-        self.values: dict[Candidate, list[Tensor]] = {one: [] for one in estimated}
+        self.products: dict[Candidate, list[Tensor]] = {one: [] for one in estimated}
         self.alignments: dict[Candidate, list[Tensor]] = {one: [] for one in estimated}
-        self._now: _Now | None = None
+        self._now = _Now(0, runner.device)
         self.one_by_one = any(one.whole for one in estimated)
         self._classes: set[int | None] = set()
 
     @property
     def one_class(self) -> bool:
-        """Are all units of one and the same class?"""
+        """Are all examples of one and the same class?"""
         return len(self._classes) == 1 and None not in self._classes
 
     def add(self, batch: Batch, index: int) -> None:
-        """The units of a batch; one by one where only autograd can tell a gradient: it adds them up."""
+        """The examples of a batch; one by one if a gradient is autograd's, which adds them up."""
         self._classes.update(_classes(batch))
-        for part in _singles(batch) if self.one_by_one else (batch,):
+        singles = (take(batch, [example]) for example in range(num_examples(batch)))
+        for part in singles if self.one_by_one else (batch,):
             now = self._now = _Now(num_examples(part), self.runner.device)
             with self.runner.candidates.heard_by(self):
-                self.units += self.runner.run(part, index)
+                self.examples += self.runner.run(part, index)
             for candidate, found in self.estimated.items():
-                values = now.values.get(candidate, now.none(_branches(candidate)))
-                for name, gradient in left_by_autograd(candidate):
-                    branch = _branch(candidate, name)
+                products = now.of(candidate)
+                for name, gradient in take_gradients(candidate).items():
+                    branch = next(one.branch for one in candidate.point.outputs if one.name == name)
                     for at, directions in enumerate((found.directions, found.preconditioned)):
-                        values[:, branch, at] += (gradient * directions[name]).sum().to(now.device)
-                self.values[candidate].append(values)
-                self.alignments[candidate].append(now.alignments.get(candidate, now.none()))
+                        products[:, branch, at] += (gradient * directions[name]).sum().to(now.device)
+                self.products[candidate].append(products)
+                self.alignments[candidate].append(now.alignments.get(candidate, now.zeros(now.examples)))
 
     def at_site(self, candidate: Candidate, site: Site, gradient: Tensor, features: Tensor) -> None:
-        """Takes the products."""
-        now = self._now
-        assert now is not None
-        values = now.values.setdefault(candidate, now.none(_branches(candidate)))
-        branch = next(iter(site.closers.values())).branch
-        values[:, branch] += site.judge(gradient, features, now.units).to(now.device)
+        """Take the products."""
+        branch = next(iter(site.tensors.values())).branch
+        judged = site.judge(gradient, features, self._now.examples)
+        self._now.of(candidate)[:, branch] += judged.to(self._now.device)
 
     def in_stream(self, candidate: Candidate, gradient: Tensor) -> None:
-        """Adds it, and takes the product."""
-        now = self._now
-        assert now is not None
-        shifts = _shifts(candidate, gradient, now.units, now.device)
+        """Add it, and take the product."""
+        shifts = _shifts(candidate, gradient, self._now.examples, self._now.device)
         self.gradients[candidate].add(shifts)
-        now.alignments[candidate] = shifts @ self.estimated[candidate].gradients.mean
+        self._now.alignments[candidate] = shifts @ self.estimated[candidate].gradients.mean
 
-    def settle(self) -> dict[Candidate, Judged]:
-        """What was found at each point."""
+    def settle(self) -> dict[Candidate, HeldOut]:
+        """The products at each point."""
         for sums in self.gradients.values():
-            sums.units = self.units
+            sums.examples = self.examples
         return {
-            one: Judged(torch.cat(values), torch.cat(self.alignments[one]), self.gradients[one])
-            for one, values in self.values.items()
+            one: HeldOut(torch.cat(products), torch.cat(self.alignments[one]), self.gradients[one])
+            for one, products in self.products.items()
         }
 
 
 def refuse_not_finite(name: str, *found: Tensor) -> None:
-    """Raise if a gradient at a point, or what was made of it, is not finite."""
+    """Raise if a gradient at a point, or a value computed from it, is not finite."""
     if not all(bool(one.isfinite().all()) for one in found):
         raise UseError(
-            f"at {name} the gradient of the loss by the stream is not finite, so that the signal is not "
-            "known. Look for an operation between there and the loss without a derivative, such as a square "
-            "root of zeros, or for a value that overflows"
+            f"at {name} the gradient of the loss in the stream is not finite, so the signal is not known. "
+            "Look for an operation between there and the loss without a derivative, such as a square root of "
+            "zeros, or for a value that overflows"
         )
 
 
-def left_by_autograd(candidate: Candidate) -> Iterator[tuple[str, Tensor]]:
-    """The gradients that autograd has left at closers, taken away."""
-    for name, tensor in candidate.whole.items():
-        if tensor.grad is not None:
-            gradient, tensor.grad = tensor.grad, None
-            yield name, gradient
+def take_gradients(candidate: Candidate) -> dict[str, Tensor]:
+    """The gradients that autograd has left at output tensors; they are removed there."""
+    found = {name: tensor.grad for name, tensor in candidate.whole.items() if tensor.grad is not None}
+    for tensor in candidate.whole.values():
+        tensor.grad = None
+    return found
 
 
 @dataclass
 class _Now:
-    """What a backward pass has brought so far."""
+    """The products of the current backward pass."""
 
-    units: int
+    examples: int
     device: torch.device
-    values: dict[Candidate, Tensor] = field(default_factory=dict)
+    products: dict[Candidate, Tensor] = field(default_factory=dict)
     alignments: dict[Candidate, Tensor] = field(default_factory=dict)
 
-    def none(self, branches: int | None = None) -> Tensor:
-        shape = (self.units,) if branches is None else (self.units, branches, 2)
+    def of(self, candidate: Candidate) -> Tensor:
+        branches = 1 + max(one.branch for one in candidate.point.outputs)
+        return self.products.setdefault(candidate, self.zeros(self.examples, branches, 2))
+
+    def zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
 
 
 def _usable(leaf: Any) -> Any:
-    """Autograd takes nothing that was made in inference mode: a copy of it."""
+    """A copy of what was made in inference mode, which autograd refuses."""
     return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
 
 
-def _shifts(candidate: Candidate, gradient: Tensor, units: int, device: torch.device) -> Tensor:
-    """For each unit the gradient of its loss by a shift of the stream in all positions, (B, C)."""
-    rows = by_unit(gradient, units, candidate.unit, candidate.channel)
+def _shifts(candidate: Candidate, gradient: Tensor, examples: int, device: torch.device) -> Tensor:
+    """For each example the gradient of its loss with respect to a shift of the stream, (B, C)."""
+    rows = by_example(gradient, examples, candidate.example, candidate.channel)
     return rows.sum(1, dtype=wide(rows.dtype)).to(device, torch.float64)
 
 
-def _branch(candidate: Candidate, name: str) -> int:
-    return next(closer.branch for closer in candidate.point.closers if closer.name == name)
-
-
-def _branches(candidate: Candidate) -> int:
-    return 1 + max(closer.branch for closer in candidate.point.closers)
-
-
-def _singles(batch: Any) -> Iterator[Batch]:
-    for unit in range(num_examples(batch)):
-        yield take(batch, [unit])
-
-
 def _scale(plain: Mapping[str, Tensor], preconditioned: Mapping[str, Tensor]) -> float:
-    """What a preconditioner does to M on average, `⟨M, MP⟩/⟨M, M⟩`; 1 where nothing was preconditioned."""
+    """The mean factor of a preconditioner, `⟨M, MP⟩/⟨M, M⟩`; 1 if nothing was preconditioned."""
     square = sum(float(one.square().sum()) for one in plain.values())
     if not square:
         return 1.0
@@ -267,7 +316,7 @@ def _scale(plain: Mapping[str, Tensor], preconditioned: Mapping[str, Tensor]) ->
 
 
 def _classes(batch: Batch) -> set[int | None]:
-    """The classes of units; None if their targets are something else."""
+    """The classes of examples; None if their targets are something else."""
     targets = batch[1]
     if isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point():
         return set(targets.unique().tolist())

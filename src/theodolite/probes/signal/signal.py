@@ -1,12 +1,12 @@
-"""Where one more block would help: the gradient by the output of blocks that are not there yet.
+"""Where one more block would help: the gradient with respect to the output of blocks that do not exist yet.
 
-A block `h + Zφ(h)` with Z = 0 changes nothing, and the gradient of the loss by its Z is
+A block `h + Zφ(h)` with Z = 0 changes nothing, and the gradient of the loss with respect to its Z is
 
     M = E[g φᵀ],   g = ∂ℓ/∂h
 
-A step along −M lowers the loss by ‖M‖² for each unit of step, at first. M is not known, only a mean M̄ over
-some units, and ‖M̄‖² has the noise of M̄ in it. So M̄ is judged by other units, the held-out ones: the mean of
-`⟨M̄, M_u⟩` over them is the true slope along −M̄ without bias, and its spread gives the standard error.
+A small step along −M lowers the loss by ‖M‖² per unit of step. M is not known, only a mean M̄ over some
+examples, and ‖M̄‖² contains the noise of M̄. So M̄ is judged by other, held-out examples: the mean of `⟨M̄, M_i⟩`
+over them is an unbiased estimate of the slope along −M̄, and its spread gives the standard error.
 
 The preconditioned direction is `M̄ (S + ρI)⁻¹`, `S = E[φφᵀ]`, judged in the same way.
 
@@ -17,157 +17,60 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-from scipy.special import stdtrit
+import torch
 from torch import Tensor, nn
 
-from theodolite.core.batches import Batch, Batches, device_of
-from theodolite.core.calling import Loss, require_logits
+from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.core import arguments
+from theodolite.core.batches import Batch, Batches, device_of, on_device
+from theodolite.core.building import evaluated, untouched_randomness
+from theodolite.core.calling import Loss, call, logits, require_logits
 from theodolite.core.errors import UseError
-from theodolite.core.examples import each_batch, fingerprints
+from theodolite.core.examples import (
+    batches_of,
+    count_examples,
+    each_batch,
+    fingerprints,
+    num_examples,
+    take,
+)
 from theodolite.core.exclusive import exclusive
-from theodolite.present.figure import Figure
+from theodolite.core.finite import among, not_finite
+from theodolite.core.progress import Progress
 from theodolite.probes.curvature.objective import without_checkpoints
-from theodolite.probes.curvature.products import Progress
 from theodolite.probes.eval_mode import at_rest
-from theodolite.probes.signal.alignment import alignment_bound, mean_interval
 from theodolite.probes.signal.candidates import Candidate, Candidates
-from theodolite.probes.signal.diagnostics import misleads, notes
-from theodolite.probes.signal.gradient_covariance import Covariance, describe
+from theodolite.probes.signal.gradient_statistics import (
+    FEWEST,
+    alignment_bound,
+    describe,
+    mean_interval,
+    misleads,
+)
 from theodolite.probes.signal.passes import (
     Estimated,
     Estimating,
-    Judged,
+    HeldOut,
     Judging,
     Runner,
+    Trial,
     Uneven,
     refuse_not_finite,
 )
-from theodolite.probes.signal.preparing import Steps, checked, freeze, points_of, refuse_few, samples
-from theodolite.probes.signal.sums import wide
-from theodolite.probes.signal.trial import Trial
-from theodolite.surgery import Point, Points
+from theodolite.probes.signal.result import PointSignal, Signal
+from theodolite.probes.signal.sites import WIDEST, wide
+from theodolite.surgery import Point, Points, find_points
 
 DELTA = 0.05
-"""About how often a network without any signal may be said to have one: the level of Student's t."""
+"""How often a network without any signal may be said to have one: the level of Student's t."""
 RIDGE = 1e-2
-
-
-@dataclass(frozen=True)
-class PointSignal:
-    """What a block at a point could do at first."""
-
-    point: Point
-    norm: float
-    """‖M̄‖, of all that closes the block."""
-    gain: float
-    """How fast the loss falls along −M̄, on held-out units: the mean of ⟨M̄, M_u⟩."""
-    error: float
-    """Its standard error, over units."""
-    shares: tuple[float, ...]
-    """The parts of the gain that are of the block's branches, in order."""
-    preconditioned: float
-    """How fast the loss falls along −M̄ (S + ρI)⁻¹."""
-    preconditioned_error: float
-    directions: Mapping[str, Tensor] = field(repr=False, compare=False)
-    """M̄ by closer."""
-    preconditioned_directions: Mapping[str, Tensor] = field(repr=False, compare=False)
-    gradient: float
-    """‖v̄‖, the mean gradient by a shift of the stream in all positions of a unit."""
-    alignment: float
-    """⟨v̄, v̄'⟩ of the units of both samples: an estimate of ‖E v‖² without bias."""
-    alignment_interval: tuple[float, float]
-    """Of the alignment, for the v̄ at hand, at 95 % by Student's t."""
-    alignment_bound: float
-    """At most how likely v̄ and v̄' are not to align (Theorem 5), with estimates in place of what it asks for:
-    a diagnostic. 1 says nothing."""
-    covariance: Covariance
-    unsure: bool = False
-    """Are the held-out products too few or too skewed for Student's t? Then the point is never `above`."""
-
-    @property
-    def name(self) -> str:
-        """Of the point."""
-        return self.point.name
-
-    @property
-    def significance(self) -> float:
-        """The gain over its standard error; 0 where no unit has a gain at all."""
-        if self.error == 0:
-            return math.copysign(math.inf, self.gain) if self.gain else 0.0
-        return self.gain / self.error
-
-    @property
-    def noise(self) -> float:
-        """How much of ‖M̄‖² is noise: ‖M̄‖² minus the gain."""
-        return self.norm**2 - self.gain
-
-
-@dataclass(frozen=True)
-class Signal:
-    """The signal at all points of a network. Made by `signal`."""
-
-    points: tuple[PointSignal, ...]
-    loss: float
-    """Mean over all units."""
-    estimated_on: int
-    """Units that the directions are means over."""
-    judged_on: int
-    """Units that the gains are means over."""
-    delta: float
-    left: Mapping[str, str]
-    """By name of a place where no block can be inserted: why."""
-    notes: tuple[str, ...]
-    """What could not be measured, or not as it should be."""
-
-    @property
-    def threshold(self) -> float:
-        """How many standard errors a gain must be above zero: Student's t, δ shared among all points."""
-        return float(stdtrit(self.judged_on - 1, 1 - self.delta / len(self.points)))
-
-    @property
-    def above(self) -> tuple[PointSignal, ...]:
-        """The points whose gain is surely above its noise, in order."""
-        return tuple(one for one in self.points if one.significance > self.threshold and not one.unsure)
-
-    @property
-    def deepest(self) -> bool:
-        """Has no point a gain surely above its noise? Then to first order no block is seen to help."""
-        return not self.above
-
-    @property
-    def best(self) -> PointSignal:
-        """The point with the largest gain, above its noise or not."""
-        return self.ranked()[0]
-
-    def ranked(self, by: Literal["gain", "preconditioned"] = "gain") -> tuple[PointSignal, ...]:
-        """The points, from the largest gain to the smallest."""
-        if by not in ("gain", "preconditioned"):
-            raise UseError(f"by is {by!r}: points are ranked by 'gain' or by 'preconditioned'")
-        return tuple(sorted(self.points, key=lambda one: -getattr(one, by)))
-
-    def at(self, name: str | Point) -> PointSignal:
-        """The signal at one point."""
-        wanted = name.name if isinstance(name, Point) else name
-        for one in self.points:
-            if one.name == wanted:
-                return one
-        raise UseError(f"{wanted!r} is not among the points: {', '.join(one.name for one in self.points)}")
-
-    def figure(self) -> Figure:
-        """Gain, gradient and covariance against depth."""
-        from theodolite.probes.signal.figures import signal_figure
-
-        return signal_figure(self)
-
-    def __str__(self) -> str:
-        from theodolite.probes.signal.table import table
-
-        return table(self)
+CORNERS = 0.01
+"""The stream comes from a ReLU if at least this fraction is zero."""
 
 
 @exclusive(keep_autocast=True)
@@ -184,26 +87,25 @@ def signal(
     matrices: bool = False,
     progress: Progress | None = None,
 ) -> Signal:
-    """Look at what a block would do at every point of a network; the network is left as it was.
+    """Measure what a block could do at every point of a network; the network is left unchanged.
 
-    Every unit is run once, with a closed candidate block at each point, and gets one backward pass.
+    Every example is run once, with a closed candidate block at each point, and gets one backward pass.
 
     Args:
         model: any module with its residual blocks in an nn.ModuleList or nn.Sequential, on any device.
-        loss: `loss(logits, targets) -> scalar`, taken of each unit (an index of dimension 0) by itself.
-        batches: pairs (inputs, targets) whose units the directions are estimated on.
-        held_out: pairs whose units judge them, none of which is among the others. None: the second half of
-            the units of `batches`, in order, so that neighbours, which may be alike, stay together; the first
-            half estimates.
-        points: which points; all by default. `find_points` has them.
+        loss: `loss(logits, targets) -> scalar`, of each example (an index of dimension 0) by itself.
+        batches: pairs (inputs, targets) whose examples the directions are estimated on.
+        held_out: pairs whose examples judge them; they must be other examples. None: the first half of the
+            examples of `batches` estimates and the second half judges, in order, so that neighbours, which
+            may be alike, stay together.
+        points: which points; all by default. `find_points` finds them.
         fresh: a network built alike whose blocks the candidates are copies of; by default copies of their
             neighbours.
-        ridge: ρ of the preconditioned direction, in parts of the mean of S's diagonal.
-        delta: the level of Student's t: how often a network without signal is said to have one, where the
-            products `⟨M̄, M_u⟩` are not very skewed. Where they are, or are fewer than 30, the point is
-            `unsure`.
+        ridge: ρ of the preconditioned direction, relative to the mean of S's diagonal.
+        delta: the level of Student's t: how often a network without signal is said to have one, if the
+            products `⟨M̄, M_i⟩` are not very skewed. If they are, or are fewer than 30, the point is `unsure`.
         matrices: keep the covariance matrices of more than 128 channels.
-        progress: is told which share of the work is done.
+        progress: called with a title and the fraction done.
 
     >>> import torch, theodolite as th
     >>> model = th.models.GPT(64, 2, vocab=16, context=8)
@@ -213,43 +115,45 @@ def signal(
     (['blocks.0', 'blocks.1', 'blocks.2'], 4, 4)
 
     Raises:
-        UseError: if there are no residual blocks in a list, fewer than two held-out units, a loss that is no
-            finite number, or one that cannot be taken of a unit by itself.
+        UseError: if there are no residual blocks in a list, fewer than two held-out examples, a loss that is
+            not finite, or a loss that is not defined for an example by itself.
     """
     require_logits(loss, "The signal of a block")
-    model = checked(model, ridge, delta)
-    fresh = None if fresh is None else checked(fresh, ridge, delta)
+    arguments.positive("ridge", ridge)
+    if not arguments.is_number(delta) or not 0 < delta < 1:
+        raise UseError(f"delta is {delta!r}: give a number between 0 and 1, as 0.05")
+    model = _bare(model)
+    fresh = None if fresh is None else _bare(fresh)
     first = next(iter(each_batch(batches)))
     device = device_of(model)
-    known = points_of(model, first, device, points)
-    steps = Steps(progress, batches, held_out)
+    known = _points(model, first, device, points)
+    steps = _Steps(progress, batches, held_out)
     with ExitStack() as stack:
         for network in (model,) if fresh is None else (model, fresh):
             stack.enter_context(at_rest(network))
-            freeze(network)
+            _freeze(network)
         candidates = Candidates(model, known.found, fresh)
         stack.enter_context(candidates.in_stream())
         stack.enter_context(without_checkpoints())
         runner = Runner(model, loss, candidates, device)
-        missed = Trial().run(runner, first)
+        differs = Trial().run(runner, first)
         while True:
             try:
-                passed = _passes(runner, *samples(batches, held_out), ridge, steps)
+                passed = _passes(runner, *_samples(batches, held_out), ridge, steps)
                 break
             except Uneven as uneven:
                 uneven.give_up()
     found = Signal(
         points=tuple(_point(one, passed, matrices) for one in candidates.each),
-        loss=runner.total / runner.units,
-        estimated_on=passed.estimating.units,
-        judged_on=passed.judging.units,
+        loss=runner.total / runner.examples,
+        estimated_on=passed.estimating.examples,
+        judged_on=passed.judging.examples,
         delta=delta,
         left=known.left,
         notes=(),
     )
-    return replace(
-        found, notes=tuple(notes(found, candidates, missed, passed.shared, passed.judging.one_class))
-    )
+    notes = [*([differs] if differs else []), *_notes(found, passed), *_remarks(candidates)]
+    return replace(found, notes=tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -259,15 +163,115 @@ class _Passed:
     estimating: Estimating
     judging: Judging
     estimated: Mapping[Candidate, Estimated]
-    judged: Mapping[Candidate, Judged]
+    judged: Mapping[Candidate, HeldOut]
     shared: int
-    """Held-out units that are among the others."""
+    """The number of held-out examples that are also in the other sample."""
+
+
+class _Steps:
+    """Reports the fraction of batches that were run, if their number is known."""
+
+    def __init__(self, progress: Progress | None, batches: Batches, held_out: Batches | None) -> None:
+        samples = [batches_of(batches), *([] if held_out is None else [batches_of(held_out)])]
+        self.total = sum(len(one) for one in samples if isinstance(one, Sized))
+        self.progress = progress if all(isinstance(one, Sized) for one in samples) else None
+        self.done = 0
+
+    def took_one(self) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress("signal", min(1.0, self.done / self.total))
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The unwrapped network; sharded ones are refused."""
+    if not isinstance(model, nn.Module):
+        raise UseError(f"model is a {type(model).__name__}, not a torch.nn.Module")
+    for name, tensor in model.named_parameters():
+        if type(tensor).__name__ in ("DTensor", "FlatParameter"):
+            raise UseError(f"{name} is sharded ({type(tensor).__name__}): measure an unsharded copy")
+    return unwrap(model)
+
+
+def _points(
+    model: nn.Module,
+    batch: Batch,
+    device: torch.device,
+    points: Points | Iterable[Point | str | int] | None,
+) -> Points:
+    """The points; found on two examples if they are not given."""
+    if isinstance(points, Points):
+        known = points
+    else:
+        inputs = on_device(take(batch, slice(0, 2)), str(device))[0]
+        known = find_points(model, inputs)
+        if not known.found:
+            _refuse_weights(model, inputs)
+        if points is not None:
+            known = Points(tuple(known.at(one) for one in points), known.left)
+    if not known.found:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in known.left.items())
+        raise UseError(f"there is no point where a block could be inserted. {reasons or 'None was given'}")
+    return known
+
+
+def _refuse_weights(model: nn.Module, inputs: Any) -> None:
+    """Raise if no points were found because weights or logits are not finite."""
+    weights = dict(canonical_parameters(model))
+    if bad := not_finite(weights):
+        raise UseError(
+            f"weights are not finite, in {among(bad, len(weights))}: there is no signal to measure"
+        )
+    with torch.no_grad(), evaluated(model), untouched_randomness(0):
+        found = logits(call(model, inputs))
+    if not bool(found.isfinite().all()):
+        raise UseError("the logits are not finite: there is no signal to measure. Look for an overflow")
+
+
+def _freeze(model: nn.Module) -> None:
+    """Replace parameters by tensors without a gradient; `at_rest` restores them."""
+    for module in model.modules():
+        for name, tensor in module._parameters.items():
+            if tensor is not None:
+                plain = tensor.detach().clone() if tensor.is_inference() else tensor.detach()
+                module._parameters[name] = plain  # type: ignore[assignment]
+
+
+def _samples(batches: Batches, held_out: Batches | None) -> tuple[Iterator[Batch], Iterator[Batch]]:
+    """The batches that directions are estimated on, and those that judge them."""
+    judges = batches_of(batches if held_out is None else held_out)
+    if isinstance(judges, (list, tuple)):  # counting the examples of a loader takes a pass over it
+        _refuse_few(count_examples(judges) // (2 if held_out is None else 1))
+    if held_out is None:
+        number = count_examples(batches)
+        middle = (number + 1) // 2
+        return _between(batches, 0, middle), _between(batches, middle, number)
+    return each_batch(batches), each_batch(held_out)
+
+
+def _between(batches: Batches, start: int, stop: int) -> Iterator[Batch]:
+    """Consecutive examples, counted through all batches."""
+    for batch in each_batch(batches):
+        if stop <= 0:
+            return
+        number = num_examples(batch)
+        if start < number:
+            yield take(batch, slice(max(start, 0), min(stop, number)))
+        start, stop = start - number, stop - number
+
+
+def _refuse_few(examples: int) -> None:
+    if examples < 2:
+        raise UseError(
+            f"the number of held-out examples is {examples}: at least 2 are needed for a standard error. "
+            "Give more batches, or held_out"
+        )
 
 
 def _passes(
-    runner: Runner, estimating_on: Iterable[Batch], judging_on: Iterable[Batch], ridge: float, steps: Steps
+    runner: Runner, estimating_on: Iterable[Batch], judging_on: Iterable[Batch], ridge: float, steps: _Steps
 ) -> _Passed:
-    runner.total, runner.units = 0.0, 0
+    runner.total, runner.examples = 0.0, 0
     seen: set[bytes] = set()
     shared = 0
     estimating = Estimating(runner)
@@ -281,35 +285,36 @@ def _passes(
         judging.add(batch, index)
         shared += sum(one in seen for one in fingerprints([batch]))
         steps.took_one()
-    refuse_few(judging.units)
+    _refuse_few(judging.examples)
     return _Passed(estimating, judging, estimated, judging.settle(), shared)
 
 
 def _point(candidate: Candidate, passed: _Passed, matrices: bool) -> PointSignal:
     estimated, judged = passed.estimated[candidate], passed.judged[candidate]
-    refuse_not_finite(candidate.point.name, judged.values, judged.alignments, *estimated.directions.values())
-    plain, preconditioned = judged.values.sum(1).unbind(1)
+    refuse_not_finite(
+        candidate.point.name, judged.products, judged.alignments, *estimated.directions.values()
+    )
+    plain, preconditioned = judged.products.sum(1).unbind(1)
     both = estimated.gradients.joined(judged.gradients)
-    covariance = describe(both.covariance, both.units, keep=matrices)
-    aligned = mean_interval(judged.alignments)
-    units = len(judged.alignments)
+    covariance = describe(both.covariance, both.examples, keep=matrices)
+    alignment, low, high = mean_interval(judged.alignments)
     return PointSignal(
         point=candidate.point,
         norm=math.sqrt(sum(float(one.double().square().sum()) for one in estimated.directions.values())),
         gain=float(plain.mean()),
         error=_error(plain),
-        shares=tuple(judged.values[..., 0].mean(0).tolist()),
+        shares=tuple(judged.products[..., 0].mean(0).tolist()),
         preconditioned=float(preconditioned.mean()),
         preconditioned_error=_error(preconditioned),
         directions=_rounded(candidate, estimated.directions),
         preconditioned_directions=_rounded(candidate, estimated.preconditioned),
         gradient=float(estimated.gradients.mean.norm()),
-        alignment=aligned.mean,
-        alignment_interval=(aligned.low, aligned.high),
+        alignment=alignment,
+        alignment_interval=(low, high),
         alignment_bound=alignment_bound(
-            estimated.gradients.units,
-            units,
-            norm_mu=math.sqrt(max(aligned.mean, 0.0)),
+            estimated.gradients.examples,
+            len(judged.alignments),
+            norm_mu=math.sqrt(max(alignment, 0.0)),
             lambda_max=covariance.largest,
             trace=covariance.trace,
         ),
@@ -323,7 +328,59 @@ def _error(values: Tensor) -> float:
 
 
 def _rounded(candidate: Candidate, directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In the precision of the tensors that they are directions of, but no halves; in the order of closers."""
+    """In the dtype of the tensors, at least float32; in the order of the point's output tensors."""
     dtype = wide(next(iter(candidate.block.parameters())).dtype)
-    names = [closer.name for closer in candidate.point.closers]
+    names = [tensor.name for tensor in candidate.point.outputs]
     return {name: directions[name].to(dtype) for name in names if name in directions}
+
+
+def _notes(found: Signal, passed: _Passed) -> Iterator[str]:
+    """What to know about the samples."""
+    if passed.shared:
+        yield (
+            f"{passed.shared} of the {found.judged_on} held-out examples have inputs that are also in the "
+            "other sample: the gains are too high by what was learnt from them"
+        )
+    least = min(found.points, key=lambda one: one.significance)
+    if least.significance < -found.threshold:
+        yield (
+            f"the gain at {least.name} is {-least.significance:.3g} standard errors below zero: do the two "
+            "samples differ? Shuffle the examples, or give a held_out of the same kind"
+        )
+    seeming = [one for one in found.points if one.unsure and one.significance > found.threshold]
+    if passed.judging.one_class:
+        why = "all held-out examples are of one class, and those of other classes are not known"
+    elif found.judged_on < FEWEST:
+        why = f"{found.judged_on} held-out examples are too few to know, {FEWEST} are needed"
+    else:
+        why = "few held-out examples make up most of the spread (the products are skewed)"
+    if seeming:
+        yield (
+            f"at {len(seeming)} points, as at {seeming[0].name}, the gain seems to be above its noise (?), "
+            f"but {why}: use more examples"
+        )
+
+
+def _remarks(candidates: Candidates) -> Iterator[str]:
+    """Where the signal is not exact."""
+    whole = {candidate.point.name: name for candidate in candidates.each for name in candidate.whole}
+    if whole:
+        yield (
+            f"at {len(whole)} points, as at {next(iter(whole))}, {next(iter(whole.values()))} is not the "
+            "weight of a linear map or norm that is called as a module: its gradient is autograd's, held-out "
+            "examples were run one by one, and it is scaled as the others are on average, not preconditioned"
+        )
+    corners = [candidate for candidate in candidates.each if candidate.zeros > CORNERS]
+    if corners:
+        most = max(candidate.zeros for candidate in corners)
+        yield (
+            f"at {len(corners)} points the stream is exactly zero in up to {most:.0%} of its entries, as "
+            "after a ReLU. There a step can only add, which the gradient does not show: steps change the "
+            "loss by somewhat more or less than the gain, however small they are"
+        )
+    wide_maps = [one for candidate in candidates.each for one in candidate.sites if one.features > WIDEST]
+    if wide_maps:
+        yield (
+            f"{len(wide_maps)} maps have more than {WIDEST} features: they are preconditioned by the "
+            "diagonal of S alone"
+        )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.present.figure import Figure
-from theodolite.probes.signal.signal import PointSignal, Signal
+from theodolite.probes.signal.result import PointSignal, Signal
 from theodolite.surveying.budget import TooLong
 from theodolite.surveying.finding import Evidence, Finding, Level, Value
 from theodolite.surveying.section import Section

@@ -26,8 +26,9 @@ from theodolite.core.errors import UseError
 from theodolite.core.examples import fingerprints, num_examples, take
 from theodolite.core.size import Size
 from theodolite.fleet.training import targets_in
-from theodolite.probes.signal import diagnostics
-from theodolite.probes.signal.signal import Signal, signal
+from theodolite.probes.signal import gradient_statistics
+from theodolite.probes.signal.result import Signal
+from theodolite.probes.signal.signal import signal
 from theodolite.surgery import Points, find_points
 from theodolite.surveying.budget import ENTRY, TooLong, Work, pass_work
 from theodolite.surveying.curvature_setup import MOST_PARAMETERS
@@ -63,7 +64,7 @@ EXTRA = 2
 """Times the work that is put up with for the base of the trials."""
 PASSES = 5
 """Forward passes that a unit of a sample takes: the network, the candidates in it, and the way back."""
-FEWEST_JUDGES = diagnostics.FEWEST
+FEWEST_JUDGES = gradient_statistics.FEWEST
 """Units that judge: of fewer the standard error is not known."""
 PART, FEWEST_DIRECTIONS = 0.5, 8
 """Units that give the directions: so many for each that judges, and not fewer than these."""
@@ -237,7 +238,7 @@ def _are_run_one_by_one(model: nn.Module, points: Points) -> bool:
     return any(
         not isinstance(modules[point.like].get_submodule(closer.name.rpartition(".")[0]), MAPS)
         for point in points.found
-        for closer in point.closers
+        for closer in point.outputs
     )
 
 

@@ -149,12 +149,12 @@ def test_bare_closers_have_a_preconditioned_direction() -> None:
     x = torch.randn(64, 4, dtype=torch.float64)
     batch = x, (x[:, 0] > 0).long()
     for one in signal(Classes(scaled=True).double(), F.cross_entropy, batch, batch).points:
-        assert set(one.preconditioned_directions) == {closer.name for closer in one.point.closers} == {"size"}
+        assert set(one.preconditioned_directions) == {closer.name for closer in one.point.outputs} == {"size"}
         assert one.preconditioned == pytest.approx(one.norm**2, rel=1e-9)
     both = signal(network("parallel"), next_token_loss, *(batch_for("parallel", 8, seed) for seed in (0, 1)))
     true = signal(network("parallel"), next_token_loss, *(batch_for("parallel", 8, 1) for _ in (0, 1)))
     for one, other in zip(both.points, true.points, strict=True):
-        assert set(one.preconditioned_directions) == {closer.name for closer in one.point.closers}
+        assert set(one.preconditioned_directions) == {closer.name for closer in one.point.outputs}
         # Along exactly these directions, by the gradient of the held-out units.
         slope = sum(
             float((made * other.directions[name]).sum())
@@ -223,7 +223,7 @@ def test_experts_with_tokens_of_their_own_are_left_to_autograd(first: int, seed:
     parts = [(x[:first], y[:first])] + ([(x[first:], y[first:])] if first < 8 else [])
     one = signal(model, next_token_loss, parts, (others, answers)).points[1]
     grown, _ = th.surgery.insert_block(copy.deepcopy(model), x, one.point)
-    names = [closer.name for closer in one.point.closers]
+    names = [closer.name for closer in one.point.outputs]
     wanted = [grown.get_parameter(f"{one.name}.{name}") for name in names]
 
     def gradient(inputs: Tensor, targets: Tensor) -> Tensor:

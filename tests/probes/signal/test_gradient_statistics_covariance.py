@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from theodolite.probes import signal
-from theodolite.probes.signal import gradient_covariance
-from theodolite.probes.signal.gradient_covariance import BINS, QUANTILES, describe
+from theodolite.probes.signal import gradient_statistics
+from theodolite.probes.signal.gradient_statistics import BINS, QUANTILES, describe
 
 from .growable import batch_for, loss_for, network
 
@@ -47,7 +47,7 @@ def test_covariance_and_alignment_are_those_of_the_units_gradients(
     one = signal(network(name), loss_for(name), *halves).points[1]
     units = gradients_at(name, 1)
     expected = np.cov(units.T)
-    assert one.covariance.units == 10
+    assert one.covariance.examples == 10
     np.testing.assert_allclose(one.covariance.matrix, expected, rtol=1e-9, atol=1e-15)
     first, second = units[:6].mean(0), units[6:].mean(0)
     assert one.gradient == pytest.approx(np.linalg.norm(first))
@@ -83,7 +83,7 @@ def test_chance_is_what_channels_without_correlations_show(monkeypatch: pytest.M
     assert found.chance == pytest.approx(2.25, abs=0.01)  # (1 + √¼)²
     assert found.effective == pytest.approx(found.chance, rel=0.05)
     assert found.beyond == pytest.approx(0.0455, abs=0.01)  # two sigma of a normal number
-    monkeypatch.setattr(gradient_covariance, "DENSE", 50)
+    monkeypatch.setattr(gradient_statistics, "DENSE", 50)
     assert describe(matrix, 400).largest == pytest.approx(found.largest, rel=1e-9)
     common = torch.from_numpy(np.cov((units + 2 * units[:, :1]).T))
     assert describe(common, 400).effective > 10 * found.effective

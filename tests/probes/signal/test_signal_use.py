@@ -123,7 +123,7 @@ def test_autocast_is_kept() -> None:
 
 
 def test_corners_are_told() -> None:
-    said = "of its entries, as behind a ReLU"
+    said = "of its entries, as after a ReLU"
     assert any(
         said in note for note in signal(network("resnet"), loss_for("resnet"), batch_for("resnet", 4)).notes
     )
@@ -133,7 +133,14 @@ def test_corners_are_told() -> None:
 def test_progress_reaches_the_end() -> None:
     told: list[float] = []
     batch = batch_for("pre", 4)
-    found = signal(network("pre"), LOSS, [batch, batch], batch, points=[1, "blocks.2"], progress=told.append)
+    found = signal(
+        network("pre"),
+        LOSS,
+        [batch, batch],
+        batch,
+        points=[1, "blocks.2"],
+        progress=lambda title, done: told.append(done),
+    )
     assert told == pytest.approx([1 / 3, 2 / 3, 1])
     assert [one.name for one in found.points] == ["blocks.1", "blocks.2"]
     assert found.at("blocks.2") is found.points[1]
@@ -150,11 +157,11 @@ class Mixed(Blocks):
 def test_what_cannot_be_measured_is_refused() -> None:
     model, batch = network("pre"), batch_for("pre", 4)
     one = batch[0][:1], batch[1][:1]
-    with pytest.raises(UseError, match="the held-out units are 1: it takes at least 2"):
+    with pytest.raises(UseError, match="the number of held-out examples is 1: at least 2"):
         signal(model, LOSS, batch, one)
-    with pytest.raises(UseError, match="the held-out units are 1: it takes at least 2"):
+    with pytest.raises(UseError, match="the number of held-out examples is 1: at least 2"):
         signal(model, LOSS, take_first(batch))
-    with pytest.raises(UseError, match="the held-out units are 1: it takes at least 2"):
+    with pytest.raises(UseError, match="the number of held-out examples is 1: at least 2"):
         signal(model, LOSS, batch, DataLoader(list(zip(*one, strict=True))))
     with pytest.raises(UseError, match="the batches are empty"):
         signal(model, LOSS, [])
@@ -164,15 +171,15 @@ def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(UseError, match=re.escape("the loss of example 2 of batch 1 is inf")):
         signal(model, _infinite_for(batch[1][2]), [take_first(batch), batch], batch)
     mixed = Mixed(Parallel, nn.Embedding(16, 8)).double()
-    with pytest.raises(UseError, match="depends on another unit of its batch"):
+    with pytest.raises(UseError, match="depends on another example of its"):
         signal(mixed, LOSS, batch)
-    with pytest.raises(UseError, match="no way from the loss back to the stream"):
+    with pytest.raises(UseError, match="no gradient flows from the loss back to the stream"):
         signal(model, lambda found, targets: LOSS(found.detach(), targets), batch)
     with pytest.raises(UseError, match="ridge is 0"):
         signal(model, LOSS, batch, ridge=0)
     with pytest.raises(UseError, match="is no point"):
         signal(model, LOSS, batch, points=["blocks.9"])
-    with pytest.raises(UseError, match="ranked by 'gain' or by 'preconditioned'"):
+    with pytest.raises(UseError, match="It is one of gain, preconditioned"):
         signal(model, LOSS, batch).ranked("norm")  # type: ignore[arg-type]
 
 
@@ -189,7 +196,7 @@ def _infinite_for(targets: Tensor) -> Any:
     return loss
 
 
-def test_experts_that_take_turns_keep_their_own_units() -> None:
+def test_experts_that_take_turns_keep_their_own_examples() -> None:
     """Held-out units of a network with bare closers are run one by one, and give what single runs give."""
     model, batch = network("experts"), batch_for("experts", 6)
     held_out = batch_for("experts", 4, seed=1)

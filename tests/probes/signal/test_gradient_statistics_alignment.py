@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from theodolite import UseError
-from theodolite.probes.signal.alignment import alignment_bound, mean_interval
+from theodolite.probes.signal.gradient_statistics import alignment_bound, mean_interval
 
 
 @pytest.mark.parametrize(("n", "m", "size"), [(20, 20, 1.0), (200, 20, 0.8), (40, 200, 0.5), (1000, 10, 1.2)])
