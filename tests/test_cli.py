@@ -157,9 +157,9 @@ def test_a_survey_prints_its_findings_and_writes_page_and_data(mine, capsys):
         capsys=capsys,
     )
     assert (code, err) == (0, "")
-    assert out.startswith("good is fit to be scaled")
+    assert out.startswith("good can be scaled")
     assert "good at 32 × 3" in out
-    assert "The page is here.html, the same as data here.json" in out
+    assert "The page is here.html, its data are in here.json" in out
     assert sorted(path.name for path in mine.glob("here.*")) == ["here.html", "here.json"]
     saved = json.loads((mine / "here.json").read_text())
     assert saved["size"] == {"width": 32, "depth": 3}
@@ -249,7 +249,7 @@ def test_a_survey_does_not_overwrite_what_is_no_survey(mine, capsys):
     (mine / "config.json").write_text('{"model_type": "llama"}')
     code, out, err = run("survey", "mine.py:good", "--out", "config.html", capsys=capsys)
     assert (code, out) == (2, "")
-    assert "config.json, which is no survey" in err
+    assert "config.json: there is a file that holds no survey" in err
     assert (mine / "config.json").read_text() == '{"model_type": "llama"}'
     assert not (mine / "config.html").exists()
 
@@ -383,7 +383,7 @@ def test_learning_rates_are_printed_and_drawn(mine, capsys):
 def test_data_sets_are_listed_with_what_is_here(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("THEODOLITE_DATA", str(tmp_path / "empty"))
     _, out, _ = run("data", "list", capsys=capsys)
-    here = {line.split()[0]: line.split()[1] for line in out.splitlines()[1:] if line.strip()}
+    here = {line.split()[0]: line.split()[1] for line in out.splitlines()[2:] if line[:1].strip()}
     assert here["sotu"] == here["modular-addition"] == "yes"
     assert here["enwik8"] == here["mnist"] == "no"
 

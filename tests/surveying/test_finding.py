@@ -11,7 +11,7 @@ def finding(**changes):
 
 
 def test_a_finding_names_its_page_by_its_code():
-    assert finding(code="TH105").page == "docs/findings/TH105.md"
+    assert finding(code="TH105").documentation == "docs/findings/TH105.md"
 
 
 @pytest.mark.parametrize("code", ["TH1", "TH1045", "XX104", "th104", ""])

@@ -8,27 +8,26 @@ from torch import nn
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.models import GPT, ResidualMLP
-from theodolite.surveying import Site, trials
-from theodolite.surveying.batches import first_of
+from theodolite.surveying import SurveyContext, trials
+from theodolite.surveying.budget import first_of
 from theodolite.surveying.finding import Finding
-from theodolite.surveying.sections.plan import on_trials
 from theodolite.surveying.trials import Unplannable, Untried, find_trials
 from theodolite.workloads import Workload, next_token_loss
 
 
 def test_trials_are_narrow_shallow_and_larger_than_the_base(rows):
     workload = rows(partial(ResidualMLP, inputs=8, outputs=2))
-    found = find_trials(Site(workload, Size(256, 6)))
+    found = find_trials(SurveyContext(workload, Size(256, 6)))
     assert found.base == Size(64, 2)
     assert found.widths == (Size(128, 2), Size(256, 2))
     assert found.depths == (Size(64, 8),)
-    deep = find_trials(Site(workload, Size(256, 6), deep=True))
+    deep = find_trials(SurveyContext(workload, Size(256, 6), deep=True))
     assert deep.widths[-1] == Size(512, 2)
     assert deep.depths == (Size(64, 4), Size(64, 8), Size(64, 16))
 
 
 def test_plans_of_the_two_kinds(gpt):
-    found = find_trials(Site(gpt(), Size(64, 2)))
+    found = find_trials(SurveyContext(gpt(), Size(64, 2)))
     wide = found.widths[-1]
     name = "blocks.0.feed_forward.branch.up.weight"
     assert found.planned(wide)[name].lr == found.standard(wide)[name].lr / 4
@@ -43,36 +42,36 @@ def test_widths_at_which_the_proportions_break_are_passed_over(rows):
         shared = max(1, width // 64) * 16 if width >= 128 else 24
         return nn.Sequential(nn.Linear(8, width), nn.Linear(width, shared), nn.Linear(shared, 2))
 
-    assert find_trials(Site(rows(build), Size(256, 2))).base == Size(128, 2)
+    assert find_trials(SurveyContext(rows(build), Size(256, 2))).base == Size(128, 2)
 
 
 def test_trials_that_are_too_large_are_an_error_of_use(gpt, monkeypatch):
     monkeypatch.setattr(trials, "MOST_PARAMETERS", 1000)
     with pytest.raises(UseError, match="networks wider than 64 × 2 have over 1,000 parameters") as caught:
-        find_trials(Site(gpt(), Size(64, 2)))
+        find_trials(SurveyContext(gpt(), Size(64, 2)))
     assert not isinstance(caught.value, Unplannable)
 
 
 def test_trials_that_take_much_work_have_fewer_examples_and_sizes_and_say_so(rows, monkeypatch):
     workload = rows(partial(ResidualMLP, inputs=8, outputs=2))
-    site = Site(workload, Size(64, 2))
+    site = SurveyContext(workload, Size(64, 2))
     whole = find_trials(site)
     assert whole.left_out == ()
     halved = dataclasses.replace(
         whole, workload=dataclasses.replace(workload, batch=lambda *at: first_of(workload.draw(*at), 2))
     )
-    most = max(trials._forward(halved, size) for size in (*whole.widths, *whole.depths)) + 1
+    most = max(halved.forward_work(size) for size in (*whole.widths, *whole.depths)) + 1
     monkeypatch.setattr(trials, "MOST_WORK", most)
     found = find_trials(site)
     assert (found.widths, found.depths, found.left_out) == (whole.widths, whole.depths, ())
-    assert found.ground["examples in a batch"] == 2
-    narrow = trials._forward(halved, whole.widths[0])
+    assert found.setting["examples in a batch"] == 2
+    narrow = halved.forward_work(whole.widths[0])
     monkeypatch.setattr(trials, "MOST_WORK", narrow - 1)
     found = find_trials(site)
     assert (found.widths, found.depths) == (whole.widths[:1], ())
     assert found.left_out == (Size(256, 2), Size(64, 8))
-    finding = on_trials(Finding("TH201", "ok", "Values", "All is well.", why=""), found)
-    assert finding.sentence == ("All is well. 256 × 2 and 64 × 8 would take too much work and were left out.")
+    finding = found.noted(Finding("TH201", "ok", "Values", "All is well.", why=""))
+    assert finding.sentence == ("All is well. 256 × 2 and 64 × 8 were left out: too much work.")
     assert finding.evidence.numbers["left out, too much work"] == "256 × 2, 64 × 8"
     monkeypatch.setattr(trials, "MOST_LEAST_WORK", narrow - 1)
     with pytest.raises(Untried, match="a forward pass of 128 × 2 takes "):
@@ -90,10 +89,10 @@ def test_batches_are_cut_but_stay_the_same_examples(rows):
         return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 64))
 
     workload = rows(build, batch=batch, size=Size(64, 2))
-    cut = find_trials(Site(workload, workload.size)).workload.draw(0, 3)
+    cut = find_trials(SurveyContext(workload, workload.size)).workload.draw(0, 3)
     assert torch.equal(cut[0], batch(0, 3)[0][:64])
     assert torch.equal(cut[1], torch.arange(64))
-    whole = find_trials(Site(workload, workload.size, deep=True)).workload
+    whole = find_trials(SurveyContext(workload, workload.size, deep=True)).workload
     assert whole is workload
 
     def windows(seed, step):
@@ -101,7 +100,7 @@ def test_batches_are_cut_but_stay_the_same_examples(rows):
         return tokens[:, :-1], tokens[:, 1:]
 
     words = Workload("words", partial(GPT, vocab=1000, context=128), windows, next_token_loss, Size(64, 2))
-    inputs, targets = find_trials(Site(words, words.size)).workload.draw(0, 1)
+    inputs, targets = find_trials(SurveyContext(words, words.size)).workload.draw(0, 1)
     assert inputs.shape == targets.shape == (4, 128)  # 512 tokens
     assert torch.equal(inputs, windows(0, 1)[0][:4])
 
@@ -121,7 +120,7 @@ def test_a_batch_whose_examples_cannot_be_told_apart_is_left_whole(rows):
         return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2))
 
     workload = rows(build, batch=pair, loss=loss, size=Size(64, 2))
-    inputs, _ = find_trials(Site(workload, workload.size)).workload.draw(0, 0)
+    inputs, _ = find_trials(SurveyContext(workload, workload.size)).workload.draw(0, 0)
     assert len(inputs) == 100
 
 
@@ -142,5 +141,5 @@ class Odd(nn.Module):
 def test_roles_for_tensors_of_deeper_networks_are_no_hindrance(rows):
     workload = rows(Odd)
     roles = {"shifts.*": "bias", "shifts.5": "bias"}
-    found = find_trials(Site(workload, Size(64, 6), roles=roles))
+    found = find_trials(SurveyContext(workload, Size(64, 6), roles=roles))
     assert found.roles == {"shifts.*": "bias"}

@@ -7,30 +7,27 @@ from typing import Annotated
 
 import typer
 
-data_app = typer.Typer(no_args_is_help=True, help="The data sets: which there are, fetch one, where it lies.")
+data_app = typer.Typer(no_args_is_help=True, help="List the data sets, fetch one, print its path.")
 
 
 @data_app.command("list")
 def data_list() -> None:
-    """The data sets, and which of them are on this machine."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """List the data sets, and which of them are on this machine."""
     from theodolite import data
+    from theodolite.present.text import Table
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "here", "what", "licence"):
-        table.add_column(column, no_wrap=column in ("name", "here"))
-    for source in data.catalogue():
-        table.add_row(source.name, "yes" if data.present(source.name) else "no", source.what, source.licence)
-    Console().print(table)
+    rows = [
+        (source.name, "yes" if data.present(source.name) else "no", source.what, source.licence)
+        for source in data.catalogue()
+    ]
+    print(Table(("name", "here", "what", "licence"), rows))
 
 
 @data_app.command("fetch")
 def data_fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="See: data list.")],
 ) -> None:
-    """Bring data sets into the data folder; what is there already is left alone."""
+    """Fetch data sets into the data folder, unless they are there already."""
     from theodolite import data
 
     for name in names:
@@ -39,7 +36,7 @@ def data_fetch(
 
 @data_app.command("path")
 def data_path(name: Annotated[str, typer.Argument(metavar="NAME", help="See: data list.")]) -> None:
-    """Where a data set lies on this machine."""
+    """Print the path of a data set on this machine."""
     from theodolite import data
 
     print(data.path(name))

@@ -1,8 +1,10 @@
-"""Arguments that commands share, and what becomes of them."""
+"""Arguments that commands share, and how they are read."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -12,6 +14,7 @@ from theodolite.core.errors import UseError
 if TYPE_CHECKING:
     from theodolite.anatomy.part import Role
     from theodolite.core.size import Size
+    from theodolite.present.result import Result
     from theodolite.workloads import Workload
 
 WorkloadName = Annotated[
@@ -22,14 +25,28 @@ WorkloadName = Annotated[
         show_default=True,
     ),
 ]
-Width = Annotated[int | None, typer.Option(help="Width to look at; the workload's own if not given.")]
+Width = Annotated[int | None, typer.Option(help="Width; the workload's own by default.")]
 Roles = Annotated[
     list[str] | None,
     typer.Option(
-        "--role", metavar="PATTERN=ROLE", help="What tensors are that cannot be classified; may be repeated."
+        "--role", metavar="PATTERN=ROLE", help="Role of tensors that cannot be classified; may be repeated."
     ),
 ]
-Depth = Annotated[int | None, typer.Option(help="Depth to look at; the workload's own if not given.")]
+Depth = Annotated[int | None, typer.Option(help="Depth; the workload's own by default.")]
+
+
+def page_and_data(page: Path, kind: type[Result]) -> Callable[[Result], str]:
+    """Check that a page and its JSON can be written; gives the function that writes them and says where."""
+    from theodolite.present.result import writable
+
+    data = page.with_suffix(".json")
+    writable(page, kind.kind, (".html", ".htm"))
+    writable(data, kind.kind, (".json",))
+
+    def save(result: Result) -> str:
+        return f"The page is {result.save(page)}, its data are in {result.save(data)}"
+
+    return save
 
 
 def look_up(name: str) -> Workload:
@@ -40,13 +57,13 @@ def look_up(name: str) -> Workload:
 
 
 def sized(usual: Size, width: int | None, depth: int | None) -> Size:
-    """The usual size, but for what was given."""
+    """The usual size with the given width and depth."""
     given = {key: value for key, value in (("width", width), ("depth", depth)) if value is not None}
     return dataclasses.replace(usual, **given)
 
 
 def own_size(name: str, workload: Workload) -> Size:
-    """The size one would train: that of a config, where there is one, and not the small one to look at."""
+    """The size to train at: that of a Hugging Face config, not the small one that is surveyed."""
     if not name.startswith("hf:"):
         return workload.size
     from theodolite.workloads.hugging_face import config_size

@@ -80,7 +80,7 @@ def plan(
     from theodolite.planning import Plan
     from theodolite.planning import plan as make
     from theodolite.present.result import writable
-    from theodolite.surveying import Site
+    from theodolite.surveying import SurveyContext
 
     chosen = look_up(workload)
     size = sized(own_size(workload, chosen), width, depth)
@@ -97,7 +97,7 @@ def plan(
         writable(out, "plan", (".json", ".html", ".csv"))  # refused before any work is done
     made = make(
         chosen.build,
-        Site(chosen, size).inputs,
+        SurveyContext(chosen, size).inputs,
         size=size,
         base=base,
         optimizer=optimizer,

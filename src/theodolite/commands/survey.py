@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,31 +13,43 @@ from theodolite.commands.options import (
     Width,
     WorkloadName,
     look_up,
+    page_and_data,
     roles_of,
     sized,
 )
 from theodolite.commands.output import print_result
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from theodolite.surveying import Survey
+
+STYLES = {
+    "fail": "bold red",
+    "warn": "bold yellow",
+    "note": "bold blue",
+    "error": "bold magenta",
+    "ok": "green",
+}
+
 
 def survey(
     workload: WorkloadName = "gpt-sotu",
-    out: Annotated[Path, typer.Option(help="The page; the same as JSON goes beside it.")] = Path(
+    out: Annotated[Path, typer.Option(help="The page to write; the data go beside it as JSON.")] = Path(
         "survey.html"
     ),
     width: Width = None,
     depth: Depth = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Examine this section alone; may be repeated.")
-    ] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Leave this section out; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run this section alone; may be repeated.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Skip this section; may be repeated.")] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Spend minutes where seconds give a rougher answer.")
+        bool, typer.Option("--deep", help="Spend minutes instead of seconds, for better answers.")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a finding says fail.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the batch and of the models that are built.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a check fails.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the batch and of the models.")] = 0,
     role: Roles = None,
 ) -> None:
-    """Is this network fit to be scaled, and what is wrong with it?
+    """Can this network be scaled, and what should be fixed first?
 
     Prints the findings, and writes one self-contained page.
 
@@ -53,12 +65,11 @@ def survey(
     """
     from rich.console import Console
 
-    from theodolite.core.files import html_path
     from theodolite.present.bar import Bar
+    from theodolite.surveying import Survey
     from theodolite.surveying import survey as conduct
-    from theodolite.surveying.terminal import view
 
-    html_path(out)
+    save = page_and_data(out, Survey)
     chosen = look_up(workload)
     with Bar() as bar:
         made = conduct(
@@ -72,11 +83,8 @@ def survey(
             progress=bar,
         )
     console = Console()
-    console.print(view(made))
-    page = made.save(out)
-    console.print(
-        f"\nThe page is {page}, the same as data {page.with_suffix('.json')}", style="dim", soft_wrap=True
-    )
+    console.print(_view(made))
+    console.print(f"\n{save(made)}", style="dim", soft_wrap=True)
     if strict and made.at("fail"):
         raise typer.Exit(1)
 
@@ -88,7 +96,7 @@ def dissect(
     role: Roles = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """What is in this network: every tensor's role, fans, block and branch.
+    """What is in this network: the role, fans, block and branch of every tensor.
 
     [bold]Examples[/bold]
 
@@ -96,8 +104,26 @@ def dissect(
 
       theodolite dissect hf:config.json --json > anatomy.json
     """
-    from theodolite.surveying import Site
+    from theodolite.surveying import SurveyContext
 
     chosen = look_up(workload)
-    anatomy = Site(chosen, sized(chosen.size, width, depth), roles=roles_of(role)).anatomy
-    print_result(anatomy.to_json() if json else anatomy)
+    context = SurveyContext(chosen, sized(chosen.size, width, depth), roles=roles_of(role))
+    print_result(context.anatomy.to_json() if json else context.anatomy)
+
+
+def _view(made: Survey) -> RenderableType:
+    """The survey in colours: the verdict, then every finding, most serious first, with its remedy."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for finding in made.ranked:
+        sentence = Text(finding.sentence)
+        if finding.remedy and finding.level != "ok":
+            sentence.append(f"\n→ {finding.remedy}", "dim")
+        table.add_row(Text(finding.level, STYLES[finding.level]), Text(finding.code, "dim"), sentence)
+    return Group(Text(made.verdict, "bold"), Text(made.facts, "dim"), Text(), table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -163,12 +164,17 @@ def writable(path: str | Path, kind: str, allowed: Sequence[str]) -> Path:
     refused = f"the {kind} cannot be written to {path}"
     if path.suffix.lower() not in allowed:
         raise UseError(f"{refused}: its name must end in {' or '.join(allowed)}")
-    if not path.parent.is_dir():
-        raise UseError(f"{refused}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise UseError(f"{refused}: that is a folder")
-    if path.suffix == ".json" and path.exists() and not _holds(path, kind):
-        raise UseError(f"{refused}: there is a file that holds no {kind}. Give another name")
+    try:
+        if not path.parent.is_dir():
+            raise UseError(f"{refused}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise UseError(f"{refused}: that is a folder")
+        if path.suffix == ".json" and path.exists() and not _holds(path, kind):
+            raise UseError(f"{refused}: there is a file that holds no {kind}. Give another name")
+        with tempfile.TemporaryFile(dir=path.parent):  # may anything be written there?
+            pass
+    except OSError as error:
+        raise UseError(f"{refused}: {error.strerror}") from error
     return path
 
 

@@ -1,8 +1,8 @@
-"""Which checks to run on a workload, and the findings they give."""
+"""The survey: which checks to run on a workload, and the findings they give."""
 
-from theodolite.surveying.finding import Evidence, Finding
+from theodolite.surveying.context import SurveyContext
+from theodolite.surveying.finding import Check, Evidence, Finding
 from theodolite.surveying.section import Section, find_sections
-from theodolite.surveying.site import Site
 from theodolite.surveying.survey import Survey, survey
 
-__all__ = ["Evidence", "Finding", "Section", "Site", "Survey", "find_sections", "survey"]
+__all__ = ["Check", "Evidence", "Finding", "Section", "Survey", "SurveyContext", "find_sections", "survey"]

@@ -1,36 +1,39 @@
-"""How much a section may spend. Work is counted, so that a survey says the same on every machine.
+"""How much a section may compute: work is counted, and batches are cut to what can be afforded.
 
-The unit is one multiplication of a matrix product. The clock ends a section only as a last resort, for work
-that the count does not see, and the finding says so.
+Work is counted in multiplications of a matrix product, so that a survey gives the same result on every
+machine. The clock ends a section only as a last resort, for work that is not counted; the finding says so.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from theodolite.core.batches import Batch
 from theodolite.core.errors import UseError
 from theodolite.core.higher_order import plain_operators
+from theodolite.fleet.training import targets_in
+from theodolite.workloads import Workload
 
 OPERATION = 3e5
-"""What it takes to start one operation, whatever it computes: about 15 µs, in multiplications."""
+"""Cost of starting one operation, in multiplications: about 15 µs."""
 ENTRY = 20.0
-"""What it takes to make one entry of a tensor: about 1 ns, in multiplications."""
+"""Cost of one entry of an output tensor, in multiplications: about 1 ns."""
 GROUPED = 50
-"""As how many operations a convolution by groups counts, such as a depthwise one."""
+"""A grouped convolution, such as a depthwise one, counts as this many operations."""
 LAST_RESORT, DEEP_LAST_RESORT = 1800.0, 4 * 3600.0
-"""Seconds after which a section is ended by the clock: ten times what its work takes on one core."""
+"""Seconds after which the clock ends a section: ten times what its work takes on one core."""
 
 clock = time.monotonic
-"""Tests put another one in its place."""
+"""Replaced in tests."""
 
 
 class TooLong(UseError):
@@ -53,27 +56,24 @@ class Budget:
         self._begun = clock()
 
     def spend(self, work: float = 0.0) -> None:
-        """Count what is to be done next; raise TooLong if it is too much."""
+        """Count the work that comes next. Raises TooLong beyond the limit."""
         self._left -= work
         if self._left < 0:
             raise TooLong(f"it would take more than {self._work:.2g} multiplications")
         spent = clock() - self._begun
         if spent > self._seconds:
-            raise TooLong(
-                f"it was stopped by the clock after {spent:.0f} s, so that a faster machine would say more"
-            )
+            raise TooLong(f"it was stopped after {spent:.0f} s; a faster machine could complete it")
 
 
 @dataclass(frozen=True)
 class Work:
-    """What was run."""
+    """What was computed."""
 
     multiplications: float
     """In matrix products and convolutions."""
     operations: int
-    """Of any kind; a convolution by groups counts as many."""
     entries: int
-    """Of the tensors that operations made."""
+    """Of all tensors that operations made."""
 
     @property
     def total(self) -> float:
@@ -82,7 +82,7 @@ class Work:
 
 
 def pass_work(run: Callable[[], object]) -> Work:
-    """What is run, counted.
+    """Count the work of a call.
 
     >>> pass_work(lambda: torch.ones(2, 3) @ torch.ones(3, 4))
     Work(multiplications=24.0, operations=3, entries=26)
@@ -93,11 +93,8 @@ def pass_work(run: Callable[[], object]) -> Work:
 
 
 class _Counter(TorchDispatchMode):
-    """Counts what is computed.
-
-    Torch's FlopCounterMode also asks which module computes it, by hooks that a module which returns a view of
-    a parameter does not survive, nor one that calls torch.autograd.grad.
-    """
+    """Counts operations. Torch's FlopCounterMode installs module hooks, which fail for a module that returns
+    a view of a parameter or calls torch.autograd.grad."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,3 +110,56 @@ class _Counter(TorchDispatchMode):
         if not getattr(func, "is_view", False):
             self.entries += sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
         return made
+
+
+def examples_in(batch: Batch) -> int | None:
+    """The number of examples; None unless they are the first dimension of every tensor.
+
+    >>> examples_in((torch.zeros(256, 8), torch.zeros(256))), examples_in((torch.zeros(2), torch.zeros(3)))
+    (256, None)
+    """
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if any(leaf.ndim == 0 for leaf in leaves):
+        return None
+    lengths = {len(leaf) for leaf in leaves}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def first_of(batch: Batch, examples: int) -> Batch:
+    """The first examples, at least one; the whole batch if its examples are not known."""
+    if examples_in(batch) is None:
+        return batch
+    kept = max(1, examples)
+    fewer: Batch = tree_map(lambda leaf: leaf[:kept] if isinstance(leaf, Tensor) else leaf, batch)
+    return fewer
+
+
+def few(batch: Batch, targets: int) -> Batch:
+    """The first examples, with about `targets` targets.
+
+    >>> inputs, labels = few((torch.zeros(256, 8), torch.zeros(256)), 128)
+    >>> len(inputs), len(labels)
+    (128, 128)
+    """
+    return first_of(batch, targets * (examples_in(batch) or 1) // max(1, targets_in(batch)))
+
+
+def amount(batch: Batch, whole: Batch) -> int | str:
+    """The number of targets, and of how many if the batch was cut.
+
+    >>> whole = torch.zeros(256, 8), torch.zeros(256)
+    >>> amount(few(whole, 128), whole), amount(whole, whole)
+    ('128 of 256', 256)
+    """
+    kept, before = targets_in(batch), targets_in(whole)
+    return kept if kept == before else f"{kept} of {before}"
+
+
+def with_few(workload: Workload, targets: int) -> Workload:
+    """The workload with about `targets` targets in each batch, held-out batches included."""
+    held_out = workload.held_out
+    return replace(
+        workload,
+        batch=lambda seed, step: few(workload.draw(seed, step), targets),
+        held_out=None if held_out is None else lambda seed, step: few(held_out(seed, step), targets),
+    )

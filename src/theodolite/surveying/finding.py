@@ -1,14 +1,17 @@
-"""What a survey has to say: one Finding per thing looked at."""
+"""Findings: what a survey says about one thing it checked. Each comes from a `Check`."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
+from theodolite.core.files import plain, read_dataclass
 from theodolite.present.figure import Figure
+from theodolite.present.result import Block, Heading, Result
+from theodolite.present.text import Column, Table, plural
 
 Level = Literal["ok", "error", "note", "warn", "fail"]
 Value = str | int | float | bool | None
@@ -18,7 +21,7 @@ LEVELS: tuple[str, ...] = get_args(Level)
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a Finding rests on: named numbers, a table, figures."""
+    """What a finding rests on: named numbers, a table, figures."""
 
     numbers: Mapping[str, Value] = field(default_factory=dict)
     rows: tuple[Mapping[str, Value], ...] = ()
@@ -27,35 +30,38 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing looked at, and what was seen.
+class Finding(Result):
+    """The outcome of one check.
 
     >>> finding = Finding("TH104", "warn", "Depth in the initialisation",
-    ...     "attn.proj starts at a std that falls as depth to the −0.50.",
-    ...     why="A plan that knows about depth divides by it again.",
-    ...     remedy="Give it the std of its neighbours.",
+    ...     "The initial std of attn.proj falls with depth, with exponent −0.50.",
+    ...     why="A plan that scales with depth divides by it again.",
+    ...     remedy="Use the same std as for the other matrices.",
     ...     evidence=Evidence({"slope": -0.5}))
-    >>> finding.page
+    >>> finding.documentation
     'docs/findings/TH104.md'
     >>> finding.to_dict()["evidence"]["numbers"]
     {'slope': -0.5}
     """
 
+    kind: ClassVar[str] = "finding"
+    loads: ClassVar[bool] = True
+
     code: str
-    """`TH` and three digits; each has a page in the documentation."""
+    """`TH` and three digits. Each code has a page in the documentation."""
     level: Level
-    """`ok`, `note` (worth knowing), `warn` (mend before scaling), `fail` (cannot be scaled like this);
-    `error`, if the check itself went wrong, which says nothing of the network."""
-    title: str
-    sentence: str
-    """What was seen, with its numbers."""
-    why: str
+    """`ok`, `note` (worth knowing), `warn` (fix before scaling), `fail` (cannot be scaled like this).
+    `error` means that the check itself failed, which says nothing about the network."""
+    title: str = ""
+    sentence: str = ""
+    """What was found, with its numbers."""
+    why: str = ""
     """Why it matters when the network grows."""
     remedy: str = ""
-    """What to do; empty where there is nothing to do."""
+    """What to do. Empty if there is nothing to do."""
     evidence: Evidence = Evidence()
     section: str = ""
-    """The section that found it; the survey fills this in."""
+    """The section that found it. The survey fills this in."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"TH\d{3}", self.code):
@@ -66,27 +72,115 @@ class Finding:
             )
 
     @property
-    def page(self) -> str:
-        """Where the documentation explains this code."""
+    def documentation(self) -> str:
+        """The documentation page of this code."""
         return f"docs/findings/{self.code}.md"
 
+    def blocks(self) -> Iterator[Block]:
+        """What was found, what to do, why it matters, and the evidence."""
+        yield Heading(f"{self.title} ({self.code}, {self.level})")
+        yield self.sentence
+        if self.remedy:
+            yield f"→ {self.remedy}"
+        yield self.why
+        if (rows := self.table()) is not None:
+            yield rows
+        if self.evidence.numbers:
+            yield Table(("", Column("value", side="left")), list(self.evidence.numbers.items()))
+        yield from self.evidence.figures
+
+    def table(self) -> Table | None:
+        """The rows of the evidence."""
+        rows = self.evidence.rows
+        return Table(list(rows[0]), [tuple(row.values()) for row in rows]) if rows else None
+
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as values that JSON knows; a number that is not finite becomes its name."""
-        return {
-            "code": self.code,
-            "level": self.level,
-            "title": self.title,
-            "sentence": self.sentence,
-            "why": self.why,
-            "remedy": self.remedy,
-            "section": self.section,
-            "page": self.page,
+        """All fields as JSON values. A number that is not finite becomes its name."""
+        evidence = self.evidence
+        return plain(self) | {
+            "documentation": self.documentation,
             "evidence": {
-                "numbers": _finite(self.evidence.numbers),
-                "rows": [_finite(row) for row in self.evidence.rows],
-                "figures": [figure.to_dict() for figure in self.evidence.figures],
+                "numbers": _finite(evidence.numbers),
+                "rows": [_finite(row) for row in evidence.rows],
+                "figures": plain(evidence.figures),
             },
         }
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        """The finding from what `to_dict` gave."""
+        fields: Any = content
+        if isinstance(content, dict):
+            fields = {key: value for key, value in content.items() if key != "documentation"}
+        found: Self = read_dataclass(cls, fields, "the finding")
+        return found
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that a section checks. Its findings share a code, a title and a reason.
+
+    >>> heads = Check("TH106", "Attention heads and width", why="The scale depends on the head size.")
+    >>> heads.finding("ok", "The network has no attention.").title
+    'Attention heads and width'
+    """
+
+    code: str
+    title: str
+    why: str
+
+    def finding(
+        self,
+        level: Level,
+        sentence: str,
+        *,
+        title: str = "",
+        remedy: str = "",
+        numbers: Mapping[str, Value] | None = None,
+        rows: Sequence[Mapping[str, Value]] = (),
+        figures: Sequence[Figure] = (),
+    ) -> Finding:
+        """A finding of this check; `title` replaces the usual one."""
+        evidence = Evidence(numbers or {}, tuple(rows), tuple(figures))
+        return Finding(self.code, level, title or self.title, sentence, self.why, remedy, evidence)
+
+
+def all_of(count: int, noun: str) -> str:
+    """All of them, to begin a sentence.
+
+    >>> all_of(1, "branch"), all_of(2, "branch"), all_of(3, "branch")
+    ('The only branch', 'Both branches', 'All 3 branches')
+    """
+    if count == 1:
+        return f"The only {noun}"
+    return f"Both {plural(noun)}" if count == 2 else f"All {count:,} {plural(noun)}"
+
+
+def times(factor: float) -> str:
+    """A factor in two digits, a large one in three.
+
+    >>> times(3.14159), times(144.2)
+    ('3.1', '144')
+    """
+    return f"{factor:.3g}" if factor >= 100 else f"{factor:.2g}"
+
+
+def rounded(value: float) -> str:
+    """A number in three digits, a large one to the unit.
+
+    >>> rounded(0.01234), rounded(41123.4)
+    ('0.0123', '41,123')
+    """
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
+def with_minus(value: object) -> str:
+    """Text with true minus signs.
+
+    >>> with_minus("-0.45 (-0.89 to -0.01)")
+    '−0.45 (−0.89 to −0.01)'
+    """
+    return str(value).replace("-", "−")
 
 
 def _finite(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -26,8 +26,8 @@ ROLE_MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One tensor, drawn as the rectangle it is: rows are outputs, columns are inputs."""
+class DrawnTensor:
+    """One tensor as a rectangle: rows are outputs, columns are inputs."""
 
     fold: Fold
     label: str
@@ -56,35 +56,35 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Lane:
+class DrawnLane:
     """One branch, or the tensors outside of all branches."""
 
     placement: str | None
     attention: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[DrawnTensor, ...]
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A stretch of the stream; equal blocks are one stage."""
+class DrawnStage:
+    """A part of the stream; equal blocks are one stage."""
 
     title: str
     repeats: int
-    lanes: tuple[Lane, ...]
+    lanes: tuple[DrawnLane, ...]
 
 
-def stages(anatomy: Anatomy) -> list[Stage]:
+def stages(anatomy: Anatomy) -> list[DrawnStage]:
     """The network from input to output, equal blocks folded."""
     draw = _Drawing(anatomy)
     outside = [part for part in anatomy.values() if part.block is None]
     blocks = _by_block(anatomy)
     if not blocks:
-        return [Stage("the whole network", 1, (draw.lane(outside),))]
+        return [DrawnStage("the whole network", 1, (draw.lane(outside),))]
     before, after = _ends(anatomy)
     kinds: dict[object, list[int]] = {}
     for block, parts in blocks.items():
         kinds.setdefault(_signature(parts, anatomy, block), []).append(block)
-    drawn = [Stage("before the blocks", 1, (draw.lane(before),))] if before else []
+    drawn = [DrawnStage("before the blocks", 1, (draw.lane(before),))] if before else []
     for members in kinds.values():
         title = f"block {members[0]}" if len(members) == 1 else f"blocks {ranges(members)}"
         lanes = tuple(
@@ -92,9 +92,9 @@ def stages(anatomy: Anatomy) -> list[Stage]:
             for branch in anatomy.branches
             if branch.block == members[0]
         )
-        drawn.append(Stage(title, len(members), lanes))
+        drawn.append(DrawnStage(title, len(members), lanes))
     if after:
-        drawn.append(Stage("after the blocks", 1, (draw.lane(after),)))
+        drawn.append(DrawnStage("after the blocks", 1, (draw.lane(after),)))
     return drawn
 
 
@@ -129,16 +129,16 @@ class _Drawing:
         inside = [part for part in anatomy.values() if part.block is not None] or list(anatomy.values())
         self.longest = max(max(part.fan_in, part.fan_out) for part in inside)
 
-    def lane(self, parts: Iterable[Part], branch: Branch | None = None) -> Lane:
+    def lane(self, parts: Iterable[Part], branch: Branch | None = None) -> DrawnLane:
         attention = ""
         if branch is not None and branch.attention is not None:
             attention = f"attends, {branch.attention.head_dim} per head"
         folds = fold(_in_order(list(parts)))
         shapes = tuple(
-            Shape(one, label, *self.extent(one.part))
+            DrawnTensor(one, label, *self.extent(one.part))
             for one, label in zip(folds, _labels(folds), strict=True)
         )
-        return Lane(branch.placement if branch else None, attention, shapes)
+        return DrawnLane(branch.placement if branch else None, attention, shapes)
 
     def extent(self, part: Part) -> tuple[float, float]:
         if part.kind != "weight":

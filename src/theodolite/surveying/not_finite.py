@@ -1,6 +1,6 @@
-"""TH108: loss, weights or gradients that are not finite where training starts.
+"""TH108: a loss, weights or gradients that are not finite at the start of training.
 
-Nothing that is measured on such a network means anything, so sections that measure on data are not examined.
+Nothing measured on such a network has a meaning, so sections that measure are skipped.
 """
 
 from __future__ import annotations
@@ -8,121 +8,118 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
-from theodolite.anatomy.specimen import shapes_of
 from theodolite.core.building import untouched_randomness
 from theodolite.core.finite import not_finite
 from theodolite.core.size import Size
-from theodolite.surveying.finding import Evidence, Finding, Value
-from theodolite.surveying.wording import counted, listed
-
-if TYPE_CHECKING:
-    from theodolite.surveying.site import Site
+from theodolite.present.text import counted, listed
+from theodolite.surveying.context import SurveyContext
+from theodolite.surveying.finding import Check, Finding, Value
+from theodolite.surveying.trials import trials_of
 
 MOST_PARAMETERS = 50_000_000
-"""Above this the base of the trials is looked at instead."""
-WHY = (
-    "One number that is nan or infinite spoils every gradient behind it, and the first step of an optimizer "
-    "spreads it over all weights. A larger network does not mend it. Whatever is measured on such a network "
-    "means nothing."
+"""Above this the base of the trials is checked instead."""
+FINITE = Check(
+    "TH108",
+    "Numbers that are not finite at the start",
+    "One value that is nan or infinite spoils every gradient that depends on it, and the first optimizer "
+    "step spreads it over all weights. A larger network has the same problem. Measurements on such a "
+    "network have no meaning.",
 )
 
 
 @dataclass(frozen=True)
-class Start:
-    """Which numbers of a new network are not finite, on the first batch."""
+class NonFinite:
+    """What is not finite in a new network, on the first batch."""
 
     size: Size
     loss: float
     tensors: int
+    """The number of parameter tensors."""
     weights: tuple[str, ...]
-    """Names of the tensors whose own entries are not finite, …"""
+    """Tensors with entries that are not finite."""
     gradients: tuple[str, ...]
-    """… and of those whose gradients are not, in the order of the forward pass."""
+    """Tensors with gradients that are not finite, in the order of the forward pass."""
     first: str
-    """Where a value is first not finite in the forward pass, in words; empty if it is not known."""
+    """Where a value is first not finite in the forward pass, in words; empty if unknown."""
 
-    @property
-    def finite(self) -> bool:
-        """Is everything finite?"""
-        return math.isfinite(self.loss) and not self.weights and not self.gradients
+    def __bool__(self) -> bool:
+        return not math.isfinite(self.loss) or bool(self.weights or self.gradients)
 
 
-def look_at_start(site: Site) -> Start:
+def find_non_finite(context: SurveyContext) -> NonFinite:
     """One forward and one backward pass of a new network, on the first batch."""
-    size = site.size
-    if sum(math.prod(shape) for shape in shapes_of(site.build_hollow(size)).values()) > MOST_PARAMETERS:
-        size = site.trials.base
-    model = site.build(size)
+    size = context.size
+    if context.num_parameters(size) > MOST_PARAMETERS:
+        size = trials_of(context).base
+    model = context.build(size)
     tensors = dict(canonical_parameters(model))
     watch = _Watch(model)
     trained = {name: one for name, one in tensors.items() if one.requires_grad}
     gradients: dict[str, Tensor | None] = {}
-    with untouched_randomness(site.seed), torch.enable_grad(), watch:
-        loss = site.workload.evaluate(model, site.batch)
-    if loss.requires_grad and trained:
-        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        gradients = dict(zip(trained, found, strict=True))
-    bad = not_finite(gradients)
+    with context.calling(), untouched_randomness(context.seed), torch.enable_grad():
+        with watch:
+            loss = context.workload.evaluate(model, context.batch)
+        if loss.requires_grad and trained:
+            found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+            gradients = dict(zip(trained, found, strict=True))
     value = float(loss.detach())
-    return Start(
+    return NonFinite(
         size=size,
         loss=value,
         tensors=len(tensors),
         weights=tuple(not_finite(tensors)),
-        gradients=tuple(sorted(bad, key=watch.place)),
+        gradients=tuple(sorted(not_finite(gradients), key=watch.place)),
         first="" if math.isfinite(value) else watch.first,
     )
 
 
-def finding(site: Site, start: Start) -> Finding:
+def not_finite_finding(context: SurveyContext, bad: NonFinite) -> Finding:
     """TH108, of a start that is not finite."""
-    where = f"At {start.size}" if start.size == site.size else f"At {start.size}, the base of the trials,"
-    said = [f"{where} the loss of a new network on the first batch is {start.loss:.4g}."]
-    if start.weights:
-        said.append(f"Weights are not finite in {_among(start.weights, start.tensors)}.")
-    if start.first:
-        said.append(f"In the forward pass {start.first}.")
-    if start.gradients:
-        said.append(f"Gradients are not finite in {_among(start.gradients, start.tensors)}.")
-    remedy = "Mend the initialisation." if start.weights else "Check the batch, the loss and what overflows."
-    if math.isfinite(start.loss) and not start.weights:
-        last = start.gradients[-1]
+    where = f"At {bad.size}" if bad.size == context.size else f"At {bad.size}, the base of the trials,"
+    said = [f"{where} the loss of a new network on the first batch is {bad.loss:.4g}."]
+    if bad.weights:
+        said.append(f"Weights are not finite in {_among(bad.weights, bad.tensors)}.")
+    if bad.first:
+        said.append(f"In the forward pass {bad.first}.")
+    if bad.gradients:
+        said.append(f"Gradients are not finite in {_among(bad.gradients, bad.tensors)}.")
+    remedy = "Fix the initialisation." if bad.weights else "Check the batch, the loss, and what overflows."
+    if math.isfinite(bad.loss) and not bad.weights:
+        last = bad.gradients[-1]
         said.append(f"The last of them in the forward pass is {last}.")
         remedy = (
-            f"Look behind {last} for an operation whose derivative is not finite: a square root, a logarithm "
-            "or a norm of zeros, or a value that overflows and is cut off."
+            f"Look after {last} for an operation whose derivative is not finite: a square root, a logarithm "
+            "or a norm of zeros, or a value that overflows and is clipped."
         )
     numbers: dict[str, Value] = {
-        "size": str(start.size),
-        "loss": start.loss,
-        "tensors": start.tensors,
-        "weights that are not finite": len(start.weights),
-        "gradients that are not finite": len(start.gradients),
+        "size": str(bad.size),
+        "loss": bad.loss,
+        "tensors": bad.tensors,
+        "weights that are not finite": len(bad.weights),
+        "gradients that are not finite": len(bad.gradients),
     }
-    rows = tuple(
-        {"tensor": name, "weight": _word(name, start.weights), "gradient": _word(name, start.gradients)}
-        for name in dict.fromkeys((*start.weights, *start.gradients))
-    )
-    return Finding(
-        "TH108",
+    rows = [
+        {"tensor": name, "weight": _word(name, bad.weights), "gradient": _word(name, bad.gradients)}
+        for name in dict.fromkeys((*bad.weights, *bad.gradients))
+    ]
+    return FINITE.finding(
         "fail",
-        "Numbers that are not finite at the start",
         " ".join(said),
-        why=WHY,
-        remedy=f"{remedy} Until then the findings that are measured on data are missing here.",
-        evidence=Evidence(numbers, rows),
+        remedy=f"{remedy} Until then, findings that are measured on data are missing.",
+        numbers=numbers,
+        rows=rows,
     )
 
 
 class _Watch:
-    """Follows a forward pass by hooks: in which order modules run, and where a value is first not finite."""
+    """Hooks on a forward pass: the order of modules, and where a value is first not finite."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = dict(canonical_modules(model))
@@ -142,7 +139,7 @@ class _Watch:
             handle.remove()
 
     def place(self, name: str) -> tuple[int, int]:
-        """When a tensor is first used: by its module, or by the one around it."""
+        """When a tensor is first used."""
         owner = name.rpartition(".")[0]
         # A module's own tensors may be used after those of the modules inside of it.
         return self._order.get(owner, len(self._order)), len(self._order)

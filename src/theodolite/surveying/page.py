@@ -9,8 +9,8 @@ from typing import Any
 from theodolite.anatomy.part import Fold, fold
 from theodolite.present.figure import Figure
 from theodolite.present.page import asset, inlined_json, plotly_script
-from theodolite.surveying import Survey
 from theodolite.surveying.network import ROLE_MEANINGS, parameters_by_block, stages
+from theodolite.surveying.survey import Survey
 
 _DOTTED = re.compile(r"(?<![\w/*.])[A-Za-z_*][\w*]*(?:\.[\w*]+)+")
 

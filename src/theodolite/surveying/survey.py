@@ -1,17 +1,15 @@
-"""Conduct a survey: every section over one workload, into one Survey."""
+"""`survey`: run every section on one workload, and collect the findings."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import datetime
-import json
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -21,24 +19,26 @@ from theodolite.anatomy.part import Role
 from theodolite.core.building import one_thread, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.core.progress import Progress
+from theodolite.core.files import read_dataclass
+from theodolite.core.progress import Progress, silent
 from theodolite.core.size import Size
-from theodolite.surveying import not_finite
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table, counted
+from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import LEVELS, Finding, Level
-from theodolite.surveying.section import Section, find_sections
-from theodolite.surveying.site import Site
-from theodolite.surveying.stopped import crashed, unruled
+from theodolite.surveying.not_finite import find_non_finite, not_finite_finding
+from theodolite.surveying.section import Section, crashed, find_sections
 from theodolite.surveying.trials import Untried
-from theodolite.surveying.usable import check_usable
-from theodolite.surveying.wording import counted
 from theodolite.workloads import Workload
-
-"""Called with what is being looked at and the fraction that is done."""
+from theodolite.workloads import workload as look_up
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What was found, about what, with which versions, in how many seconds."""
+class Survey(Result):
+    """What was found, about what, with which versions, in how many seconds. Made by `survey`."""
+
+    kind: ClassVar[str] = "survey"
+    loads: ClassVar[bool] = True
 
     workload: str
     size: Size
@@ -47,10 +47,10 @@ class Survey:
     date: str
     versions: Mapping[str, str]
     seconds: Mapping[str, float]
-    """By section, in the order in which they were examined."""
+    """By section, in the order in which they ran."""
     findings: tuple[Finding, ...]
     anatomy: Anatomy | None
-    """None where the network could not be dissected."""
+    """None if the network could not be dissected."""
 
     def at(self, level: Level) -> tuple[Finding, ...]:
         """The findings of one level."""
@@ -58,29 +58,64 @@ class Survey:
 
     @property
     def ranked(self) -> tuple[Finding, ...]:
-        """The findings, the gravest first, otherwise as they came."""
+        """The findings, most serious first."""
         return tuple(sorted(self.findings, key=lambda finding: -LEVELS.index(finding.level)))
 
     @property
     def verdict(self) -> str:
-        """One sentence: may this be scaled?"""
+        """One sentence: can this be scaled?"""
         fails, warns, notes = self.at("fail"), self.at("warn"), self.at("note")
         errors = self.at("error")
         made = len(self.findings) - len(errors)
         missing = f" {counted(len(errors), 'check')} could not be made." if errors else ""
-        seen = f"as far as {counted(made, 'check')} can see"
         if fails:
             return f"{self.workload} cannot be scaled as it is: {_named(fails)}.{missing}"
         if warns:
-            return f"{self.workload} is not yet fit to be scaled: {_named(warns)}.{missing}"
+            return f"{self.workload} should be fixed before it is scaled: {_named(warns)}.{missing}"
         if errors and not made:
-            return f"Nothing is known of {self.workload}:{missing}"
-        known = f", with {counted(len(notes), 'thing')} to know first" if notes else ""
-        return f"{self.workload} is fit to be scaled, {seen}{known}.{missing}"
+            return f"Nothing is known about {self.workload}:{missing}"
+        known = f"; read {counted(len(notes), 'note')} first" if notes else ""
+        return f"{self.workload} can be scaled: {counted(made, 'check')} found no problem{known}.{missing}"
 
-    def to_json(self) -> str:
-        """Everything, as JSON."""
-        facts: dict[str, Any] = {
+    title = verdict
+
+    @property
+    def facts(self) -> str:
+        """What was surveyed, in one line."""
+        said = f"{self.workload} at {self.size} (width × depth)"
+        if self.anatomy is not None:
+            said += f" · {self.anatomy.num_parameters:,} parameters in {len(self.anatomy)} tensors"
+        return said
+
+    def blocks(self) -> Iterator[Block]:
+        """The verdict, then every finding, most serious first, each with its remedy."""
+        yield f"{self.verdict}\n{self.facts}"
+        rows: list[tuple[str, str, str]] = []
+        for finding in self.ranked:
+            rows.append((finding.level, finding.code, finding.sentence))
+            if finding.remedy and finding.level != "ok":
+                rows.append(("", "", f"→ {finding.remedy}"))
+        yield Table(("level", "code", "finding"), rows)
+
+    def table(self) -> Table:
+        """One row for each finding."""
+        return Table(
+            ("section", "code", "level", "title", "sentence", "remedy"),
+            [
+                (one.section, one.code, one.level, one.title, one.sentence, one.remedy)
+                for one in self.findings
+            ],
+        )
+
+    def page(self) -> str:
+        """The survey's own page: findings with evidence, and a drawing of the network."""
+        from theodolite.surveying.page import page  # jinja2 and plotly are slow to import
+
+        return page(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON values, and the verdict."""
+        return {
             "workload": self.workload,
             "size": dataclasses.asdict(self.size),
             "seed": self.seed,
@@ -90,25 +125,22 @@ class Survey:
             "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
             "verdict": self.verdict,
             "findings": [finding.to_dict() for finding in self.findings],
-            "anatomy": json.loads(self.anatomy.to_json()) if self.anatomy is not None else None,
+            "anatomy": None if self.anatomy is None else self.anatomy.to_dict(),
         }
-        return json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the page, and the same as JSON beside it (`survey.html`, `survey.json`)."""
-        from theodolite.core.files import html_path, write_whole
-        from theodolite.surveying.page import page
-
-        path = html_path(path)
-        as_page, as_data = page(self), self.to_json()
-        write_whole(path, as_page)
-        write_whole(path.with_suffix(".json"), as_data)
-        return path
-
-    def __str__(self) -> str:
-        from theodolite.surveying.terminal import text
-
-        return text(self)
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        """The survey from what `to_dict` gave."""
+        facts = {key: value for key, value in content.items() if key != "verdict"}
+        findings, anatomy = facts.get("findings"), facts.get("anatomy")
+        if not isinstance(findings, list):
+            raise UseError("the survey has no list of findings")
+        bare: Self = read_dataclass(cls, {**facts, "findings": [], "anatomy": None}, "the survey")
+        return dataclasses.replace(
+            bare,
+            findings=tuple(map(Finding.from_dict, findings)),
+            anatomy=None if anatomy is None else Anatomy.from_dict(anatomy),
+        )
 
 
 @exclusive()
@@ -123,48 +155,55 @@ def survey(
     roles: Mapping[str, Role] | None = None,
     progress: Progress | None = None,
 ) -> Survey:
-    """Survey a workload: is this network fit to be scaled, and what is wrong with it?
+    """Survey a workload: can this network be scaled, and what should be fixed first?
 
     Args:
-        workload: a Workload, or what names one: `"gpt-sotu"`, `"file.py:name"`, `"hf:config.json"`.
-        size: the size to survey; the workload's own if None.
-        only: names of the sections to examine; all if None.
+        workload: a Workload, or its name: `"gpt-sotu"`, `"file.py:name"`, `"hf:config.json"`.
+        size: the size to survey; the workload's own by default.
+        only: names of the sections to run; all by default.
         skip: names of the sections to leave out.
-        deep: spend minutes where seconds would give a rougher answer.
+        deep: spend minutes instead of seconds, for better answers.
         seed: of the batch and of every model that is built.
-        roles: what `dissect` is to take tensors for that it cannot classify, by pattern of their names.
+        roles: roles of tensors that `dissect` cannot classify, by name pattern.
         progress: called with a title and the fraction done.
 
-    A section that crashes becomes a finding (TH001) that the verdict does not rest on, and the others go on.
-    What is wrong with the workload itself, or with what is asked of it, raises UseError. No random number
-    generator is moved.
+    A section that crashes becomes a finding (TH001) without effect on the verdict; the others still run. An
+    error in the workload or in the arguments raises UseError. Random number generators keep their states.
+
+    >>> import theodolite as th
+    >>> th.survey("mlp-mixture", only=["norms"]).findings[0].code
+    'TH102'
     """
     chosen = _choose(find_sections(), only, skip)
-    workload = _resolve(workload)
-    site = Site(workload, workload.size if size is None else size, seed, deep, roles)
-    tell = progress or (lambda title, done: None)
+    if not isinstance(workload, Workload | str):
+        raise UseError(
+            f"a survey takes a Workload or the name of one, not {type(workload).__name__}: "
+            "theodolite.Workload(name, build, batch, loss)"
+        )
+    workload = look_up(workload) if isinstance(workload, str) else workload
+    context = SurveyContext(workload, workload.size if size is None else size, seed, deep, roles)
+    tell = progress or silent
     findings: list[Finding] = []
     seconds: dict[str, float] = {}
-    threads = (
-        contextlib.nullcontext() if deep else one_thread()
-    )  # on a busy machine several wait for each other
+    # On a busy machine several threads wait for each other.
+    threads = contextlib.nullcontext() if deep else one_thread()
     with untouched_randomness(seed), threads:
         tell("Workload", 0.0)
-        sound = check_usable(site)
+        sound = context.check()
         for done, (name, section) in enumerate(chosen.items(), start=1):
             tell(section.title, done / (len(chosen) + 1))
             started = time.perf_counter()
             with untouched_randomness(seed):
-                for finding in _examine(section, site, sound):
-                    # What stops several sections is said once, by the first of them.
+                for finding in _examine(section, context, sound):
+                    # What stops several sections is reported once, by the first of them.
                     if all(finding != dataclasses.replace(said, section="") for said in findings):
                         findings.append(dataclasses.replace(finding, section=name))
             seconds[name] = time.perf_counter() - started
-        anatomy = _anatomy(site)
+        anatomy = _anatomy(context)
     tell("Done", 1.0)
     return Survey(
         workload=workload.name,
-        size=site.size,
+        size=context.size,
         seed=seed,
         deep=deep,
         date=datetime.datetime.now().astimezone().date().isoformat(),
@@ -179,46 +218,31 @@ def survey(
     )
 
 
-def _examine(section: Section, site: Site, sound: bool) -> Iterator[Finding]:
+def _examine(section: Section, context: SurveyContext, sound: bool) -> Iterator[Finding]:
     """The section's findings; what stops it becomes the last of them."""
     try:
         if section.measures or not sound:
-            with contextlib.suppress(Untried):  # too large to be tried: nothing is known then
-                if not site.start.finite:
-                    yield not_finite.finding(site, site.start)
+            with contextlib.suppress(Untried, UnclassifiedError):  # too large to be tried
+                if bad := context.once(find_non_finite):
+                    yield not_finite_finding(context, bad)
                     if section.measures:
                         return
-        yield from section.examine(site)
-    except UnclassifiedError as error:
-        yield unruled(error)
+        yield from section.run(context)
     except UseError:
         raise
     except Exception as error:
         yield crashed(section.title, error)
 
 
-def _anatomy(site: Site) -> Anatomy | None:
+def _anatomy(context: SurveyContext) -> Anatomy | None:
     try:
-        return site.anatomy
+        return context.anatomy
     except UnclassifiedError:
         return None
     except UseError:
         raise
     except Exception:  # already a finding of the section that asked
         return None
-
-
-def _resolve(workload: Workload | str) -> Workload:
-    if isinstance(workload, str):
-        from theodolite.workloads import workload as look_up
-
-        return look_up(workload)
-    if not isinstance(workload, Workload):
-        raise UseError(
-            f"a survey takes a Workload or the name of one, not {type(workload).__name__}: "
-            "theodolite.Workload(name, build, batch, loss)"
-        )
-    return workload
 
 
 def _choose(

@@ -1,10 +1,12 @@
-"""Small networks to train for a few steps: of which sizes, on what, and under which plans."""
+"""Small networks to train for a few steps: which sizes, batches, plans and learning rates."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,43 +18,44 @@ from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
 from theodolite.anatomy.part import Role
-from theodolite.anatomy.specimen import shapes_of
 from theodolite.core.batches import Batch
 from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.planning import Plan, plan
 from theodolite.planning.counterparts import lone_branches
-from theodolite.surveying.batches import examples_in, first_of
-from theodolite.surveying.budget import pass_work
-from theodolite.surveying.finding import Value
-from theodolite.surveying.site import Site
+from theodolite.present.text import listed
+from theodolite.surveying.budget import examples_in, first_of, pass_work
+from theodolite.surveying.context import SurveyContext
+from theodolite.surveying.finding import Finding, Value
 from theodolite.workloads import Workload
 
 OPTIMIZER, LR = "adamw", 2.0**-8
-"""What trial networks are trained with. A moderate learning rate; how sizes compare hardly depends on it."""
+"""What trial networks are trained with. A moderate learning rate; comparing sizes hardly depends on it."""
 SMALLEST_WIDTH, SMALLEST_DEPTH = 64, 2
 GROWTHS: Mapping[str, tuple[int, ...]] = {"width": (2, 4), "depth": (4,)}
-"""How many times larger than the base trial networks are, …"""
+"""How many times larger than the base trial networks are."""
 DEEP_GROWTHS: Mapping[str, tuple[int, ...]] = {"width": (2, 4, 8), "depth": (2, 4, 8)}
-"""… and where there is time."""
 MOST_PARAMETERS = 30_000_000
-"""Of one trial network; eight times as many where there is time."""
+"""Of one trial network; eight times as many if the survey is deep."""
 MOST_ENTRIES, FEWEST_EXAMPLES = 512, 4
-"""Unless there is time, batches are cut to about so many numbers in their inputs, and not below so many
+"""Unless the survey is deep, batches are cut to about so many input entries, but not below so many
 examples, …"""
 MOST_LOGITS = 4_000_000
-"""… unless each target has a large vocabulary of logits, which would take most of the time."""
+"""… unless a large vocabulary makes the logits take most of the time."""
 MOST_WORK, MOST_LEAST_WORK = 4e9, 1.6e10
-"""Unless there is time, most multiplications of a forward pass of a trial network, and of the narrowest of
-the wider ones. Where one takes more, batches are cut to two examples, and then larger networks left out."""
+"""Unless the survey is deep: most multiplications in a forward pass of a trial network, and of the narrowest
+of the wider ones. Beyond that batches are cut to two examples, and then larger networks are left out."""
+OPTIMIZER_WORK = 60
+"""Work of an AdamW step for each parameter, in multiplications."""
+MOST_SCHEDULE_STEPS = 20_000
 
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Untried(UseError):
-    """No network is small enough to be tried, or none of the small ones can be built."""
+    """No network is small enough to be trained, or none of the small ones can be built."""
 
 
 class Overworked(Untried):
@@ -64,46 +67,68 @@ class Unplannable(Untried):
 
 
 @dataclass(frozen=True)
-class Trials:
-    """A base size, sizes that are wider and deeper, and the workload with smaller batches."""
+class PlannedRates:
+    """The learning rates that training is to use."""
 
-    site: Site = field(repr=False)
+    first: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A base size, wider and deeper sizes, and the workload with smaller batches."""
+
+    context: SurveyContext = field(repr=False)
     workload: Workload
     base: Size
     widths: tuple[Size, ...]
-    """The wider ones, the widest last; at least one."""
+    """The wider ones, in order; at least one."""
     depths: tuple[Size, ...]
-    """The deeper ones; none where depth adds no residual block, or where they are too large."""
+    """The deeper ones; none if depth adds no residual block, or if they are too large."""
     left_out: tuple[Size, ...] = ()
-    """Sizes that would be among these, but for the work that they take."""
+    """Sizes that were left out because they take too much work."""
     _kept: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def seed(self) -> int:
         """Of the initial weights and the batches."""
-        return self.site.seed
+        return self.context.seed
+
+    @property
+    def larger(self) -> tuple[Size, ...]:
+        """The wider and the deeper ones."""
+        return (*self.widths, *self.depths)
+
+    @property
+    def largest(self) -> tuple[Size, ...]:
+        """The widest and the deepest."""
+        return (*self.widths[-1:], *self.depths[-1:])
 
     @cached_property
     def roles(self) -> dict[str, Role]:
-        """Of the site's, those for tensors that a network of base size has: a pattern must match one."""
-        names = list(shapes_of(self.site.build_hollow(self.base)))
-        given = self.site.roles or {}
+        """The roles given for tensors that a network of base size has: a pattern must match one."""
+        names = list(self.context.shapes(self.base))
+        given = self.context.roles or {}
         return {pattern: role for pattern, role in given.items() if fnmatch.filter(names, pattern)}
 
     @property
-    def ground(self) -> dict[str, Value]:
-        """On what is trained, for the evidence."""
-        found: dict[str, Value] = {"sizes": ", ".join(map(str, (self.base, *self.widths, *self.depths)))}
+    def setting(self) -> dict[str, Value]:
+        """What is trained, for the evidence."""
+        found: dict[str, Value] = {"sizes": ", ".join(map(str, (self.base, *self.larger)))}
         if (examples := examples_in(self.workload.draw(self.seed, 0))) is not None:
             found["examples in a batch"] = examples
         if self.left_out:
             found["left out, too much work"] = ", ".join(map(str, self.left_out))
         return found
 
-    @property
-    def largest(self) -> tuple[Size, ...]:
-        """The widest and the deepest."""
-        return (*self.widths[-1:], *self.depths[-1:])
+    def noted(self, finding: Finding) -> Finding:
+        """The finding with what it was measured on, and a sentence about sizes that were left out."""
+        said = finding.sentence
+        if self.left_out:
+            are = "was" if len(self.left_out) == 1 else "were"
+            said += f" {listed([str(size) for size in self.left_out])} {are} left out: too much work."
+        evidence = dataclasses.replace(finding.evidence, numbers={**finding.evidence.numbers, **self.setting})
+        return dataclasses.replace(finding, sentence=said, evidence=evidence)
 
     def planned(self, size: Size, lr: float = LR) -> Plan:
         """The plan from the base size."""
@@ -114,25 +139,36 @@ class Trials:
         return self._plan(size, size, lr)
 
     def anatomy(self, size: Size) -> Anatomy:
-        """What is in the network of a size."""
-        if size == self.site.size and self.roles == (self.site.roles or {}):
-            return self.site.anatomy
+        """The anatomy at a size."""
+        if size == self.context.size and self.roles == (self.context.roles or {}):
+            return self.context.anatomy
         if size not in self._kept:
-            inputs = self.site.inputs
+            inputs = self.context.inputs
             self._kept[size] = dissect(self.workload.build, inputs, size=size, roles=self.roles)
         found: Anatomy = self._kept[size]
         return found
 
     def lone(self, size: Size) -> frozenset[tuple[int, int]]:
-        """By block and number: the branches of the network of a size that do not repeat with depth."""
+        """The (block, branch) pairs at a size that do not repeat with depth."""
         others = [one for one in (self.base, *self.depths[-1:]) if one.depth != size.depth]
         return lone_branches(self.anatomy(size), map(self.anatomy, others))
+
+    def forward_work(self, size: Size, workload: Workload | None = None) -> float:
+        """Work of a forward pass, in multiplications."""
+        model, workload = self.context.build(size), workload or self.workload
+        batch = workload.draw(self.seed, 0)
+        with untouched_randomness(self.seed), torch.no_grad():
+            return pass_work(lambda: workload.evaluate(model, batch)).total
+
+    def step_work(self, size: Size, workload: Workload) -> float:
+        """Work of one training step, about, in multiplications."""
+        return 3 * self.forward_work(size, workload) + OPTIMIZER_WORK * self.context.num_parameters(size)
 
     def _plan(self, size: Size, base: Size, lr: float) -> Plan:
         if (size, base, lr) not in self._kept:
             self._kept[size, base, lr] = plan(
                 self.workload.build,
-                self.site.inputs,
+                self.context.inputs,
                 size=size,
                 base=base,
                 optimizer=OPTIMIZER,
@@ -144,28 +180,29 @@ class Trials:
         return found
 
 
-def find_trials(site: Site) -> Trials:
+def trials_of(context: SurveyContext) -> Trials:
+    """The trial networks of a survey, found once."""
+    return context.once(find_trials)
+
+
+def find_trials(context: SurveyContext) -> Trials:
     """The narrowest networks that can be built and planned for.
 
-    Raises Unplannable where no plan can be made at any width, Untried where no trial can be built or all are
-    too large, and UnclassifiedError like everyone who asks for the anatomy.
+    Raises Unplannable if no plan can be made at any width, Untried if no trial can be built or all are too
+    large, and UnclassifiedError if the anatomy is not known.
     """
-    grown = site.anatomy.grown_blocks or 0
-    has_depth = grown > site.anatomy.num_blocks > 0
-    workload = site.workload if site.deep else _lighter(site.workload, site.anatomy)
+    grown = context.anatomy.grown_blocks or 0
+    has_depth = grown > context.anatomy.num_blocks > 0
+    workload = context.workload if context.deep else _lighter(context.workload, context.anatomy)
     problem: UseError | None = None
-    for base in _bases(site, has_depth):
+    for base in _bases(context, has_depth):
         try:
-            widths = _grown(site, base, "width")
-            depths = _grown(site, base, "depth") if has_depth else ()
+            widths = _grown(context, base, "width")
+            depths = _grown(context, base, "depth") if has_depth else ()
             if not widths:
-                raise UseError(f"networks wider than {base} have over {_most(site):,} parameters")
+                raise UseError(f"networks wider than {base} have over {_most(context):,} parameters")
+            trials = _affordable(Trials(context, workload, base, widths, depths))
         except UseError as error:
-            problem = problem if isinstance(problem, Unplannable) else error
-            continue
-        try:
-            trials = _affordable(Trials(site, workload, base, widths, depths))
-        except Overworked as error:
             problem = problem if isinstance(problem, Unplannable) else error
             continue
         try:
@@ -173,35 +210,53 @@ def find_trials(site: Site) -> Trials:
                 trials.planned(size)
         except UnclassifiedError as error:  # at the surveyed size all was clear
             problem = problem if isinstance(problem, Unplannable) else error
-            continue
         except UseError as error:
             problem = Unplannable(str(error))
-            continue
-        return trials
+        else:
+            return trials
     raise problem if isinstance(problem, Unplannable) else Untried(str(problem))
 
 
+def planned_rates(context: SurveyContext) -> PlannedRates:
+    """The first and the highest learning rate: the trials', or what the workload's schedule makes of it."""
+    if context.workload.schedule is None:
+        return PlannedRates(LR, LR)
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=LR)
+    # The section on schedules reports a schedule that fails here or warns.
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        schedule = context.workload.schedule(optimizer)
+        rates = [float(optimizer.param_groups[0]["lr"])]
+        end = getattr(schedule, "T_max", None) or getattr(schedule, "total_steps", None)
+        for _ in range(min(int(end or MOST_SCHEDULE_STEPS // 20), MOST_SCHEDULE_STEPS) - 1):
+            optimizer.step()  # without gradients it moves nothing
+            schedule.step()
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+        return PlannedRates(rates[0], max(rates))
+    return PlannedRates(LR, LR)
+
+
 def _affordable(trials: Trials) -> Trials:
-    """The trials with fewer examples, or fewer sizes, where a forward pass takes much work."""
-    if trials.site.deep:
+    """The trials with fewer examples, or fewer sizes, if a forward pass takes much work."""
+    if trials.context.deep:
         return trials
-    here = _forward(trials, trials.base)
+    here = trials.forward_work(trials.base)
     if all(here * _times(trials.base, size) <= MOST_WORK for size in trials.largest):
         return trials
-    larger = (*trials.widths, *trials.depths)
-    works = {size: _forward(trials, size) for size in larger}
+    larger = trials.larger
+    works = {size: trials.forward_work(size) for size in larger}
     if max(works.values()) > MOST_WORK and (examples_in(trials.workload.draw(trials.seed, 0)) or 0) > 2:
         workload = trials.workload
         halved = dataclasses.replace(
             workload, batch=lambda seed, step: first_of(workload.draw(seed, step), 2)
         )
         trials = dataclasses.replace(trials, workload=halved)
-        works = {size: _forward(trials, size) for size in larger}
+        works = {size: trials.forward_work(size) for size in larger}
     narrowest = trials.widths[0]
     if works[narrowest] > MOST_LEAST_WORK:
         raise Overworked(
-            f"a forward pass of {narrowest} takes {works[narrowest]:.1g} multiplications, and trials of more "
-            f"than {MOST_LEAST_WORK:.1g} are not made"
+            f"a forward pass of {narrowest} takes {works[narrowest]:.1g} multiplications, more than the "
+            f"limit of {MOST_LEAST_WORK:.1g} for trial networks"
         )
     fitting = [size for size in larger if size == narrowest or works[size] <= MOST_WORK]
     return dataclasses.replace(
@@ -212,48 +267,41 @@ def _affordable(trials: Trials) -> Trials:
     )
 
 
-def _forward(trials: Trials, size: Size) -> float:
-    """What a forward pass takes, in multiplications."""
-    model, batch = trials.site.build(size), trials.workload.draw(trials.seed, 0)
-    with untouched_randomness(trials.seed), torch.no_grad():
-        return pass_work(lambda: trials.workload.evaluate(model, batch)).total
-
-
 def _times(base: Size, size: Size) -> float:
-    """How many times the work of the base a forward pass takes at most."""
+    """Upper bound on the work of a forward pass, in units of the base's."""
     return (size.width / base.width) ** 2 * size.depth / base.depth
 
 
-def _bases(site: Site, has_depth: bool) -> Iterator[Size]:
+def _bases(context: SurveyContext, has_depth: bool) -> Iterator[Size]:
     """The narrowest and shallowest first."""
-    halvings = [site.size.width >> k for k in range(12) if site.size.width % (1 << k) == 0]
-    widths = sorted(width for width in halvings if width >= SMALLEST_WIDTH) or [site.size.width]
-    depths = (SMALLEST_DEPTH, site.size.depth) if has_depth else (site.size.depth,)
+    halvings = [context.size.width >> k for k in range(12) if context.size.width % (1 << k) == 0]
+    widths = sorted(width for width in halvings if width >= SMALLEST_WIDTH) or [context.size.width]
+    depths = (SMALLEST_DEPTH, context.size.depth) if has_depth else (context.size.depth,)
     for depth in dict.fromkeys(depths):
         for width in widths:
             yield Size(width, depth)
 
 
-def _grown(site: Site, base: Size, axis: Literal["width", "depth"]) -> tuple[Size, ...]:
+def _grown(context: SurveyContext, base: Size, axis: Literal["width", "depth"]) -> tuple[Size, ...]:
     """The larger sizes along an axis that are not too large."""
-    factors = (DEEP_GROWTHS if site.deep else GROWTHS)[axis]
+    factors = (DEEP_GROWTHS if context.deep else GROWTHS)[axis]
     if axis == "depth":
         sizes = [Size(base.width, base.depth * factor) for factor in factors]
-        return tuple(size for size in sizes if _count(_shapes(site, size)) <= _most(site))
-    here = _shapes(site, base)
+        return tuple(size for size in sizes if context.num_parameters(size) <= _most(context))
+    here = context.shapes(base)
     found = []
     for factor in factors:
         size = Size(base.width * factor, base.depth)
-        shapes = _shapes(site, size)
-        if not _in_proportion(site.anatomy, here, shapes, factor):
-            raise UseError(f"the tensors of {base} and {size} do not all grow as those at {site.size} do")
-        if _count(shapes) <= _most(site):
+        shapes = context.shapes(size)
+        if not _in_proportion(context.anatomy, here, shapes, factor):
+            raise UseError(f"the tensors of {base} and {size} do not all grow as those at {context.size} do")
+        if sum(map(math.prod, shapes.values())) <= _most(context):
             found.append(size)
     return tuple(found)
 
 
 def _in_proportion(anatomy: Anatomy, here: Shapes, grown: Shapes, factor: int) -> bool:
-    """Do the same dimensions grow by the factor that grow at the surveyed size? Heads can be too few to."""
+    """Do the same dimensions grow as at the surveyed size? A narrow network may have too few heads."""
     return all(
         size == before * (factor if axis in anatomy[name].grown_axes else 1)
         for name in here
@@ -262,20 +310,12 @@ def _in_proportion(anatomy: Anatomy, here: Shapes, grown: Shapes, factor: int) -
     )
 
 
-def _shapes(site: Site, size: Size) -> Shapes:
-    return shapes_of(site.build_hollow(size))
-
-
-def _count(shapes: Shapes) -> int:
-    return sum(map(math.prod, shapes.values()))
-
-
-def _most(site: Site) -> int:
-    return MOST_PARAMETERS * (8 if site.deep else 1)
+def _most(context: SurveyContext) -> int:
+    return MOST_PARAMETERS * (8 if context.deep else 1)
 
 
 def _lighter(workload: Workload, anatomy: Anatomy) -> Workload:
-    """The workload with fewer examples in a batch, if all its tensors have them along the first dimension."""
+    """The workload with fewer examples in a batch, if they are the first dimension of all its tensors."""
     outside = (part for part in anatomy.values() if part.block is None)
     reads_width = (part for part in outside if part.width_in and not part.width_out)
     ends = (*reads_width, *(part for part in anatomy.values() if part.tied))

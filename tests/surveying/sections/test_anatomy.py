@@ -2,19 +2,19 @@ import torch
 from torch import nn
 
 from theodolite import survey
-from theodolite.surveying import Site
+from theodolite.surveying import SurveyContext
 from theodolite.surveying.sections.anatomy import everything_ruled, tied_head
 
 
 def test_an_untied_head_is_in_order_and_named(gpt):
-    site = Site(gpt(), gpt().size)
+    site = SurveyContext(gpt(), gpt().size)
     finding = tied_head(site.anatomy)
     assert finding.level == "ok"
     assert "readout.weight 32 × 64" in finding.sentence
 
 
 def test_a_tied_head_is_noted_with_both_names_and_its_share(gpt):
-    site = Site(gpt(tied=True), gpt().size)
+    site = SurveyContext(gpt(tied=True), gpt().size)
     finding = tied_head(site.anatomy)
     assert (finding.code, finding.level) == ("TH101", "note")
     assert "embed.weight 32 × 64" in finding.sentence
@@ -24,7 +24,7 @@ def test_a_tied_head_is_noted_with_both_names_and_its_share(gpt):
 
 
 def test_roles_add_up_to_the_network(gpt):
-    site = Site(gpt(bias=True), gpt().size)
+    site = SurveyContext(gpt(bias=True), gpt().size)
     rows = everything_ruled(site.anatomy).evidence.rows
     built = site.build()
     assert {row["role"] for row in rows} == {"input", "hidden", "output", "bias", "gain"}
@@ -80,11 +80,11 @@ def test_two_embeddings_that_share_a_tensor_are_no_tied_head(rows):
         return tokens, tokens
 
     workload = rows(Twins, batch=batch)
-    finding = tied_head(Site(workload, workload.size).anatomy)
-    assert finding.sentence.startswith("1 tensor serves in more than one place (source.weight), though none")
+    finding = tied_head(SurveyContext(workload, workload.size).anatomy)
+    assert finding.sentence.startswith("1 tensor is used in more than one place (source.weight), but none")
 
 
 def test_one_tensor_is_one_tensor(rows):
     workload = rows(lambda width, depth: nn.Linear(8, width, bias=False))
-    finding = everything_ruled(Site(workload, workload.size).anatomy)
-    assert finding.sentence == "The only tensor, 256 parameters, has a role that a rule covers."
+    finding = everything_ruled(SurveyContext(workload, workload.size).anatomy)
+    assert finding.sentence == "The only tensor (256 parameters) has a role that a rule covers."

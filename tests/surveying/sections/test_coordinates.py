@@ -10,10 +10,13 @@ from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.models import GPT
 from theodolite.probes.scaling.coordinates import Slope
-from theodolite.surveying import Site
+from theodolite.surveying import SurveyContext
 from theodolite.surveying.sections import coordinates
-from theodolite.surveying.sections.coordinates import STEPS, coordinates_kept, examine, measure, verdict
+from theodolite.surveying.sections.coordinates import STEPS, coordinates_kept, measure, section, verdict
+from theodolite.surveying.trials import trials_of
 from theodolite.workloads import Workload, next_token_loss
+
+examine = section.run
 
 
 def only(site):
@@ -32,16 +35,16 @@ def check():
 
     build = partial(GPT, vocab=32, context=8, head_dim=16)
     workload = Workload("small", build, batch, next_token_loss, Size(64, 2))
-    return measure(Site(workload, workload.size).trials)
+    return measure(trials_of(SurveyContext(workload, workload.size)))
 
 
 def test_the_stream_grows_without_a_plan_and_keeps_its_size_with_one(check):
     finding = coordinates_kept(check)
     assert (finding.code, finding.level) == ("TH201", "note")
     assert "to the width" not in finding.sentence
-    assert "as the width to the " in finding.sentence
+    assert "as the width to the power " in finding.sentence
     assert "at 10× the depth" in finding.sentence
-    assert "The plan keeps them all" in finding.sentence
+    assert "Under a plan, all of them keep their size" in finding.sentence
     assert "th.plan" in finding.remedy
     rows = {row["slope of"]: row for row in finding.evidence.rows}
     # Adam moves every layer that reads the width r_n too far, and so the logits.
@@ -75,14 +78,14 @@ def test_a_plan_that_does_not_keep_them_is_a_warning(check):
     # What the plan should mend, as if it had not.
     finding = coordinates_kept(dataclasses.replace(check, planned=check.standard))
     assert finding.level == "warn"
-    assert "Under a plan, after 3 steps" in finding.sentence
-    assert finding.title == "Values that change with the size under a plan too"
+    assert "Under a plan, after 3 training steps" in finding.sentence
+    assert finding.title == "Activations that change with the size even under a plan"
 
 
 def test_where_nothing_moves_with_the_size_all_is_well(check):
     finding = coordinates_kept(dataclasses.replace(check, standard=check.planned))
     assert finding.level == "ok"
-    assert finding.sentence.startswith("Without a plan and with one, the network keeps them all")
+    assert finding.sentence.startswith("Without a plan and with one, all of them keep their size")
 
 
 def test_a_run_that_diverges_is_said(check):
@@ -92,7 +95,7 @@ def test_a_run_that_diverges_is_said(check):
     standard = dataclasses.replace(check.standard, tracks=(*others, lost))
     finding = coordinates_kept(dataclasses.replace(check, standard=standard))
     assert finding.level == "note"
-    assert "Without a plan, the training diverges as the depth grows." in finding.sentence
+    assert "Without a plan, training diverges as the depth grows." in finding.sentence
     # No line can be drawn through it.
     _, depth = finding.evidence.figures
     assert [panel.title for panel in depth.panels] == ["stream, under a plan"]
@@ -137,10 +140,11 @@ def test_what_a_single_seed_cannot_tell_is_not_called_well(check):
     kept = bent_by(check.planned, "stream.first", 0.35)
     finding = coordinates_kept(dataclasses.replace(check, planned=kept))
     assert finding.level == "note"
-    assert "keeps them all" not in finding.sentence
+    assert "all of them keep" not in finding.sentence
     assert (
-        "Whether under a plan the stream.first keeps its size is not known: it goes as the width to the "
-        "0.35, which 1 seed on sizes up to 4× the width cannot tell from what is right." in finding.sentence
+        "It is not known whether the stream.first keeps its size under a plan: it grows as the width to the "
+        "power 0.35, and 1 seed on sizes up to 4× the width cannot tell this from the right value."
+        in finding.sentence
     )
     assert "--deep" in finding.remedy
 
@@ -149,8 +153,8 @@ def test_what_is_not_known_without_a_plan_is_said_too(check):
     doubtful = dataclasses.replace(check, standard=bent_by(check.planned, "branch.1", -0.35))
     finding = coordinates_kept(doubtful)
     assert finding.level == "note"
-    assert finding.sentence.startswith("Whether without a plan the branch.1 keeps its size is not known")
-    assert "The plan keeps them all" in finding.sentence
+    assert finding.sentence.startswith("It is not known whether the branch.1 keeps its size without a plan")
+    assert "Under a plan, all of them keep their size" in finding.sentence
 
 
 @pytest.mark.parametrize("quantity", ["stream.first", "branch.0", "change of branch.1", "layer.embed.weight"])
@@ -173,9 +177,9 @@ def test_a_network_without_branches_is_judged_by_its_layers_and_logits(rows):
     def build(width, depth):
         return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2))
 
-    finding = only(Site(rows(build), Size(64, 2)))
+    finding = only(SurveyContext(rows(build), Size(64, 2)))
     assert finding.level == "note"
-    assert "the change of logits goes as the width" in finding.sentence
+    assert "the change of logits grows as the width" in finding.sentence
     assert [row["slope of"] for row in finding.evidence.rows] == [
         "layer.0.weight",
         "change of layer.0.weight",
@@ -199,7 +203,7 @@ def test_a_recurrent_network_is_judged_layer_by_layer():
         return x, (x.sum((1, 2)) > 0).long()
 
     workload = Workload("recurrent", Recurrent, batch, nn.functional.cross_entropy, Size(64, 1))
-    rows = {row["slope of"]: row for row in only(Site(workload, workload.size)).evidence.rows}
+    rows = {row["slope of"]: row for row in only(SurveyContext(workload, workload.size)).evidence.rows}
     # Its own initialisation is uniform within ±1/√width, of what reads 8 inputs too.
     inputs = rows["layer.inside.weight_ih_l0"]
     assert inputs["width"] == pytest.approx(-0.5, abs=0.1)
@@ -215,6 +219,6 @@ def test_what_cannot_be_measured_is_noted(rows, monkeypatch):
         raise UseError("two forward passes ran different operations")
 
     monkeypatch.setattr(coordinates, "follow", fail)
-    finding = only(Site(rows(build), Size(64, 2)))
+    finding = only(SurveyContext(rows(build), Size(64, 2)))
     assert (finding.code, finding.level) == ("TH201", "note")
     assert finding.sentence == "This could not be measured: two forward passes ran different operations."

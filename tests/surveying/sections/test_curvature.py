@@ -15,17 +15,17 @@ import theodolite as th
 from theodolite.core.calling import OutputLoss
 from theodolite.core.size import Size
 from theodolite.probes import along_temperature, hessian
-from theodolite.surveying import Site, budget, edges
-from theodolite.surveying import curvature_setup as spot
+from theodolite.surveying import SurveyContext, budget, curvature_setup
 from theodolite.surveying.budget import TooLong
-from theodolite.surveying.curvature_setup import find_spot
-from theodolite.surveying.edges import Edges, Ends, Rates, find_spectrum, planned_rates
+from theodolite.surveying.curvature_setup import find_setup
 from theodolite.surveying.sections import curvature
-from theodolite.surveying.sections.curvature import examine, step_size
-from theodolite.surveying.sections.curvature.zones import Axis
-from theodolite.surveying.trials import LR
+from theodolite.surveying.sections.curvature import edges, section, step_size
+from theodolite.surveying.sections.curvature.edges import Edges, SpectrumEnds, find_spectrum
+from theodolite.surveying.sections.curvature.zone import ZoneAxis
+from theodolite.surveying.trials import LR, PlannedRates, planned_rates
 from theodolite.workloads import Workload
 
+examine = section.run
 LAYERS = 3
 
 
@@ -58,7 +58,7 @@ def site_of(build, **changes):
     given = {"batch": rows, "loss": F.cross_entropy, "size": Size(64, 2)} | changes
     deep = given.pop("deep", False)
     workload = Workload("mine", build, **given)
-    return Site(workload, workload.size, deep=deep)
+    return SurveyContext(workload, workload.size, deep=deep)
 
 
 def found(site):
@@ -137,7 +137,7 @@ def test_with_norms_a_start_outside_is_worth_a_note_and_no_remedy():
     normed = partial(MLP, norm=nn.LayerNorm)
     finding = zone(site_of(partial(normed, hidden=3)))
     assert (finding.level, finding.remedy) == ("note", "")
-    assert "With norms that is usual" in finding.sentence
+    assert "This is usual with norms" in finding.sentence
 
 
 @pytest.mark.parametrize("norm, level", [(nn.LayerNorm, "note"), (nn.Identity, "warn")])
@@ -146,9 +146,7 @@ def test_a_start_that_is_sure_of_what_is_wrong_is_told_its_loss(norm, level):
     finding = zone(site)
     assert finding.level == level
     loss = float(site.evaluate(site.build()))
-    said = re.search(
-        r"The loss starts at ([\d,]+); logits that decide nothing would have 1.39", finding.sentence
-    )
+    said = re.search(r"The loss starts at ([\d,]+); undecided logits would give 1.39", finding.sentence)
     assert said is not None
     assert float(said[1].replace(",", "")) == pytest.approx(loss, rel=1e-3)
     assert ("smaller by a factor of" in finding.remedy) == (level == "note")
@@ -157,7 +155,7 @@ def test_a_start_that_is_sure_of_what_is_wrong_is_told_its_loss(norm, level):
 def test_logits_that_are_always_zero_have_no_zone():
     findings = found(site_of(partial(MLP, multiplier=0.0)))
     assert (findings["TH301"].level, findings["TH301"].title) == ("note", "No Goldilocks zone")
-    assert "overshoots at no learning rate" in findings["TH302"].sentence
+    assert "the first step never overshoots" in findings["TH302"].sentence
 
 
 def test_a_loss_without_a_softmax_has_no_zone():
@@ -180,7 +178,7 @@ def axis(start, start_error, peak):
         return dataclasses.replace(template, hessian=dataclasses.replace(template.hessian, t=estimate))
 
     values = [(start, start_error), (peak, 0.1), (0.0, 0.1)]
-    return Axis("T", (1.0, 10.0, 100.0), tuple(found_with(*value) for value in values))
+    return ZoneAxis("T", (1.0, 10.0, 100.0), tuple(found_with(*value) for value in values))
 
 
 def test_noise_at_the_edge_of_the_zone_is_no_clear_case():
@@ -231,7 +229,7 @@ def test_the_sharpness_of_a_linear_model_is_the_one_in_closed_form():
     assert numbers["2/λ_max, edge of gradient descent"] == pytest.approx(2 / largest, rel=0.01)
     assert float(numbers["λ_max"].split(" ± ")[0]) == pytest.approx(largest, rel=0.01)
     assert findings["TH303"].level == "ok"
-    assert "S has 0 % of the curvature" in findings["TH303"].sentence
+    assert "S is 0 % of the curvature" in findings["TH303"].sentence
 
 
 def test_adamw_overshoots_from_the_edge_of_its_first_step_on():
@@ -310,19 +308,19 @@ def test_a_loss_too_sharp_for_the_learning_rate_is_a_warning():
     [(0.5, 0.5, "ok"), (1.5, 1.5, "note"), (0.5, 2.5, "note"), (2.5, 2.5, "warn")],
 )
 def test_a_warm_up_softens_what_is_beyond_the_edge(first, highest, level):
-    at = find_spot(site_of(MLP))
-    bounds = Edges(Ends(0.1, -0.1, (0.0, 0.0), converged=True), 19.0, first=1.0, converged=True)
+    at = find_setup(site_of(MLP))
+    bounds = Edges(SpectrumEnds(0.1, -0.1, (0.0, 0.0), converged=True), 19.0, first=1.0, converged=True)
     assert bounds.settled == pytest.approx(2.0)
-    finding = step_size(at, bounds, Rates(first, highest))
+    finding = step_size(at, bounds, PlannedRates(first, highest))
     assert finding.level == level
     assert bool(finding.remedy) == (level != "ok")
-    assert ("rises to" in finding.sentence) == (highest > first)
+    assert ("rising to" in finding.sentence) == (highest > first)
 
 
 def test_eigenvalues_that_have_not_converged_are_said():
-    at = find_spot(site_of(MLP))
-    bounds = Edges(Ends(1.0, -1.0, (0.5, 0.5), converged=False), 19.0, first=1.0, converged=False)
-    assert "may be lower" in step_size(at, bounds, Rates(0.1, 0.1)).sentence
+    at = find_setup(site_of(MLP))
+    bounds = Edges(SpectrumEnds(1.0, -1.0, (0.5, 0.5), converged=False), 19.0, first=1.0, converged=False)
+    assert "may be lower" in step_size(at, bounds, PlannedRates(0.1, 0.1)).sentence
 
 
 @pytest.mark.parametrize(
@@ -342,7 +340,7 @@ def test_planned_rates_are_those_of_the_schedule(schedule, first, highest):
 
 
 def test_the_farther_of_two_ends_is_the_right_one(monkeypatch):
-    at = find_spot(site_of(MLP))
+    at = find_setup(site_of(MLP))
     right, _ = find_spectrum(at)
     eigenvalues = edges.eigenvalues
 
@@ -382,7 +380,7 @@ def test_the_shares_are_those_of_explicit_matrices():
 def test_a_saturated_softmax_leaves_nothing_to_gauss_newton():
     finding = found_of(init=30.0)["TH303"]
     assert finding.level == "note"
-    assert "S has 100 %" in finding.sentence
+    assert "S is 100 %" in finding.sentence
     assert "Gauss–Newton" in finding.why
 
 
@@ -421,7 +419,7 @@ def test_a_saturated_sigmoid_is_not_called_linear():
 
 def test_a_large_network_is_measured_at_the_base_of_the_trials():
     site = site_of(MLP, size=Size(4096, 2))
-    assert find_spot(site).size == Size(64, 2)
+    assert find_setup(site).size == Size(64, 2)
     finding = zone(site)
     assert "At 64 × 2, the base of the trials, " in finding.sentence
     assert finding.evidence.numbers["size"] == "64 × 2"
@@ -429,17 +427,17 @@ def test_a_large_network_is_measured_at_the_base_of_the_trials():
 
 def test_a_batch_is_cut_to_what_is_needed_and_affordable(monkeypatch):
     many = site_of(MLP, batch=partial(rows, num=1000))
-    assert find_spot(many).targets == 128
-    assert find_spot(dataclasses.replace(many, deep=True)).targets == 512
+    assert find_setup(many).targets == 128
+    assert find_setup(dataclasses.replace(many, deep=True)).targets == 512
     work = 5e3 * 128  # of 5,376 weights: fewer examples, but more than a few
-    monkeypatch.setattr(spot, "QUICK", dataclasses.replace(spot.QUICK, work=work))
-    assert 64 < find_spot(many).targets < 128
-    assert find_spot(many).draw(1)[0].shape[0] == find_spot(many).targets
+    monkeypatch.setattr(curvature_setup, "QUICK", dataclasses.replace(curvature_setup.QUICK, work=work))
+    assert 64 < find_setup(many).targets < 128
+    assert find_setup(many).draw(1)[0].shape[0] == find_setup(many).targets
 
 
 def test_what_is_too_large_at_any_size_is_a_note(monkeypatch):
-    monkeypatch.setattr(spot, "QUICK", dataclasses.replace(spot.QUICK, work=1.0))
-    monkeypatch.setattr(spot, "ROUGH", dataclasses.replace(spot.ROUGH, work=1.0))
+    monkeypatch.setattr(curvature_setup, "QUICK", dataclasses.replace(curvature_setup.QUICK, work=1.0))
+    monkeypatch.setattr(curvature_setup, "ROUGH", dataclasses.replace(curvature_setup.ROUGH, work=1.0))
     (finding,) = examine(site_of(MLP))
     assert (finding.code, finding.level) == ("TH301", "note")
     assert "too large" in finding.sentence
@@ -448,7 +446,7 @@ def test_what_is_too_large_at_any_size_is_a_note(monkeypatch):
 
 
 def test_it_stops_when_its_work_is_spent(monkeypatch):
-    monkeypatch.setattr(spot, "QUICK", dataclasses.replace(spot.QUICK, most=0.0))
+    monkeypatch.setattr(curvature_setup, "QUICK", dataclasses.replace(curvature_setup.QUICK, most=0.0))
     (finding,) = examine(site_of(MLP))
     assert (finding.code, finding.level) == ("TH301", "note")
     assert "it would take more than 0 multiplications, at 64 × 2" in finding.sentence
@@ -456,10 +454,10 @@ def test_it_stops_when_its_work_is_spent(monkeypatch):
 
 def test_work_can_be_spent_between_findings(monkeypatch):
     """Enough for the zone, not for the spectrum."""
-    here = find_spot(site_of(MLP))
-    products = here.directions * (1 + len(spot.QUICK.decades) + len(spot.QUICK.near))
-    most = spot.PRODUCT * products * here.work
-    monkeypatch.setattr(spot, "QUICK", dataclasses.replace(spot.QUICK, most=most))
+    here = find_setup(site_of(MLP))
+    products = here.directions * (1 + len(curvature_setup.QUICK.decades) + len(curvature_setup.QUICK.near))
+    most = curvature_setup.PRODUCT * products * here.work
+    monkeypatch.setattr(curvature_setup, "QUICK", dataclasses.replace(curvature_setup.QUICK, most=most))
     first, second = examine(site_of(MLP))
     assert (first.code, second.code) == ("TH301", "TH302")
     assert "multiplications" in second.sentence
@@ -474,7 +472,7 @@ def test_the_clock_is_a_last_resort_and_says_so(monkeypatch):
         found.append(finding)
         now[0] = budget.LAST_RESORT + 5
     assert [finding.code for finding in found] == ["TH301", "TH302"]
-    assert "it was stopped by the clock after 1805 s" in found[1].sentence
+    assert "it was stopped after 1805 s" in found[1].sentence
 
 
 class Gated(MLP):
@@ -487,31 +485,33 @@ class Gated(MLP):
 def test_what_a_sweep_cannot_take_is_measured_in_fewer_directions():
     site = site_of(Gated)
     finding = zone(site)
-    assert finding.evidence.numbers["directions"] == spot.ROUGH.directions
+    assert finding.evidence.numbers["directions"] == curvature_setup.ROUGH.directions
     assert finding.level == "ok"
 
 
 def test_where_each_direction_takes_a_product_fewer_examples_are_measured_and_told(monkeypatch):
-    whole = find_spot(site_of(Gated))
+    whole = find_setup(site_of(Gated))
     most = whole.planned / 2
-    monkeypatch.setattr(spot, "ROUGH", dataclasses.replace(spot.ROUGH, most=most))
-    here = find_spot(site_of(Gated))
-    assert spot.FEWEST_EXAMPLES <= here.targets <= whole.targets / 2
-    assert here.ground["targets in the batch"] == f"{here.targets} of {whole.targets}"
-    monkeypatch.setattr(spot, "FEWEST_EXAMPLES", whole.targets)
-    here = find_spot(site_of(Gated))
-    assert (here.targets, here.effort.eigenvalues) == (whole.targets, spot.FEWEST_PRODUCTS)
-    monkeypatch.setattr(spot, "ROUGH", dataclasses.replace(spot.ROUGH, most=most / 1e6))
-    with pytest.raises(TooLong, match="networks of 64 × 2 are too large for it"):
-        find_spot(site_of(Gated))
+    monkeypatch.setattr(curvature_setup, "ROUGH", dataclasses.replace(curvature_setup.ROUGH, most=most))
+    here = find_setup(site_of(Gated))
+    assert curvature_setup.FEWEST_EXAMPLES <= here.targets <= whole.targets / 2
+    assert here.setting["targets in the batch"] == f"{here.targets} of {whole.targets}"
+    monkeypatch.setattr(curvature_setup, "FEWEST_EXAMPLES", whole.targets)
+    here = find_setup(site_of(Gated))
+    assert (here.targets, here.effort.eigenvalues) == (whole.targets, curvature_setup.FEWEST_PRODUCTS)
+    monkeypatch.setattr(curvature_setup, "ROUGH", dataclasses.replace(curvature_setup.ROUGH, most=most / 1e6))
+    with pytest.raises(TooLong, match="networks of 64 × 2 are too large"):
+        find_setup(site_of(Gated))
 
 
 def test_a_rough_look_is_cut_to_its_work_also_where_all_directions_go_at_once(monkeypatch):
-    monkeypatch.setattr(spot, "QUICK", dataclasses.replace(spot.QUICK, work=1.0))
-    whole = find_spot(site_of(MLP))
-    assert whole.effort == spot.ROUGH
-    monkeypatch.setattr(spot, "ROUGH", dataclasses.replace(spot.ROUGH, most=whole.planned / 2))
-    here = find_spot(site_of(MLP))
+    monkeypatch.setattr(curvature_setup, "QUICK", dataclasses.replace(curvature_setup.QUICK, work=1.0))
+    whole = find_setup(site_of(MLP))
+    assert whole.effort == curvature_setup.ROUGH
+    monkeypatch.setattr(
+        curvature_setup, "ROUGH", dataclasses.replace(curvature_setup.ROUGH, most=whole.planned / 2)
+    )
+    here = find_setup(site_of(MLP))
     assert here.targets < whole.targets
     here.spend(here.effort.products)  # which is not refused
 
@@ -527,11 +527,11 @@ def test_a_network_without_a_second_derivative_is_a_note():
     (finding,) = examine(site_of(Distances))
     assert (finding.code, finding.level) == ("TH301", "note")
     assert "_cdist_backward" in finding.sentence
-    assert "skip=['curvature']" in finding.remedy
+    assert "skip the section" in finding.remedy
 
 
 def test_memory_that_is_not_there_is_a_note(monkeypatch):
-    def explore(spot):
+    def explore(setup):
         raise RuntimeError("can't allocate memory: you tried to allocate 1 byte")
 
     monkeypatch.setattr(curvature, "explore", explore)
@@ -575,7 +575,7 @@ def test_the_same_survey_says_the_same_twice_and_saves(tmp_path):
 
 def test_the_built_in_gpt_is_measured_small():
     workload = th.workload("gpt-sotu")
-    at = find_spot(Site(workload, workload.size))
+    at = find_setup(SurveyContext(workload, workload.size))
     assert (at.size, at.targets) == (Size(64, 2), 128)
 
 

@@ -6,24 +6,26 @@ from torch import nn
 
 from theodolite.core.size import Size
 from theodolite.models import GPT
-from theodolite.surveying import Site
-from theodolite.surveying.sections.decay import _spared_by_name, examine
+from theodolite.surveying import SurveyContext
+from theodolite.surveying.sections.decay import _spared_by_name, section
+
+examine = section.run
 
 SMALL = Size(64, 2)
 
 
 def found(workload, size=SMALL):
-    return next(iter(examine(Site(workload, size))))
+    return next(iter(examine(SurveyContext(workload, size))))
 
 
 def by_gain(finding):
-    return {row["gain"]: (row["role"], row["could decay"]) for row in finding.evidence.rows}
+    return {row["gain"]: (row["role"], row["may decay"]) for row in finding.evidence.rows}
 
 
 def test_gains_of_a_pre_norm_gpt_could_decay(gpt):
     finding = found(gpt())
     assert finding.level == "note"
-    assert finding.sentence.startswith("All 5 gains belong to Input-Norms and could decay. ")
+    assert finding.sentence.startswith("All 5 gains belong to Input-Norms and may decay. ")
     assert set(by_gain(finding).values()) == {("Input-Norm gain", "yes")}
 
 
@@ -38,10 +40,10 @@ def test_each_rule_is_about_the_other_kind(gpt):
     finding = found(gpt(norm_placement="peri"))
     numbers = finding.evidence.numbers
     assert (numbers["wrong by “everything”"], numbers["wrong by “not vectors”"]) == (4, 0)
-    assert (numbers["spared by “everything”"], numbers["spared by “not vectors”"]) == (0, 5)
+    assert (numbers["excluded by “everything”"], numbers["excluded by “not vectors”"]) == (0, 5)
     assert finding.sentence.endswith(
-        "If everything decays, 4 decay that should not; if vectors are spared, 5 that could decay do not; if "
-        "norms are spared by name, 4 decay that should not and 1 that could decay does not."
+        "If everything decays, 4 decay that should not; if vectors do not decay, 5 that may decay do not; if "
+        "norms are excluded by name, 4 decay that should not and 1 that may decay does not."
     )
 
 
@@ -58,9 +60,7 @@ def test_without_gains_there_is_nothing_to_decay(gpt):
 
 def test_gains_of_several_kinds_are_counted(gpt):
     said = found(gpt(norm_placement="peri"), Size(64, 1)).sentence
-    assert said.startswith(
-        "Of 5 gains, 3 belong to Input-Norms and could decay; 2 belong to Output-Norms and "
-    )
+    assert said.startswith("Of 5 gains, 3 belong to Input-Norms and may decay; 2 belong to Output-Norms and ")
 
 
 class Centred(nn.Module):
@@ -123,11 +123,11 @@ def test_where_the_usual_rules_are_right_there_is_nothing_to_do(rows):
 
 @pytest.mark.parametrize("offset, codes", [(0, ["TH501"]), (1, ["TH501", "TH502"])])
 def test_zero_centred_gains_are_worth_a_note_where_there_are_any(rows, offset, codes):
-    findings = list(examine(Site(rows(net(offset=offset)), Size(32, 2))))
+    findings = list(examine(SurveyContext(rows(net(offset=offset)), Size(32, 2))))
     assert [finding.code for finding in findings] == codes
     if offset:
         assert findings[1].sentence.startswith("4 gains are zero-centred")
-        kept, _, spared = findings[1].remedy.partition("Spare")
+        kept, _, spared = findings[1].remedy.partition("Exclude")
         assert "norm_in.gain" in kept
         assert "norm_out.gain" in spared
 
@@ -156,7 +156,7 @@ def test_a_scale_of_three_dimensions_is_no_vector(rows):
     assert list(finding.evidence.numbers.values()) == [2, 2, 2, 0, 0, 0]
     assert finding.sentence == (
         "Both gains are elementwise scales and should not decay. "
-        "If everything decays, 2 decay that should not; if vectors are spared, 2 decay that should not."
+        "If everything decays, 2 decay that should not; if vectors do not decay, 2 decay that should not."
     )
 
 

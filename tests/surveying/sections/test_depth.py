@@ -15,23 +15,31 @@ from theodolite.core.batches import Batch
 from theodolite.core.size import Size
 from theodolite.models import ResidualMLP
 from theodolite.probes import signal
+from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Finding
-from theodolite.surveying.sections.depth import examine, one_more
-from theodolite.surveying.sections.depth import look as depth_look
-from theodolite.surveying.sections.depth.look import Effort, Ground, Look, draw_judges, find_ground, look_at
-from theodolite.surveying.site import Site
+from theodolite.surveying.sections.depth import measurement, one_more, section
+from theodolite.surveying.sections.depth.measurement import (
+    BrieflyTrained,
+    SignalEffort,
+    SignalMeasurement,
+    draw_judges,
+    measure,
+    train_briefly,
+)
 from theodolite.surveying.trials import LR
 from theodolite.workloads import Workload
+
+examine = section.run
 
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer units than in a survey."""
-    monkeypatch.setattr(depth_look, "QUICK", replace(depth_look.QUICK, targets=64, sample=256))
+    monkeypatch.setattr(measurement, "QUICK", replace(measurement.QUICK, targets=64, sample=256))
 
 
 def findings(workload: Workload) -> list[Finding]:
-    return list(examine(Site(workload, workload.size)))
+    return list(examine(SurveyContext(workload, workload.size)))
 
 
 def mlp(width: int, depth: int) -> ResidualMLP:
@@ -69,7 +77,7 @@ def test_where_there_is_something_to_learn_a_block_helps(rows: Any) -> None:
 def test_of_labels_by_a_coin_a_network_that_knows_nothing_has_none_to_gain(rows: Any, seed: int) -> None:
     """With logits of about zero the gradient of a unit has the sign of its label, and no mean."""
     workload = rows(silent, batch=coin)
-    (found,) = examine(Site(workload, workload.size, seed))
+    (found,) = examine(SurveyContext(workload, workload.size, seed))
     assert (found.code, found.level) == ("TH602", "note")
     assert not any(row["above"] for row in found.evidence.rows)
     assert "at none of 3 points" in found.sentence
@@ -81,12 +89,12 @@ def test_no_gradient_is_no_gain() -> None:
     assert found.deepest
 
 
-def looked(losses: tuple[float, ...] = (2.0, 1.0), **changes: dict[str, float]) -> Look:
+def looked(losses: tuple[float, ...] = (2.0, 1.0), **changes: dict[str, float]) -> SignalMeasurement:
     """The signal of three points, with the numbers given in place of their own."""
     found = signal(mlp(16, 2), nn.functional.cross_entropy, coin(0, 0))
     points = tuple(replace(one, **changes.get(one.name.replace(".", ""), {})) for one in found.points)
-    ground = Ground(nn.Identity(), Size(16, 2), None, 32, LR, losses, frozenset())
-    return Look(replace(found, points=points), ground, "Here")
+    network = BrieflyTrained(nn.Identity(), Size(16, 2), None, 32, LR, losses, frozenset())
+    return SignalMeasurement(replace(found, points=points), network, "Here")
 
 
 def test_the_point_that_is_named_is_above_noise() -> None:
@@ -102,7 +110,7 @@ def test_the_point_that_is_named_is_above_noise() -> None:
     assert [row["above"] for row in found.evidence.rows] == [False, True, False]
     found = one_more(looked(blocks0=unsure, blocks1=nothing, blocks2=nothing))
     assert found.code == "TH602"
-    assert "The largest gain is 5 ± 4 for a unit of step, at blocks.0" in found.sentence
+    assert "The largest gain is 5 ± 4 per unit of step, at blocks.0" in found.sentence
     found = one_more(looked(blocks0=sure | {"unsure": True}, blocks1=unsure, blocks2=nothing))
     assert found.code == "TH602"
     assert found.evidence.rows[0]["above"] == "unsure"
@@ -124,7 +132,7 @@ class Watched:
             )
             return signal(model, loss, batches, held_out, **options)
 
-        monkeypatch.setattr(depth_look, "signal", watching)
+        monkeypatch.setattr(measurement, "signal", watching)
 
 
 def test_no_unit_counts_twice(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +144,8 @@ def test_no_unit_counts_twice(rows: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         chosen[1] = chosen[0]
         return every[chosen], (every[chosen].sum(1) > 0).long()
 
-    effort = Effort(steps=4, targets=40, sample=64, units=(16, 64), batches=16, work=1e12)
-    monkeypatch.setattr(depth_look, "QUICK", effort)
+    effort = SignalEffort(steps=4, targets=40, sample=64, examples=(16, 64), batches=16, work=1e12)
+    monkeypatch.setattr(measurement, "QUICK", effort)
     watched = Watched(monkeypatch)
     findings(rows(mlp, batch=batch))
     trained = {tuple(row) for step in range(4) for row in batch(0, step)[0].tolist()}
@@ -166,13 +174,13 @@ def test_held_out_units_that_are_trained_on_are_a_warning(rows: Any, share: int,
     assert [f"{one.code} {one.level}" for one in found] == expected
     if share == 8:
         assert found[0].evidence.numbers["trained on"] == 8 * 5  # four batches give 224, so there is a fifth
-        assert found[1].evidence.numbers["units that judge them"] == 256
+        assert found[1].evidence.numbers["examples that judge them"] == 256
 
 
 def test_a_batch_that_never_changes_leaves_too_few_units(rows: Any) -> None:
     (found,) = findings(rows(mlp, batch=lambda seed, step: coin(0, 0)))
-    assert (found.code, found.level, found.title) == ("TH603", "note", "Too few independent units")
-    assert "of 64 held-out units only 0 differ" in found.sentence
+    assert (found.code, found.level, found.title) == ("TH603", "note", "Too few independent examples")
+    assert "of 64 held-out examples only 0 differ" in found.sentence
 
 
 class Apart(nn.Module):
@@ -207,7 +215,8 @@ class Adding(Apart):
 
 
 @pytest.mark.parametrize(
-    "build, reason", [(Apart, "not in an nn.ModuleList"), (Adding, "none will do, the first is blocks.0 (")]
+    "build, reason",
+    [(Apart, "not in an nn.ModuleList"), (Adding, "none of 3 places works, the first is blocks.0 (")],
 )
 def test_without_a_place_there_is_a_reason(rows: Any, build: Any, reason: str) -> None:
     (found,) = findings(rows(build))
@@ -245,8 +254,8 @@ class Steep(ResidualMLP):
 
 def test_a_learning_rate_that_is_too_high_is_lowered(rows: Any) -> None:
     workload = rows(Steep, batch=product)
-    ground = find_ground(Site(workload, workload.size))
-    assert ground.rate < LR
+    network = train_briefly(SurveyContext(workload, workload.size))
+    assert network.rate < LR
 
 
 class Scaled(nn.Module):
@@ -268,26 +277,26 @@ def scaled(width: int, depth: int) -> nn.Module:
 def test_units_that_are_run_one_by_one_are_as_many_as_there_is_work_for(
     rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(depth_look, "QUICK", replace(depth_look.QUICK, units=(4, 256), work=1e9))
-    sites = [Site(rows(build, batch=product), Size(32, 2)) for build in (mlp, scaled)]
-    together, alone = map(find_ground, sites)
-    assert together.units == 256
-    each = depth_look._work_of_one(sites[1], sites[1].build()).total
-    assert alone.units == int(1e9 / (5 * 1.5 * each)) < 256
+    monkeypatch.setattr(measurement, "QUICK", replace(measurement.QUICK, examples=(4, 256), work=1e9))
+    sites = [SurveyContext(rows(build, batch=product), Size(32, 2)) for build in (mlp, scaled)]
+    together, alone = map(train_briefly, sites)
+    assert together.examples == 256
+    each = measurement._work_of_one(sites[1], sites[1].build()).total
+    assert alone.examples == int(1e9 / (5 * 1.5 * each)) < 256
 
 
 def test_a_costly_network_is_looked_at_in_small(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = rows(mlp, batch=product, size=Size(256, 8))
-    site = Site(workload, workload.size)
-    monkeypatch.setattr(depth_look, "ENTRY", 0)  # matrix products alone are counted by hand
-    monkeypatch.setattr(depth_look, "QUICK", replace(depth_look.QUICK, work=1e8))
-    ground = find_ground(site)
-    assert ground.size == Size(64, 8)  # of the surveyed one 16 targets a step and 16 units are 10⁹
+    site = SurveyContext(workload, workload.size)
+    monkeypatch.setattr(measurement, "ENTRY", 0)  # matrix products alone are counted by hand
+    monkeypatch.setattr(measurement, "QUICK", replace(measurement.QUICK, work=1e8))
+    network = train_briefly(site)
+    assert network.size == Size(64, 8)  # of the surveyed one 16 targets a step and 16 units are 10⁹
     each = 2 * 8 * 64**2 + 10 * 64
-    assert ground.units == int(256 * 1e8 / (each * (3 * 16 * 64 + 5 * 1.5 * 256)))
-    found = one_more(look_at(site, ground, draw_judges(site, ground)))
+    assert network.examples == int(256 * 1e8 / (each * (3 * 16 * 64 + 5 * 1.5 * 256)))
+    found = one_more(measure(site, network, draw_judges(site, network)))
     assert found.sentence.startswith("At 64 × 8, a small network of the trials, after 16 steps")
-    monkeypatch.setattr(depth_look, "QUICK", replace(depth_look.QUICK, work=1e3))
+    monkeypatch.setattr(measurement, "QUICK", replace(measurement.QUICK, work=1e3))
     (found,) = examine(site)
-    assert "networks of 64 × 2 are too large for it" in found.sentence
+    assert "networks of 64 × 2 are too large" in found.sentence
     assert "--deep" in found.remedy

@@ -9,15 +9,17 @@ from torch import nn
 from theodolite.core.size import Size
 from theodolite.models import GPT
 from theodolite.surgery.converting import convert
-from theodolite.surveying import Site
-from theodolite.surveying.sections.gains import examine
+from theodolite.surveying import SurveyContext
+from theodolite.surveying.sections.gains import section
 from theodolite.workloads import Workload
+
+examine = section.run
 
 SMALL = Size(64, 2)
 
 
 def found(workload, size=SMALL):
-    return {finding.code: finding for finding in examine(Site(workload, size))}
+    return {finding.code: finding for finding in examine(SurveyContext(workload, size))}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_a_network_whose_values_decide_what_it_computes_is_looked_at_too(bias):
     if bias:
         assert said == "1 linear map reads a norm, and no two share a scale vector."
     else:
-        assert said.endswith("as last.weight has no bias that could take up the norm's shift norm.bias.")
+        assert said.endswith("because last.weight has no bias that could take up the norm's shift norm.bias.")
 
 
 @pytest.mark.parametrize("last", [nn.Identity, nn.RMSNorm])
@@ -112,8 +114,8 @@ def test_gains_that_cannot_be_moved_are_said_with_their_reason(rows, last):
     said = found(rows(build))["TH511"].sentence
     assert ("1 linear map reads a norm" in said) is (last is nn.RMSNorm)
     assert said.endswith(
-        "1 gain that only linear maps read cannot be moved into them: 1.weight, as 2.weight has no bias that "
-        "could take up the norm's shift 1.bias."
+        "1 gain that only linear maps read cannot be moved into them: 1.weight, because 2.weight has no "
+        "bias that could take up the norm's shift 1.bias."
     )
 
 
@@ -131,7 +133,7 @@ def lopsided(gain, std, width, depth):
         (1.0, 0.5, "ok", "both learn"),
         (0.01, 1.0, "note", "times γ_j² in 1.weight"),
         (1.0, 1e-3, "note", "times ‖w_j‖² in 1.weight"),
-        (1.0, 0.0, "ok", "nothing is balanced yet"),
+        (1.0, 0.0, "ok", "there is no balance yet"),
     ],
 )
 def test_a_gain_far_from_its_columns_is_noted(rows, gain, std, level, said):

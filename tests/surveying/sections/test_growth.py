@@ -6,14 +6,16 @@ from torch import nn
 
 from theodolite.anatomy import Anatomy, AttentionHeads, Branch, Part
 from theodolite.core.size import Size
-from theodolite.surveying import Site
+from theodolite.surveying import SurveyContext
 from theodolite.surveying.sections.growth import (
     added_tensors,
     depth_followed,
-    examine,
     head_size,
+    section,
     width_followed,
 )
+
+examine = section.run
 
 
 def anatomy(*branches, blocks_at_double_depth=None, parts=()):
@@ -34,7 +36,7 @@ def matrix(name, width_in, width_out, block=0):
 
 
 def test_a_gpt_follows_width_and_depth(gpt):
-    site = Site(gpt(), Size(64, 2))
+    site = SurveyContext(gpt(), Size(64, 2))
     assert width_followed(site.anatomy).level == "ok"
     depth = depth_followed(site.anatomy)
     assert depth.level == "ok"
@@ -42,7 +44,7 @@ def test_a_gpt_follows_width_and_depth(gpt):
 
 
 def test_key_value_heads_that_stay_fixed_are_noted_by_name(gpt):
-    finding = width_followed(Site(gpt(kv_heads=2), Size(64, 2)).anatomy)
+    finding = width_followed(SurveyContext(gpt(kv_heads=2), Size(64, 2)).anatomy)
     assert (finding.code, finding.level) == ("TH105", "note")
     assert "4 matrices" in finding.sentence
     by_name = {row["tensor"]: row for row in finding.evidence.rows}
@@ -54,7 +56,7 @@ def test_key_value_heads_that_stay_fixed_are_noted_by_name(gpt):
 def test_width_that_reaches_nothing_fails():
     finding = width_followed(anatomy(parts=[matrix("a", False, False), matrix("b", False, False)]))
     assert (finding.code, finding.level) == ("TH105", "fail")
-    assert "Of 2 weight matrices none grows" in finding.sentence
+    assert "None of 2 weight matrices grows" in finding.sentence
 
 
 def test_a_depth_that_changes_nothing_is_noted(rows):
@@ -68,7 +70,7 @@ def test_a_depth_that_changes_nothing_is_noted(rows):
             x = self.first(x)
             return self.last(x + self.down(self.up(x).relu()))
 
-    site = Site(rows(Fixed), Size(32, 2))
+    site = SurveyContext(rows(Fixed), Size(32, 2))
     assert added_tensors(site) == 0
     finding = depth_followed(site.anatomy, 0)
     assert (finding.code, finding.level) == ("TH105", "note")
@@ -89,10 +91,10 @@ def test_a_plain_stack_that_gets_deeper_is_a_warning(rows):
         layers = [nn.Linear(width, width) for _ in range(depth)]
         return nn.Sequential(nn.Linear(8, width), *layers, nn.Linear(width, 2))
 
-    _, depth, _ = examine(Site(rows(build), Size(32, 2)))
-    assert (depth.level, depth.title) == ("warn", "Depth that adds layers and no block")
+    _, depth, _ = examine(SurveyContext(rows(build), Size(32, 2)))
+    assert (depth.level, depth.title) == ("warn", "Depth that adds layers but no blocks")
     assert depth.sentence.startswith(
-        "Twice the depth adds 4 tensors and no residual block (0 before, 0 after)"
+        "Twice the depth adds 4 tensors but no residual block (0 before, 0 after)"
     )
 
 
@@ -109,7 +111,7 @@ def test_a_network_without_blocks_is_told_so():
 
 
 def test_heads_of_fixed_size_are_in_order(gpt):
-    finding = head_size(Site(gpt(), Size(64, 2)).anatomy)
+    finding = head_size(SurveyContext(gpt(), Size(64, 2)).anatomy)
     assert finding.level == "ok"
     (row,) = finding.evidence.rows
     assert row["head dimension"] == 16
@@ -132,7 +134,7 @@ def test_the_scale_must_follow_the_heads(grows, power, level):
     assert (finding.code, finding.level) == ("TH106", level)
     if grows and level == "warn":
         exponent = "−0.50" if power else "0.00"
-        assert f"d to the {exponent}" in finding.sentence
+        assert f"d to the power {exponent}" in finding.sentence
         assert "√d₀/d" in finding.remedy
 
 
@@ -165,7 +167,7 @@ class PoolingByAttention(nn.Module):
 
 
 def test_attention_outside_of_branches_is_seen(rows):
-    finding = head_size(Site(rows(PoolingByAttention), Size(64, 1)).anatomy)
+    finding = head_size(SurveyContext(rows(PoolingByAttention), Size(64, 1)).anatomy)
     assert (finding.code, finding.level) == ("TH106", "warn")
     (row,) = finding.evidence.rows
     assert (row["head dimension"], row["grows"]) == (16, True)

@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from theodolite.core.size import Size
-from theodolite.surveying import Site
+from theodolite.surveying import SurveyContext
 from theodolite.surveying.sections import initialisation
-from theodolite.surveying.sections.initialisation import Ends, depth_counted, examine, measure
+from theodolite.surveying.sections.initialisation import BranchEnds, depth_counted, measure, section
+
+examine = section.run
 
 
 def only(site):
@@ -18,12 +20,14 @@ def only(site):
 @pytest.mark.parametrize("power", [-1.0, -0.5, 0.0, 0.5])
 def test_the_slope_of_a_power_law_is_its_power(power):
     depths = (2, 4, 8, 16)
-    assert Ends("w", depths, tuple(0.3 * depth**power for depth in depths)).slope == pytest.approx(power)
+    assert BranchEnds("w", depths, tuple(0.3 * depth**power for depth in depths)).slope == pytest.approx(
+        power
+    )
 
 
 def test_gpt2s_initialisation_counts_depth(gpt):
     workload = gpt(scaled_init=True)
-    finding = only(Site(workload, workload.size))
+    finding = only(SurveyContext(workload, workload.size))
     assert (finding.code, finding.level) == ("TH104", "warn")
     rows = {row["tensor"]: row for row in finding.evidence.rows}
     assert set(rows) == {
@@ -42,13 +46,13 @@ def test_gpt2s_initialisation_counts_depth(gpt):
 
 
 def test_an_initialisation_without_depth_is_in_order(gpt):
-    finding = only(Site(gpt(), gpt().size))
+    finding = only(SurveyContext(gpt(), gpt().size))
     assert finding.level == "ok"
     assert all(abs(row["slope"]) < 0.05 for row in finding.evidence.rows)
 
 
 def test_gains_that_end_a_branch_are_looked_at_too(gpt):
-    finding = only(Site(gpt(norm_placement="peri"), gpt().size))
+    finding = only(SurveyContext(gpt(norm_placement="peri"), gpt().size))
     assert finding.level == "ok"
     rows = {row["tensor"]: row for row in finding.evidence.rows}
     assert rows["blocks.*.attention.norm_out.weight"]["L = 2"] == pytest.approx(1.0)
@@ -74,14 +78,14 @@ class Stack(nn.Module):
     "scale, level, words",
     [
         (lambda depth: 0.1 / depth, "warn", "(1/L)"),
-        (lambda depth: 0.1 * depth**0.5, "warn", "larger"),
+        (lambda depth: 0.1 * depth**0.5, "warn", "grows with depth"),
         (lambda depth: 0.0, "ok", "zero at every depth"),
-        (lambda depth: 0.1, "ok", "the same size from 2 to 8 blocks"),
+        (lambda depth: 0.1, "ok", "does not depend on depth, from 2 to 8 blocks"),
     ],
 )
 def test_other_laws(rows, scale, level, words):
     workload = rows(lambda width, depth: Stack(width, depth, scale))
-    finding = only(Site(workload, workload.size))
+    finding = only(SurveyContext(workload, workload.size))
     assert finding.level == level
     assert words in finding.sentence
 
@@ -92,21 +96,21 @@ def test_a_width_too_narrow_to_build_is_not_used(rows):
             raise ValueError("256 or nothing")
         return Stack(width, depth, lambda depth: 0.1)
 
-    width, ends = measure(Site(rows(build), Size(512, 2)))
+    width, ends = measure(SurveyContext(rows(build), Size(512, 2)))
     assert width == 256
     assert [one.pattern for one in ends] == ["down.*.weight"]
 
 
 def test_deep_uses_the_full_width_and_one_more_depth(rows):
     workload = rows(lambda width, depth: Stack(width, depth, lambda depth: 0.1))
-    width, (ends,) = measure(Site(workload, Size(128, 2), deep=True))
+    width, (ends,) = measure(SurveyContext(workload, Size(128, 2), deep=True))
     assert (width, ends.blocks) == (128, (2, 4, 8, 16))
-    width, (ends,) = measure(Site(workload, Size(128, 2)))
+    width, (ends,) = measure(SurveyContext(workload, Size(128, 2)))
     assert (width, ends.blocks) == (64, (2, 4, 8))
 
 
 def test_a_finding_without_measurements_has_no_figure():
-    finding = depth_counted([Ends("a.*.gain", (2, 4), (0.0, 0.0))], 64)
+    finding = depth_counted([BranchEnds("a.*.gain", (2, 4), (0.0, 0.0))], 64)
     assert finding.evidence.figures == ()
 
 
@@ -118,14 +122,14 @@ def test_trial_networks_are_bounded_even_when_there_is_time(rows, monkeypatch, m
     monkeypatch.setattr(initialisation, "MOST_PARAMETERS", most)
     workload = rows(lambda width, depth: Stack(width, depth, lambda depth: 0.1))
     # 16 blocks of width 128 have 526,000 parameters, of width 64 132,000; 4 of width 128 have 132,000.
-    width, (ends,) = measure(Site(workload, Size(128, 4), deep=True))
+    width, (ends,) = measure(SurveyContext(workload, Size(128, 4), deep=True))
     assert (width, ends.blocks) == expected
 
 
 def test_networks_too_large_for_any_trial_are_noted(rows, monkeypatch):
     monkeypatch.setattr(initialisation, "MOST_PARAMETERS", 1000)
     workload = rows(lambda width, depth: Stack(width, depth, lambda depth: 0.1))
-    finding = only(Site(workload, workload.size))
+    finding = only(SurveyContext(workload, workload.size))
     assert (finding.code, finding.level) == ("TH104", "note")
     assert "parameters, over 1,000" in finding.sentence
 
@@ -146,7 +150,7 @@ class Named(Stack):
 
 
 def test_what_only_deep_networks_have_is_compared_where_it_is(rows):
-    finding = only(Site(rows(Named), Size(64, 4)))
+    finding = only(SurveyContext(rows(Named), Size(64, 4)))
     assert finding.level == "ok"
     assert "zero" not in finding.sentence
     table = {row["tensor"]: row for row in finding.evidence.rows}
@@ -157,8 +161,8 @@ def test_what_only_deep_networks_have_is_compared_where_it_is(rows):
 
 
 def test_what_was_seen_at_one_depth_is_not_called_zero():
-    seen_once = Ends("gain.*", (8,), (0.0,))
-    both = depth_counted([seen_once, Ends("down.*", (2, 8), (0.1, 0.1))], 64)
+    seen_once = BranchEnds("gain.*", (8,), (0.0,))
+    both = depth_counted([seen_once, BranchEnds("down.*", (2, 8), (0.1, 0.1))], 64)
     assert both.level == "ok"
     assert "zero" not in both.sentence
     assert both.sentence.endswith("gain.* could be measured at one depth only.")
@@ -168,7 +172,7 @@ def test_what_was_seen_at_one_depth_is_not_called_zero():
 
 def test_zero_at_some_depths_is_not_zero_at_all(rows):
     workload = rows(lambda width, depth: Stack(width, depth, lambda depth: 0.1 * (depth > 4)))
-    finding = only(Site(workload, workload.size))
+    finding = only(SurveyContext(workload, workload.size))
     assert "zero" not in finding.sentence
 
 
@@ -180,15 +184,15 @@ def test_initial_values_that_are_not_finite_fail(rows, value):
             nn.init.constant_(model.down[3].weight, value)
         return model
 
-    finding = only(Site(rows(build), Size(64, 2)))
+    finding = only(SurveyContext(rows(build), Size(64, 2)))
     assert (finding.code, finding.level) == ("TH104", "fail")
-    assert finding.sentence == "down.*.weight starts with values that are not finite."
+    assert finding.sentence == "The initial values of down.*.weight are not finite."
     (row,) = finding.evidence.rows
     assert row["slope"] is None
 
 
 def test_a_role_for_what_only_deep_networks_have_is_no_hindrance(rows):
     workload = rows(Named)
-    finding = only(Site(workload, Size(64, 4), roles={"gain.*": "gain"}))
+    finding = only(SurveyContext(workload, Size(64, 4), roles={"gain.*": "gain"}))
     assert finding.level == "ok"
     assert set(finding.evidence.rows[0]) == {"tensor", "L = 2", "L = 4", "L = 8", "slope"}

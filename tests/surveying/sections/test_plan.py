@@ -3,8 +3,10 @@ from torch import nn
 
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.surveying import Site, survey, trials
-from theodolite.surveying.sections.plan import examine
+from theodolite.surveying import SurveyContext, survey, trials
+from theodolite.surveying.sections.plan import section
+
+examine = section.run
 
 
 def only(site):
@@ -13,11 +15,9 @@ def only(site):
 
 
 def test_a_network_that_can_be_planned_for(gpt):
-    finding = only(Site(gpt(), Size(64, 2)))
+    finding = only(SurveyContext(gpt(), Size(64, 2)))
     assert (finding.code, finding.level) == ("TH204", "ok")
-    assert finding.sentence == (
-        "All 19 tensors have a place in a plan (adamw, from 64 × 2 to 256 × 2 and 64 × 8)."
-    )
+    assert finding.sentence == ("A plan covers all 19 tensors (adamw, from 64 × 2 to 256 × 2 and 64 × 8).")
     rows = {row["tensor"]: row for row in finding.evidence.rows}
     # AdamW: hidden weights 1/r_n; what ends a branch absorbs the branch's 1/r_L; a readout its 1/r_n.
     up, out = rows["blocks.*.feed_forward.branch.up.weight"], rows["blocks.*.attention.branch.out.weight"]
@@ -51,6 +51,6 @@ def test_a_network_without_depth_is_planned_for_in_width(rows, depth):
     def build(width, depth):
         return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2))
 
-    finding = only(Site(rows(build), Size(64, depth)))
+    finding = only(SurveyContext(rows(build), Size(64, depth)))
     assert finding.level == "ok"
     assert "lr at 4× depth" not in finding.evidence.rows[0]

@@ -7,8 +7,10 @@ from torch.optim import lr_scheduler
 
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.surveying import Site
-from theodolite.surveying.sections.schedule import examine, walk
+from theodolite.surveying import SurveyContext
+from theodolite.surveying.sections.schedule import follow_schedule, section
+
+examine = section.run
 
 
 def build(width, depth):
@@ -21,7 +23,7 @@ def build(width, depth):
 def surveyed(rows):
     def survey(schedule):
         workload = rows(build, schedule=schedule, size=Size(64, 2))
-        return list(examine(Site(workload, workload.size)))
+        return list(examine(SurveyContext(workload, workload.size)))
 
     return survey
 
@@ -57,7 +59,7 @@ def test_a_cosine_with_an_absolute_end_is_caught(surveyed):
     (finding,) = surveyed(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 200, eta_min=1e-4))
     assert (finding.code, finding.level) == ("TH205", "warn")
     assert finding.evidence.numbers["largest change of a ratio"] == pytest.approx(4.0, rel=1e-3)
-    assert "by step 200" in finding.sentence
+    assert "By step 200" in finding.sentence
     assert "plan.schedule" in finding.remedy
 
 
@@ -82,8 +84,8 @@ def test_without_a_schedule_nothing_is_said(surveyed):
 def test_a_group_that_stands_still_changes_its_ratio_without_bound(rows):
     optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (0.1, 0.2)])
     schedule = [lambda step: 1.0, lambda step: 1.0 if step < 7 else 0.0]
-    site = Site(rows(build), Size(64, 2))
-    bend, _ = walk(site, optimizer, lambda optimizer: lr_scheduler.LambdaLR(optimizer, schedule))
+    site = SurveyContext(rows(build), Size(64, 2))
+    bend, _ = follow_schedule(site, optimizer, lambda optimizer: lr_scheduler.LambdaLR(optimizer, schedule))
     assert bend.factor == math.inf
     assert bend.step == 7
     assert bend.found == (0.0, 0.1)
@@ -110,7 +112,7 @@ def test_a_schedule_that_is_none_is_refused_at_once(rows):
         rows(build, schedule=3)
 
 
-def test_a_schedule_is_walked_to_its_end(surveyed):
+def test_a_schedule_is_follow_scheduleed_to_its_end(surveyed):
     """A cosine of five thousand steps has hardly bent after a thousand."""
     (finding,) = surveyed(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5000, eta_min=5e-5))
     assert finding.level != "ok"

@@ -9,10 +9,13 @@ from torch import nn
 from theodolite.core.size import Size
 from theodolite.models import GPT, ResidualMLP
 from theodolite.probes.scaling.spectral import Ratio
-from theodolite.surveying import Site
+from theodolite.surveying import SurveyContext
 from theodolite.surveying.sections import spectral
-from theodolite.surveying.sections.spectral import START_SIZES, STEP_SIZES, examine, judge
+from theodolite.surveying.sections.spectral import START_SIZES, STEP_SIZES, judge, section
+from theodolite.surveying.trials import trials_of
 from theodolite.workloads import Workload, next_token_loss
+
+examine = section.run
 
 
 def pair(site):
@@ -37,7 +40,7 @@ def growths():
 
     build = partial(GPT, vocab=32, context=8, head_dim=16)
     workload = Workload("small", build, batch, next_token_loss, Size(64, 2))
-    return spectral.measure(Site(workload, workload.size).trials)
+    return spectral.measure(trials_of(SurveyContext(workload, workload.size)))
 
 
 def test_a_gpt_breaks_the_condition_by_the_known_powers_and_a_plan_mends_it(growths):
@@ -53,14 +56,14 @@ def test_a_gpt_breaks_the_condition_by_the_known_powers_and_a_plan_mends_it(grow
     assert depth["blocks.*.feed_forward.branch.up.weight"] == pytest.approx(0.0, abs=0.3)
     for axis in ("width", "depth"):
         assert all(abs(power) < 0.3 for power in powers(steps, f"{axis}, plan").values())
-    assert "at 10× the width a step of" in steps.sentence
-    assert "Under a plan, all tensors keep to it" in steps.sentence
+    assert "at 10× the width, an update of" in steps.sentence
+    assert "Under a plan, all tensors satisfy it" in steps.sentence
     assert "th.plan" in steps.remedy
 
     # Only the readout starts at another power of the width than a plan would have it: 1/√n for 1/n.
     assert starts.sentence.startswith(
-        "Without a plan, 1 kind of tensor out of 11 leaves the spectral condition as the width grows: at 10× "
-        "the width the start of readout.weight is 3."
+        "Without a plan, 1 kind of tensor out of 11 breaks the spectral condition as the width grows: at 10× "
+        "the width, the initial value of readout.weight is 3."
     )
     assert powers(starts, "10× width")["readout.weight"] == pytest.approx(0.5, abs=0.1)
 
@@ -80,7 +83,7 @@ def flat_std(width, depth):
 
 
 def test_a_std_that_ignores_the_width_is_named(rows):
-    _, starts = pair(Site(rows(flat_std), Size(64, 2)))
+    _, starts = pair(SurveyContext(rows(flat_std), Size(64, 2)))
     found = powers(starts, "10× width")
     assert found["2.weight"] == pytest.approx(0.5, abs=0.05)
     assert found["4.weight"] == pytest.approx(1.0, abs=0.1)
@@ -106,7 +109,7 @@ def test_what_noise_can_do_is_no_finding(growths):
 
 
 def test_the_start_is_judged_against_width_alone(rows):
-    steps, starts = pair(Site(rows(partial(ResidualMLP, inputs=8, outputs=2)), Size(64, 2)))
+    steps, starts = pair(SurveyContext(rows(partial(ResidualMLP, inputs=8, outputs=2)), Size(64, 2)))
     assert {"10× width", "10× depth"} < set(steps.evidence.rows[0])
     assert "10× depth" not in starts.evidence.rows[0]
 
@@ -128,15 +131,15 @@ def good_by_itself(width, depth):
 
 
 def test_where_nothing_breaks_all_is_well(rows):
-    steps, starts = pair(Site(rows(good_by_itself), Size(64, 2)))
+    steps, starts = pair(SurveyContext(rows(good_by_itself), Size(64, 2)))
     assert (steps.level, starts.level) == ("ok", "ok")
-    assert steps.sentence.startswith("Without a plan and with one, all tensors keep to it")
+    assert steps.sentence.startswith("Without a plan and with one, all tensors satisfy it")
     assert steps.remedy == ""
 
 
 def test_what_a_plan_does_not_mend_is_a_warning(rows, monkeypatch):
-    site = Site(rows(flat_std), Size(64, 2))
-    planned = type(site.trials).planned
+    site = SurveyContext(rows(flat_std), Size(64, 2))
+    planned = type(trials_of(site)).planned
 
     def wrong(self, size):
         plan = planned(self, size)
@@ -145,11 +148,11 @@ def test_what_a_plan_does_not_mend_is_a_warning(rows, monkeypatch):
             plan, rows={**plan.rows, row.name: dataclasses.replace(row, lr=12 * row.lr)}
         )
 
-    monkeypatch.setattr(type(site.trials), "planned", wrong)
+    monkeypatch.setattr(type(trials_of(site)), "planned", wrong)
     steps, starts = pair(site)
     assert (steps.level, starts.level) == ("warn", "note")
-    assert "A plan does not mend 2.weight (steepest exponent 1." in steps.sentence
-    assert steps.title == "Steps that a plan does not mend"
+    assert "A plan does not fix 2.weight (steepest exponent 1." in steps.sentence
+    assert steps.title == "Updates that a plan does not fix"
 
 
 def test_a_training_that_diverges_is_said(growths):
@@ -157,11 +160,11 @@ def test_a_training_that_diverges_is_said(growths):
     lost = dataclasses.replace(width.standard, losses=(3.0, math.nan, math.nan))
     finding = judge(STEP_SIZES, [dataclasses.replace(width, standard=lost), depth])
     assert finding.level == "note"
-    assert "Without a plan the training diverges at 256 × 2." in finding.sentence
+    assert "Without a plan, training diverges at 256 × 2." in finding.sentence
     lost = dataclasses.replace(depth.planned, losses=(3.0, math.inf, math.nan))
     finding = judge(STEP_SIZES, [width, dataclasses.replace(depth, planned=lost)])
     assert finding.level == "warn"
-    assert "Under a plan the training diverges at 64 × 8." in finding.sentence
+    assert "Under a plan, training diverges at 64 × 8." in finding.sentence
 
 
 def test_training_that_fails_at_another_size_is_a_note(rows):
@@ -181,7 +184,7 @@ def test_training_that_fails_at_another_size_is_a_note(rows):
             return ()  # the data ends
         return torch.ones(4, 8), torch.zeros(4, dtype=torch.long)
 
-    (finding,) = examine(Site(rows(Short, batch=batch), Size(64, 2)))
+    (finding,) = examine(SurveyContext(rows(Short, batch=batch), Size(64, 2)))
     assert (finding.code, finding.level) == ("TH202", "note")
     assert "batch(0, 2) returned a tuple of 0" in finding.sentence
 
@@ -205,7 +208,7 @@ def test_a_tensor_whose_gradient_is_rounding_is_left_out_with_a_line(growths):
     ]
     finding = judge(STEP_SIZES, changed)
     assert finding.level == "note"
-    assert f"Not judged: {alike.pattern}, whose gradient is zero but for rounding" in finding.sentence
+    assert f"Not judged: {alike.pattern}. The gradient is zero up to rounding" in finding.sentence
     (row,) = (row for row in finding.evidence.rows if row["tensor"] == alike.pattern)
     assert row["width, plan"] is row["10× depth"] is None
     assert "Not judged" not in judge(START_SIZES, changed[:1]).sentence

@@ -11,14 +11,16 @@ from torch.optim import lr_scheduler
 import theodolite as th
 from theodolite.core.size import Size
 from theodolite.models import ResidualMLP
-from theodolite.surveying import Site
-from theodolite.surveying.curvature_setup import find_spot
-from theodolite.surveying.edges import Rates
+from theodolite.surveying import SurveyContext
+from theodolite.surveying.budget import with_few
+from theodolite.surveying.curvature_setup import find_setup
+from theodolite.surveying.section import attempt
 from theodolite.surveying.sections import steps
-from theodolite.surveying.sections.steps import examine
-from theodolite.surveying.sections.steps.first_step import take_first_step
-from theodolite.surveying.trials import LR
+from theodolite.surveying.sections.steps import section, take_first_step
+from theodolite.surveying.trials import LR, PlannedRates, trials_of
 from theodolite.workloads import Workload
+
+examine = section.run
 
 
 def rows(seed, step, scale=1.0):
@@ -32,7 +34,7 @@ def site_of(**changes):
     build = partial(ResidualMLP, inputs=16, outputs=4)
     given = {"build": build, "batch": rows, "loss": F.cross_entropy, "size": Size(64, 2)} | changes
     workload = Workload("mine", **given)
-    return Site(workload, workload.size)
+    return SurveyContext(workload, workload.size)
 
 
 def found(site):
@@ -85,7 +87,7 @@ def test_a_warm_up_to_the_same_rate_is_a_note():
 def test_a_learning_rate_that_hardly_moves_is_a_note():
     findings = found(site_of(schedule=constant(1 / 200)))
     assert [finding.level for finding in findings.values()] == ["ok", "ok", "note"]
-    assert findings["TH703"].title == "A learning rate that hardly moves"
+    assert findings["TH703"].title == "A learning rate that hardly lowers the loss"
 
 
 def test_a_step_far_beyond_its_radius_that_lowers_the_loss_is_all_right():
@@ -106,21 +108,21 @@ def test_without_a_softmax_there_is_no_radius_and_the_rest_goes_on():
 
 def test_the_step_is_that_of_adamw_and_the_loss_along_it_the_loss_after_it():
     site = site_of()
-    spot = find_spot(site)
-    before = [tensor.clone() for tensor in spot.model.parameters()]
-    taken = take_first_step(spot, LR, LR / 2)
-    assert all(map(torch.equal, before, spot.model.parameters()))
-    assert all(tensor.grad is None for tensor in spot.model.parameters())
+    setup = find_setup(site)
+    before = [tensor.clone() for tensor in setup.model.parameters()]
+    taken = take_first_step(setup, LR, LR / 2)
+    assert all(map(torch.equal, before, setup.model.parameters()))
+    assert all(tensor.grad is None for tensor in setup.model.parameters())
     for rate in (LR / 2, LR, 8 * LR):
-        model = site.build(spot.size)
+        model = site.build(setup.size)
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
-        F.cross_entropy(model(spot.batch[0]), spot.batch[1]).backward()
+        F.cross_entropy(model(setup.batch[0]), setup.batch[1]).backward()
         gradient = torch.cat([tensor.grad.flatten() for tensor in model.parameters()])
         start = torch.cat([tensor.detach().flatten() for tensor in model.parameters()])
         optimizer.step()
         moved = torch.cat([tensor.detach().flatten() for tensor in model.parameters()]) - start
         with torch.no_grad():
-            after = F.cross_entropy(model(spot.batch[0]), spot.batch[1])
+            after = F.cross_entropy(model(setup.batch[0]), setup.batch[1])
         assert taken.loss_at(rate) == pytest.approx(after.item(), rel=1e-4)
         assert taken.slope == pytest.approx((gradient @ moved).item() / rate, rel=1e-4)
         if rate == LR:
@@ -130,7 +132,7 @@ def test_the_step_is_that_of_adamw_and_the_loss_along_it_the_loss_after_it():
     foretold = taken.start + taken.slope * small + taken.bend * small**2 / 2
     assert taken.losses[0] == pytest.approx(foretold, abs=2e-3 * abs(taken.start - taken.losses[0]) + 1e-6)
     direct = th.probes.radius(
-        spot.model, F.cross_entropy, spot.batch, _step(spot, LR), parameters=spot.parameters
+        setup.model, F.cross_entropy, setup.batch, _step(setup, LR), parameters=setup.parameters
     )
     assert taken.ghost == pytest.approx(LR / direct.r, rel=1e-4)
     # A bias that is raised for all classes moves no logit against another.
@@ -140,17 +142,17 @@ def test_the_step_is_that_of_adamw_and_the_loss_along_it_the_loss_after_it():
     assert math.isinf(dataclasses.replace(taken, radius=nowhere).ghost)
 
 
-def _step(spot, rate):
-    optimizer = torch.optim.AdamW(spot.model.parameters(), lr=rate, weight_decay=0.0)
-    F.cross_entropy(spot.model(spot.batch[0]), spot.batch[1]).backward()
-    step = th.probes.optimizer_step(optimizer, spot.model)
+def _step(setup, rate):
+    optimizer = torch.optim.AdamW(setup.model.parameters(), lr=rate, weight_decay=0.0)
+    F.cross_entropy(setup.model(setup.batch[0]), setup.batch[1]).backward()
+    step = th.probes.optimizer_step(optimizer, setup.model)
     optimizer.zero_grad()
     return step
 
 
 def test_where_the_loss_rises_is_where_one_step_raises_it():
-    spot = find_spot(site_of())
-    taken = take_first_step(spot, LR, LR)
+    setup = find_setup(site_of())
+    taken = take_first_step(setup, LR, LR)
     assert math.isfinite(taken.above)
     below = [rate for rate in taken.rates if rate < taken.above]
     assert not any(taken.raises(rate) for rate in below)
@@ -159,18 +161,19 @@ def test_where_the_loss_rises_is_where_one_step_raises_it():
 
 def test_impatience_is_a_note(monkeypatch):
     monkeypatch.setattr(steps, "QUICK_WORK", 1e6)
-    (finding,) = steps._tried(site_of(), Rates(LR, LR))
+    (finding,) = attempt(steps._tried(site_of(), PlannedRates(LR, LR)))
     assert finding.level == "note"
     assert "4 steps of 64 × 2 at each learning rate are too much work" in finding.sentence
 
 
 def test_fewer_steps_where_they_are_dear_are_told(monkeypatch):
     site = site_of()
-    each = steps.step_work(site.trials, steps._lighter(site.trials.workload), site.trials.base)
+    trials = trials_of(site)
+    each = trials.step_work(trials.base, with_few(trials.workload, steps.TARGETS))
     monkeypatch.setattr(steps, "QUICK_WORK", 5.5 * steps.LEGS * each)
-    (finding,) = steps._tried(site, Rates(LR, LR))
+    (finding,) = steps._tried(site, PlannedRates(LR, LR))
     assert finding.evidence.numbers["steps"] == 5
-    assert "These are 5 steps and not 12, as more would take too long." in finding.sentence
+    assert "These are 5 steps instead of 12, which would take too long." in finding.sentence
 
 
 def test_the_figures_show_the_planned_rate_and_the_interval(usual):

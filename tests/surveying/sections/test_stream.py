@@ -16,17 +16,18 @@ from theodolite.models import GPT, ResidualMLP, ResNet
 from theodolite.probes.stream.readings import LargestValue
 from theodolite.probes.stream.stream import stream
 from theodolite.surveying import budget
+from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Finding
-from theodolite.surveying.sections.stream import examine, gradient, room
-from theodolite.surveying.sections.stream import look as stream_look
-from theodolite.surveying.sections.stream.look import Look, _cut
-from theodolite.surveying.site import Site
+from theodolite.surveying.sections import stream as stream_section
+from theodolite.surveying.sections.stream import StreamMeasurement, _cut, gradient, headroom, section
 from theodolite.workloads import Workload
 from theodolite.workloads.builtin import built_in
 
+examine = section.run
+
 
 def findings(workload: Workload, size: Size | None = None) -> dict[str, Finding]:
-    return {finding.code: finding for finding in examine(Site(workload, size or workload.size))}
+    return {finding.code: finding for finding in examine(SurveyContext(workload, size or workload.size))}
 
 
 def levels(workload: Workload, size: Size | None = None) -> dict[str, str]:
@@ -36,7 +37,7 @@ def levels(workload: Workload, size: Size | None = None) -> dict[str, str]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are not skipped."""
-    monkeypatch.setattr(stream_look, "WORK", 0.0)
+    monkeypatch.setattr(stream_section, "WORK", 0.0)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -105,15 +106,15 @@ class Blocks(nn.Module):
 @pytest.mark.parametrize(
     "options, level, title",
     [
-        ({"scale": 1.0}, "ok", "What each block is worth"),
+        ({"scale": 1.0}, "ok", "What each block contributes"),
         (
             {"scale": 0.01, "loud": 1000.0},
             "ok",
-            "What each block is worth",
+            "What each block contributes",
         ),  # 1 − cos is below 10⁻⁴, not the loss
         ({"scale": 1e-6}, "note", "Blocks that change nothing yet"),
-        ({"scale": 0.0}, "note", "Blocks that start silent"),
-        ({"scale": 1.0, "cut": True}, "warn", "Branches that no gradient reaches"),
+        ({"scale": 0.0}, "note", "Blocks that add nothing yet"),
+        ({"scale": 1.0, "cut": True}, "warn", "Branches without a gradient"),
     ],
 )
 def test_what_blocks_are_worth(rows: Any, options: dict[str, Any], level: str, title: str) -> None:
@@ -125,25 +126,27 @@ def test_before_a_readout_of_zeros_branches_only_sleep(rows: Any) -> None:
     found = findings(rows(lambda width, depth: Blocks(width, depth, 1.0, loud=0.0)))
     for code in ("TH522", "TH523"):
         assert found[code].level == "note"
-        assert "A readout that starts at zero" in found[code].sentence
+        assert "a readout that is initialised to zero" in found[code].sentence
     cut = findings(rows(lambda width, depth: Blocks(width, depth, 1.0, cut=True, loud=0.0)))["TH523"]
-    assert (cut.level, cut.title) == ("warn", "Branches that no gradient reaches")
+    assert (cut.level, cut.title) == ("warn", "Branches without a gradient")
 
 
 def test_a_branch_that_was_not_found_again_is_not_called_dead(rows: Any) -> None:
     found = findings(rows(lambda width, depth: Blocks(width, depth, 1.0, more=True)))["TH523"]
-    assert (found.level, found.title) == ("note", "What each block is worth")
-    assert "of 2 branches it is not known whether a gradient reaches them" in found.sentence
+    assert (found.level, found.title) == ("note", "What each block contributes")
+    assert "it is not known whether 2 branches have a gradient" in found.sentence
     assert "values were not found again in a second pass" in found.sentence
 
 
-def seen(**changes: Any) -> Look:
+def seen(**changes: Any) -> StreamMeasurement:
     """A stream of four blocks, with the numbers given in place of its own."""
     batch = torch.randn(4, 8), torch.arange(4) % 2
     found = stream(Blocks(16, 4, 1.0), nn.functional.cross_entropy, batch, skip=False)
     every = [dict(changes.pop(str(block), {})) for block in range(4)]
     branches = tuple(replace(one, **new) for one, new in zip(found.branches, every, strict=True))
-    return Look(replace(found, branches=branches, **changes), Size(16, 4), "Here", 4, found.growth)
+    return StreamMeasurement(
+        replace(found, branches=branches, **changes), Size(16, 4), "Here", 4, found.growth
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,21 +158,21 @@ def test_a_gradient_is_measured_by_a_power_of_depth(ratio: float, level: str) ->
 
 @pytest.mark.parametrize("doublings, level", [(4.1, "ok"), (3.9, "note"), (0.1, "note"), (-0.1, "warn")])
 def test_four_doublings_are_room_enough(doublings: float, level: str) -> None:
-    found = room(seen(largest=LargestValue(65504 / 2**doublings, "mm", "block 0, branch 0")))
+    found = headroom(seen(largest=LargestValue(65504 / 2**doublings, "mm", "block 0, branch 0")))
     assert found.level == level
 
 
 def test_values_that_are_no_numbers_are_an_overflow() -> None:
-    found = room(seen(largest=LargestValue(math.inf, "mm", "block 0, branch 0")))
+    found = headroom(seen(largest=LargestValue(math.inf, "mm", "block 0, branch 0")))
     assert (found.level, found.title) == ("warn", "Values that overflow")
-    assert "no finite numbers (first mm, block 0, branch 0)" in found.sentence
+    assert "values that are not finite (first mm, block 0, branch 0)" in found.sentence
 
 
 def test_the_massive_entry_that_is_named_is_one() -> None:
     high, massive = {"largest": 1.0, "peak": 5000.0}, {"largest": 200.0, "peak": 1500.0, "peak_at": (0, 7)}
     assert (
         "Block 2 has a massive entry at (0, 7), 1500 times"
-        in room(seen(**{"0": high, "2": massive})).sentence
+        in headroom(seen(**{"0": high, "2": massive})).sentence
     )
 
 
@@ -205,7 +208,7 @@ def test_no_stream_and_no_time(rows: Any) -> None:
 def test_the_draw_of_the_weights_does_not_make_an_alarm(seed: int) -> None:
     """By these draws alone, four pre-norm blocks would multiply the stream."""
     workload = built_in()["gpt-sotu"]
-    site = Site(workload, workload.size, seed)
+    site = SurveyContext(workload, workload.size, seed)
     alone = stream(site.build(), workload.loss, _cut(site.batch), skip=False).growth
     assert alone.kind == "exponential"
     found = next(iter(examine(site)))
@@ -219,11 +222,11 @@ def test_whether_blocks_are_skipped_does_not_depend_on_the_clock(
     monkeypatch.setattr(budget, "clock", lambda: next(hours))
     hours = itertools.count(0.0, 3600.0)
     found = findings(gpt(), Size(32, 2))["TH523"].sentence
-    assert "Without one of 2 blocks the loss changes by" in found
+    assert "Leaving out one of 2 blocks changes the loss by" in found
 
 
 def test_a_large_network_is_looked_at_in_small(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_look, "MOST_PARAMETERS", 1000)
+    monkeypatch.setattr(stream_section, "MOST_PARAMETERS", 1000)
     build = lambda width, depth: Blocks(width, depth, 1.0)  # noqa: E731
     found = findings(rows(build), Size(256, 3))["TH521"]
     assert found.sentence.startswith("At 64 × 8, a small network of the trials,")

@@ -10,14 +10,19 @@ from torch import nn
 
 from theodolite.core.size import Size
 from theodolite.models import ResidualMLP
-from theodolite.surveying import Site, rates
-from theodolite.surveying.rates import Move, seek
-from theodolite.surveying.sections.plan import TITLE
-from theodolite.surveying.sections.transfer import examine
+from theodolite.surveying import SurveyContext
+from theodolite.surveying.budget import with_few
+from theodolite.surveying.section import PLANNABLE
+from theodolite.surveying.sections import transfer
+from theodolite.surveying.sections.transfer import Move, search, section
+from theodolite.surveying.trials import trials_of
 from theodolite.workloads import Workload
+
+examine = section.run
 
 BASE, WIDE, DEEP = Size(64, 2), Size(256, 2), Size(64, 8)
 PLANNED, STANDARD = "plan", "standard"
+WORK = transfer.RUNS * transfer.QUICK.seeds * transfer.QUICK.steps
 
 
 def learnable(name="learnable", **changes):
@@ -34,7 +39,7 @@ def learnable(name="learnable", **changes):
 
 
 def site_of(workload, **options):
-    return Site(workload, workload.size, **options)
+    return SurveyContext(workload, workload.size, **options)
 
 
 def only(site):
@@ -52,7 +57,7 @@ def site():
 @pytest.fixture
 def hasty(monkeypatch):
     """Networks are trained for three steps."""
-    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, steps=3))
+    monkeypatch.setattr(transfer, "QUICK", dataclasses.replace(transfer.QUICK, steps=3))
 
 
 @pytest.fixture
@@ -66,7 +71,7 @@ def told(monkeypatch):
             self.first.append(first)
             return formula(how, size, exponent, seed)
 
-        monkeypatch.setattr(rates._Runs, "_train", train)
+        monkeypatch.setattr(transfer._Runs, "_train", train)
         return asked
 
     return install
@@ -80,8 +85,8 @@ def test_a_trained_network_keeps_its_rate_under_a_plan_and_not_without():
     """The widest is four times the base: AdamW's step on a hidden weight is then four times too large."""
     finding = only(site_of(learnable(), seed=2))
     assert (finding.code, finding.level) == ("TH401", "note")
-    assert "Under a plan the best learning rate stays" in finding.sentence
-    assert "Without one it moves from" in finding.sentence
+    assert "Under a plan, the best learning rate stays" in finding.sentence
+    assert "Without a plan it moves from" in finding.sentence
     assert "Tune the learning rate at 64 × 2" in finding.remedy
     rows = {row["size"]: row for row in finding.evidence.rows}
     assert list(rows) == ["64 × 2", "64 × 8", "256 × 2"]
@@ -100,7 +105,7 @@ def test_a_trained_network_keeps_its_rate_under_a_plan_and_not_without():
 
 def test_the_best_is_found_wherever_it_is_and_no_run_is_made_twice(site, told):
     asked = told(lambda how, size, exponent, seed: bowl(exponent, -4.75 if how == PLANNED else -11.25))
-    found = seek(site.trials)
+    found = search(trials_of(site))
     for size in (BASE, WIDE, DEEP):
         assert math.log2(found.plan.optimum(size).value) == pytest.approx(-4.75)
     for size in (WIDE, DEEP):
@@ -116,7 +121,7 @@ def test_the_best_is_found_wherever_it_is_and_no_run_is_made_twice(site, told):
 def test_a_dent_above_the_optimum_does_not_stop_the_search(site, told):
     dented = {-6: 2.6, -7: 2.5, -8: 2.55}
     told(lambda how, size, e, seed: dented.get(e, bowl(e, -10)) if how == STANDARD else bowl(e, -7))
-    assert math.log2(seek(site.trials).standard.optimum(WIDE).value) == pytest.approx(-10)
+    assert math.log2(search(trials_of(site)).standard.optimum(WIDE).value) == pytest.approx(-10)
 
 
 def test_a_rate_that_stays_everywhere_is_all_well(site, told):
@@ -124,9 +129,10 @@ def test_a_rate_that_stays_everywhere_is_all_well(site, told):
     finding = only(site)
     assert (finding.level, finding.title) == ("ok", "A learning rate that transfers")
     assert finding.sentence == (
-        "Under a plan the best learning rate stays within 0.5 octaves of the 2^-7 of 64 × 2 up to 256 × 2 "
-        "and 64 × 8, which with that of 64 × 2 lose nothing. Without one it stays within 0.5 octaves of the "
-        "2^-7 of 64 × 2 up to 256 × 2 and 64 × 8, which with that of 64 × 2 lose nothing."
+        "Under a plan, the best learning rate stays within 0.5 octaves of 2^-7, the best of 64 × 2, up to "
+        "256 × 2 and 64 × 8. Using the rate of 64 × 2 costs them nothing. Without a plan it stays within 0.5 "
+        "octaves of 2^-7, the best of 64 × 2, up to 256 × 2 and 64 × 8. Using the rate of 64 × 2 costs them "
+        "nothing."
     )
     assert finding.remedy == ""
 
@@ -134,11 +140,11 @@ def test_a_rate_that_stays_everywhere_is_all_well(site, told):
 def test_what_moves_without_a_plan_is_noted_with_its_pace_and_price(site, told):
     told(lambda how, size, exponent, seed: bowl(exponent, -9 if (how, size) == (STANDARD, WIDE) else -7))
     finding = only(site)
-    assert (finding.level, finding.title) == ("note", "A learning rate that transfers under a plan only")
+    assert (finding.level, finding.title) == ("note", "A learning rate that transfers only under a plan")
     # Two octaves in two doublings; 0.1 · 2² lost of the 5 − 2 that are learnt.
     assert (
-        "Without one it moves from 2^-7 at 64 × 2 to 2^-9 at 256 × 2, −1.00 octaves per doubling of the "
-        "width; with that of 64 × 2 it loses 13.3 % of the progress." in finding.sentence
+        "Without a plan it moves from 2^-7 at 64 × 2 to 2^-9 at 256 × 2, −1.00 octaves per doubling of the "
+        "width. With the rate of 64 × 2, 256 × 2 loses 13.3 % of the progress." in finding.sentence
     )
 
 
@@ -170,8 +176,8 @@ def test_of_several_moves_one_that_diverges_is_told(site, told):
 def test_what_moves_under_a_plan_in_every_seed_is_a_warning(site, told):
     asked = told(lambda how, size, exponent, seed: bowl(exponent, -5 if size == DEEP else -7) + seed / 100)
     finding = only(site)
-    assert (finding.level, finding.title) == ("warn", "A learning rate that moves under a plan too")
-    assert "Under a plan the best learning rate moves from 2^-7 " in finding.sentence
+    assert (finding.level, finding.title) == ("warn", "A learning rate that moves even under a plan")
+    assert "Under a plan, the best learning rate moves from 2^-7 " in finding.sentence
     assert "1.00 octaves per doubling of the depth" in finding.sentence
     assert finding.evidence.numbers["seeds"] == 3
     assert {run[3] for run in asked if run[0] == PLANNED} == {0, 1, 2}
@@ -185,7 +191,7 @@ def test_a_larger_size_to_tune_at_is_named(told):
     told(lambda how, size, exponent, seed: bowl(exponent, -7 if size == BASE else -4))
     finding = only(site_of(learnable(), deep=True))
     assert finding.level == "warn"
-    assert "From 128 × 2 on it stays up to 512 × 2: tune there." in finding.remedy
+    assert "From 128 × 2 to 512 × 2 it stays: tune there." in finding.remedy
 
 
 def test_seeds_that_disagree_make_no_warning(site, told):
@@ -215,7 +221,7 @@ def test_a_large_network_that_diverges_with_the_base_s_rate_is_a_warning(site, t
     told(lambda how, size, e, seed: math.inf if size == WIDE and e > -8 else bowl(e, -7))
     finding = only(site)
     assert finding.level == "warn"
-    assert "with that of 64 × 2 it diverges" in finding.sentence
+    assert "With the rate of 64 × 2, 256 × 2 diverges" in finding.sentence
     assert finding.evidence.rows[-1]["lost, plan"] == "diverges"
 
 
@@ -223,7 +229,7 @@ def test_a_large_network_that_always_diverges_is_a_warning(site, told):
     told(lambda how, size, exponent, seed: math.inf if size == WIDE else bowl(exponent, -7))
     finding = only(site)
     assert finding.level == "warn"
-    assert "256 × 2 diverges at all that were tried" in finding.sentence
+    assert "256 × 2 diverges at all rates that were tried" in finding.sentence
     assert finding.evidence.rows[-1]["best, plan"] == "all diverged"
 
 
@@ -234,7 +240,7 @@ def test_a_large_network_that_always_diverges_is_a_warning(site, told):
         (lambda how, size, exponent, seed: bowl(exponent, 3), "is 2^-2 or beyond"),
         (
             lambda how, size, exponent, seed: bowl(exponent, -7) + 2.99,
-            "the loss is 4.990 at best, and it began at",
+            "the loss is 4.990 at best, and it started at",
         ),
     ],
 )
@@ -242,7 +248,7 @@ def test_what_a_few_runs_cannot_tell_is_noted_and_no_larger_network_is_trained(s
     asked = told(formula)
     finding = only(site)
     assert (finding.level, finding.title) == ("note", "Learning-rate transfer")
-    assert finding.sentence.startswith("Whether the learning rate transfers cannot be told")
+    assert finding.sentence.startswith("A few small runs cannot decide whether")
     assert reason in finding.sentence
     assert {size for _, size, _, _ in asked} == {BASE}
 
@@ -257,58 +263,60 @@ def test_a_network_that_never_trains_is_survived():
 
 def test_too_large_networks_are_left_alone(site, told, monkeypatch):
     asked = told(lambda *run: 2.0)
-    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, work=1.0))
+    monkeypatch.setattr(transfer, "QUICK", dataclasses.replace(transfer.QUICK, work=1.0))
     assert "networks wider than 64 × 2 take too long" in only(site).sentence
     assert not asked
 
 
 def test_of_sizes_that_take_too_long_the_next_smaller_one_is_tried(site, told, monkeypatch):
     told(lambda how, size, exponent, seed: bowl(exponent, -7))
-    trials, workload = site.trials, site.trials.workload
-    most = rates._work(trials, workload, rates.QUICK, Size(128, 2))
-    assert rates._work(trials, workload, rates.QUICK, WIDE) > most
-    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, work=1.1 * most))
-    assert [curve.size for curve in seek(trials).plan.curves][-1] == Size(128, 2)
+    trials, workload = trials_of(site), trials_of(site).workload
+    most = WORK * trials.step_work(Size(128, 2), workload)
+    assert WORK * trials.step_work(WIDE, workload) > most
+    monkeypatch.setattr(transfer, "QUICK", dataclasses.replace(transfer.QUICK, work=1.1 * most))
+    assert [curve.size for curve in search(trials).plan.curves][-1] == Size(128, 2)
 
 
 def test_deeper_networks_are_left_out_where_all_together_take_too_long(site, told, monkeypatch):
     asked = told(lambda how, size, exponent, seed: bowl(exponent, -7))
-    trials, workload = site.trials, rates._lighter(site.trials.workload)
-    works = [rates._work(trials, workload, rates.QUICK, size) for size in (BASE, WIDE, DEEP)]
-    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, planned=sum(works) - 1))
-    assert {curve.size for curve in seek(trials).plan.curves} == {BASE, WIDE}
+    trials, workload = trials_of(site), with_few(trials_of(site).workload, transfer.TARGETS)
+    works = [WORK * trials.step_work(size, workload) for size in (BASE, WIDE, DEEP)]
+    monkeypatch.setattr(transfer, "QUICK", dataclasses.replace(transfer.QUICK, planned=sum(works) - 1))
+    assert {curve.size for curve in search(trials).plan.curves} == {BASE, WIDE}
     assert {run[1] for run in asked} == {BASE, WIDE}
 
 
 def test_where_more_seeds_are_too_much_work_the_first_one_is_told(site, told, monkeypatch):
     told(lambda how, size, exponent, seed: bowl(exponent, -9 if size == WIDE else -7))
-    formula = rates._Runs._train
+    formula = transfer._Runs._train
 
     def train(self, how, size, exponent, seed):
         if seed != site.seed:
-            raise rates.Untold("too much")
+            raise transfer.Undecided("too much")
         return formula(self, how, size, exponent, seed)
 
-    monkeypatch.setattr(rates._Runs, "_train", train)
+    monkeypatch.setattr(transfer._Runs, "_train", train)
     finding = only(site)
-    assert "Under a plan the best learning rate seems to move from 2^-7 at 64 × 2 to 2^-9" in finding.sentence
+    assert (
+        "Under a plan, the best learning rate seems to move from 2^-7 at 64 × 2 to 2^-9" in finding.sentence
+    )
     assert "may be noise" in finding.sentence
 
 
 def test_work_is_counted(monkeypatch):
     workload = learnable()
-    trials = site_of(workload).trials
-    step = rates.step_work(trials, rates._lighter(trials.workload), trials.base)
-    most = 2.5 * rates.QUICK.steps * step
-    monkeypatch.setattr(rates, "RUNS", 0)  # an estimate that is far too low
-    monkeypatch.setattr(rates, "QUICK", dataclasses.replace(rates.QUICK, most=most))
+    trials = trials_of(site_of(workload))
+    step = trials.step_work(trials.base, with_few(trials.workload, transfer.TARGETS))
+    most = 2.5 * transfer.QUICK.steps * step
+    monkeypatch.setattr(transfer, "RUNS", 0)  # an estimate that is far too low
+    monkeypatch.setattr(transfer, "QUICK", dataclasses.replace(transfer.QUICK, most=most))
     said = only(site_of(workload)).sentence
     assert f"2 small runs were not enough: it would take more than {most:.2g} multiplications" in said
 
 
 def test_with_time_there_are_seeds_half_octaves_and_all_sizes(site, told):
     asked = told(lambda how, size, exponent, seed: bowl(exponent, -6.75))
-    found = seek(site_of(learnable(), deep=True).trials)
+    found = search(trials_of(site_of(learnable(), deep=True)))
     sizes = [curve.size for curve in found.plan.curves]
     assert sizes == sorted(
         [BASE, *(Size(64 * k, 2) for k in (2, 4, 8)), *(Size(64, 2 * k) for k in (2, 4, 8))]
@@ -322,13 +330,13 @@ def test_batches_have_about_a_hundred_targets():
         return torch.zeros(16, 32, dtype=torch.long), torch.ones(16, 32, dtype=torch.long)
 
     text = learnable(batch=batch, held_out=batch)
-    lighter = rates._lighter(text)
+    lighter = with_few(text, transfer.TARGETS)
     assert lighter.draw(0, 0)[1].shape == lighter.draw_held_out(0)[1].shape == (4, 32)
     # One example is left, however long, and what cannot be cut stays whole.
     long = dataclasses.replace(text, batch=lambda seed, step: tuple(torch.ones(3, 500) for _ in range(2)))
-    assert rates._lighter(long).draw(0, 0)[0].shape == (1, 500)
+    assert with_few(long, transfer.TARGETS).draw(0, 0)[0].shape == (1, 500)
     odd = dataclasses.replace(text, batch=lambda seed, step: (torch.ones(999, 2), torch.tensor(1)))
-    assert rates._lighter(odd).draw(0, 0)[0].shape == (999, 2)
+    assert with_few(odd, transfer.TARGETS).draw(0, 0)[0].shape == (999, 2)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -376,7 +384,7 @@ def test_a_network_that_cannot_be_tried_is_the_plan_s_affair():
         build=lambda width, depth: ResidualMLP(40 * width, depth, inputs=16, outputs=4), size=Size(512, 2)
     )
     finding = only(site_of(huge))
-    assert (finding.code, finding.title) == ("TH204", TITLE)
+    assert (finding.code, finding.title) == ("TH204", PLANNABLE.title)
 
 
 def test_what_fails_in_training_is_noted():

@@ -1,4 +1,4 @@
-"""Do the values in the network keep their size when it grows, without a plan and with one?"""
+"""Do activations keep their size when the network grows, without a plan and with one?"""
 
 from __future__ import annotations
 
@@ -7,121 +7,120 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.planning import Plan
 from theodolite.planning.parameterization import Parameterization, with_zero_readout
-from theodolite.present.figure import Figure, Panel, power_law, signed
+from theodolite.present.figure import Figure, Panel, power_law
+from theodolite.present.text import counted, signed
 from theodolite.probes.scaling.coordinates import Coordinates, Slope, worst_first
 from theodolite.probes.scaling.first_steps import LAYER, Track, follow
-from theodolite.surveying.finding import Evidence, Finding, Level, Value
-from theodolite.surveying.section import Section
-from theodolite.surveying.sections.plan import on_trials, unmeasured, untried
-from theodolite.surveying.site import Site
-from theodolite.surveying.trials import LR, OPTIMIZER, Trials, Untried
-from theodolite.surveying.wording import counted, times
+from theodolite.surveying.context import SurveyContext
+from theodolite.surveying.finding import Check, Finding, Level, Value, times
+from theodolite.surveying.section import Section, measuring
+from theodolite.surveying.trials import LR, OPTIMIZER, Trials, trials_of
 
 STEPS = 3
 SEEDS, DEEP_SEEDS = 1, 3
 SURE, TOLERANCE, NOISE = 0.3, 0.4, 1.75
 """A slope is right up to `SURE` and wrong beyond `TOLERANCE`, or beyond the factor `NOISE` between the
 smallest size and the largest, whichever is more. Between the two it is not known: at base depth 2 each branch
-still weighs as much as the stream, which bends slopes by 0.2 or 0.3 where larger sizes are straight."""
+still has as much weight as the stream, which changes slopes by 0.2 or 0.3."""
 WHOLE = ("stream", "change of stream", "change of logits")
-"""The quantities that a sentence names first; branches and layers are pieces of the network."""
+"""The quantities that a sentence names first; branches and layers are parts of the network."""
 Verdict = Literal["kept", "bent", "not known"]
-TITLES: Mapping[Level, str] = {
-    "ok": "Values that keep their size",
-    "note": "Values that change with the network's size",
-    "warn": "Values that change with the size under a plan too",
-}
-WHY = (
-    "If the stream, or what one step does to it and to the logits, grows with width or depth, the larger "
-    "network trains as if with a larger learning rate, until it diverges; if it shrinks, the larger network "
-    "stops learning features. Hyperparameters carry over where all of these stay, and where each of L "
-    "branches adds 1/L."
+SIZES = Check(
+    "TH201",
+    "Activations that keep their size",
+    "If the stream, or the change that one step makes in it or in the logits, grows with width or depth, the "
+    "larger network trains as if with a larger learning rate, until it diverges. If it shrinks, the larger "
+    "network stops learning features. Hyperparameters carry over if all of these stay constant and each of L "
+    "branches adds 1/L.",
 )
+TITLES: Mapping[Level, str] = {
+    "note": "Activations that change with the network's size",
+    "warn": "Activations that change with the size even under a plan",
+}
 REMEDIES: Mapping[Verdict, str] = {
     "kept": "Train larger networks under th.plan(build, inputs, size=…, base=…, lr=…): plan.build(), "
     "plan.optimizer(model).",
-    "bent": "Survey again with --deep to rule out noise; then look at what the network does to its stream "
-    "that no tensor's learning rate can mend, such as a scale in the forward pass.",
-    "not known": "Survey again with --deep, which takes three seeds and larger sizes, or run "
+    "bent": "Survey again with --deep to rule out noise. Then look for an operation on the stream that no "
+    "learning rate can correct, such as a scale in the forward pass.",
+    "not known": "Survey again with --deep, which uses three seeds and larger sizes, or run "
     "th.probes.coordinates with more seeds on sizes that are further apart.",
 }
 """By what is true under a plan."""
 
 
 @dataclass(frozen=True)
-class Check:
+class CoordinatePair:
     """The same sizes without a plan and with one."""
 
     standard: Coordinates
     planned: Coordinates
 
 
-def examine(site: Site) -> Iterator[Finding]:
+def examine(context: SurveyContext) -> Iterator[Finding]:
     """TH201."""
-    try:
-        trials = site.trials
-    except Untried as error:
-        yield untried(error)
-    else:
-        try:
-            check = measure(trials)
-        except UseError as error:
-            yield unmeasured("TH201", TITLES["ok"], WHY, error)
-        else:
-            yield on_trials(coordinates_kept(check), trials)
+    trials = trials_of(context)
+    with measuring(SIZES):
+        pair = measure(trials)
+    yield trials.noted(coordinates_kept(pair))
 
 
-def measure(trials: Trials) -> Check:
-    """Train each size for a few steps and look at its values."""
+def measure(trials: Trials) -> CoordinatePair:
+    """Train each size for a few steps and measure its activations."""
     at_base = _tracks(trials, [trials.standard(trials.base)])  # there the plan changes nothing
-    larger = (*trials.widths, *trials.depths)
 
     def grown(how: Parameterization, make: Callable[[Size], Plan]) -> Coordinates:
-        tracks = (*at_base, *_tracks(trials, [make(size) for size in larger]))
+        tracks = (*at_base, *_tracks(trials, [make(size) for size in trials.larger]))
         return Coordinates(how, OPTIMIZER, LR, trials.base, STEPS, tracks)
 
-    return Check(grown("standard", trials.standard), grown("plan", trials.planned))
+    return CoordinatePair(grown("standard", trials.standard), grown("plan", trials.planned))
 
 
-def coordinates_kept(check: Check) -> Finding:
+def coordinates_kept(pair: CoordinatePair) -> Finding:
     """TH201: which values grow or shrink with the size."""
-    axes = _axes(check.standard)
-    bent = [slope for axis in axes for slope in _with(check.standard, "bent", axis)[:1]]
-    doubts = [slope for axis in axes for slope in _with(check.standard, "not known", axis)[:1]]
-    left, unsure = _with(check.planned, "bent"), _with(check.planned, "not known")
+    axes = list(dict.fromkeys(slope.axis for slope in pair.standard.slopes))
+    bent = [slope for axis in axes for slope in _with(pair.standard, "bent", axis)[:1]]
+    doubts = [slope for axis in axes for slope in _with(pair.standard, "not known", axis)[:1]]
+    left, unsure = _with(pair.planned, "bent"), _with(pair.planned, "not known")
     level: Level = "warn" if left else "note" if bent or doubts or unsure else "ok"
     said = [_in_words(slope, "Without a plan") for slope in bent]
     if not bent:
-        said += [_in_doubt(slope, "without a plan", check.standard) for slope in doubts[:1]]
+        said += [_in_doubt(slope, "without a plan", pair.standard) for slope in doubts[:1]]
     if left:
         said.append(_in_words(left[0], "Under a plan"))
     elif unsure:
-        said.append(_in_doubt(unsure[0], "under a plan", check.planned))
+        said.append(_in_doubt(unsure[0], "under a plan", pair.planned))
     else:
-        who = "The plan keeps" if level == "note" else "Without a plan and with one, the network keeps"
-        said.append(f"{who} them all (steepest slope off by {signed(_steepest(check.planned))}).")
+        who = "Under a plan" if level == "note" else "Without a plan and with one"
+        excesses = (slope.excess for slope in _judged(pair.planned))
+        steepest = max((excess for excess in excesses if math.isfinite(excess)), key=abs, default=0.0)
+        said.append(f"{who}, all of them keep their size (largest error of a slope {signed(steepest)}).")
     if left:
         remedy = REMEDIES["bent"]
     elif unsure or (doubts and not bent):
         remedy = REMEDIES["not known"]
     else:
         remedy = REMEDIES["kept"] if bent else ""
-    numbers: dict[str, Value] = {
-        "optimizer": OPTIMIZER,
-        "learning rate": LR,
-        "steps": STEPS,
-        "seeds": _seeds(check.planned),
-    }
-    evidence = Evidence(numbers, tuple(_rows(check)), tuple(_figure(check, axis) for axis in axes))
-    return Finding("TH201", level, TITLES[level], " ".join(said), why=WHY, remedy=remedy, evidence=evidence)
+    return SIZES.finding(
+        level,
+        " ".join(said),
+        title=TITLES.get(level, ""),
+        remedy=remedy,
+        numbers={
+            "optimizer": OPTIMIZER,
+            "learning rate": LR,
+            "steps": STEPS,
+            "seeds": _seeds(pair.planned),
+        },
+        rows=list(_rows(pair)),
+        figures=[_figure(pair, axis) for axis in axes],
+    )
 
 
 def verdict(slope: Slope, growth: float) -> Verdict:
-    """Is a value's size kept, over sizes that differ by a factor? A wide interval leaves that open.
+    """Does a value keep its size, over sizes that differ by a factor? A wide interval leaves that open.
 
     >>> verdict(Slope("stream", "width", 0.1, 0.05, 0.15, expected=0.0), growth=4.0)
     'kept'
@@ -140,7 +139,7 @@ def verdict(slope: Slope, growth: float) -> Verdict:
 
 
 def _tracks(trials: Trials, plans: Sequence[Plan]) -> list[Track]:
-    seeds = range(trials.seed, trials.seed + (DEEP_SEEDS if trials.site.deep else SEEDS))
+    seeds = range(trials.seed, trials.seed + (DEEP_SEEDS if trials.context.deep else SEEDS))
     silent = [with_zero_readout(plan) for plan in plans]
     return [
         follow(trials.workload, plan, seed=seed, steps=STEPS, lone=trials.lone(plan.size))
@@ -149,16 +148,12 @@ def _tracks(trials: Trials, plans: Sequence[Plan]) -> list[Track]:
     ]
 
 
-def _axes(found: Coordinates) -> list[str]:
-    return list(dict.fromkeys(slope.axis for slope in found.slopes))
-
-
 def _judged(found: Coordinates) -> list[Slope]:
     return [slope for slope in found.slopes if slope.judged]
 
 
 def _with(found: Coordinates, wanted: Verdict, axis: str | None = None) -> list[Slope]:
-    """The slopes of a verdict: those of the whole network before those of its pieces, the worst first."""
+    """The slopes of a verdict: those of the whole network first, the worst first."""
     slopes = (slope for slope in _judged(found) if axis in (None, slope.axis))
     chosen = worst_first(one for one in slopes if verdict(one, _growth(found, one.axis)) == wanted)
     return sorted(chosen, key=lambda slope: slope.quantity not in WHOLE)
@@ -175,38 +170,41 @@ def _growth(found: Coordinates, axis: str) -> float:
 
 def _in_words(slope: Slope, how: str) -> str:
     if not math.isfinite(slope.value):
-        return f"{how}, the training diverges as the {slope.axis} grows."
-    wanted = f" where {signed(slope.expected)} is wanted" if slope.expected else ""
+        return f"{how}, training diverges as the {slope.axis} grows."
     return (
-        f"{how}, after {counted(STEPS, 'step')} of training the {_named(slope)} goes as the {slope.axis} to "
-        f"the {signed(slope.value)}{wanted}: ×{times(slope.at_ten_times)} at 10× the {slope.axis}."
+        f"{how}, after {counted(STEPS, 'training step')} the {_named(slope)} {_verb(slope)} as the "
+        f"{slope.axis} to the power {signed(slope.value)}{_wanted(slope)}: ×{times(slope.at_ten_times)} at "
+        f"10× the {slope.axis}."
     )
+
+
+def _in_doubt(slope: Slope, how: str, found: Coordinates) -> str:
+    interval = f" ({signed(slope.low)} to {signed(slope.high)})" if math.isfinite(slope.low) else ""
+    return (
+        f"It is not known whether the {_named(slope)} keeps its size {how}: it {_verb(slope)} as the "
+        f"{slope.axis} to the power {signed(slope.value)}{interval}{_wanted(slope)}, and "
+        f"{counted(_seeds(found), 'seed')} on sizes up to {_growth(found, slope.axis):g}× the {slope.axis} "
+        "cannot tell this from the right value."
+    )
+
+
+def _wanted(slope: Slope) -> str:
+    return f" instead of {signed(slope.expected)}" if slope.expected else ""
+
+
+def _verb(slope: Slope) -> str:
+    return "grows" if slope.value > 0 else "falls"
 
 
 def _named(slope: Slope) -> str:
     return slope.quantity.replace(LAYER, "output of ")
 
 
-def _in_doubt(slope: Slope, how: str, found: Coordinates) -> str:
-    wanted = f" where {signed(slope.expected)} is wanted" if slope.expected else ""
-    interval = f" ({signed(slope.low)} to {signed(slope.high)})" if math.isfinite(slope.low) else ""
-    return (
-        f"Whether {how} the {_named(slope)} keeps its size is not known: it goes as the {slope.axis} to the "
-        f"{signed(slope.value)}{interval}{wanted}, which {counted(_seeds(found), 'seed')} on sizes up to "
-        f"{_growth(found, slope.axis):g}× the {slope.axis} cannot tell from what is right."
-    )
-
-
-def _steepest(found: Coordinates) -> float:
-    excesses = (slope.excess for slope in _judged(found))
-    return max((excess for excess in excesses if math.isfinite(excess)), key=abs, default=0.0)
-
-
-def _rows(check: Check) -> Iterator[Mapping[str, Value]]:
+def _rows(pair: CoordinatePair) -> Iterator[Mapping[str, Value]]:
     """The slopes of everything that is judged, with width and with depth."""
     rows: dict[str, dict[str, Value]] = {}
     columns: list[str] = []
-    for how, found in (("", check.standard), (", plan", check.planned)):
+    for how, found in (("", pair.standard), (", plan", pair.planned)):
         for slope in _judged(found):
             row = rows.setdefault(slope.quantity, {})
             known = math.isfinite(slope.value)
@@ -220,16 +218,16 @@ def _rows(check: Check) -> Iterator[Mapping[str, Value]]:
         yield {"slope of": quantity, **{column: row.get(column) for column in ordered}}
 
 
-def _figure(check: Check, axis: str) -> Figure:
+def _figure(pair: CoordinatePair, axis: str) -> Figure:
     panels: list[Panel] = []
     words: list[str] = []
-    quantity = (
-        "stream" if any(slope.quantity == "stream" for slope in check.planned.slopes) else "change of logits"
-    )
-    lines = {how: _points(found, quantity, axis) for how, found in _by_how(check)}
+    has_stream = any(slope.quantity == "stream" for slope in pair.planned.slopes)
+    quantity = "stream" if has_stream else "change of logits"
+    both = (("without a plan", pair.standard), ("under a plan", pair.planned))
+    lines = {how: _points(found, quantity, axis) for how, found in both}
     values = [value for _, y in lines.values() for value in y if math.isfinite(value) and value > 0]
     bounds = (min(values) / 1.6, max(values) * 1.6) if values else (0.1, 10.0)
-    for how, found in _by_how(check):
+    for how, found in both:
         slope = next(one for one in found.slopes if (one.quantity, one.axis) == (quantity, axis))
         x, y = lines[how]
         if all(math.isfinite(value) and value > 0 for value in y):
@@ -239,14 +237,10 @@ def _figure(check: Check, axis: str) -> Figure:
         words.append(f"{how}: slope {signed(slope.value)}")
     return Figure(
         caption=f"Root mean square of the {quantity} after {counted(STEPS, 'step')} against the {axis}, on "
-        "logarithmic axes. Dotted: what it should do.",
+        "logarithmic axes. Dotted: what it should be.",
         alt=f"{quantity} against {axis}; " + "; ".join(words),
         panels=tuple(panels),
     )
-
-
-def _by_how(check: Check) -> tuple[tuple[str, Coordinates], ...]:
-    return ("without a plan", check.standard), ("under a plan", check.planned)
 
 
 def _points(found: Coordinates, quantity: str, axis: str) -> tuple[list[float], list[float]]:

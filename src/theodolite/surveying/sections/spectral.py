@@ -1,4 +1,4 @@
-"""Which tensors break the spectral condition at another size, and does a plan mend it?"""
+"""Which tensors break the spectral condition at another size, and does a plan fix it?"""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from theodolite.core.errors import UseError
 from theodolite.planning import Plan
-from theodolite.present.figure import signed
+from theodolite.present.text import counted, listed, signed
 from theodolite.probes.scaling.spectral import (
     ATOL,
     Condition,
@@ -18,22 +17,20 @@ from theodolite.probes.scaling.spectral import (
     compare,
     observe,
 )
-from theodolite.surveying.finding import Evidence, Finding, Level, Value
-from theodolite.surveying.section import Section
-from theodolite.surveying.sections.plan import on_trials, unmeasured, untried
-from theodolite.surveying.site import Site
-from theodolite.surveying.trials import LR, OPTIMIZER, Trials, Untried
-from theodolite.surveying.wording import counted, listed, times
+from theodolite.surveying.context import SurveyContext
+from theodolite.surveying.finding import Check, Finding, Level, Value, times
+from theodolite.surveying.section import Section, measuring
+from theodolite.surveying.trials import LR, OPTIMIZER, Trials, trials_of
 
 STEPS = 3
 NOISE, VECTOR_NOISE = 1.5, 2.0
-"""Factors below these, of weights and of biases and gains, are no evidence of an exponent: a vector has few
-entries, and after the first step each of them goes its own way."""
+"""Smaller factors, of weights and of biases and gains, are no evidence of an exponent: a vector has few
+entries, and after the first step each of them changes differently."""
 
 
 @dataclass(frozen=True)
-class Growth:
-    """One direction: the network grown without a plan and with one, both against the base size."""
+class SpectralPair:
+    """The network grown along one axis without a plan and with one, both against the base size."""
 
     axis: str
     standard: Spectral
@@ -44,75 +41,68 @@ class Growth:
 class Question:
     """What a finding asks of every tensor, in words."""
 
-    code: str
+    check: Check
     condition: Condition
     titles: Mapping[Level, str]
     subject: str
-    why: str
     remedy: str
 
 
 STEP_SIZES = Question(
-    "TH202",
+    Check(
+        "TH202",
+        "Updates that keep their size",
+        "A network learns at the same speed at every size if each tensor, and each of its updates, keeps its "
+        "size as an operator: ‖W‖_R = √(n_in/n_out)·‖W‖₂, the most by which it can change the root mean "
+        "square of its input. For a tensor that ends one of L branches it is 1/L of that. With one learning "
+        "rate for all tensors, some updates grow with width or depth and others do not. The largest limit "
+        "the learning rate, so the best learning rate depends on the size.",
+    ),
     "step",
-    {
-        "ok": "Steps that keep their size",
-        "note": "Steps that change with the network's size",
-        "warn": "Steps that a plan does not mend",
-    },
-    "a step of",
-    "A network learns at the same speed at every size if each tensor, and each of its steps, keeps its size "
-    "as an operator: ‖W‖_R = √(n_in/n_out)·‖W‖₂, the most by which it can change the root mean square of "
-    "what it reads; what ends one of L branches, 1/L of it. With one learning rate for all, the steps of "
-    "some tensors grow with width or depth and those of others do not. The largest set the pace, and the "
-    "best learning rate moves with the size.",
+    {"note": "Updates that change with the network's size", "warn": "Updates that a plan does not fix"},
+    "an update of",
     "Train larger networks under th.plan(…): plan.build() and plan.optimizer(model) give each tensor its own "
     "initialisation and learning rate.",
 )
 START_SIZES = Question(
-    "TH203",
+    Check(
+        "TH203",
+        "Initial sizes against width",
+        "The initialisation is half of the condition. A readout should start smaller than 1/√n with width n, "
+        "so that what it learns exceeds its initial noise. A hidden matrix whose std does not follow its "
+        "fan-in starts too large or too small as the width grows. A learning rate tuned at one width then "
+        "does not fit at the next.",
+    ),
     "start",
     {
-        "ok": "Initial sizes against width",
         "note": "Initial sizes that do not follow the width",
-        "warn": "Initial sizes that a plan does not mend",
+        "warn": "Initial sizes that a plan does not fix",
     },
-    "the start of",
-    "The initialisation is half of the condition. A readout should start smaller with width than 1/√n, so "
-    "that what it learns outgrows what it was born with. A hidden matrix whose std does not follow its "
-    "fan-in starts ever larger, or ever smaller. A learning rate tuned at one width then meets another "
-    "network at the next.",
+    "the initial value of",
     "Start larger networks with plan.build() or plan.initialize(model), which keep the network's own "
     "initialisation at base size and scale it from there.",
 )
 
 
-def examine(site: Site) -> Iterator[Finding]:
+def examine(context: SurveyContext) -> Iterator[Finding]:
     """TH202 and TH203."""
-    try:
-        trials = site.trials
-    except Untried as error:
-        yield untried(error)
-    else:
-        try:
-            growths = measure(trials)
-        except UseError as error:
-            yield unmeasured("TH202", STEP_SIZES.titles["ok"], STEP_SIZES.why, error)
-            return
-        yield on_trials(judge(STEP_SIZES, growths), trials)
-        # With depth every initialisation that does not know about it leaves the condition: see TH104.
-        yield on_trials(judge(START_SIZES, growths[:1]), trials)
+    trials = trials_of(context)
+    with measuring(STEP_SIZES.check):
+        pairs = measure(trials)
+    yield trials.noted(judge(STEP_SIZES, pairs))
+    # With depth, every initialisation that does not depend on it breaks the condition: see TH104.
+    yield trials.noted(judge(START_SIZES, pairs[:1]))
 
 
-def measure(trials: Trials) -> list[Growth]:
-    """Train the base, and what is wider and deeper, each without a plan and with one."""
+def measure(trials: Trials) -> list[SpectralPair]:
+    """Train the base, and the widest and deepest network, each without a plan and with one."""
 
     def train(plan: Plan) -> Training:
         return observe(trials.workload, plan, trials.anatomy(plan.size), steps=STEPS, seed=trials.seed)
 
     base = train(trials.standard(trials.base))
     return [
-        Growth(
+        SpectralPair(
             axis,
             standard=compare(train(trials.standard(size)), base),
             planned=compare(train(trials.planned(size)), base),
@@ -122,46 +112,43 @@ def measure(trials: Trials) -> list[Growth]:
     ]
 
 
-def judge(question: Question, growths: Sequence[Growth]) -> Finding:
-    """What leaves the condition without a plan, and whether a plan mends it."""
-    said = [sentence for growth in growths if (sentence := _without_plan(question, growth))]
+def judge(question: Question, pairs: Sequence[SpectralPair]) -> Finding:
+    """Which tensors break the condition without a plan, and whether a plan fixes it."""
+    said = [sentence for pair in pairs if (sentence := _without_plan(question, pair))]
     level: Level = "note" if said else "ok"
     remedy = question.remedy if said else ""
-    left = [line.name for growth in growths for line in _broken(growth.planned, question.condition)]
-    lost = [growth.planned.size for growth in growths if not growth.planned.finite]
-    steepest = max((_steepest(growth.planned, question.condition) for growth in growths), key=abs)
+    left = [line.name for pair in pairs for line in _broken(pair.planned, question.condition)]
+    lost = [pair.planned.size for pair in pairs if not pair.planned.finite]
+    steepest = max((_steepest(pair.planned, question.condition) for pair in pairs), key=abs)
     if lost:
         level = "warn"
-        said.append(f"Under a plan the training diverges at {lost[0]}.")
+        said.append(f"Under a plan, training diverges at {lost[0]}.")
         remedy = "Check that the network trains at all at this learning rate."
     elif left:
         level = "warn"
         names = listed(list(dict.fromkeys(left)))
-        said.append(f"A plan does not mend {names} (steepest exponent {signed(steepest)}).")
-        remedy = f"Look at what is special about {names}; survey again with --deep to rule out noise."
+        said.append(f"A plan does not fix {names} (steepest exponent {signed(steepest)}).")
+        remedy = f"Find out what is special about {names}; survey again with --deep to rule out noise."
     else:
         where = "Under a plan" if said else "Without a plan and with one"
-        said.append(f"{where}, all tensors keep to it (steepest exponent {signed(steepest)}).")
+        said.append(f"{where}, all tensors satisfy it (steepest exponent {signed(steepest)}).")
     if question.condition == "step":
-        said += _unjudged(growths)
-    numbers: dict[str, Value] = {"optimizer": OPTIMIZER, "learning rate": LR, "steps": STEPS}
-    rows = tuple(_rows(growths, question.condition))
-    return Finding(
-        question.code,
+        said += _unjudged(pairs)
+    return question.check.finding(
         level,
-        question.titles[level],
         " ".join(said),
-        why=question.why,
+        title=question.titles.get(level, ""),
         remedy=remedy,
-        evidence=Evidence(numbers, rows),
+        numbers={"optimizer": OPTIMIZER, "learning rate": LR, "steps": STEPS},
+        rows=list(_rows(pairs, question.condition)),
     )
 
 
-def _without_plan(question: Question, growth: Growth) -> str:
-    """The worst tensor at ten times the size; empty where all is well."""
-    measured, axis = growth.standard, growth.axis
+def _without_plan(question: Question, pair: SpectralPair) -> str:
+    """The worst tensor at ten times the size; empty if all is well."""
+    measured, axis = pair.standard, pair.axis
     if not measured.finite:
-        return f"Without a plan the training diverges at {measured.size}."
+        return f"Without a plan, training diverges at {measured.size}."
     broken = _broken(measured, question.condition)
     if not broken:
         return ""
@@ -169,19 +156,19 @@ def _without_plan(question: Question, growth: Growth) -> str:
     power = measured.exponent(worst.off(question.condition))
     return (
         f"Without a plan, {counted(len(broken), 'kind')} of tensor out of {len(measured.folded)} "
-        f"{'leaves' if len(broken) == 1 else 'leave'} the spectral condition as the {axis} grows: at 10× the "
-        f"{axis} {question.subject} {worst.name} is {times(10 ** abs(power))} times too "
-        f"{'large' if power > 0 else 'small'} ({axis} to the {signed(power)})."
+        f"{'breaks' if len(broken) == 1 else 'break'} the spectral condition as the {axis} grows: at 10× the "
+        f"{axis}, {question.subject} {worst.name} is {times(10 ** abs(power))} times too "
+        f"{'large' if power > 0 else 'small'} ({axis} to the power {signed(power)})."
     )
 
 
-def _unjudged(growths: Sequence[Growth]) -> Iterator[str]:
+def _unjudged(pairs: Sequence[SpectralPair]) -> Iterator[str]:
     """The tensors that are left out, if there are any."""
-    measured = (one for growth in growths for one in (growth.standard, growth.planned))
+    measured = (one for pair in pairs for one in (pair.standard, pair.planned))
     names = dict.fromkeys(line.name for one in measured for line in one.folded if line.only_rounding)
     if names:
         yield (
-            f"Not judged: {listed(list(names))}, whose gradient is zero up to rounding, as nothing they do "
+            f"Not judged: {listed(list(names))}. The gradient is zero up to rounding, because nothing there "
             "reaches the loss."
         )
 
@@ -200,12 +187,12 @@ def _steepest(measured: Spectral, condition: Condition) -> float:
     return max((power for power in powers if not math.isnan(power)), key=abs, default=0.0)
 
 
-def _rows(growths: Sequence[Growth], condition: Condition) -> Iterator[Mapping[str, Value]]:
+def _rows(pairs: Sequence[SpectralPair], condition: Condition) -> Iterator[Mapping[str, Value]]:
     """By which factor each kind of tensor would be off at ten times the size."""
     rows: dict[str, dict[str, Value]] = {}
     columns: list[str] = []
-    for growth in growths:
-        found = {f"10× {growth.axis}": growth.standard, f"{growth.axis}, plan": growth.planned}
+    for pair in pairs:
+        found = {f"10× {pair.axis}": pair.standard, f"{pair.axis}, plan": pair.planned}
         columns += found
         for column, measured in found.items():
             for line in measured.folded:

@@ -1,173 +1,107 @@
-"""Would one more block still lower the loss, to first order, and where?"""
+"""Would one more block lower the loss, to first order, and where?"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 
-from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.present.figure import Figure
+from theodolite.present.text import counted, listed
 from theodolite.probes.signal.result import PointSignal, Signal
-from theodolite.surveying.budget import TooLong
-from theodolite.surveying.finding import Evidence, Finding, Level, Value
-from theodolite.surveying.section import Section
-from theodolite.surveying.sections.depth.look import (
+from theodolite.surveying.context import SurveyContext
+from theodolite.surveying.finding import Check, Finding, Value, rounded, times, with_minus
+from theodolite.surveying.section import Section, measuring
+from theodolite.surveying.sections.depth.measurement import (
+    EXAMPLES,
     FEWEST_JUDGES,
-    Look,
-    NoPlace,
-    Sample,
-    TooFew,
+    PLACE,
+    Distinct,
+    SignalMeasurement,
     draw_judges,
-    find_ground,
-    look_at,
+    measure,
+    train_briefly,
 )
-from theodolite.surveying.sections.plan import untried
-from theodolite.surveying.site import Site
-from theodolite.surveying.trials import Untried
-from theodolite.surveying.wording import counted, listed, plain, times, with_minus
 
-TITLES = {
-    "TH601": "One more block",
-    "TH602": "No block is seen to help",
-    "TH603": "Where a block could be inserted",
-}
 WHY = (
-    "A new block that ends in zeros changes nothing, and the gradient by these zeros says how fast the loss "
-    "falls when they begin to move. Where that is no more than noise on held-out units, no block helps at "
-    "first. More it does not say: in the two networks that the study of growing looked at, the largest gain "
-    "was not where a block helped most once it was trained, and for the same compute two more blocks did not "
-    "beat training on without them."
+    "A new block that ends in zeros changes nothing, and the gradient with respect to these zeros says how "
+    "fast the loss falls when they start to move. If that is no more than noise on held-out examples, no "
+    "block helps at first. It says no more than that: in the two networks of the growing study, the point "
+    "with the largest gain was not where a trained block helped most, and for the same compute two more "
+    "blocks did not beat further training without them."
 )
-WHY_PLACE = (
-    "A trained network can be made deeper if its blocks stand in a list: a copy of a block, closed so that "
-    "it adds nothing, goes between two of them, and the function stays. A network that is built anew at "
-    "another depth does not need it."
-)
-WHY_UNITS = (
-    "Whether a loss falls is told by its spread over units that are independent: sequences or images, each "
-    "drawn by itself, none of them trained on. A unit that comes twice makes the error too small, and on "
-    "units that it was trained on any network looks better than it is."
-)
+HELPS = Check("TH601", "One more block", WHY)
+NO_HELP = Check("TH602", "No block is seen to help", WHY)
 LEAK = 0.01
-"""Of the held-out units: so many may be trained on by chance, as images that a data set has twice."""
+"""Share of held-out examples that may be training examples by chance, such as duplicate images."""
 
 
-def examine(site: Site) -> Iterator[Finding]:
-    """TH601 or TH602, or TH603 where it cannot be asked."""
-    if not site.anatomy.branches:
-        said = "There are no residual branches, so there is no place for a block that adds nothing."
-        yield Finding("TH603", "ok", TITLES["TH603"], said, why=WHY_PLACE)
+def examine(context: SurveyContext) -> Iterator[Finding]:
+    """TH601 or TH602, or TH603 if it cannot be measured."""
+    if not context.anatomy.branches:
+        yield PLACE.finding("ok", "The network has no residual branches, so no block can be inserted.")
         return
-    try:
-        ground = find_ground(site)
-        judges = draw_judges(site, ground)
-        if site.workload.held_out is not None and judges.barred > LEAK * judges.drawn:
+    with measuring(PLACE, (UseError, RuntimeError)):  # of autograd, and of memory
+        network = train_briefly(context)
+        judges = draw_judges(context, network)
+        if context.workload.held_out is not None and judges.barred > LEAK * judges.drawn:
             yield leaked(judges)
-            if judges.units < FEWEST_JUDGES:
+            if judges.examples < FEWEST_JUDGES:
                 return
-        yield one_more(look_at(site, ground, judges))
-    except Untried as error:
-        yield untried(error)
-    except (UseError, RuntimeError) as error:  # of autograd, and of memory
-        yield unasked(error)
+        found = measure(context, network, judges)
+    yield one_more(found)
 
 
-def one_more(look: Look) -> Finding:
+def one_more(found: SignalMeasurement) -> Finding:
     """TH601 if a point has a gain above its noise, else TH602."""
-    found = look.signal
-    points = counted(len(found.points), "point")
-    best = max(found.above or found.points, key=lambda one: one.gain)
-    gain = with_minus(f"{plain(best.gain)} ± {times(best.error)} for a unit of step")
-    evidence = Evidence(look.numbers | _numbers(found), tuple(_rows(found)), (_figure(found),))
-    if found.deepest:
-        return Finding(
-            "TH602",
+    signal = found.signal
+    points = counted(len(signal.points), "point")
+    best = max(signal.above or signal.points, key=lambda one: one.gain)
+    gain = with_minus(f"{rounded(best.gain)} ± {times(best.error)} per unit of step")
+    noted = f" ({'; '.join(signal.notes)}.)" if signal.notes else ""
+    numbers, rows, figures = found.setting | _numbers(signal), list(_rows(signal)), [_figure(signal)]
+    if signal.deepest:
+        return NO_HELP.finding(
             "note",
-            TITLES["TH602"],
-            f"{look.where} a new block lowers the held-out loss by more than its noise at none of {points}. "
-            f"The largest gain is {gain}, at {best.name}; above noise is {found.threshold:.2g} standard "
-            f"errors.{_noted(found)}",
-            why=WHY,
-            remedy=f"{found.judged_on} units may be too few to see it: ask again with --deep. Of a network "
-            "that is trained, theodolite grow tells more, on your data and with a certificate.",
-            evidence=evidence,
+            f"{found.where} a new block lowers the held-out loss by more than its noise at none of {points}. "
+            f"The largest gain is {gain}, at {best.name}; {signal.threshold:.2g} standard errors are needed."
+            + noted,
+            remedy=f"{signal.judged_on} examples may be too few: survey again with --deep. For a trained "
+            "network, theodolite grow tells more, on your data and with a certificate.",
+            numbers=numbers,
+            rows=rows,
+            figures=figures,
         )
-    where = f"at {len(found.above)} of {points}" if len(found.points) > 1 else "at the only point"
-    level: Level = "ok" if look.ground.learns else "note"
-    return Finding(
-        "TH601",
-        level,
-        TITLES["TH601"],
-        f"{look.where} a new block lowers the held-out loss, to first order, {where}, most at {best.name}: "
-        f"by {gain}{_by_branch(best)}. What training it brings is another question.{_noted(found)}",
-        why=WHY,
+    where = f"at {len(signal.above)} of {points}" if len(signal.points) > 1 else "at the only point"
+    return HELPS.finding(
+        "ok" if found.network.learns else "note",
+        f"{found.where} a new block lowers the held-out loss, to first order, {where}, most at {best.name}: "
+        f"by {gain}{_by_branch(best)}. How much a trained block helps is another question.{noted}",
         remedy="Ask again when the network is trained: theodolite grow inserts a block where it helps, and "
-        "certifies on held-out units by how much the loss falls.",
-        evidence=evidence,
+        "certifies on held-out examples by how much the loss falls.",
+        numbers=numbers,
+        rows=rows,
+        figures=figures,
     )
 
 
-def leaked(judges: Sample) -> Finding:
-    """TH603: held-out units that were trained on."""
-    return Finding(
-        "TH603",
+def leaked(judges: Distinct) -> Finding:
+    """TH603: held-out examples that are also training examples."""
+    return EXAMPLES.finding(
         "warn",
-        "Held-out units that are trained on",
-        f"Of {judges.drawn} held-out units {judges.barred} are among those of the first few batches that are "
-        "trained on.",
-        why=WHY_UNITS,
-        remedy="Give held_out(seed, step) data of its own, cut off before batches are drawn.",
-        evidence=Evidence({"held-out units": judges.drawn, "trained on": judges.barred}),
-    )
-
-
-def unasked(error: Exception) -> Finding:
-    """TH603: what keeps it from being asked."""
-    text = (str(error) if isinstance(error, UseError) else in_one_line(error)).strip()
-    said = f"{' '.join(text.split()).rstrip('.')}."
-    if isinstance(error, NoPlace):
-        return Finding(
-            "TH603",
-            "note",
-            "No place for a block",
-            f"No block can be inserted into this network: {said}",
-            why=WHY_PLACE,
-            remedy="If a trained network is to be made deeper: keep its blocks in an nn.ModuleList or "
-            "nn.Sequential, and let each return the stream with what it adds.",
-        )
-    if isinstance(error, TooFew):
-        return Finding(
-            "TH603",
-            "note",
-            "Too few independent units",
-            f"Whether a block would help cannot be told: {said}",
-            why=WHY_UNITS,
-            remedy="Let batch(seed, step) and held_out(seed, step) draw other units at every step.",
-        )
-    return Finding(
-        "TH603",
-        "note",
-        TITLES["TH603"],
-        f"This could not be measured: {said}",
-        why=WHY_PLACE,
-        remedy="Survey the network at a smaller size, or with --deep, which may take longer."
-        if isinstance(error, TooLong)
-        else "Mend what the message names, or leave the section out: skip=['depth'].",
+        f"{judges.barred} of {judges.drawn} held-out examples are also in the first few training batches.",
+        title="Held-out examples in the training data",
+        remedy="Give held_out(seed, step) data of its own, split off before batches are drawn.",
+        numbers={"held-out examples": judges.drawn, "trained on": judges.barred},
     )
 
 
 def _by_branch(best: PointSignal) -> str:
-    """Which part of a gain is of which branch, if it has several."""
+    """The share of each branch in the gain, if there are several."""
     if len(best.shares) < 2 or best.gain <= 0:
         return ""
     shares = [f"{share / best.gain:.0%} by branch {at}" for at, share in enumerate(best.shares)]
     return f" ({with_minus(listed(shares))})"
-
-
-def _noted(found: Signal) -> str:
-    """What could not be measured as it should be, as a sentence to follow another."""
-    return f" ({'; '.join(found.notes)}.)" if found.notes else ""
 
 
 def _numbers(found: Signal) -> dict[str, Value]:
