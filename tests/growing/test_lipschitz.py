@@ -259,7 +259,7 @@ def test_a_transformer(options: dict[str, object]) -> None:
         stream = last[name][0]
 
         def branch(
-            h: Tensor, part: th.models.residual.Residual = part, rest: tuple[None, ...] = rest
+            h: Tensor, part: th.models.transformer.Residual = part, rest: tuple[None, ...] = rest
         ) -> Tensor:
             return part.norm_out(part.branch(part.norm_in(h), *rest))
 
@@ -270,7 +270,7 @@ def test_a_transformer(options: dict[str, object]) -> None:
 
         def of_weights(
             flat: Tensor,
-            part: th.models.residual.Residual = part,
+            part: th.models.transformer.Residual = part,
             weights: dict[str, Tensor] = weights,
             stream: Tensor = stream,
             rest: tuple[None, ...] = rest,

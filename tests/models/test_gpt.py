@@ -176,15 +176,15 @@ def test_it_learns_the_next_token_of_a_cycle():
     [
         ({"width": 100}, "width is 100, not a multiple of 32 .*: give 96 or 128"),
         ({"depth": 0}, "depth is 0: a size is two positive whole numbers"),
-        ({"norm": "batch"}, "norm is 'batch': give one of 'rms', 'layer'"),
+        ({"norm": "batch"}, "norm is 'batch'. It is one of rms, layer"),
         (
             {"norm_placement": "both"},
-            "norm_placement is 'both': give one of 'pre', 'post', 'peri', 'out', 'none'",
+            "norm_placement is 'both'. It is one of pre, post, peri, out, none",
         ),
-        ({"positions": "alibi"}, "positions is 'alibi': give one of 'rotary', 'learned'"),
+        ({"positions": "alibi"}, "positions is 'alibi'. It is one of rotary, learned"),
         ({"head_dim": 1}, "head_dim is 1, not a multiple of 2"),
-        ({"vocab": 0}, "vocab is 0: give a positive whole number"),
-        ({"experts": -1}, "experts is -1: give 2 or more, or 0"),
+        ({"vocab": 0}, "vocab is 0: give an integer, at least 1"),
+        ({"experts": -1}, "experts is -1: give at least 2, or 0"),
     ],
 )
 def test_impossible_options_are_refused_with_the_fix(options, message):

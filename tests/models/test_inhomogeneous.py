@@ -167,7 +167,7 @@ def test_a_lenet_refuses_to_be_residual_and_says_where_to_go(build, variant):
 def test_impossible_options_are_refused_with_the_fix():
     with pytest.raises(UseError, match=r"width is 100, not a multiple of 3 .*: give 99 or 102"):
         LeNet300(100)
-    with pytest.raises(UseError, match="variant is 'dropout': give one of 'homogeneous'"):
+    with pytest.raises(UseError, match=r"variant is 'dropout'\. It is one of homogeneous"):
         ResNet4(variant="dropout")
     with pytest.raises(UseError, match=r"image is \(3, 8, 8\): .* sides of 16 or more"):
         LeNet5(image=(3, 8, 8))

@@ -82,8 +82,8 @@ def test_a_branch_starts_with_half_the_variance_of_the_stream_for_each_relu(bloc
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"activation": "tanh"}, "activation is 'tanh': give one of 'relu', 'linear'"),
-        ({"block_layers": 0}, "block_layers is 0: give a positive whole number"),
+        ({"activation": "tanh"}, "activation is 'tanh'. It is one of relu, linear"),
+        ({"block_layers": 0}, "block_layers is 0: give an integer, at least 1"),
     ],
 )
 def test_impossible_options_are_refused_with_the_fix(options, message):

@@ -7,8 +7,7 @@ from torch import nn
 
 from theodolite.core.errors import UseError
 from theodolite.models import ResNet
-from theodolite.models.map_norm import make_map_norm
-from theodolite.models.resnet import ConvolutionalBlock
+from theodolite.models.resnet import ConvolutionalBlock, make_map_norm
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -91,5 +90,5 @@ def test_without_batch_statistics_images_do_not_see_each_other(norm):
 
 
 def test_an_unknown_norm_is_refused_with_the_choices():
-    with pytest.raises(UseError, match="norm is 'group': give one of 'batch', 'layer', 'rms'"):
+    with pytest.raises(UseError, match=r"norm is 'group'\. It is one of batch, layer, rms"):
         ResNet(norm="group")

@@ -9,9 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.core.errors import UseError
 from theodolite.models import GPT
-from theodolite.models.feed_forward import FeedForward
-from theodolite.models.residual import make_norm
 from theodolite.models.routing import History, Route, Routed, RoutedBlock
+from theodolite.models.transformer import FeedForward, make_norm
 
 
 def small(depth=3, **options) -> GPT:
@@ -178,7 +177,7 @@ def test_a_placement_without_a_norm_before_the_branch_is_refused(placement):
 
 
 def test_an_unknown_residual_is_refused():
-    with pytest.raises(UseError, match="residual is 'mixed': give one of 'add', 'routed'"):
+    with pytest.raises(UseError, match=r"residual is 'mixed'\. It is one of add, routed"):
         GPT(32, 2, residual="mixed")
 
 

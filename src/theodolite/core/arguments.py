@@ -88,6 +88,19 @@ def number(name: str, value: Any, *, least: float = -math.inf, most: float = mat
     return float(value)
 
 
+def multiple(name: str, value: int, of: int, why: str) -> None:
+    """Check that an integer is a multiple of another one; the error names its neighbours that are.
+
+    >>> multiple("width", 100, 32, "heads have 32 dimensions")
+    Traceback (most recent call last):
+    theodolite.UseError: width is 100, not a multiple of 32 (heads have 32 dimensions): give 96 or 128
+    """
+    if value % of:
+        below = value // of * of
+        fixes = f"{below} or {below + of}" if below else f"{of}"
+        raise UseError(f"{name} is {value}, not a multiple of {of} ({why}): give {fixes}")
+
+
 def one_of(name: str, value: T, choices: Collection[T]) -> T:
     """One of the choices.
 

@@ -1,18 +1,19 @@
-"""The two numbers a network is scaled by."""
+"""`Size`: the width and depth of a network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from theodolite.core.arguments import whole
 from theodolite.core.errors import UseError
 
 LARGEST = {"width": 2**24, "depth": 2**14}
-"""More is a slip of the pen: such a network would be built until memory is at an end."""
+"""Larger values are mistakes: building such a network would use up all memory."""
 
 
 @dataclass(frozen=True, order=True)
 class Size:
-    """How wide and how deep: what `build(width, depth)` is called with.
+    """Width and depth, the arguments of `build(width, depth)`.
 
     >>> print(Size(width=256, depth=4))
     256 × 4
@@ -26,10 +27,8 @@ class Size:
 
     def __post_init__(self) -> None:
         for name, value in (("width", self.width), ("depth", self.depth)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UseError(
-                    f"{name} is {value!r}: a size is two positive whole numbers, for example Size(256, 4)"
-                )
+            wanted = "a size is two positive whole numbers, for example Size(256, 4)"
+            object.__setattr__(self, name, whole(name, value, least=1, wanted=wanted))
             if value > LARGEST[name]:
                 raise UseError(f"{name} is {value}: the largest that is built is {LARGEST[name]}")
 

@@ -6,16 +6,8 @@ Where a network is known by one size, that size is the default: `LeNet300()` is 
 from __future__ import annotations
 
 from theodolite.models.gpt import GPT
-from theodolite.models.lenet import LeNet5, LeNet300
+from theodolite.models.inhomogeneous import LeNet5, LeNet300, ResNet4
 from theodolite.models.residual_mlp import ResidualMLP
 from theodolite.models.resnet import ResNet
-from theodolite.models.resnet4 import ResNet4
 
-__all__ = [
-    "GPT",
-    "LeNet5",
-    "LeNet300",
-    "ResNet",
-    "ResNet4",
-    "ResidualMLP",
-]
+__all__ = ["GPT", "LeNet5", "LeNet300", "ResNet", "ResNet4", "ResidualMLP"]

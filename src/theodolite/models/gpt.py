@@ -1,4 +1,4 @@
-"""A decoder-only transformer with the choices that matter for scaling as options."""
+"""`GPT`, a decoder-only transformer with the choices that matter for scaling as options."""
 
 # B batch, T tokens, D width, V vocabulary
 
@@ -9,12 +9,22 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from theodolite.core.arguments import multiple, one_of, whole
 from theodolite.core.errors import UseError
-from theodolite.models.attention import Attention, Rotation, make_rotation
-from theodolite.models.feed_forward import Experts, FeedForward
-from theodolite.models.options import require_multiple, require_one_of, require_positive, require_size
-from theodolite.models.residual import MakeNorm, NormKind, Placement, Residual, make_norm
+from theodolite.core.size import Size
 from theodolite.models.routing import History, Route, RoutedBlock, require_routable
+from theodolite.models.transformer import (
+    Attention,
+    Experts,
+    FeedForward,
+    MakeNorm,
+    NormKind,
+    Placement,
+    Residual,
+    Rotation,
+    make_norm,
+    make_rotation,
+)
 
 Positions = Literal["rotary", "learned"]
 Stream = Literal["add", "routed"]
@@ -23,8 +33,8 @@ Stream = Literal["add", "routed"]
 class GPT(nn.Module):
     """A causal language model: tokens (B, T) to logits (B, T, V).
 
-    Each of `depth` blocks has two branches, attention and feed-forward, so a stream of `2·depth`
-    additions. Heads have a fixed dimension: `width/head_dim` of them.
+    Each of `depth` blocks has two branches, attention and feed-forward, so the stream has `2·depth`
+    additions. There are `width/head_dim` heads of a fixed dimension.
 
     Args:
         width: features D of the stream.
@@ -37,8 +47,8 @@ class GPT(nn.Module):
         norm: `rms`, or `layer`, which has shifts if `bias`.
         norm_placement: `pre`, `post`, `peri`, `out` or `none`, see `Residual`. A final norm precedes
             the readout except for `post`, whose stream is normalised, and `none`.
-        residual: `add`, or `routed`: branches read a learned mixture of all earlier ones, see
-            `theodolite.models.routing`; with norms `pre` or `peri`.
+        residual: `add`, or `routed`, where branches read a learned mixture of all earlier ones, see
+            `theodolite.models.routing`; it needs norms `pre` or `peri`.
         qk_norm: normalise queries and keys over the head dimension?
         gated: SwiGLU with 3·width hidden features instead of GELU with 4·width.
         tied: is the readout the token embedding?
@@ -84,15 +94,16 @@ class GPT(nn.Module):
         scaled_init: bool = False,
     ) -> None:
         super().__init__()
-        require_size(width, depth)
-        require_positive(vocab=vocab, context=context, head_dim=head_dim)
-        require_one_of("positions", positions, get_args(Positions))
-        require_one_of("norm_placement", norm_placement, get_args(Placement))
-        require_one_of("residual", residual, get_args(Stream))
+        Size(width, depth)
+        for name, value in {"vocab": vocab, "context": context, "head_dim": head_dim}.items():
+            whole(name, value, least=1)
+        one_of("positions", positions, get_args(Positions))
+        one_of("norm_placement", norm_placement, get_args(Placement))
+        one_of("residual", residual, get_args(Stream))
         if residual == "routed":
             require_routable(norm_placement)
         if positions == "rotary":
-            require_multiple("head_dim", head_dim, 2, "rotary positions turn pairs of dimensions")
+            multiple("head_dim", head_dim, 2, "rotary positions turn pairs of dimensions")
         self.context = context
         self.head_dim = head_dim
         make = make_norm(norm, shift=bias)
@@ -137,7 +148,7 @@ class GPT(nn.Module):
         return self.readout(self.norm(self._streamed(x_BTD, rotation)))
 
     def _streamed(self, x_BTD: Tensor, rotation: Rotation | None) -> Tensor:
-        """What the readout reads: the stream after all blocks, or a mixture of all they made."""
+        """The stream after all blocks, or a mixture of their outputs."""
         if self.route is None:
             for block in self.blocks:
                 x_BTD = block(x_BTD, rotation)
@@ -168,7 +179,7 @@ class GPT(nn.Module):
 class Block(nn.Module):
     """Attention, then feed-forward, each a residual branch.
 
-    Branches that add nothing leave the stream alone:
+    Branches that add nothing leave the stream unchanged:
 
     >>> attention, feed_forward = Attention(4, head_dim=2), FeedForward(4)
     >>> _ = nn.init.zeros_(attention.out.weight), nn.init.zeros_(feed_forward.down.weight)

@@ -9,7 +9,8 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.models.options import require_one_of, require_positive, require_size
+from theodolite.core.arguments import one_of, whole
+from theodolite.core.size import Size
 
 Activation = Literal["relu", "linear"]
 
@@ -18,8 +19,8 @@ class ResidualMLP(nn.Module):
     """`h_0 = W_in x`, then `depth` blocks `h_l = h_{l−1} + F_l(h_{l−1})`, then `y = W_out h_L`.
 
     A branch of k = `block_layers` ≥ 2 weights is `F(h) = W_k φ(W_{k−1} … φ(W_1 h))`. A branch of one
-    weight is `F(h) = W φ(h)`, and not `φ(W h)`: the multiplier 1/√L of one-layer blocks holds for
-    branches that add up like independent vectors of mean zero, and a ReLU at the end has a positive mean.
+    weight is `F(h) = W φ(h)`, and not `φ(W h)`: the multiplier 1/√L of one-layer blocks is derived for
+    branches that add like independent vectors of mean zero, and the output of a ReLU has a positive mean.
     Neither the input layer nor the readout has an activation.
 
     Args:
@@ -29,7 +30,7 @@ class ResidualMLP(nn.Module):
         outputs: number of outputs.
         block_layers: weights in a branch.
         activation: φ, `relu` or `linear` (none), the network of the paper's derivation.
-        bias: has every linear map a bias?
+        bias: do the linear maps have biases?
 
     Initial values: every weight is `N(0, 1/fan_in)`, biases are 0.
 
@@ -60,12 +61,13 @@ class ResidualMLP(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        require_size(width, depth)
-        require_positive(inputs=inputs, outputs=outputs, block_layers=block_layers)
-        require_one_of("activation", activation, get_args(Activation))
+        Size(width, depth)
+        for name, value in {"inputs": inputs, "outputs": outputs, "block_layers": block_layers}.items():
+            whole(name, value, least=1)
+        one_of("activation", activation, get_args(Activation))
         self.embed = _linear(inputs, width, bias=bias)
         self.blocks = nn.ModuleList(
-            Block(width, block_layers, activation=activation, bias=bias) for _ in range(depth)
+            MLPBlock(width, block_layers, activation=activation, bias=bias) for _ in range(depth)
         )
         self.readout = _linear(width, outputs, bias=bias)
 
@@ -77,11 +79,11 @@ class ResidualMLP(nn.Module):
         return self.readout(h_BD)
 
 
-class Block(nn.Module):
+class MLPBlock(nn.Module):
     """`h + W_k φ(… φ(W_1 h))`, or `h + W φ(h)` for a single weight.
 
     >>> import torch
-    >>> Block(4, 2, activation="relu", bias=False)(torch.zeros(1, 4))
+    >>> MLPBlock(4, 2, activation="relu", bias=False)(torch.zeros(1, 4))
     tensor([[0., 0., 0., 0.]], grad_fn=<...>)
     """
 
@@ -94,7 +96,7 @@ class Block(nn.Module):
         """The stream after the block."""
         branch_BD = h_BD
         for number, layer in enumerate(self.layers):
-            # With several weights the first reads the stream as it is.
+            # With several weights, no activation precedes the first.
             if self.rectified and (number > 0 or len(self.layers) == 1):
                 branch_BD = F.relu(branch_BD)
             branch_BD = layer(branch_BD)

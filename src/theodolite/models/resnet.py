@@ -1,14 +1,21 @@
-"""The residual networks of He et al. for CIFAR."""
+"""The residual networks of He et al. for CIFAR, with three kinds of norms."""
 
 # B batch, C channels, S side of a map, O outputs
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from theodolite.models.map_norm import MapNormKind, make_map_norm
-from theodolite.models.options import require_positive, require_size
+from theodolite.core.arguments import one_of, whole
+from theodolite.core.size import Size
+
+MapNormKind = Literal["batch", "layer", "rms"]
+
+EPS = 1e-5
 
 
 class ResNet(nn.Module):
@@ -46,8 +53,9 @@ class ResNet(nn.Module):
         norm: MapNormKind = "batch",
     ) -> None:
         super().__init__()
-        require_size(width, depth)
-        require_positive(channels=channels, outputs=outputs)
+        Size(width, depth)
+        whole("channels", channels, least=1)
+        whole("outputs", outputs, least=1)
         self.stem = _convolution(channels, width, 3)
         self.stem_norm = make_map_norm(norm, width)
         self.blocks = nn.ModuleList()
@@ -75,7 +83,6 @@ class ConvolutionalBlock(nn.Module):
 
     With a branch of zeros a map of nonnegative numbers passes unchanged:
 
-    >>> import torch
     >>> block = ConvolutionalBlock(2, 2, stride=1, norm="rms")
     >>> _ = nn.init.zeros_(block.second.weight)
     >>> x_BCSS = torch.rand(1, 2, 4, 4)
@@ -105,3 +112,37 @@ def _convolution(channels_in: int, channels_out: int, kernel: int, stride: int =
     convolution = nn.Conv2d(channels_in, channels_out, kernel, stride=stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     return convolution
+
+
+def make_map_norm(kind: MapNormKind, channels: int) -> nn.Module:
+    """A norm of maps (B, C, S, S) with a gain for each channel, and a shift except for `rms`.
+
+    Statistics go over batch and positions for each channel (`batch`), or over channels and positions
+    for each image (`layer`, `rms`).
+
+    >>> make_map_norm("layer", 1)(torch.tensor([[[[1.0, 7.0]]]])).round(decimals=3)
+    tensor([[[[-1.,  1.]]]], grad_fn=<...>)
+    """
+    one_of("norm", kind, get_args(MapNormKind))
+    if kind == "batch":
+        return nn.BatchNorm2d(channels, eps=EPS)
+    if kind == "layer":
+        return nn.GroupNorm(1, channels, eps=EPS)
+    return MapRMSNorm(channels)
+
+
+class MapRMSNorm(nn.Module):
+    """`γ_c x_cst / √(mean_cst x² + ε)`, the mean over all channels and positions of one image.
+
+    >>> MapRMSNorm(1)(torch.tensor([[[[1.0, 7.0]]]]))
+    tensor([[[[0.2000, 1.4000]]]], grad_fn=<...>)
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x_BCSS: Tensor) -> Tensor:
+        """The map, normalised."""
+        square_B111 = x_BCSS.square().mean((1, 2, 3), keepdim=True)
+        return x_BCSS * (square_B111 + EPS).rsqrt() * self.weight[:, None, None]

@@ -1,16 +1,14 @@
-"""Cross-layer routing: a branch reads a learned mixture of all that was computed before it.
+"""Cross-layer routing: a branch reads a learned mixture of the outputs of all earlier branches.
 
 With v_0 the embedding and v_i the output of branch i,
 
     k_i = v_i/rms(v_i)        α_{i→l} = softmax_i(q_l·k_i/√D)        h_l = Σ_{i<l} α_{i→l} v_i
 
-takes the place of the sum `h_l = Σ_{i<l} v_i` of a residual stream. Every branch, and the readout, has a
-query q_l, which starts at zero: the mixture starts as the plain mean, which is the residual stream over l. A
-branch that begins with a norm cannot tell them apart: at the start the network computes what the plain one
-does.
+replaces the sum `h_l = Σ_{i<l} v_i` of a residual stream. Every branch, and the readout, has a query q_l that
+starts at zero. The mixture then is the plain mean, the residual stream over l, and a branch that begins with
+a norm has the same result for both: initially the network computes the same function as the plain one.
 
-The query of a diffusion transformer also depends on the time of the diffusion; a language model has no such
-time, and its query is a constant.
+The query of a diffusion transformer also depends on the time of the diffusion; here it is a constant.
 
 References:
     Rethinking cross-layer information routing in diffusion transformers (DAR), 2026.
@@ -28,16 +26,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
-from theodolite.models.residual import EPS, MakeNorm, Placement
+from theodolite.models.transformer import EPS, MakeNorm, Placement
 
 
 class History(NamedTuple):
-    """What was computed so far, v_0 first, and the keys of these values."""
+    """The values computed so far, v_0 first, and their keys."""
 
     values: tuple[Tensor, ...]
     """(B, T, D) each."""
     keys: tuple[Tensor, ...]
-    """The same over their root mean squares, in float32 or better."""
+    """The values divided by their root mean squares, in float32 or better."""
 
     def then(self, value_BTD: Tensor) -> History:
         """The history with one more value."""
@@ -47,11 +45,11 @@ class History(NamedTuple):
 
 
 class Route(nn.Module):
-    """The mixture `Σ_i α_i v_i` of a history that a query asks for.
+    """The mixture `Σ_i α_i v_i` of a history, with the weights of a query.
 
-    The history is gone through value by value and never stacked. What is kept of a value for the way back
-    is the value and its key, which all routes share, and one weight for each token: for L branches memory
-    grows as `L·B·T·D + L²·B·T`, and not as `L²·B·T·D`.
+    Values are added one by one and never stacked. For the backward pass, autograd keeps each value and its
+    key, which all routes share, and one weight for each token: for L branches memory grows as
+    `L·B·T·D + L²·B·T`, and not as `L²·B·T·D`.
 
     >>> history = History((), ()).then(torch.tensor([[[1.0, 1.0]]])).then(torch.tensor([[[3.0, -3.0]]]))
     >>> Route(2)(history)
@@ -79,12 +77,12 @@ class Routed(nn.Module):
     """A branch that reads a mixture of the history: `v = f(N h)`, or `v = N_out f(N_in h)`.
 
     Args:
-        branch: the module f; what `forward` gets besides the history is handed on to it.
+        branch: the module f; further arguments of `forward` are passed on to it.
         width: features of the values.
-        placement: `pre` or `peri`. Others are refused: the mean of many values is small, and a branch that
-            does not begin with a norm would start the smaller, the deeper it stands.
-        norm: makes a norm of so many features.
-        first: is there nothing but the embedding before it? Then there is no choice, and no query.
+        placement: `pre` or `peri`. The mean of many values is small, so without a norm in front a branch
+            would start the smaller, the deeper it stands.
+        norm: makes a norm for a number of features.
+        first: whether only the embedding is before it; then there is no query.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class Routed(nn.Module):
         self.norm_out = norm(width) if placement == "peri" else nn.Identity()
 
     def forward(self, history: History, *rest: Any) -> History:
-        """The history with what the branch made."""
+        """The history with the output of the branch."""
         h_BTD = history.values[0] if self.route is None else self.route(history)
         return history.then(self.norm_out(self.branch(self.norm_in(h_BTD), *rest)))
 
@@ -121,12 +119,12 @@ class RoutedBlock(nn.Module):
         self.feed_forward = Routed(feed_forward, width, placement, norm, first=False)
 
     def forward(self, history: History, *rest: Any) -> History:
-        """The history with what both branches made."""
+        """The history with the outputs of both branches."""
         return self.feed_forward(self.attention(history, *rest))
 
 
 def require_routable(placement: Placement) -> None:
-    """Refuse a placement of norms with which routed branches do not keep their size.
+    """Check that routed branches begin with a norm.
 
     >>> require_routable("post")
     Traceback (most recent call last):
@@ -141,6 +139,6 @@ def require_routable(placement: Placement) -> None:
 
 
 def _full_precision(like: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """No autocast, which would round scores, and keep a rounded copy of every key for every route."""
+    """No autocast: it would round scores and keep a rounded copy of every key for every route."""
     kind = like.device.type
     return contextlib.nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from theodolite.core.arguments import multiple
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.core.files import read_json
 from theodolite.core.size import Size
-from theodolite.models.options import require_multiple
 from theodolite.workloads.definition import Workload
 from theodolite.workloads.scaling import scale_values, size_of
 from theodolite.workloads.tasks import TASKS, Task, find_task, shortened
@@ -94,7 +94,7 @@ def _build(path: str, width: int, depth: int) -> nn.Module:
     Size(width, depth)
     config, task = _config(path)
     unit = _head_width(config)
-    require_multiple("width", width, unit, f"{config.model_type} has one head for each {unit} of its width")
+    multiple("width", width, unit, f"{config.model_type} has one head for each {unit} of its width")
     values = shortened(scale_values(config, width, depth))
     if task is TASKS["next token"] and "is_decoder" in values:
         values |= {"is_decoder": True, "is_encoder_decoder": False}  # BERT and its kin do so only if told

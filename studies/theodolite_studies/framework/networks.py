@@ -9,7 +9,7 @@ from pathlib import Path
 
 from theodolite.core.errors import UseError
 from theodolite.models import GPT
-from theodolite.models.residual import Placement
+from theodolite.models.transformer import Placement
 from theodolite.workloads import Workload, next_token_loss, workload
 from theodolite_studies.framework.texts import batch_of
 

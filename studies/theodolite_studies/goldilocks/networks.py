@@ -16,7 +16,7 @@ from theodolite.core.size import Size
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import planned
 from theodolite.models import LeNet5, LeNet300, ResNet4
-from theodolite.models.variant import Variant
+from theodolite.models.inhomogeneous import Variant
 from theodolite.workloads import Workload
 
 Column = Literal["A", "B", "C", "D", "E"]

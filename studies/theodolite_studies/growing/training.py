@@ -23,7 +23,7 @@ from theodolite import data
 from theodolite.core.batches import Batch
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.models import GPT
-from theodolite.models.attention import make_rotation
+from theodolite.models.transformer import make_rotation
 from theodolite.workloads import next_token_loss
 from theodolite_studies.framework.texts import TEXTS
 from theodolite_studies.growing.setting import Setting

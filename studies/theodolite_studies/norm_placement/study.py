@@ -24,7 +24,7 @@ from theodolite.fleet.run import Precision, Run
 from theodolite.fleet.stack import Stack, stack
 from theodolite.fleet.training import LOOK_EVERY, arithmetic, precision_of
 from theodolite.models import GPT
-from theodolite.models.residual import Placement
+from theodolite.models.transformer import Placement
 from theodolite.workloads import Workload, next_token_loss
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.study import Cell, Study

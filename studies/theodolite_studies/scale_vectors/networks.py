@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from theodolite.models import GPT
-from theodolite.models.residual import Placement
+from theodolite.models.transformer import Placement
 from theodolite.surgery.converting import convert
 from theodolite.surgery.editing import Edits
 from theodolite.surgery.holding import held

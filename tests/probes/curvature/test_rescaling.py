@@ -83,7 +83,7 @@ def test_with_layer_norm_the_logits_grow_by_alpha_alone(alpha: float) -> None:
         (nn.SyncBatchNorm(6), True),
         (nn.InstanceNorm2d(6, affine=True), True),
         (Gated(6), True),
-        (th.models.map_norm.MapRMSNorm(6), True),
+        (th.models.resnet.MapRMSNorm(6), True),
         (nn.Linear(6, 6), False),
         (nn.Embedding(5, 6), False),
         (nn.Conv1d(6, 6, 3), False),

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
-from theodolite.models.residual import Residual, make_norm
+from theodolite.models.transformer import Residual, make_norm
 
 
 def rms(x: Tensor) -> Tensor:
@@ -56,5 +56,5 @@ def test_each_placement_is_its_formula(placement):
 
 
 def test_an_unknown_norm_is_refused_with_the_choices():
-    with pytest.raises(UseError, match="norm is 'rsm': give one of 'rms', 'layer'"):
+    with pytest.raises(UseError, match=r"norm is 'rsm'\. Did you mean 'rms'\? It is one of rms, layer"):
         make_norm("rsm", shift=False)

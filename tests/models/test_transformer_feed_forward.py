@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.func import functional_call, stack_module_state, vmap
 
 from theodolite.core.errors import UseError
-from theodolite.models.feed_forward import Experts, FeedForward
+from theodolite.models.transformer import Experts, FeedForward
 
 
 def expert(mixture: Experts, number: int, x):
@@ -69,7 +69,7 @@ def test_mixtures_run_side_by_side_under_vmap():
 @pytest.mark.parametrize(
     "experts, active, message",
     [
-        (1, 1, "experts is 1: give 2 or more, or 0"),
+        (1, 1, "experts is 1: give at least 2, or 0"),
         (4, 1, "active is 1: give 2 to 4"),
         (4, 5, "active is 5: give 2 to 4"),
     ],

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from theodolite.core.errors import UseError
-from theodolite.models.attention import Attention, make_rotation, rotate
-from theodolite.models.residual import make_norm
+from theodolite.models.transformer import Attention, make_norm, make_rotation, rotate
 
 
 def explicit(attention: Attention, x, heads: int):
@@ -97,7 +96,7 @@ def test_low_precision_stays_low_precision():
             {"width": 64, "head_dim": 16, "kv_heads": 3},
             r"kv_heads is 3, .* 4 heads of 16: give a divisor of 4",
         ),
-        ({"width": 64, "head_dim": 16, "kv_heads": 0}, "kv_heads is 0: give a positive whole number"),
+        ({"width": 64, "head_dim": 16, "kv_heads": 0}, "kv_heads is 0: give an integer, at least 1"),
     ],
 )
 def test_impossible_heads_are_refused_with_the_fix(options, message):
