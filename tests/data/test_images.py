@@ -102,7 +102,7 @@ def test_cifar10_in_the_original_binary_form_is_the_same_set(need, tmp_path: Pat
     found = data.cifar10("test")
     assert torch.equal(found.values, expected.values)
     assert torch.equal(found.labels, expected.labels)
-    with pytest.raises(UseError, match=r"data_batch_1.bin is not the file it should be"):
+    with pytest.raises(UseError, match=r"data_batch_1.bin is not the expected file"):
         data.cifar10("train")
 
 
@@ -126,5 +126,5 @@ def test_what_is_not_idx_is_refused(content: bytes, message: str) -> None:
 
 
 def test_images_have_no_validation_part() -> None:
-    with pytest.raises(UseError, match="mnist has no 'validation' part: say 'train' or 'test'"):
+    with pytest.raises(UseError, match="mnist has no 'validation' part: give 'train' or 'test'"):
         data.mnist("validation")

@@ -52,7 +52,7 @@ def test_the_addresses_are_english() -> None:
 
 
 def test_a_part_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UseError, match="sotu has no 'test' part: say 'train' or 'validation'"):
+    with pytest.raises(UseError, match="sotu has no 'test' part: give 'train' or 'validation'"):
         data.state_of_the_union("test")
 
 

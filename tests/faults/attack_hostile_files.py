@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import theodolite as th
-from theodolite.data.images import decode_idx
-from theodolite.data.png import decode_png
-from theodolite.data.reading import read
+from theodolite.data.files import read
+from theodolite.data.images import decode_idx, decode_png
 from theodolite.data.sources import File
 
 from .attack import Attack

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -29,9 +28,12 @@ def data_fetch(
 ) -> None:
     """Fetch data sets into the data folder, unless they are there already."""
     from theodolite import data
+    from theodolite.present.bar import Bar
 
     for name in names:
-        print(data.fetch(name, progress=sys.stderr.isatty()))
+        with Bar() as bar:
+            found = data.fetch(name, progress=bar)
+        print(found)
 
 
 @data_app.command("path")

@@ -1,14 +1,12 @@
-"""Data sets, and batches of them that depend on a seed and a step alone."""
+"""Data sets, and batches of them that depend only on a seed and a step."""
 
-from theodolite.data.bpe import Bpe, train_bpe
-from theodolite.data.drawing import draw_examples, draw_text, generator
+from theodolite.data.batches import Examples, Split, Text, draw_examples, draw_text, generator
 from theodolite.data.fetching import fetch
+from theodolite.data.files import path, present
 from theodolite.data.images import cifar10, fashion_mnist, mnist
-from theodolite.data.reading import path, present
-from theodolite.data.sets import Examples, Split, Text
 from theodolite.data.sources import Source, catalogue, folder
 from theodolite.data.synthetic import mixture, mixture_accuracy, modular_addition
-from theodolite.data.texts import enwik8, state_of_the_union
+from theodolite.data.texts import Bpe, enwik8, state_of_the_union, train_bpe
 
 __all__ = [
     "Bpe",

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from theodolite.core.errors import UseError
-from theodolite.data.drawing import generator
-from theodolite.data.sets import Examples
+from theodolite.data.batches import Examples, generator
 
 
 @cache
@@ -21,7 +20,7 @@ def mixture(
     """One Gaussian of unit variance for each class, around orthogonal centres of length `separation`.
 
     The centres are a random rotation of the first K axes, the same for every `num` and `seed`, so another
-    seed gives fresh examples of the same problem. Labels are balanced to within one.
+    seed gives new examples of the same problem. The numbers of examples per class differ by at most one.
 
     >>> two = mixture(1000, classes=2, dimensions=8)
     >>> two.labels.bincount()
@@ -40,14 +39,14 @@ def mixture(
 def mixture_accuracy(classes: int = 10, separation: float = 4.0) -> float:
     """The accuracy of the best possible classifier of `mixture`, `∫ φ(t) Φ(t + separation)^(K−1) dt`.
 
-    The best classifier picks the centre with the largest inner product: that of the right class is
-    `separation + t`, those of the K − 1 others are standard normal. For two classes it is `Φ(separation/√2)`.
+    The best classifier picks the centre with the largest inner product, which is `separation + t` for the
+    right class and standard normal for the K − 1 others. For two classes it is `Φ(separation/√2)`.
 
     >>> from scipy import special
     >>> round(mixture_accuracy(classes=2, separation=2.0), 6), round(float(special.ndtr(2**0.5)), 6)
     (0.92135, 0.92135)
     """
-    from scipy import integrate, special  # a second to import, which most processes need not wait
+    from scipy import integrate, special  # takes a second to import
 
     def integrand(t: float) -> float:
         density = np.exp(-t * t / 2) / np.sqrt(2 * np.pi)
@@ -63,9 +62,9 @@ def modular_addition(
     """All pairs (x, y) with the label `x + y mod P`; the input is the sum of two one-hot rows, `e_x + e_y`.
 
     Args:
-        modulus: P, best a prime. There are P² examples.
-        fraction: how much of them is for training, chosen at random.
-        held_out: the other part, on which grokking is seen.
+        modulus: P, usually a prime. There are P² examples.
+        fraction: the fraction of them for training, chosen at random.
+        held_out: return the other part instead, on which grokking shows.
         seed: of the choice.
 
     >>> table = modular_addition(5)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from theodolite import data
 from theodolite.core.batches import Batch
-from theodolite.data.sets import Split, Text
+from theodolite.data.batches import Split, Text
 
 TEXTS: Mapping[str, Callable[[Split], Text]] = {"enwik8": data.enwik8, "sotu": data.state_of_the_union}
 

@@ -1,4 +1,4 @@
-"""Files of data sets: found in their folders, unpacked, and refused if they are not whole."""
+"""Files of data sets: found in their folders, unpacked, and verified."""
 
 from __future__ import annotations
 
@@ -13,17 +13,9 @@ from theodolite.core.errors import UseError
 from theodolite.data.sources import File, Source, folder, source
 
 MEMORY = 2**28
-"""Bytes that an .xz may ask for; xz -9 asks for 65 MiB."""
-# RuntimeError and NotImplementedError: a .zip with a password, or packed in a way that Python has not.
-_DAMAGE = (
-    EOFError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+"""The most memory in bytes to unpack an .xz with; xz -9 needs 65 MiB."""
+# RuntimeError (and NotImplementedError, a subclass): a .zip with a password or an unknown compression.
+_DAMAGE = (EOFError, KeyError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error)
 _SUFFIXES = ("", ".gz", ".xz", ".zip")
 
 
@@ -39,7 +31,7 @@ def path(name: str) -> Path:
 def present(name: str) -> bool:
     """Are all files of a data set there and of the right length, or is it computed?
 
-    The length of an `.xz` or `.zip` is not looked at, and what files hold is checked when they are read.
+    The length of an `.xz` or `.zip` is not checked, and contents are verified when they are read.
     """
     chosen = source(name)
     return not chosen.forms or _search(chosen) is not None
@@ -54,8 +46,7 @@ def locate(name: str) -> tuple[Path, tuple[File, ...]]:
         return found
     if torn := _torn(chosen):
         raise UseError(
-            f"{torn} is damaged: it has not the length it should have. "
-            f"Fetch it again with: theodolite data fetch {name}"
+            f"{torn} is damaged: its length is wrong. Fetch it again with: theodolite data fetch {name}"
         )
     by_hand = " or ".join(", ".join(file.name for file in form) for form in chosen.forms)
     raise UseError(
@@ -65,7 +56,7 @@ def locate(name: str) -> tuple[Path, tuple[File, ...]]:
 
 
 def read(place: Path, file: File) -> bytes:
-    """What a file holds, unpacked. A file that is damaged, or another of the same name, is refused."""
+    """The unpacked content of a file; raises `UseError` if it is missing, damaged or another file."""
     found = packed(place, file)
     if found is None:
         raise UseError(f"{place / file.name} is not there")
@@ -76,18 +67,16 @@ def read(place: Path, file: File) -> bytes:
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256:
         raise UseError(
-            f"{found} is not the file it should be: its {len(content)} bytes have the SHA-256 {digest}, "
-            f"expected was {file.sha256}. Delete it and fetch it again"
+            f"{found} is not the expected file: its {len(content)} bytes have the SHA-256 {digest}, not "
+            f"{file.sha256}. Delete it and fetch it again"
         )
     return content
 
 
 def packed(place: Path, file: File) -> Path | None:
-    """Where a file lies in a folder, as it is or packed."""
-    for suffix in _SUFFIXES:
-        if (candidate := place / (file.name + suffix)).is_file():
-            return candidate
-    return None
+    """The path of a file in a folder, plain or packed."""
+    candidates = (place / (file.name + suffix) for suffix in _SUFFIXES)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def _search(chosen: Source) -> tuple[Path, tuple[File, ...]] | None:
@@ -110,18 +99,18 @@ def _torn(chosen: Source) -> Path | None:
 
 
 def _length(found: Path) -> int | None:
-    """How much a file holds unpacked, where that can be seen without unpacking it."""
+    """The unpacked length of a file; None if it would have to be unpacked."""
     if found.suffix in (".xz", ".zip"):
         return None
     if found.suffix != ".gz":
         return found.stat().st_size
-    with found.open("rb") as stream:  # the last four bytes say it, modulo 2³²
+    with found.open("rb") as stream:  # in the last four bytes, modulo 2³²
         stream.seek(max(0, found.stat().st_size - 4))
         return int.from_bytes(stream.read(), "little")
 
 
 def _unpack(archive: Path, file: File) -> bytes:
-    """At most one byte more than the file should have: what is packed may be without end."""
+    """Unpack at most one byte more than the file should have, as packed data may be endless."""
     most = file.size + 1
     match archive.suffix:
         case ".gz":
@@ -139,5 +128,5 @@ def _unpack(archive: Path, file: File) -> bytes:
             with archive.open("rb") as stream:
                 content = stream.read(most)
     if len(content) == most:
-        raise EOFError(f"it holds more than the {file.size} bytes it should")
+        raise EOFError(f"it holds more than {file.size} bytes")
     return content

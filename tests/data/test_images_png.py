@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from theodolite import UseError
-from theodolite.data.png import decode_png
+from theodolite.data.images import decode_png
 
 
 def _chunk(kind: bytes, body: bytes) -> bytes:
