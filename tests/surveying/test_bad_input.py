@@ -163,7 +163,7 @@ def test_roles_that_cannot_be(rows, roles, words):
 
 @pytest.mark.parametrize(
     "changes, words",
-    [({"size": (32, 2)}, r"size is \(32, 2\)"), ({"name": 3}, "a workload's name is a text")],
+    [({"size": (32, 2)}, r"size is \(32, 2\)"), ({"name": 3}, "the name of a workload is 3")],
 )
 def test_a_workload_with_the_wrong_kind_of_thing(rows, changes, words):
     with pytest.raises(UseError, match=words):

@@ -187,7 +187,7 @@ def test_a_width_between_heads_is_refused_with_the_nearest_that_are_not(config: 
         ('{"model_type": "dac"}', "for 'dac' transformers has no language model, classifier or recogniser"),
         (
             '{"model_type": "mobilenet_v2"}',
-            "'mobilenet_v2' has no hidden_size, so its width and depth cannot",
+            "'mobilenet_v2' has no hidden_size, so its width and depth are unknown",
         ),
         ('{"model_type": "llama", "hidden_size": "wide"}', "was refused by transformers|has no hidden_size"),
     ],

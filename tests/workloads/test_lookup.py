@@ -99,7 +99,7 @@ def test_a_file_without_any_workload_says_so(file: Path) -> None:
         ("zzz", r"there is no workload 'zzz'\. Built in are"),
         ("", r"there is no workload ''\. Built in are"),
         ("nowhere.py:mine", r"nowhere\.py is not there \(looked for /"),
-        ("mymodel.py", r"mymodel\.py says the file but not the workload in it: write mymodel\.py:name"),
+        ("mymodel.py", r"mymodel\.py names a file but no workload in it: write mymodel\.py:name"),
         ("hf:nowhere.json", r"nowhere\.json is not there: give hf: the path of a config\.json on disk"),
     ],
 )
@@ -109,7 +109,7 @@ def test_what_cannot_be_meant_is_answered_with_what_can(spec: str, message: str)
 
 
 def test_what_is_no_text_is_refused() -> None:
-    with pytest.raises(UseError, match="looked up by a text such as 'gpt-sotu', not by an int"):
+    with pytest.raises(UseError, match="looked up by a string such as 'gpt-sotu', not by an int"):
         workload(3)
 
 

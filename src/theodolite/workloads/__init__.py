@@ -6,12 +6,4 @@ from theodolite.workloads.definition import Workload
 from theodolite.workloads.hugging_face import config_size
 from theodolite.workloads.lookup import workload
 
-__all__ = [
-    "ModelLoss",
-    "OutputLoss",
-    "Workload",
-    "built_in",
-    "config_size",
-    "next_token_loss",
-    "workload",
-]
+__all__ = ["ModelLoss", "OutputLoss", "Workload", "built_in", "config_size", "next_token_loss", "workload"]

@@ -1,4 +1,4 @@
-"""The workloads that are built in."""
+"""The built-in workloads."""
 
 # B batch, T tokens, V vocabulary, P modulus
 
@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from theodolite import data
 from theodolite.core.batches import Batch
+from theodolite.core.calling import Build, Loss
 from theodolite.core.size import Size
 from theodolite.models import GPT, LeNet300, ResidualMLP, ResNet
 from theodolite.workloads.definition import Workload
 
 MODULUS = 59
+Draw = Callable[[int, int], Batch]
 
 
 def built_in() -> dict[str, Workload]:
-    """The built-in workloads by name. No data is read before the first batch is drawn.
+    """The built-in workloads by name. Data are read when the first batch is drawn.
 
     >>> print(*built_in())
     gpt-sotu gpt-enwik8 gpt-enwik8-bare mlp-mixture mlp-fashion lenet-fashion resnet-cifar10 modular-addition
@@ -29,72 +31,28 @@ def built_in() -> dict[str, Workload]:
     >>> tokens.shape, gpt.size
     (torch.Size([16, 128]), Size(width=128, depth=4))
     """
-    workloads = (
-        Workload(
-            "gpt-sotu",
-            partial(GPT, vocab=256, context=128),
-            partial(_windows, data.state_of_the_union, 16, 128),
-            next_token_loss,
-            Size(128, 4),
-            held_out=partial(_windows, partial(data.state_of_the_union, "validation"), 16, 128),
-        ),
-        Workload(
-            "gpt-enwik8",
-            partial(GPT, vocab=256, context=256),
-            partial(_windows, data.enwik8, 32, 256),
-            next_token_loss,
-            Size(128, 4),
-            held_out=partial(_windows, partial(data.enwik8, "validation"), 32, 256),
-        ),
-        Workload(
-            "gpt-enwik8-bare",
-            partial(GPT, vocab=256, context=256, norm_placement="none"),
-            partial(_windows, data.enwik8, 32, 256),
-            next_token_loss,
-            Size(128, 4),
-            held_out=partial(_windows, partial(data.enwik8, "validation"), 32, 256),
-        ),
-        Workload(
-            "mlp-mixture",
-            partial(ResidualMLP, inputs=32, outputs=10),
-            partial(_rows, data.mixture, 128),
-            nn.functional.cross_entropy,
-            Size(64, 4),
-            held_out=partial(_rows, partial(data.mixture, seed=1), 128),
-        ),
-        Workload(
-            "mlp-fashion",
-            partial(ResidualMLP, inputs=784, outputs=10),
-            partial(_rows, data.fashion_mnist, 128),
-            nn.functional.cross_entropy,
-            Size(128, 4),
-            held_out=partial(_rows, partial(data.fashion_mnist, "test"), 128),
-        ),
-        Workload(
-            "lenet-fashion",
-            LeNet300,
-            partial(_rows, data.fashion_mnist, 128),
-            nn.functional.cross_entropy,
-            Size(300, 2),
-            held_out=partial(_rows, partial(data.fashion_mnist, "test"), 128),
-        ),
-        Workload(
-            "resnet-cifar10",
-            ResNet,
-            partial(_rows, data.cifar10, 128),
-            nn.functional.cross_entropy,
-            Size(16, 3),
-            held_out=partial(_rows, partial(data.cifar10, "test"), 128),
-        ),
-        Workload(
-            "modular-addition",
-            adder,
-            partial(_rows, partial(data.modular_addition, MODULUS), 512),
-            nn.functional.cross_entropy,
-            Size(256, 1),
-        ),
+    sotu = _texts(data.state_of_the_union, 16, 128)
+    enwik8 = _texts(data.enwik8, 32, 256)
+    mixture = _examples(data.mixture, partial(data.mixture, seed=1))
+    fashion = _examples(data.fashion_mnist, partial(data.fashion_mnist, "test"))
+    cifar10 = _examples(data.cifar10, partial(data.cifar10, "test"))
+    sums = partial(_rows, partial(data.modular_addition, MODULUS), 512), None
+    gpt = partial(GPT, vocab=256, context=256)
+    language, classes = next_token_loss, nn.functional.cross_entropy
+    rows: tuple[tuple[str, Build, tuple[Draw, Draw | None], Loss, Size], ...] = (
+        ("gpt-sotu", partial(GPT, vocab=256, context=128), sotu, language, Size(128, 4)),
+        ("gpt-enwik8", gpt, enwik8, language, Size(128, 4)),
+        ("gpt-enwik8-bare", partial(gpt, norm_placement="none"), enwik8, language, Size(128, 4)),
+        ("mlp-mixture", partial(ResidualMLP, inputs=32, outputs=10), mixture, classes, Size(64, 4)),
+        ("mlp-fashion", partial(ResidualMLP, inputs=784, outputs=10), fashion, classes, Size(128, 4)),
+        ("lenet-fashion", LeNet300, fashion, classes, Size(300, 2)),
+        ("resnet-cifar10", ResNet, cifar10, classes, Size(16, 3)),
+        ("modular-addition", adder, sums, classes, Size(256, 1)),
     )
-    return {workload.name: workload for workload in workloads}
+    return {
+        name: Workload(name, build, batch, loss, size, held_out=held_out)
+        for name, build, (batch, held_out), loss, size in rows
+    }
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -108,9 +66,9 @@ def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def adder(width: int, depth: int) -> nn.Module:
-    """`W_out φ(W_in (e_x + e_y))` without biases, whose neurons learn one frequency each; φ is ReLU.
+    """`W_out φ(W_in (e_x + e_y))` without biases, with ReLU φ; its neurons learn one frequency each.
 
-    Depths above 1 have further hidden layers in between. Weights are `N(0, 1/fan_in)`.
+    Depths above 1 add hidden layers. Weights are `N(0, 1/fan_in)`.
     """
     features = [MODULUS, *[width] * depth, MODULUS]
     layers: list[nn.Module] = []
@@ -119,6 +77,16 @@ def adder(width: int, depth: int) -> nn.Module:
         nn.init.normal_(linear.weight, std=fan_in**-0.5)
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def _texts(load: Callable[..., data.Text], num: int, length: int) -> tuple[Draw, Draw]:
+    """Batches for training and held-out ones."""
+    held_out = partial(load, "validation")
+    return partial(_windows, load, num, length), partial(_windows, held_out, num, length)
+
+
+def _examples(load: Callable[[], data.Examples], held_out: Callable[[], data.Examples]) -> tuple[Draw, Draw]:
+    return partial(_rows, load, 128), partial(_rows, held_out, 128)
 
 
 def _windows(load: Callable[[], data.Text], num: int, length: int, seed: int, step: int) -> Batch:

@@ -1,4 +1,4 @@
-"""What is trained: a network, its data and its loss."""
+"""`Workload`: a network, its data and its loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 
 HELD_OUT_SEED = 2**31 - 1
-"""Of the batches a run is judged by where a workload has none of its own. No grid counts so far."""
+"""The seed of held-out batches where a workload has none of its own; too large for the seed of a run."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class Workload:
     """A network, its data and its loss, as three functions.
 
     Args:
-        name: what reports call it.
+        name: its name in reports.
         build: `build(width, depth) -> nn.Module`.
         batch: `batch(seed, step) -> (inputs, targets)`, a pure function: the same seed and step give the
-            same batch in every process, which is what lets a run resume. `inputs` is a tensor, a tuple
+            same batch in every process, so that a run can be resumed. `inputs` is a tensor, a tuple
             (`model(*inputs)`), a dict (`model(**inputs)`), or an object with tensors in it, such as a
             dataclass (`model(inputs)`).
-        loss: `loss(logits, targets) -> scalar`, with the logits as `core.calling.logits` finds them in what
-            the model returns. A loss of the whole output is `OutputLoss(loss)`, called as
-            `loss(output, targets)`; one that calls the model by itself is `ModelLoss(loss)`, called as
+        loss: `loss(logits, targets) -> scalar`, with the logits that `core.calling.logits` finds in the
+            model's output. A loss of the whole output is `OutputLoss(loss)`, called as
+            `loss(output, targets)`; one that calls the model itself is `ModelLoss(loss)`, called as
             `loss(model, batch)`.
-        size: the size the network has when nobody says otherwise.
-        held_out: batches that are never trained on, `held_out(seed, step)` as `batch` is; what a run is
-            judged by. Without it those of a seed that no run has, which is the same where data never repeat.
+        size: the default size.
+        held_out: batches that are never trained on, `held_out(seed, step)`, by which runs are judged. By
+            default, batches of a seed that no run has, which suffices where data never repeat.
         schedule: the learning-rate schedule you train with, if the survey should check it:
             `schedule(optimizer) -> LRScheduler`.
 
@@ -65,7 +65,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise UseError(f"a workload's name is a text, not {self.name!r}")
+            raise UseError(f"the name of a workload is {self.name!r}: give a string")
         if not isinstance(self.size, Size):
             raise UseError(f"workload {self.name!r}: size is {self.size!r}. Give a Size, as in Size(256, 4)")
         for name in ("build", "batch", "loss", "schedule", "held_out"):
@@ -74,15 +74,15 @@ class Workload:
                 raise UseError(f"workload {self.name!r}: {name} is {value!r}, which cannot be called")
 
     def evaluate(self, model: nn.Module, batch: Batch, *, temperature: float = 1.0) -> Tensor:
-        """The loss of the model on one batch, its logits divided by the temperature."""
+        """The loss of the model on one batch, with its logits divided by the temperature."""
         return evaluate(self.loss, model, batch, temperature=temperature)
 
     def draw(self, seed: int, step: int) -> Batch:
-        """`batch(seed, step)`, refused if it is not a pair or holds nothing."""
+        """`batch(seed, step)`; raises `UseError` if it is not a pair or is empty."""
         return self._checked(f"batch({seed}, {step})", self.batch(seed, step))
 
     def draw_held_out(self, step: int) -> Batch:
-        """A batch that is not trained on; the same for every run."""
+        """A held-out batch, the same for every run."""
         if self.held_out is not None:
             return self._checked(f"held_out(0, {step})", self.held_out(0, step))
         return self.draw(HELD_OUT_SEED, step)

@@ -1,8 +1,10 @@
-"""Models of transformers as workloads, from their config file alone."""
+"""Models of transformers as workloads, built from a config file at any width and depth."""
 
 from __future__ import annotations
 
 import math
+import re
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,41 +12,52 @@ from typing import Any
 import torch
 from torch import nn
 
-from theodolite.core.arguments import multiple
+from theodolite.core.arguments import is_whole, multiple
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.core.files import read_json
 from theodolite.core.size import Size
 from theodolite.workloads.definition import Workload
-from theodolite.workloads.scaling import scale_values, size_of
 from theodolite.workloads.tasks import TASKS, Task, find_task, shortened
 
-# A default network is about this large, and never larger than the config's own.
 SMALL = Size(128, 4)
+"""About the default size of a network, unless the config's own is smaller."""
+
+# Keys of a config whose values are proportional to the width, besides the hidden size.
+_SIZES = re.compile(
+    r"""(.*intermediate_size(_mlp)? | .*ffn_dim | .*ffn_hidden_size | feed_forward_size | n_inner | d_inner
+    | d_ff | dff | dim_ff | hidden_dim | classifier_proj_size | word_embed_proj_dim | attention_hidden_size
+    | lru_width | time_step_rank | mamba_dt_rank | mamba_d_ssm)""",
+    re.VERBOSE,
+)
+_HEADS = re.compile(r".*heads(_per_layer)?|n_head")
+_SHARED_HEADS = re.compile(r".*(key_value_heads|kv_heads|query_groups)")
+# Keys of lists of layer indices, and of numbers of layers of some kind.
+_LAYER_INDICES = re.compile(r".*_(idxs|indices|ids|only_layers)|moe_layers|cross_attention_layers")
+_LAYER_COUNTS = re.compile(r"first_k_dense_replace|num_dense_layers|num_kv_shared_layers|max_window_layers")
 
 
 def hugging_face(path: str | Path) -> Workload:
-    """The workload of a `config.json` of transformers, or of the folder that has one.
+    """The workload of a `config.json` of transformers, or of a folder with one.
 
-    The config's `architectures` say what is trained: a causal, masked or encoder–decoder language model, a
-    classifier of texts, tokens, images or sounds, or a recogniser of speech (CTC, or as Whisper is). Without
-    them it is what models of its kind usually are. Of a model that reads and sees or hears, the part that
-    reads is taken.
+    The config's `architectures` determine the task: a causal, masked or encoder–decoder language model, a
+    classifier of texts, tokens, images or sounds, or speech recognition (CTC, or like Whisper). Without them
+    it is the usual task of such models. Of a multimodal model, the text part is used.
 
-    `build(width, depth)` scales the config: hidden and intermediate sizes, and the numbers of heads, in
-    proportion to width with the dimension of a head as it is; layers, and lists with an item for each layer,
-    to depth. Of a network in stages (ConvNeXt, Swin) the width is that of the first stage, and the depth the
-    number of blocks in the shortest; the others keep their proportions. Everything else, such as the
-    vocabulary and the number of experts, is the config's own, but that images are at most about 64 pixels
-    wide, clips of speech have at most 64 positions, and no layer is left out at random.
-    Nothing is downloaded and no code of the config's is run. Weights are initialised by transformers,
-    in float32, from torch's global generator.
+    `build(width, depth)` scales the config: hidden and intermediate sizes and the numbers of heads in
+    proportion to width, with a fixed head dimension; layers, and lists with an item for each layer, in
+    proportion to depth. For a network in stages (ConvNeXt, Swin), the width is that of the first stage and
+    the depth the number of blocks in the shortest; the others keep their proportions. Everything else, such
+    as the vocabulary and the number of experts, stays, except that images are at most about 64 pixels wide,
+    clips of speech have at most 64 positions, and no layer is dropped at random.
+    Nothing is downloaded, and no code that a config names is run. Weights are initialised by transformers, in
+    float32, from torch's global generator.
 
-    Texts are the bytes of the State of the Union, modulo the vocabulary where that is below 256; images and
+    Texts are the bytes of the State of the Union, modulo the vocabulary if that is below 256; images and
     sounds are noise around a pattern for each class, speech is noise. The default size is a small one that
-    keeps all proportions; `config_size` has the config's own.
+    keeps all proportions; `config_size` gives the config's own.
 
-    Needs `transformers`, which `pip install 'theodolite[hf]'` brings.
+    Needs the package `transformers`: `pip install 'theodolite[hf]'`.
     """
     config, task = _config(path)
     width, group = _head_width(config), _heads_per_group(config)
@@ -61,12 +74,12 @@ def hugging_face(path: str | Path) -> Workload:
 
 
 def config_size(path: str | Path) -> Size:
-    """The size a config itself has."""
+    """The size of a config's own model."""
     return size_of(_config(path)[0])
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The keys and values of a `config.json`, or of the folder that has one.
+    """The keys and values of a `config.json`, or of the one in a folder.
 
     A config that names code to download is refused.
     """
@@ -81,7 +94,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise UseError(f"{file} holds a {type(values).__name__}, not the keys and values of a config")
     for config in (values, *(value for value in values.values() if isinstance(value, dict))):
         for key, named in config.items():
-            # transformers downloads a kernel that is named like a repository, and runs it.
+            # transformers downloads and runs a kernel that is named like a repository.
             if key.endswith("_implementation") and "/" in str(named):
                 raise UseError(
                     f"{file}: {key} is {named!r}, code to download, which is not run. Remove {key} from it"
@@ -97,12 +110,12 @@ def _build(path: str, width: int, depth: int) -> nn.Module:
     multiple("width", width, unit, f"{config.model_type} has one head for each {unit} of its width")
     values = shortened(scale_values(config, width, depth))
     if task is TASKS["next token"] and "is_decoder" in values:
-        values |= {"is_decoder": True, "is_encoder_decoder": False}  # BERT and its kin do so only if told
+        values |= {"is_decoder": True, "is_encoder_decoder": False}  # needed for BERT and similar models
     if task is TASKS["text"] and values.get("pad_token_id") is None:
-        values["pad_token_id"] = 0  # a decoder classifies the last token that is no padding
+        values["pad_token_id"] = 0  # a decoder classifies the last token that is not padding
     # Eager attention and experts are plain operations, which can be differentiated twice, forward and
-    # backward; fused ones cannot. But which experts eager code runs depends on values, and on the meta device
-    # there are none: there transformers may choose, which is grouped_mm for a model that has experts.
+    # backward; fused ones cannot. But eager experts depend on values, which the meta device does not have:
+    # there transformers chooses, which is grouped_mm for a model that has experts.
     hollow = torch.get_default_device().type == "meta"
     try:
         return getattr(transformers, task.auto).from_config(
@@ -120,7 +133,7 @@ def _build(path: str, width: int, depth: int) -> nn.Module:
 
 
 def _require_growth(path: str | Path, config: Any, size: Size) -> None:
-    """Refuse a model that stays as it is when its config is scaled; no memory is taken for the weights."""
+    """Check, without memory for weights, that the model grows when its config is scaled."""
 
     def parameters(width: int, depth: int) -> int:
         with torch.device("meta"):
@@ -137,10 +150,10 @@ def _require_growth(path: str | Path, config: Any, size: Size) -> None:
 
 
 def _config(path: str | Path) -> tuple[Any, Task]:
-    """The config, made by transformers from the file, and what its model is trained for."""
+    """The config, made by transformers from the file, and the task of its model."""
     transformers = _transformers()
     values = read_config(path)
-    values.pop("theodolite", None)  # about weights that were saved with it
+    values.pop("theodolite", None)  # describes weights that were saved with it
     kind = values.get("model_type")
     if not isinstance(kind, str):
         raise UseError(f"{path} has no model_type, so it is not a config of transformers")
@@ -153,7 +166,7 @@ def _config(path: str | Path) -> tuple[Any, Task]:
         config = transformers.CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:
         raise UseError(f"{path} was refused by transformers: {in_one_line(error)}") from error
-    if "text_config" in config.sub_configs:  # of a model that also sees or hears, the part that reads
+    if "text_config" in config.sub_configs:  # a multimodal model
         config = config.get_text_config(decoder=True)
     task = find_task(transformers, config)
     if task is None:
@@ -164,18 +177,18 @@ def _config(path: str | Path) -> tuple[Any, Task]:
     try:
         size_of(config)
     except UseError as error:
-        raise UseError(f"{path}: {kind!r} has {error}, so its width and depth cannot be told") from None
+        raise UseError(f"{path}: {kind!r} has {error}, so its width and depth are unknown") from None
     return config, task
 
 
 def _head_width(config: Any) -> int:
-    """By how much the width grows for one more head; not the head's dimension where the config gives that."""
+    """The width for each head; it may differ from the head dimension that the config gives."""
     heads, width = _num_heads(config), size_of(config).width
     return width // math.gcd(width, heads) if heads else 1
 
 
 def _heads_per_group(config: Any) -> int:
-    """Heads that share a key/value head: widths of whole groups keep all proportions."""
+    """Heads that share a key/value head; widths of whole groups keep all proportions."""
     heads, shared = _num_heads(config), getattr(config, "num_key_value_heads", None)
     return heads // shared if heads and shared and shared > 1 and heads % shared == 0 else 1
 
@@ -196,3 +209,129 @@ def _transformers() -> Any:
     except ImportError:
         raise UseError("hf: needs the package transformers: pip install 'theodolite[hf]'") from None
     return transformers
+
+
+def size_of(config: Any) -> Size:
+    """The hidden size and number of layers of a config; the error names what is missing.
+
+    For a network in stages, the width of the first stage and the number of blocks in the shortest.
+    """
+    if depths := getattr(config, "depths", None):
+        widths = getattr(config, "hidden_sizes", None) or [getattr(config, "embed_dim", None)]
+        if not isinstance(widths[0], int):
+            raise UseError("no hidden_sizes")
+        return Size(widths[0], min(depths))
+    for name in ("hidden_size", "num_hidden_layers"):
+        if not isinstance(getattr(config, name, None), int):
+            raise UseError(f"no {name}")
+    return Size(config.hidden_size, config.num_hidden_layers)
+
+
+def scale_values(config: Any, width: int, depth: int) -> dict[str, Any]:
+    """The config's values at another width and depth.
+
+    Sizes and numbers of heads are scaled in proportion, lists with an item for each layer are repeated or
+    stretched, the rest stays.
+    """
+    values: dict[str, Any] = config.to_dict()
+    for key in ("quantization_config", "out_features", "out_indices", "stage_names"):  # for its own depth
+        values.pop(key, None)
+    if values.get("depths"):
+        return _scale_stages(values, size_of(config), width, depth)
+    names = config.attribute_map
+    own = size_of(config)
+    layers, grown = own.depth, Fraction(width, own.width)
+    heads_key = names.get("num_attention_heads", "num_attention_heads")
+    heads = values.get(heads_key, values.get("num_heads"))
+
+    for key, value in values.items():
+        if isinstance(value, list):
+            values[key] = _scale_list(key, value, grown, layers, depth)
+        elif not is_whole(value):
+            continue
+        elif _SHARED_HEADS.fullmatch(key) and heads:
+            values[key] = share_heads(value, heads, _proportion(heads, grown))
+        elif _SIZES.fullmatch(key) or _HEADS.fullmatch(key):
+            values[key] = _proportion(value, grown)
+        elif key.startswith("embedding_") and value == config.hidden_size:
+            values[key] = width
+        elif _LAYER_COUNTS.fullmatch(key):
+            values[key] = _proportion(value, Fraction(depth, layers)) if value else 0
+
+    values[names.get("hidden_size", "hidden_size")] = width
+    for key in (names.get("num_hidden_layers", "num_hidden_layers"), "decoder_layers", "num_decoder_layers"):
+        if isinstance(values.get(key), int):
+            values[key] = _proportion(values[key], Fraction(depth, layers))
+    if "attention_types" in values:  # GPT-Neo's notation of attention_layers
+        values["attention_types"] = [[values["attention_layers"], 1]]
+    values["use_cache"] = False
+    return values
+
+
+def _scale_stages(values: dict[str, Any], own: Size, width: int, depth: int) -> dict[str, Any]:
+    """The values of a network in stages, with the widths, heads and depths of all stages scaled."""
+    stages = len(values["depths"])
+    for key, value in values.items():
+        if key in ("embed_dim", "embedding_size"):
+            values[key] = _proportion(value, Fraction(width, own.width))
+        elif key == "depths":
+            values[key] = [_proportion(one, Fraction(depth, own.depth)) for one in value]
+        elif not (isinstance(value, (list, tuple)) and len(value) == stages):
+            continue
+        elif key == "hidden_sizes" or _HEADS.fullmatch(key):
+            values[key] = [_proportion(one, Fraction(width, own.width)) for one in value]
+    return values
+
+
+def share_heads(shared: int, heads: int, new_heads: int) -> int:
+    """Key/value heads for another number of heads: in proportion, or the next lower divisor; 1 stays 1.
+
+    >>> [share_heads(8, heads=32, new_heads=new) for new in (4, 8, 12, 64)]
+    [1, 2, 3, 16]
+    >>> share_heads(2, heads=8, new_heads=6), share_heads(1, heads=8, new_heads=16)
+    (1, 1)
+    """
+    if shared == 1:
+        return 1
+    largest = max(1, new_heads * shared // heads)
+    return next(count for count in range(largest, 0, -1) if new_heads % count == 0)
+
+
+def adapt(items: list[Any], depth: int) -> list[Any]:
+    """A list with an item for each layer, for another number of layers.
+
+    A periodic list is continued. Any other is stretched between its first and last item.
+
+    >>> adapt(["local", "local", "global"] * 2, 9) == ["local", "local", "global"] * 3
+    True
+    >>> adapt(["dense", "sparse", "sparse", "sparse", "sparse", "sparse"], 3)
+    ['dense', 'sparse', 'sparse']
+    >>> adapt(["local", "local", "local", "global"] * 3, 2)
+    ['local', 'global']
+    """
+    for period in range(1, len(items) // 2 + 1):
+        if all(item == items[i % period] for i, item in enumerate(items)):
+            if depth >= period:
+                return [items[i % period] for i in range(depth)]
+            items = items[:period]
+            break
+    if depth == 1:
+        return items[-1:]
+    return [items[round(i * (len(items) - 1) / (depth - 1))] for i in range(depth)]
+
+
+def _scale_list(key: str, items: list[Any], grown: Fraction, layers: int, depth: int) -> list[Any]:
+    if _LAYER_INDICES.fullmatch(key):
+        chosen = adapt([layer in items for layer in range(layers)], depth)
+        return [layer for layer, is_chosen in enumerate(chosen) if is_chosen]
+    if key == "conv_dim":  # of the layers that read the wave
+        return [_proportion(item, grown) for item in items]
+    if len(items) != layers or "token" in key or key.startswith(("conv_", "tdnn_")):
+        return items
+    if _SIZES.fullmatch(key) or _HEADS.fullmatch(key):
+        items = [_proportion(item, grown) for item in items]
+    return adapt(items, depth)
+
+
+def _proportion(value: int, ratio: Fraction) -> int:
+    return max(1, round(value * ratio))

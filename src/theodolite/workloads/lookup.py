@@ -1,8 +1,7 @@
-"""From what the user typed to a workload."""
+"""`workload`: find a workload by its name, file or config."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import os
@@ -11,6 +10,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from theodolite.core.arguments import did_you_mean
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.workloads.builtin import built_in
@@ -18,20 +18,20 @@ from theodolite.workloads.definition import Workload
 from theodolite.workloads.hugging_face import hugging_face
 
 _folders: set[Path] = set()
-"""Where the files lie that were looked up in this process."""
+"""The folders of the files that were looked up in this process."""
 
 
 def workload(spec: str) -> Workload:
-    """The workload that a name stands for.
+    """Find a workload.
 
     Args:
         spec: one of
 
             - the name of a built-in workload: `gpt-sotu`;
-            - `path/to/file.py:name`, a `Workload` in a file of yours, or a function without arguments that
-              returns one. As with `python file.py`, modules beside the file come before installed ones, also
-              when `build` imports them later. Of two files with a `helper.py` each, each imports its own; a
-              function that imports one only when it is called gets that of the file looked up last, and in
+            - `path/to/file.py:name`, a `Workload` in your file, or a function without arguments that returns
+              one. As with `python file.py`, modules in the folder of the file come before installed ones,
+              also when `build` imports them later. If two files have a `helper.py` each, each imports its
+              own. A function that imports one when it is called gets that of the file looked up last, but in
               a run that of its own file;
             - `hf:path/to/config.json`, a model of transformers, or the folder of its config.
 
@@ -42,19 +42,18 @@ def workload(spec: str) -> Workload:
     theodolite.UseError: there is no workload 'mlp-mixtures'. Did you mean 'mlp-mixture'? Built in ...
     """
     if not isinstance(spec, str):
-        raise UseError(f"a workload is looked up by a text such as 'gpt-sotu', not by {_a(spec)}")
+        raise UseError(f"a workload is looked up by a string such as 'gpt-sotu', not by {_a(spec)}")
     if spec.startswith("hf:"):
         return hugging_face(spec.removeprefix("hf:"))
     file, colon, name = spec.rpartition(":")
     if colon and file.endswith(".py"):
         return _from_file(Path(file).expanduser(), name)
     if spec.endswith(".py"):
-        raise UseError(f"{spec} says the file but not the workload in it: write {spec}:name")
+        raise UseError(f"{spec} names a file but no workload in it: write {spec}:name")
     known = built_in()
     if spec in known:
         return known[spec]
-    near = difflib.get_close_matches(spec, known, n=1)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
+    guess = did_you_mean(spec, known)
     raise UseError(
         f"there is no workload {spec!r}.{guess} Built in are {', '.join(known)}; yours is "
         "path/to/file.py:name, a Hugging Face config is hf:path/to/config.json"
@@ -62,7 +61,7 @@ def workload(spec: str) -> Workload:
 
 
 def put_neighbours_first(spec: str) -> None:
-    """Let functions of a workload's file import the modules beside it, not those beside another file."""
+    """Let functions of a workload's file import modules of its folder, not of the folder of another file."""
     file, colon, _ = spec.rpartition(":")
     folder = Path(file).expanduser().resolve().parent
     if colon and file.endswith(".py") and folder.is_dir():
@@ -110,7 +109,7 @@ def _import(file: Path) -> ModuleType:
 
 
 def _put_first(folder: Path) -> None:
-    """Let modules of this folder be imported before all others, and not those of a file looked up before."""
+    """Put a folder first on the import path, and forget modules of equal names from other such folders."""
     names, others = {entry.stem for entry in folder.iterdir()}, _folders - {folder}
     for name, module in list(sys.modules.items()) if others else ():
         if (top := name.partition(".")[0]) not in names:
@@ -127,7 +126,7 @@ def _is_beside(file: Path, top: str, folder: Path) -> bool:
 
 
 def _with_line(error: BaseException, file: Path) -> str:
-    """What went wrong, and the last line of the user's own file on the way there."""
+    """The error, and the last line of the user's file in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
     return f"{in_one_line(error)} (line {lines[-1]})" if lines else in_one_line(error)

@@ -1,4 +1,4 @@
-"""What models of transformers are trained for, with synthetic batches of fitting names and shapes."""
+"""What models of transformers are trained for, with synthetic batches for each task."""
 
 # B batch, T tokens or frames, V vocabulary
 
@@ -18,11 +18,11 @@ from theodolite.core.errors import UseError
 from theodolite.workloads.builtin import next_token_loss
 
 NUM_EXAMPLES, LENGTH = 4, 64
-"""Examples in a batch, and the most tokens, pixels along a side or frames of sound in each."""
+"""Examples in a batch, and the most tokens, pixels along a side, or frames of sound in each."""
 MASKED = 0.15
-"""The share of tokens that a masked language model has to guess, as in BERT."""
-SPELT = 8
-"""Symbols that are spoken in a recording."""
+"""The fraction of tokens that a masked language model predicts, as in BERT."""
+SYMBOLS = 8
+"""Symbols in a recording."""
 
 Draw = Callable[[Any, int, int], Batch]
 """`draw(config, seed, step)`."""
@@ -30,12 +30,12 @@ Draw = Callable[[Any, int, int], Batch]
 
 @dataclass(frozen=True)
 class Task:
-    """One of the tasks that transformers has a family of models for."""
+    """A task for which transformers has a family of models."""
 
     auto: str
     """The class that builds a model from a config."""
     mapping: str
-    """From the class of a config to the classes of models."""
+    """The mapping from classes of configs to classes of models."""
     draw: Draw
     loss: Callable[[Tensor, Any], Tensor]
 
@@ -43,8 +43,8 @@ class Task:
 def find_task(transformers: Any, config: Any) -> Task | None:
     """The task of the model that the config names, else the usual one of its kind; None if there is none.
 
-    A config names its model by `architectures`. Without it, or with a model that has no head, an
-    encoder–decoder translates, an encoder of text guesses masked tokens, a decoder the next one.
+    A config names its model by `architectures`. Without it, or for a model without a head, the task of an
+    encoder–decoder is translation, of a text encoder masked tokens, of a decoder the next token.
     """
     known = [task for task in TASKS.values() if type(config) in getattr(transformers, task.mapping)]
     for name in config.architectures or ():
@@ -61,13 +61,13 @@ def find_task(transformers: Any, config: Any) -> Task | None:
 
 
 def shortened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config with small images and short clips, and with every layer in every pass."""
+    """The values of a config with small images, short clips and no random dropping of layers."""
     found = dict(values)
     if "max_source_positions" in found and "num_mel_bins" in found:
         found["max_source_positions"] = min(found["max_source_positions"], LENGTH)
     if isinstance(found.get("image_size"), int):
         patch = found["patch_size"] if isinstance(found.get("patch_size"), int) else 1
-        # A window fits into what the last stage sees.
+        # A window has to fit into the image of the last stage.
         window = found.get("window_size", 1) * 2 ** (len(found.get("depths") or [1]) - 1)
         found["image_size"] = min(found["image_size"], patch * max(window, LENGTH // patch))
     for key in found:
@@ -78,20 +78,20 @@ def shortened(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def ctc_loss(logits_BTV: Tensor, spelt_BS: Tensor) -> Tensor:
+def ctc_loss(logits_BTV: Tensor, symbols_BS: Tensor) -> Tensor:
     """Connectionist temporal classification over all frames; symbol 0 is the blank.
 
-    >>> ctc_loss(torch.zeros(1, 2, 4), torch.tensor([[1]])).exp()  # 3 of 16 ways spell it
+    >>> ctc_loss(torch.zeros(1, 2, 4), torch.tensor([[1]])).exp()  # 3 of 16 sequences give the symbol
     tensor(5.3333)
     """
     frames = torch.full((len(logits_BTV),), logits_BTV.shape[1])
-    spelt = torch.full((len(spelt_BS),), spelt_BS.shape[1])
+    lengths = torch.full((len(symbols_BS),), symbols_BS.shape[1])
     rows_TBV = logits_BTV.float().log_softmax(-1).transpose(0, 1)
-    return nn.functional.ctc_loss(rows_TBV, spelt_BS, frames, spelt)
+    return nn.functional.ctc_loss(rows_TBV, symbols_BS, frames, lengths)
 
 
 def _text(config: Any, seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Bytes, and the ones that follow."""
+    """Bytes, and the next byte of each."""
     longest = getattr(config, "max_position_embeddings", None) or LENGTH
     tokens_BT, targets_BT = data.draw_text(
         data.state_of_the_union(), num=NUM_EXAMPLES, length=min(LENGTH, longest), seed=seed, step=step
@@ -100,7 +100,7 @@ def _text(config: Any, seed: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def _masked(config: Any, seed: int, step: int) -> Batch:
-    """Text in which some tokens are hidden behind the last of the vocabulary; only these are targets."""
+    """Text in which some tokens are replaced by the last of the vocabulary; only these are targets."""
     tokens_BT, _ = _text(config, seed, step)
     hidden_BT = torch.rand(tokens_BT.shape, generator=_generator(seed, step)) < MASKED
     hidden_BT[:, 0] = True
@@ -108,23 +108,23 @@ def _masked(config: Any, seed: int, step: int) -> Batch:
 
 
 def _translated(config: Any, seed: int, step: int) -> Batch:
-    """Text, to be written again."""
+    """Text, and the same text to predict."""
     tokens_BT, targets_BT = _text(config, seed, step)
     return {"input_ids": tokens_BT, "decoder_input_ids": tokens_BT}, targets_BT
 
 
 def _transcribed(config: Any, seed: int, step: int) -> Batch:
-    """Spectrograms, and text that has nothing to do with them."""
+    """Spectrograms of noise, and unrelated text."""
     tokens_BT, targets_BT = _text(config, seed, step)
     shape = NUM_EXAMPLES, _needed(config, "num_mel_bins"), 2 * _needed(config, "max_source_positions")
     features = torch.randn(shape, generator=_generator(seed, step))
     return {"input_features": features, "decoder_input_ids": tokens_BT}, targets_BT
 
 
-def _spelt(config: Any, seed: int, step: int) -> Batch:
-    """Noise, and symbols that it is to spell."""
+def _spoken(config: Any, seed: int, step: int) -> Batch:
+    """Noise, and random symbols."""
     generator = _generator(seed, step)
-    symbols = torch.randint(1, config.vocab_size, (NUM_EXAMPLES, SPELT), generator=generator)
+    symbols = torch.randint(1, config.vocab_size, (NUM_EXAMPLES, SYMBOLS), generator=generator)
     return torch.randn(NUM_EXAMPLES, _samples(config), generator=generator), symbols
 
 
@@ -157,7 +157,7 @@ def _of_classes(shape: tuple[int, ...], classes: int, seed: int, step: int) -> B
 
 
 def _samples(config: Any) -> int:
-    """Of a wave, for half of LENGTH frames."""
+    """Samples of a wave with LENGTH/2 frames."""
     return math.prod(_needed(config, "conv_stride")) * LENGTH // 2
 
 
@@ -165,7 +165,7 @@ def _needed(config: Any, name: str) -> Any:
     value = getattr(config, name, None)
     if value is None:
         raise UseError(
-            f"the config of {config.model_type} has no {name}, so that no inputs can be made for it. Write a "
+            f"the config of {config.model_type} has no {name}, which is needed to make inputs. Write a "
             "Workload for it"
         )
     return value
@@ -175,33 +175,18 @@ def _generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(1_000_003 * seed + step)
 
 
-_classes = nn.functional.cross_entropy
+_TASKS: tuple[tuple[str, str, str, Draw, Callable[[Tensor, Any], Tensor]], ...] = (
+    ("next token", "CausalLM", "CAUSAL_LM", _text, next_token_loss),
+    ("masked tokens", "MaskedLM", "MASKED_LM", _masked, next_token_loss),
+    ("text to text", "Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM", _translated, next_token_loss),
+    ("speech to text", "SpeechSeq2Seq", "SPEECH_SEQ_2_SEQ", _transcribed, next_token_loss),
+    ("image", "ImageClassification", "IMAGE_CLASSIFICATION", _sorted_images, nn.functional.cross_entropy),
+    ("recording", "CTC", "CTC", _spoken, ctc_loss),
+    ("sound", "AudioClassification", "AUDIO_CLASSIFICATION", _sorted_sounds, nn.functional.cross_entropy),
+    ("text", "SequenceClassification", "SEQUENCE_CLASSIFICATION", _sorted_texts, nn.functional.cross_entropy),
+    ("tokens", "TokenClassification", "TOKEN_CLASSIFICATION", _sorted_tokens, next_token_loss),
+)
 TASKS = {
-    "next token": Task("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING", _text, next_token_loss),
-    "masked tokens": Task("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING", _masked, next_token_loss),
-    "text to text": Task(
-        "AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", _translated, next_token_loss
-    ),
-    "speech to text": Task(
-        "AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING", _transcribed, next_token_loss
-    ),
-    "image": Task(
-        "AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", _sorted_images, _classes
-    ),
-    "recording": Task("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING", _spelt, ctc_loss),
-    "sound": Task(
-        "AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING", _sorted_sounds, _classes
-    ),
-    "text": Task(
-        "AutoModelForSequenceClassification",
-        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
-        _sorted_texts,
-        _classes,
-    ),
-    "tokens": Task(
-        "AutoModelForTokenClassification",
-        "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
-        _sorted_tokens,
-        next_token_loss,
-    ),
+    name: Task(f"AutoModelFor{auto}", f"MODEL_FOR_{mapping}_MAPPING", draw, loss)
+    for name, auto, mapping, draw, loss in _TASKS
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from theodolite.workloads.scaling import adapt, share_heads
+from theodolite.workloads.hugging_face import adapt, share_heads
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 12, 40])
