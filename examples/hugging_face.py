@@ -4,7 +4,7 @@
     python examples/hugging_face.py
 
 Prints the table of a small Qwen3. Norms of queries and keys come out as Output-Norms: what they scale
-goes into a softmax. The names say nothing of it.
+goes into a softmax. The names do not show this.
 """
 
 import torch
