@@ -192,7 +192,7 @@ def test_derivatives_by_the_inputs_can_be_had_without_gradients() -> None:
 )
 @pytest.mark.parametrize("workload", [PINN, CODED], ids=lambda one: one.name)
 def test_what_needs_logits_refuses_a_loss_without_them(ask: Any, workload: Workload) -> None:
-    with pytest.raises(UseError, match=r"needs loss\(logits, targets\), and this loss takes"):
+    with pytest.raises(UseError, match=r"needs loss\(logits, targets\), but this loss takes"):
         ask(workload.build(8, 1), workload.loss, workload.draw(0, 0))
 
 

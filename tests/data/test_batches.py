@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import sys, torch
-from tests.data.test_drawing import drawn
+from tests.data.test_batches import drawn
 torch.manual_seed(99)
 print(*map(drawn, (40, 3)))
 """

@@ -299,7 +299,7 @@ def test_bad_input_is_refused_before_anything_is_made(tiny, given, said):
 
 def test_a_gpu_that_is_not_there_is_refused_unless_a_cluster_may_have_it(tiny, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(UseError, match=r"device is 'cuda', and torch .* sees no GPU here"):
+    with pytest.raises(UseError, match=r"device is 'cuda', but torch .* sees no GPU here"):
         sweep("mine.py:tiny", **GOOD, device="cuda")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

@@ -1,4 +1,4 @@
-"""Checks of arguments: each returns the value, or raises a `UseError` with the argument's name and value."""
+"""Checks of arguments: each returns the value or raises a `UseError` with the argument's name and value."""
 
 from __future__ import annotations
 

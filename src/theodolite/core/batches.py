@@ -26,9 +26,9 @@ def on_device(batch: Batch, device: str) -> Batch:
 
 
 def targets_in(batch: Batch) -> int:
-    """How many targets a batch has, by their first tensor: tokens of a text, images with a label.
+    """The number of targets in a batch: the elements of their first tensor.
 
-    Tensors that follow, such as masks or weights of the targets, do not count.
+    Further tensors, such as masks or weights of the targets, do not count.
     """
     return next((leaf.numel() for leaf in tree_leaves(batch[1]) if isinstance(leaf, Tensor)), 0)
 

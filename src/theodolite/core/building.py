@@ -1,4 +1,4 @@
-"""Building a network at a size: its own exceptions are errors of use, and no random number is spent."""
+"""Building networks, and restoring what it changes: random number generators, modes, threads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from theodolite.core.size import Size
 
 
 def build_model(build: Build, size: Size, *, seed: int | None = None, device: str = "cpu") -> nn.Module:
-    """`build(width, depth)` on a device, its random numbers from the seed if there is one."""
+    """`build(width, depth)` on a device, with random numbers from the seed if given.
+
+    The caller's generators stay as they are, and exceptions of `build` become a `UseError`.
+    """
     called = f"build(width={size.width}, depth={size.depth})"
     try:
         with untouched_randomness(seed), torch.device(device):
             model = build(size.width, size.depth)
-    except UseError as error:  # our own models say what is wrong with the size themselves
+    except UseError as error:  # the message already says what is wrong
         raise UseError(f"{called}: {error}") from error
     except Exception as error:
         raise UseError(f"{called} failed: {in_one_line(error)}") from error
@@ -38,7 +41,7 @@ def build_model(build: Build, size: Size, *, seed: int | None = None, device: st
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not there.
+    """Check that a device exists.
 
     >>> check_device("gpu")
     Traceback (most recent call last):
@@ -53,31 +56,31 @@ def check_device(device: str) -> None:
     if found.type == "cpu":
         return
     if not torch.cuda.is_available():
-        raise UseError(f"device is {device!r}, and torch {torch.__version__} sees no GPU here: take cpu")
+        raise UseError(f"device is {device!r}, but torch {torch.__version__} sees no GPU here: take cpu")
     count = torch.cuda.device_count()
     if (found.index or 0) >= count:
-        raise UseError(f"device is {device!r}, and there are {count} GPUs: they are counted from cuda:0")
+        raise UseError(f"device is {device!r}, but there are {count} GPUs, counted from cuda:0")
 
 
 def build_hollow(build: Build, size: Size) -> nn.Module:
-    """The network without memory for its weights, or a real one where it cannot be built so.
+    """The network on the meta device, without memory for its weights, or a real one if that fails.
 
-    Tensors of one element are real if they can be: a forward pass may multiply by them.
+    Tensors of one element are real if possible, as a forward pass may multiply by them.
     """
     for most_dims in (8, 0, -1):
         try:
             with _Hollow(most_dims):
                 return build_model(build, size, device="meta")
-        except UseError:  # a number met a tensor without memory, or the build reads a tensor's values
+        except UseError:  # real and meta tensors are combined, or the build reads values
             continue
-    return build_model(build, size)  # if it fails for real as well, that is what to show
+    return build_model(build, size)  # if this fails too, show this error
 
 
 class _Hollow(TorchFunctionMode):
-    """Draw no random numbers into tensors without memory: torch spends most of such a build on them.
+    """Skips random initialisation of meta tensors, which would take most of the time of such a build.
 
-    What is made with one element and at most so many dimensions is made on the CPU. Without dimensions it may
-    meet tensors without memory.
+    Tensors of one element and at most `most_dims` dimensions are made on the CPU. Those without dimensions
+    can be combined with meta tensors.
     """
 
     def __init__(self, most_dims: int) -> None:
@@ -112,9 +115,9 @@ _DRAWING = {
 
 @contextmanager
 def untouched_randomness(seed: int | None = None) -> Iterator[None]:
-    """Leave the generators of torch (on all devices in use), numpy and Python as they were found.
+    """Restore the random number generators of torch (on all devices in use), numpy and Python at the end.
 
-    Other threads wait: a generator must not yield inside, which would keep them waiting.
+    Holds the lock of the process, so a generator function must not yield inside.
 
     >>> before = torch.get_rng_state()
     >>> with untouched_randomness(seed=0):
@@ -139,7 +142,7 @@ def untouched_randomness(seed: int | None = None) -> Iterator[None]:
 def seed_generators(seed: int) -> None:
     """Seed torch, numpy and Python.
 
-    Without a GPU, `torch.manual_seed` writes down its caller's stack for one that may come: milliseconds.
+    Without a GPU, `torch.manual_seed` takes milliseconds, as it records the stack for a later initialisation.
     """
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
@@ -150,14 +153,14 @@ def seed_generators(seed: int) -> None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An exception as the last line of its traceback would name it."""
+    """An exception as in the last line of its traceback."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 @contextmanager
 def kept_generators(data: object) -> Iterator[None]:
-    """The generators that a DataLoader and its samplers hold are as before at the end."""
+    """Restore the generators of a DataLoader and its samplers at the end."""
     if not isinstance(data, DataLoader):
         yield
         return
@@ -177,7 +180,7 @@ def kept_generators(data: object) -> Iterator[None]:
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; each of its modules is in its own mode again at the end."""
+    """Put the model into eval mode, and restore the mode of each of its modules at the end."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -189,7 +192,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums come out the same whatever the number of cores, and small networks are no slower for it."""
+    """Run torch on one thread, so that results do not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""How a network is built and called, what it returns, and how a loss is taken of that."""
+"""Calling a network: kinds of inputs and losses, and the logits in an output."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Build = Callable[[int, int], nn.Module]
 """`build(width, depth) -> nn.Module`."""
 
 LOGITS = ("logits", "sample", "logits_per_image")
-"""What libraries call the tensor that a loss is taken of: transformers, diffusers, CLIP."""
+"""Names of the logits in transformers, diffusers and CLIP."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputLoss:
-    """A loss of all that the model returns: `function(output, targets) -> scalar`.
+    """A loss of the whole output of the model: `function(output, targets) -> scalar`.
 
-    For a model that returns several tensors which the loss needs, as a variational autoencoder does, or its
-    own loss.
+    For a model that returns its own loss, or several tensors that the loss needs, as a variational
+    autoencoder does.
 
     >>> import torch
     >>> loss = OutputLoss(lambda output, targets: output["loss"])
@@ -45,10 +45,10 @@ class OutputLoss:
 
 @dataclasses.dataclass(frozen=True)
 class ModelLoss:
-    """A loss that calls the model itself: `function(model, batch) -> scalar`, of a batch (inputs, targets).
+    """A loss that calls the model itself: `function(model, batch) -> scalar`, with `batch` (inputs, targets).
 
-    For losses with derivatives by the inputs (physics-informed networks, gradient penalties), and for several
-    calls in one loss.
+    For losses with derivatives with respect to the inputs (physics-informed networks, gradient penalties), or
+    with several calls of the model.
 
     >>> import torch
     >>> def slope(model, batch):
@@ -67,7 +67,7 @@ class ModelLoss:
 
 
 Loss = Callable[[Tensor, Any], Tensor] | OutputLoss | ModelLoss
-"""`loss(logits, targets) -> scalar`, or one of the two classes that say what else it takes."""
+"""`loss(logits, targets) -> scalar`, or one of the two classes for other arguments."""
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -81,11 +81,11 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def evaluate(loss: Loss, model: nn.Module, batch: tuple[Any, Any], *, temperature: float = 1.0) -> Tensor:
-    """The loss of the model on one batch, its logits divided by the temperature."""
+    """The loss of the model on one batch, with its logits divided by the temperature."""
     if temperature != 1:
         require_logits(loss, "A temperature")
     if isinstance(loss, ModelLoss):
-        with trainable_operators(batch), torch.enable_grad():  # it may take derivatives by the inputs
+        with trainable_operators(batch), torch.enable_grad():  # it may differentiate by the inputs
             value = loss(model, batch)
         return value if torch.is_grad_enabled() else value.detach()
     output = call(model, batch[0])
@@ -96,17 +96,17 @@ def evaluate(loss: Loss, model: nn.Module, batch: tuple[Any, Any], *, temperatur
 
 
 def require_logits(loss: Loss, what: str) -> None:
-    """Refuse a loss that is not one of the logits, naming what needs them.
+    """Check that a loss is a function of the logits; the error names what needs that.
 
     >>> require_logits(nn.functional.cross_entropy, "A temperature")
     >>> require_logits(ModelLoss(lambda model, batch: model(batch[0])), "A temperature")
     Traceback (most recent call last):
-    theodolite.UseError: A temperature needs loss(logits, targets), and this loss takes the model ...
+    theodolite.UseError: A temperature needs loss(logits, targets), but this loss takes the model ...
     """
     if isinstance(loss, OutputLoss | ModelLoss):
         taken = "the model and the batch" if isinstance(loss, ModelLoss) else "the model's whole output"
         kind = type(loss).__name__
-        raise UseError(f"{what} needs loss(logits, targets), and this loss takes {taken} ({kind})")
+        raise UseError(f"{what} needs loss(logits, targets), but this loss takes {taken} ({kind})")
 
 
 def with_tensors(
@@ -116,36 +116,30 @@ def with_tensors(
     *args: Any,
     tied: bool = True,
 ) -> Any:
-    """`act(model, *args)` with other tensors in the place of the model's own.
+    """`act(model, *args)` with other tensors in place of the model's parameters and buffers, by name.
 
-    Args:
-        model: any module.
-        tensors: by the names that the model has for its parameters and buffers.
-        act: a function of the model.
-        args: further arguments of it.
-        tied: put a tensor that is named once in every place that shares it.
+    If `tied`, a tensor that is named once replaces all that are tied to it.
     """
     prefixed = {f"model.{name}": tensor for name, tensor in tensors.items()}
     return functional_call(_Acting(model, act), prefixed, args, tie_weights=tied)
 
 
 class _Acting(nn.Module):
-    """A function of a model as a module, which is what functional_call takes."""
+    """A function of a model as a module, for `functional_call`."""
 
     def __init__(self, model: nn.Module, act: Callable[..., Any]) -> None:
         super().__init__()
         self.model, self.act = model, act
 
     def forward(self, *args: Any) -> Any:
-        """What the function returns."""
         return self.act(self.model, *args)
 
 
 def logits(output: Any) -> Tensor:
-    """What a loss is taken of.
+    """The logits in the output of a model.
 
-    The output itself; what it calls `logits`, `sample` or `logits_per_image`; or the only tensor with a
-    dimension in a tuple, a dict, a dataclass or another object, so that a loss may stand beside it.
+    The output itself if it is a tensor; else its entry `logits`, `sample` or `logits_per_image`; else the
+    only tensor that is not a scalar in a tuple, a dict, a dataclass or another object.
 
     >>> import torch
     >>> logits({"logits": torch.ones(2), "cache": None})
@@ -164,14 +158,14 @@ def logits(output: Any) -> Tensor:
         if len(candidates) == 1:
             return candidates[0]
     raise UseError(
-        f"the model returned {described(output)}, in which the logits cannot be told. Return a tensor, "
+        f"the model returned {described(output)}, in which the logits cannot be found. Return a tensor, "
         "an object with .logits, or a dict with the key 'logits'; or take the loss of the whole output, "
         "with theodolite.workloads.OutputLoss"
     )
 
 
 def replace_logits(output: Any, found: Tensor) -> Any:
-    """The output with these logits in the place of its own, which stays as it is."""
+    """A copy of the output with other logits."""
     before = logits(output)
     if output is before:
         return found
@@ -185,14 +179,14 @@ def replace_logits(output: Any, found: Tensor) -> Any:
         if isinstance(other, MutableMapping):
             other[name] = value
         else:
-            object.__setattr__(other, name, value)  # of a frozen dataclass too
+            object.__setattr__(other, name, value)  # also for frozen dataclasses
     return other
 
 
 def see_inside(inputs: Any) -> Any:
-    """The inputs, with torch's trees told how to look into objects of theirs that hold tensors.
+    """Register classes of objects in the inputs that hold tensors with torch's pytree; returns the inputs.
 
-    Dataclasses and other objects with attributes are then moved, copied and recorded as dicts and lists are.
+    Dataclasses and other objects with attributes are then handled like dicts and lists.
 
     >>> import torch
     >>> @dataclasses.dataclass
@@ -208,7 +202,7 @@ def see_inside(inputs: Any) -> Any:
 
 
 def _holds_tensors(leaf: Any, depth: int = 3) -> bool:
-    """Is it an object with tensors among its attributes, or their attributes?"""
+    """Does an object have tensors among its attributes, or among their attributes?"""
     if depth == 0 or callable(leaf) or isinstance(leaf, Tensor):
         return False
     inside = tree_leaves(_attributes(leaf))
@@ -223,12 +217,12 @@ def _flattened(value: Any) -> tuple[list[Any], tuple[str, ...]]:
 def _unflattened(kind: type, values: Iterable[Any], names: tuple[str, ...]) -> Any:
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
-        object.__setattr__(made, name, value)  # of a frozen dataclass too
+        object.__setattr__(made, name, value)  # also for frozen dataclasses
     return made
 
 
 def _held(output: Any) -> dict[Any, Any]:
-    """What an output holds, by name or number."""
+    """The entries of an output, by name or number."""
     if isinstance(output, Mapping):
         return dict(output)
     if hasattr(output, "_asdict"):
@@ -246,7 +240,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def described(value: Any) -> str:
-    """A value in a few words, for an error message.
+    """A short description of a value, for error messages.
 
     >>> import torch
     >>> described((torch.ones(2), None))
@@ -257,7 +251,6 @@ def described(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"a {type(value).__name__} with the keys {sorted(map(str, value))}"
     if isinstance(value, (tuple, list)):
-        return (
-            f"a {type(value).__name__} of {len(value)} ({', '.join(type(item).__name__ for item in value)})"
-        )
+        kinds = ", ".join(type(item).__name__ for item in value)
+        return f"a {type(value).__name__} of {len(value)} ({kinds})"
     return f"a {type(value).__name__}"

@@ -1,11 +1,11 @@
-"""Errors that are the caller's to mend."""
+"""`UseError`: errors that the caller can fix."""
 
 
 class UseError(ValueError):
-    """Something handed to Theodolite cannot be used; the message names the culprit, the value and the fix.
+    """An argument or input cannot be used; the message names the culprit, the value and the fix.
 
     The command line prints it without a traceback and exits with 2.
     """
 
 
-UseError.__module__ = "theodolite"  # as one catches it, and as tracebacks name it
+UseError.__module__ = "theodolite"  # its public name, also in tracebacks

@@ -1,12 +1,12 @@
-"""One call at a time, outside the caller's autocast.
+"""`exclusive`: public calls run one at a time, outside the caller's autocast.
 
 Random number generators, backend switches, warning filters and the tensors of a model are shared by all
-threads, and a measurement changes them for its duration. So public calls run one at a time: another thread
-waits. A `with` block that runs the user's own code (`scaled`, `tempered`, `track`) does not hold the lock.
+threads, and a measurement changes them temporarily. So public calls run one at a time, and other threads
+wait. A `with` block that runs the user's own code (`scaled`, `tempered`, `track`) does not hold the lock.
 
-Autocast keeps the weights that it has cast until its outermost block ends. Inside such a block, whatever
-changes weights would go on computing with the old ones, and sums of our own would be rounded. So public calls
-leave the caller's autocast. What the network's own `forward` or the loss enters inside is respected.
+Autocast caches the weights that it has cast until its outermost block ends. Inside such a block, code that
+changes weights would still compute with the old ones, and our own sums would be rounded. So public calls
+leave the caller's autocast. Autocast blocks inside the network's `forward` or the loss stay in effect.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from contextlib import contextmanager
 import torch
 
 LOCK = threading.RLock()
-"""Of the process. `untouched_randomness` holds it too."""
+"""The lock of the process. `untouched_randomness` holds it too."""
 
 _KINDS = ("cpu", "cuda", "xpu", "mps")
-"""Devices that autocast is switched on for one by one."""
+"""Device types with an autocast switch of their own."""
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def exclusive(*, keep_autocast: bool = False) -> Iterator[None]:
     """Hold the lock of the process, outside the caller's autocast; usable as a decorator.
 
     Args:
-        keep_autocast: compute as the caller's autocast says, but without the weights it has cast before.
+        keep_autocast: stay in the caller's autocast, but without its cached weights.
 
     >>> layer = torch.nn.Linear(1, 1)
     >>> with torch.autocast("cpu", torch.bfloat16):
@@ -44,7 +44,7 @@ def exclusive(*, keep_autocast: bool = False) -> Iterator[None]:
 
 @contextmanager
 def outside_autocast(*, keep: bool = False) -> Iterator[None]:
-    """Leave the caller's autocast, or `keep` it without what it has cast; for what needs no lock."""
+    """The same without the lock: leave the caller's autocast, or `keep` it without its cached weights."""
     torch.autocast_increment_nesting()
     depth = torch.autocast_decrement_nesting()
     on = [kind for kind in _KINDS if torch.is_autocast_enabled(kind)]
@@ -53,7 +53,7 @@ def outside_autocast(*, keep: bool = False) -> Iterator[None]:
         return
     cached = torch.is_autocast_cache_enabled()
     try:
-        # Blocks that are entered inside are outermost ones then, and clear the cache at their end.
+        # Blocks that are entered inside are then outermost and clear the cache at their end.
         for _ in range(depth):
             torch.autocast_decrement_nesting()
         if keep:
@@ -69,4 +69,4 @@ def outside_autocast(*, keep: bool = False) -> Iterator[None]:
         for kind in on:
             torch.set_autocast_enabled(kind, True)
         torch.set_autocast_cache_enabled(cached)
-        torch.clear_autocast_cache()  # weights may be others now
+        torch.clear_autocast_cache()  # weights may have changed

@@ -1,4 +1,4 @@
-"""Files: written beside and then renamed, so that they are whole or not there; JSON, and what it can hold."""
+"""Files: written completely or not at all; JSON, and dataclasses as JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def html_path(path: str | Path, *, kind: str = "survey") -> Path:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. A path that is no regular file, such as a pipe, is refused and not waited for."""
+    """The text of a regular file; anything else, such as a pipe, is refused."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise UseError(f"{path} cannot be read: it is not a file")
@@ -66,12 +66,12 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a file of JSON holds."""
+    """The content of a JSON file."""
     return parse_json(read_text(path), str(path))
 
 
 def parse_json(text: str, where: str) -> Any:
-    """What a text of JSON says; `where` names it in the error."""
+    """The content of a JSON text; `where` names it in the error."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -79,7 +79,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old one or the new one, never a half."""
+    """Write a text file; a reader sees the old or the new content, never a part."""
     try:
         with replacing(path) as part:
             part.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -89,7 +89,7 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to. When all is written it takes the place of the file, else it is removed."""
+    """A temporary path to write to. At the end it replaces the file; after an error it is removed."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -99,11 +99,15 @@ def replacing(path: Path) -> Iterator[Path]:
             part.unlink()
 
 
-def plain_text(text: str) -> str:
-    """A text that every file and terminal takes.
+LONGEST = 1_000_000
+"""Characters of a text in a file or a terminal."""
 
-    What has no UTF-8, such as a half of a surrogate pair in the name of a file, is written as its escape, and
-    so is NUL, at which many a tool ends. The middle of a text of more than a million characters is left out.
+
+def plain_text(text: str) -> str:
+    """A text that every file and terminal can take.
+
+    Characters without UTF-8, such as half a surrogate pair in a file name, and NUL are written as escapes.
+    The middle of a text of more than a million characters is left out.
 
     >>> print(plain_text("no such file: b\\udc80d\\0"))
     no such file: b\\udc80d\\x00
@@ -114,11 +118,8 @@ def plain_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
 
 
-LONGEST = 1_000_000
-
-
 def plain(value: Any) -> Any:
-    """A value as JSON knows it; a number that is not finite is None.
+    """A value as JSON values; a number that is not finite is None.
 
     Fields of a dataclass that do not count for equality are left out.
 
@@ -139,9 +140,9 @@ def plain(value: Any) -> Any:
 
 
 def read_dataclass(kind: type, content: Any, where: str) -> Any:
-    """A dataclass from the values that `plain` made of it, read by the type hints of its fields.
+    """A dataclass from the output of `plain`, by the type hints of its fields.
 
-    Fields that do not count for equality are not read. Raises a `UseError` that names the place.
+    Fields with `compare=False` are not read. Errors are `UseError`s that name the place.
 
     >>> from theodolite.core.size import Size
     >>> read_dataclass(Size, {"width": 64, "depth": 2}, "the size")
@@ -162,7 +163,7 @@ def read_dataclass(kind: type, content: Any, where: str) -> Any:
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
-    """The value as what the type hint says; lists become tuples, a missing float is nan."""
+    """The value as its type hint says; lists become tuples, a missing float is nan."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         assert isinstance(hint, type)
@@ -220,7 +221,7 @@ def _array(value: Any, where: str) -> Any:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer too large for a float
         return False
 
 

@@ -1,4 +1,4 @@
-"""Higher-order operators, FlexAttention above all, as the plain operations that define them."""
+"""Higher-order operators, such as FlexAttention, run as the plain operations that define them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plain_operators() -> Iterator[None]:
     """Run higher-order operators as plain operations, which can be recorded and differentiated twice.
 
     FlexAttention is computed by its definition, `torch.cond` runs the branch that is taken, loops and scans
-    run step by step. Nothing is compiled meanwhile, since these operators compile themselves.
+    run step by step. Compilation is off, as these operators compile themselves.
     """
     dispatch = HigherOrderOperator.__call__
 
@@ -38,13 +38,13 @@ def plain_operators() -> Iterator[None]:
         for name, value in _SETTINGS.items():
             if hasattr(flex := sys.modules.get(FLEX), name):
                 stack.enter_context(patch.object(flex, name, value))
-        if sys.modules.keys() & {FLEX, "torch._dynamo"}:  # to set it otherwise takes a second
+        if sys.modules.keys() & {FLEX, "torch._dynamo"}:  # setting it without them takes a second
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 
 def trainable_operators(inputs: Any) -> contextlib.AbstractContextManager[None]:
-    """`plain_operators` where torch's FlexAttention has no backward pass: on the CPU and on MPS."""
+    """`plain_operators` on the CPU and on MPS, where torch's FlexAttention has no backward pass."""
     if FLEX not in sys.modules or torch.compiler.is_compiling():
         return contextlib.nullcontext()
     devices = {leaf.device.type for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)}
@@ -66,10 +66,10 @@ def _scan(combine: Callable[..., Any], init: Any, xs: Any, additional_inputs: An
 
 
 _SETTINGS = {
-    "_validate_device": lambda *_: None,  # refuses gradients on the CPU, which the definition has
-    "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,  # no advice to compile it
+    "_validate_device": lambda *_: None,  # refuses gradients on the CPU
+    "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,  # no warning that it is not compiled
 }
-"""Of the module of FlexAttention, where its version has them."""
+"""Settings of the module of FlexAttention, if its version has them."""
 
 _DEFINITIONS: dict[str, Callable[..., Any]] = {
     "flex_attention": math_attention,
@@ -77,4 +77,4 @@ _DEFINITIONS: dict[str, Callable[..., Any]] = {
     "invoke_subgraph": _invoke_subgraph,
     "scan": _scan,
 }
-"""By operator, where torch's own kernel refuses to be recorded, or copies its result."""
+"""Definitions of operators whose own kernel cannot be recorded, or copies its result."""

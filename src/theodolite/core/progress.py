@@ -1,4 +1,4 @@
-"""How far a long call is: one signature for every function that takes `progress=`."""
+"""Progress of long calls: one signature for every `progress=`."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from theodolite.core.arguments import whole
 from theodolite.core.errors import UseError
+from theodolite.core.optional import needed
 from theodolite.data.batches import Split, Text
 from theodolite.data.files import locate, read
 from theodolite.data.sources import File
@@ -113,13 +114,7 @@ def train_bpe(text: Text, vocab: int) -> Bpe:
         Sennrich, Haddow, Birch, Neural machine translation of rare words with subword units, 2016.
     """
     whole("vocab", vocab, least=256, wanted="every byte is a token, so give an integer, at least 256")
-    try:
-        import tokenizers
-    except ImportError:
-        raise UseError(
-            "a byte-pair encoding needs the package tokenizers: pip install 'theodolite[hf]'"
-        ) from None
-
+    tokenizers = needed("tokenizers", "hf")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     words = tokenizers.Regex(r" ?\S+")
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(words, "isolated")

@@ -16,6 +16,7 @@ from theodolite.core.arguments import is_whole, multiple
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.core.files import read_json
+from theodolite.core.optional import needed
 from theodolite.core.size import Size
 from theodolite.workloads.definition import Workload
 from theodolite.workloads.tasks import TASKS, Task, find_task, shortened
@@ -103,7 +104,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def _build(path: str, width: int, depth: int) -> nn.Module:
-    transformers = _transformers()
+    transformers = needed("transformers", "hf")
     Size(width, depth)
     config, task = _config(path)
     unit = _head_width(config)
@@ -151,7 +152,7 @@ def _require_growth(path: str | Path, config: Any, size: Size) -> None:
 
 def _config(path: str | Path) -> tuple[Any, Task]:
     """The config, made by transformers from the file, and the task of its model."""
-    transformers = _transformers()
+    transformers = needed("transformers", "hf")
     values = read_config(path)
     values.pop("theodolite", None)  # describes weights that were saved with it
     kind = values.get("model_type")
@@ -201,14 +202,6 @@ def _num_heads(config: Any) -> int | None:
         if isinstance(heads, int):
             return heads
     return None
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise UseError("hf: needs the package transformers: pip install 'theodolite[hf]'") from None
-    return transformers
 
 
 def size_of(config: Any) -> Size:
