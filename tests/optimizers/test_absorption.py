@@ -15,8 +15,8 @@ from torch import Tensor
 
 from theodolite.optimizers import OPTIMIZERS, Hyper
 
-from .reference import State, references
 from .parts import tensor
+from .reference import State, references
 
 STEPS = 20
 KINDS = ("input", "first hidden", "last hidden", "last bias", "output")

@@ -21,8 +21,8 @@ import theodolite as th
 from theodolite.anatomy.part import Part
 from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Ratios, Rule
 
-from .reference import references
 from .parts import INPUTS, OUTPUTS, WIDTH
+from .reference import references
 from .residual import DEPTH, Network, batch, curvatures, gradients, sizes_of_gradients
 
 pytestmark = pytest.mark.usefixtures("one_dissection")

@@ -16,8 +16,8 @@ from theodolite.core.errors import UseError
 from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Ratios
 from theodolite.optimizers.decay_policies import decayed
 
-from .reference import Factors, references
 from .parts import COLUMNS, VECTORS, WEIGHTS, tensor
+from .reference import Factors, references
 
 RATIOS = [(8.0, 4.0), (2.0, 16.0), (0.5, 0.25), (1.0, 1.0)]
 BASE = Base(lr=3e-3, weight_decay=0.2, eps=1e-6, std=0.05)
@@ -101,6 +101,7 @@ def test_lr_times_decay_follows_depth_only_in_blocks_of_one_layer(optimizer: str
             part, ratios = tensor(kind, 8, 16, layers=layers)
             hyper = OPTIMIZERS[optimizer].rule(part, ratios, BASE)
             expected = BASE.lr * BASE.weight_decay * (1.0 if part.block is None else in_block)
+            expected *= OPTIMIZERS[optimizer].decays
             assert hyper.lr * hyper.weight_decay == pytest.approx(expected), (kind, layers)
             absorbed = hyper.absorbed()
             assert absorbed.lr * absorbed.weight_decay == pytest.approx(expected), (kind, layers)
@@ -155,7 +156,8 @@ def test_base_size_changes_nothing(optimizer: str) -> None:
             hyper = OPTIMIZERS[optimizer].rule(*tensor(kind, layers=layers), BASE)
             values = hyper.multiplier, hyper.std, hyper.lr, hyper.weight_decay, hyper.eps
             # Exactly: at ratio one the plan must be the plain optimizer, bit for bit.
-            assert values == (1, BASE.std, BASE.lr, BASE.weight_decay, BASE.eps), (kind, layers)
+            decay = BASE.weight_decay * OPTIMIZERS[optimizer].decays
+            assert values == (1, BASE.std, BASE.lr, decay, BASE.eps), (kind, layers)
             assert hyper.absorbed() == hyper
 
 
@@ -163,11 +165,12 @@ def test_base_size_changes_nothing(optimizer: str) -> None:
 
 
 def test_independent_decay_takes_the_same_fraction_of_every_tensor() -> None:
-    for optimizer in OPTIMIZERS:
+    for optimizer, spec in OPTIMIZERS.items():
         for kind in set(kinds(optimizer)) - {"fixed gain"}:
             part, ratios = tensor(kind, 8, 4)
-            hyper = OPTIMIZERS[optimizer].rule(part, ratios, BASE)
-            assert hyper.lr * decayed("independent", part, hyper, 1e-4) == pytest.approx(1e-4), kind
+            hyper = spec.rule(part, ratios, BASE)
+            taken = hyper.lr * decayed("independent", part, hyper, 1e-4)
+            assert taken == pytest.approx(1e-4 * spec.decays), (optimizer, kind)
 
 
 def test_paper_decay_is_the_rules_own_and_none_is_none() -> None:

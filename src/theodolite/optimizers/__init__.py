@@ -2,15 +2,23 @@
 
 from theodolite.optimizers.condition import Base, Hyper, Ratios, Rule, meet
 from theodolite.optimizers.decay_policies import POLICIES, Policy
-from theodolite.optimizers.muon import Muon
+from theodolite.optimizers.muon import Muon as Muon
 from theodolite.optimizers.planned import BrokenRatiosWarning, Planned
 from theodolite.optimizers.schedule import Refined, refine, schedule
 from theodolite.optimizers.spec import OptimizerSpec, find_optimizers
-from theodolite.optimizers.sphere import SpectralSphere
+from theodolite.optimizers.sphere import SpectralSphere as SpectralSphere
 from theodolite.optimizers.step_checks import NonFiniteError
 
 OPTIMIZERS = find_optimizers()
 """Every optimizer by name."""
+
+# Under these names the classes are written above as well, where type checkers see them.
+_CLASSES = {
+    spec.class_name: spec.implementation
+    for spec in OPTIMIZERS.values()
+    if isinstance(spec.implementation, type) and spec.implementation.__module__.startswith(f"{__name__}.")
+}
+globals().update(_CLASSES)
 
 __all__ = [
     # what is known about each optimizer
@@ -26,10 +34,9 @@ __all__ = [
     "meet",
     # steps
     "BrokenRatiosWarning",
-    "Muon",
     "NonFiniteError",
     "Planned",
-    "SpectralSphere",
+    *_CLASSES,
     # schedules
     "Refined",
     "refine",

@@ -41,9 +41,7 @@ def decays(part: Part, policy: Policy = "paper") -> bool:
     """
     if policy not in POLICIES:
         raise UseError(f"the decay policy is {policy!r}: it is one of {', '.join(POLICIES)}")
-    if not part.trained:
-        return False
-    if part.undecayed:
+    if not part.trained or part.undecayed:
         return False
     if policy in ("none", "everything"):
         return policy == "everything"
@@ -53,14 +51,16 @@ def decays(part: Part, policy: Policy = "paper") -> bool:
 
 
 def decayed(policy: Policy, part: Part, hyper: Hyper, weight_decay: float) -> float:
-    """The tensor's weight decay under a policy, from the paper's in `hyper` and the base value.
+    """The tensor's weight decay under a policy, from the rule's in `hyper` and the base value.
+
+    A rule that gives 0 is for an optimizer without weight decay.
 
     >>> matrix = Part("w", (8, 8), "linear", "hidden", 8, 8, True, True, (1,), (0,))
     >>> hyper = Hyper(1.0, std=1.0, lr=0.5, weight_decay=0.8, eps=1e-8)
     >>> decayed("paper", matrix, hyper, 0.1), decayed("independent", matrix, hyper, 0.1)
     (0.8, 0.2)
     """
-    if not decays(part, policy):
+    if not decays(part, policy) or not hyper.weight_decay:
         return 0.0
     return weight_decay / hyper.lr if policy == "independent" else hyper.weight_decay
 

@@ -110,8 +110,10 @@ class Planned(Optimizer):
         """Add a group with `param_names` and a `rule`, such as `plan.param_groups(model)` gives."""
         if self._inner:
             self._check_group(param_group)
+            spec = find_optimizers().get(param_group["rule"])
             for option, value in self._planned.items():
-                param_group.setdefault(option, value)
+                lacks = option == "weight_decay" and spec is not None and not spec.decays
+                param_group.setdefault(option, 0.0 if lacks else value)
             param_group["shapes"] = shapes_of(param_group)
             made = self._made([param_group])
             self._inner = {**made, **self._inner}

@@ -32,7 +32,13 @@ from theodolite.core.exclusive import exclusive
 from theodolite.optimizers.decay_policies import decays, kind_of
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table, counted, number, plural
-from theodolite.probes.gains.parameter_groups import Handling, handlings, is_scheduled, regrouped
+from theodolite.probes.gains.parameter_groups import (
+    WITHOUT_DECAY,
+    Handling,
+    handlings,
+    is_scheduled,
+    regrouped,
+)
 
 Verdict = Literal["right", "wrong", "advice", "note"]
 """`wrong` is certain; `advice` is the paper's: a gain that only linear maps read could decay."""
@@ -329,6 +335,8 @@ def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]
         )
     elif part.scale_free and decaying:
         why = ONLY_STEPS
+    elif now.rule in WITHOUT_DECAY:
+        why = ""
     elif kind == "weight" and not decaying and any(how.weight_decay > 0 for _, how in weights):
         why = "a weight that does not decay, while others do"
     should = now.weight_decay if kind == "weight" and decaying else None

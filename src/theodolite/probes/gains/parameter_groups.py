@@ -25,6 +25,8 @@ DECOUPLED = {"Adafactor", "Lion"} | {
     spec.class_name for spec in OPTIMIZERS.values() if spec.decoupled and "weight_decouple" not in spec.fixed
 }
 """Classes that shrink W beside the step, with all whose name contains AdamW."""
+WITHOUT_DECAY = {spec.class_name for spec in OPTIMIZERS.values() if not spec.decays}
+"""Classes that keep the norm of what they train."""
 OPTIONS = ("decoupled_weight_decay", "weight_decouple")
 """The option of a group that decides it: in torch, in pytorch_optimizer."""
 MEMBERS = ("params", "param_names")
