@@ -30,7 +30,7 @@ from .reference import (
     sign_rows_alone,
 )
 from .small import model, noise, plan_for, train
-from .test_slopes import measured
+from .test_slopes import AXES, measured, slopes_by_plan
 
 BOTH = [AdamH, MuonH]
 
@@ -113,6 +113,15 @@ def test_one_learning_rate_for_all_widths_is_right_for_muonh_and_wrong_for_adamh
     for kind in ("hidden 0", "hidden 1"):
         assert slopes["change", "adamh", kind] == pytest.approx(0.5, abs=0.1)
         assert slopes["change", "muonh", kind] == pytest.approx(0.0, abs=0.1)
+
+
+@pytest.mark.usefixtures("one_dissection")
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("rule", ["adamh", "muonh"])
+def test_a_plan_moves_a_residual_mlp_as_far_at_every_size(rule: str, axis: str) -> None:
+    slopes = slopes_by_plan(rule, 2, axis)
+    assert slopes.keys() >= {"input", "output", "hidden 0", "hidden 1", "bias 0"}
+    assert not {kind: slope for kind, slope in slopes.items() if abs(slope) > 0.1}
 
 
 @pytest.mark.parametrize("kind", BOTH)
