@@ -22,7 +22,6 @@ from theodolite.fleet.engine import Resources
 from theodolite.fleet.run import Run
 from theodolite.fleet.training import train
 from theodolite.optimizers import OPTIMIZERS
-from theodolite.optimizers.borrowed import Borrowed
 
 from . import tiny
 
@@ -60,7 +59,7 @@ EVERY = [(name, {}) for name in OPTIMIZERS if name != "sophia"] + [("sgd", {"mom
 
 @pytest.mark.parametrize("name, options", EVERY, ids=[f"{n}{''.join(o)}" for n, o in EVERY])
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, name: str, options: dict[str, float]) -> None:
-    if isinstance(OPTIMIZERS[name].implementation, Borrowed):
+    if OPTIMIZERS[name].source == "pytorch_optimizer":
         pytest.importorskip("pytorch_optimizer")
     run = Run(
         "gpt",

@@ -12,7 +12,6 @@ from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.training import planned, train
 from theodolite.optimizers import OPTIMIZERS
-from theodolite.optimizers.borrowed import Borrowed
 
 MODULUS = 997
 
@@ -50,7 +49,7 @@ def changed(**fields):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_trains(optimizer):
-    if isinstance(OPTIMIZERS[optimizer].implementation, Borrowed):
+    if OPTIMIZERS[optimizer].source == "pytorch_optimizer":
         pytest.importorskip("pytorch_optimizer")
     lr = {"sgd": 2**-3, "sophia": 2**-5}.get(optimizer, 2**-6)
     schedule = "constant" if OPTIMIZERS[optimizer].averages else "linear"

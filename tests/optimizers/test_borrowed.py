@@ -18,7 +18,7 @@ from .small import model, noise, plan_for, stepped
 
 source = pytest.importorskip("pytorch_optimizer")
 
-BORROWED = [name for name, spec in OPTIMIZERS.items() if isinstance(spec.implementation, borrowed.Borrowed)]
+BORROWED = [name for name, spec in OPTIMIZERS.items() if spec.source == "pytorch_optimizer"]
 
 
 @pytest.mark.parametrize("rule", BORROWED)

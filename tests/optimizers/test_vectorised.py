@@ -83,7 +83,7 @@ def alone(name: str, numbers: dict[str, tuple[Any, ...]], layout: dict[str, Any]
 
 @pytest.mark.parametrize("name, layout", CASES)
 def test_many_models_move_as_each_does_alone(name: str, layout: dict[str, Any]) -> None:
-    if OPTIMIZERS[name].class_name == "Lion":
+    if OPTIMIZERS[name].source == "pytorch_optimizer":
         pytest.importorskip("pytorch_optimizer")
     numbers = {key: NUMBERS[key] for key in VECTORISED[name].numbers}
     expected = alone(name, numbers, layout)

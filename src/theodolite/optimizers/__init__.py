@@ -14,9 +14,7 @@ OPTIMIZERS = find_optimizers()
 
 # Under these names the classes are written above as well, where type checkers see them.
 _CLASSES = {
-    spec.class_name: spec.implementation
-    for spec in OPTIMIZERS.values()
-    if isinstance(spec.implementation, type) and spec.implementation.__module__.startswith(f"{__name__}.")
+    spec.class_name: spec.implementation for spec in OPTIMIZERS.values() if spec.source == "theodolite"
 }
 globals().update(_CLASSES)
 

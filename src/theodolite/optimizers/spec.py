@@ -136,6 +136,12 @@ class OptimizerSpec:
         given = self.implementation
         return given.name if isinstance(given, Borrowed) else given.__name__
 
+    @property
+    def source(self) -> str:
+        """The package that its class is from: `torch`, `pytorch_optimizer` or `theodolite`."""
+        given = self.implementation
+        return "pytorch_optimizer" if isinstance(given, Borrowed) else given.__module__.partition(".")[0]
+
     def rule(self, part: Part, ratios: Ratios, base: Base) -> Hyper:
         """The hyperparameters of a tensor at the target size, by the spectral condition.
 
