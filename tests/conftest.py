@@ -20,6 +20,9 @@ from theodolite.core.building import seed_generators
 from .forking import start_script
 from .shared_anatomies import shared_anatomies
 
+collect_ignore_glob = ["*/programs/*"]
+"""Programs that tests run as processes of their own; importing one would run it."""
+
 # Threads that wait for each other cost more than all the rest: in fixtures of a module, which come before
 # those of a test, and in the processes that tests start.
 torch.set_num_threads(1)

@@ -31,24 +31,9 @@ from .attack import Attack
 from .driving import Driver, checked, open_ledger, outcome
 from .waiting import is_alive, wait_until
 
+PROGRAMS = Path(__file__).parent / "programs"
 SEEDS = range(4)
 STEPS = 30
-
-DRIVER = f"""
-import sys
-sys.path.insert(0, {str(tiny.FILE.parent)!r})
-import tiny
-from theodolite.fleet.driver import conduct
-from theodolite.fleet.engine import Resources
-from theodolite.fleet.ledger import Ledger
-
-if __name__ == "__main__":
-    folder = tiny.Path(sys.argv[1])
-    runs = [tiny.run("noted", seed, steps={STEPS}, optimizer="adamw") for seed in range({len(SEEDS)})]
-    resources = Resources(jobs=2, checkpoints=folder / "checkpoints", checkpoint_seconds=0)
-    with Ledger.open(folder, name="noted", spec={{}}) as ledger:
-        conduct(runs, ledger, engine="processes", resources=resources)
-"""
 
 
 def spoilt_by_a_run(count: int, folder: Path) -> Iterator[str | None]:
@@ -138,7 +123,6 @@ def killed_at_random(count: int, folder: Path) -> Iterator[str | None]:
             [tiny.run("noted", seed, steps=STEPS, optimizer="adamw") for seed in SEEDS], Resources()
         )
     }
-    (folder / "driver.py").write_text(DRIVER)
     for number in range(count):
         chance = random.Random(number)
         here = folder / str(number)
@@ -158,7 +142,7 @@ def _session(folder: Path, here: Path, steps: int | None, *, kills_driver: bool)
     notes = here / f"notes {len([*here.glob('notes *')])}"
     notes.mkdir()
     driver = subprocess.Popen(
-        [sys.executable, "driver.py", str(here)],
+        [sys.executable, str(PROGRAMS / "noted_driver.py"), str(here), str(len(SEEDS)), str(STEPS)],
         cwd=folder,
         env={**os.environ, "TINY_FOLDER": str(notes)},
         stdout=subprocess.DEVNULL,
@@ -206,8 +190,7 @@ def _compared(here: Path, expected: dict[str, Any]) -> str | None:
 
 def killed_while_writing(count: int, folder: Path) -> Iterator[str | None]:
     """A process is killed while it writes checkpoints; the next driver clears what it left."""
-    path, script = folder / "checkpoints" / "state.safetensors", folder / "writer.py"
-    script.write_text(WRITER)
+    path, script = folder / "checkpoints" / "state.safetensors", PROGRAMS / "checkpoint_writer.py"
     pipe, its_pipe = multiprocessing.get_context("forkserver").Pipe()
     writer = start_script(script, [str(path)], folder / "printed", given={"pipe": its_pipe})
     its_pipe.close()
@@ -229,28 +212,6 @@ def killed_while_writing(count: int, folder: Path) -> Iterator[str | None]:
             os.killpg(writer.pid or 0, signal.SIGKILL)  # with its child
         writer.join()
         pipe.close()
-
-
-WRITER = """
-import os, sys
-from pathlib import Path
-import torch
-from theodolite.fleet.checkpoint import RunCheckpoint
-model = torch.nn.Linear(1000, 1000)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-torch.set_num_threads(1)
-writer = os.getpid()
-pipe.send("ready")
-while pipe.recv() == "write":
-    child = os.fork()
-    if child == 0:
-        while os.getppid() == writer:
-            RunCheckpoint(Path(sys.argv[1]), 0).keep(model, optimizer, {"loss": [1.0]})
-        os._exit(0)
-    pipe.send(child)
-    os.waitpid(child, 0)
-    pipe.send("ended")
-"""
 
 
 def second_driver(count: int, folder: Path) -> Iterator[str | None]:

@@ -20,6 +20,8 @@ from ..fleet import tiny
 from ..forking import start_script
 from .waiting import LAST_RESORT, is_alive, wait_until
 
+DRIVER = Path(__file__).parent / "programs" / "gated_driver.py"
+
 
 class Faults(NamedTuple):
     report: RunReport
@@ -97,30 +99,6 @@ def test_the_rest_is_finished_and_the_report_says_what_is_not(faults: Faults) ->
     assert "The same command again runs only these" in str(report)
 
 
-DRIVER = f"""
-import signal, sys
-sys.path.insert(0, {str(tiny.FILE.parent)!r})
-import tiny
-from theodolite.fleet.driver import RunListener, conduct
-from theodolite.fleet.engine import Resources
-from theodolite.fleet.ledger import Ledger
-
-class Told(RunListener):
-    def ended(self, outcome):
-        print(outcome.run.seed, flush=True)
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells start programs deaf to it
-    folder = sys.argv[1]
-    runs = [tiny.run("gated", seed, steps=40, optimizer="adamw") for seed in range(8)]
-    resources = Resources(jobs=2, checkpoints=tiny.Path(folder, "checkpoints"), checkpoint_seconds=0)
-    with Ledger.open(folder, name="gated", spec={{}}) as ledger:
-        report = conduct(runs, ledger, engine="processes", resources=resources, listener=Told())
-    print(report)
-    sys.exit(130 if report.stopped else 0)
-"""
-
-
 class Session(NamedTuple):
     """One life of the driver, and of what it started."""
 
@@ -135,7 +113,7 @@ def session(folder: Path, end: signal.Signals, open_to: Iterable[int]) -> Sessio
     """Until both workers wait at the gate; then the driver is ended."""
     notes = _new_notes(folder, open_to)
     printed = notes / "output"
-    driver = start_script(folder / "driver.py", [str(folder)], printed, {"TINY_FOLDER": str(notes)})
+    driver = start_script(DRIVER, [str(folder)], printed, {"TINY_FOLDER": str(notes)})
     assert driver.pid is not None
     wait_until(lambda: not driver.is_alive() or len(_at_the_gate(notes)) == 2)
     if end == signal.SIGKILL:
@@ -201,7 +179,6 @@ def _at_the_gate(notes: Path) -> set[int]:
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Session, Session, Session]:
     """A study whose driver is killed, then interrupted, then left alone; no worker is alive after any."""
     folder = tmp_path_factory.mktemp("sessions")
-    (folder / "driver.py").write_text(DRIVER)
     return (
         folder,
         session(folder, signal.SIGKILL, [0]),

@@ -441,25 +441,13 @@ def test_somebody_who_may_only_read_can_read() -> None:
         folder = Path(place) / "of somebody else"
         with opened(folder) as ledger:
             ledger.append(FINISHED)
-        code = f"""
-import os, sys, urllib.parse  # which pathlib imports late, perhaps from where nobody may read
-sys.path.insert(0, {str(Path(theodolite.__file__).parents[1])!r})
-from theodolite.fleet.ledger import Ledger
-if os.geteuid() == 0:
-    try:
-        os.seteuid(65534)  # nobody
-    except OSError:
-        sys.exit("there is nobody else")
-with Ledger.read({str(folder)!r}) as ledger:
-    print(ledger.rows()[0]["held_out"])
-try:
-    Ledger.open({str(folder)!r}, name="first", spec={SPEC!r})
-except ValueError as error:
-    print(error)
-"""
         (folder / "ledger.sqlite").chmod(0o444)
         folder.chmod(0o555)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        program = Path(place) / "read_as_nobody.py"
+        program.write_text((Path(__file__).parent / "programs" / program.name).read_text())
+        source = Path(theodolite.__file__).parents[1]
+        command = [sys.executable, str(program), str(source), str(folder), json.dumps(SPEC)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         folder.chmod(0o755)
     if "there is nobody else" in done.stderr:  # a namespace with one user
         pytest.skip("this root cannot be another user")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -16,10 +17,7 @@ from theodolite.fleet.pool import Failure, _Worker, pooled
 from ..faults.waiting import is_alive, wait_until
 from ..forking import start_script
 
-UNGUARDED = """
-from theodolite.fleet.pool import pooled
-print(list(pooled(int, ["3"], 1)))
-"""
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture
@@ -92,22 +90,9 @@ def test_the_time_limit_is_that_of_the_clock() -> None:
     assert not worker.is_late(1e9)
 
 
-SLOW_TO_IMPORT = """
-import os, sys, time
-if __name__ == "__main__":
-    from theodolite.fleet.pool import pooled
-    list(pooled(int, ["3"], 1))
-else:  # as a worker imports it
-    with open("worker.part", "w") as file:
-        file.write(str(os.getpid()))
-    os.rename("worker.part", "worker")
-    time.sleep(600)
-"""
-
-
 def test_a_worker_that_is_still_importing_ends_with_its_driver(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SLOW_TO_IMPORT)
-    driver = start_script(tmp_path / "script.py", [], tmp_path / "printed")
+    script = shutil.copy(PROGRAMS / "slow_to_import.py", tmp_path)  # in whose folder it writes
+    driver = start_script(Path(script), [], tmp_path / "printed")
     wait_until((tmp_path / "worker").exists)
     worker = int((tmp_path / "worker").read_text())
     assert is_alive(worker)
@@ -122,8 +107,7 @@ def test_what_does_not_pickle_is_refused_before_any_process_is_started() -> None
 
 
 def test_a_script_that_would_start_itself_again_is_told_how_not_to(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(UNGUARDED)
-    driver = start_script(tmp_path / "script.py", [], tmp_path / "printed")
+    driver = start_script(PROGRAMS / "unguarded.py", [], tmp_path / "printed")
     driver.join()
     assert driver.exitcode == 1
     last = (tmp_path / "printed").read_text().splitlines()[-1]

@@ -25,6 +25,7 @@ needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'theodolite[ray]'"
 )
 
+SCRIPT = Path(__file__).parent / "programs" / "ray_clusters.py"
 MINE = """
 import neighbour
 import theodolite as th
@@ -34,58 +35,6 @@ def build(width, depth):
     return neighbour.build(width, depth)
 
 workload = th.Workload("mine", build, neighbour.batch, nn.functional.cross_entropy)
-"""
-
-SCRIPT = f"""
-import dataclasses, json, os, sys, threading, time
-from pathlib import Path
-sys.path.insert(0, {str(tiny.FILE.parent)!r})
-import ray, tiny
-import theodolite as th
-from ray.cluster_utils import Cluster
-from theodolite.fleet.engine import Resources
-from theodolite.fleet.ray_tasks import ray_tasks
-
-folder, notes = Path(sys.argv[1]), Path(sys.argv[2])
-cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 1, "include_dashboard": False}})
-doomed = cluster.add_node(num_cpus=1)
-
-def kill_a_node():
-    # when each node is in the middle of a run
-    while sum(len(file.read_text().splitlines()) > 5 for file in notes.glob("worker *")) < 2:
-        time.sleep(0.01)
-    cluster.remove_node(doomed, allow_graceful=False)
-
-def begun(run):
-    if run.workload.endswith("mine.py:workload"):  # nobody may look it up after it was sent
-        (folder / "mine.py").unlink(missing_ok=True)
-        (folder / "neighbour.py").unlink(missing_ok=True)
-
-factor, mixture = 3.0, th.workload("mlp-mixture")
-given = dataclasses.replace(mixture, loss=lambda logits, targets: factor * mixture.loss(logits, targets))
-slow = [tiny.run("slow", seed, steps=60) for seed in range(3)]
-others = [tiny.run("faulty", seed) for seed in (2, 3, 4)]
-for name in ("given", "unknown there", f"{{folder}}/mine.py:workload"):
-    others.append(dataclasses.replace(tiny.run(), workload=name))
-resources = Resources(
-    {{"given": given, "unknown there": tiny.plain}}, jobs=1, address=cluster.address, begun=begun
-)
-threading.Thread(target=kill_a_node, daemon=True).start()
-found = {{"cluster": [], "local": []}}
-for outcome in ray_tasks([*slow, *others], resources):
-    found["cluster"].append(dataclasses.asdict(dataclasses.replace(outcome, run=outcome.run.to_dict())))
-assert not ray.is_initialized()
-cluster.shutdown()
-del os.environ["RAY_AUTH_MODE"]
-for outcome in ray_tasks([tiny.run()], Resources(jobs=1)):
-    import psutil  # Ray's own
-    me = psutil.Process()
-    sockets = [each for one in (me, *me.children(recursive=True)) for each in one.net_connections("inet")]
-    found["listening"] = sorted({{each.laddr.ip for each in sockets if each.status == "LISTEN"}})
-    found["token"] = os.environ.get("RAY_AUTH_MODE")
-    found["local"].append(dataclasses.asdict(dataclasses.replace(outcome, run=outcome.run.to_dict())))
-assert not ray.is_initialized()
-(folder / "found.json").write_text(json.dumps(found))
 """
 
 
@@ -114,7 +63,6 @@ def _run_on_clusters(folder: Path) -> None:
     (folder / "notes").mkdir()
     (folder / "mine.py").write_text(MINE)
     (folder / "neighbour.py").write_text(tiny.FILE.read_text())
-    (folder / "script.py").write_text(SCRIPT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TINY_FOLDER", str(folder / "notes"))
         patch.setenv("RAY_AUTH_MODE", "disabled")
@@ -122,7 +70,7 @@ def _run_on_clusters(folder: Path) -> None:
         patch.setenv("RAY_health_check_period_ms", "300")  # it takes ten seconds to miss a node otherwise
         patch.setenv("RAY_worker_niceness", "0")  # they would starve beside tests that are not nice
         patch.delenv("RAY_ADDRESS", raising=False)
-        command = [sys.executable, "-W", "ignore", "script.py", str(folder), str(folder / "notes")]
+        command = [sys.executable, "-W", "ignore", str(SCRIPT), str(folder), str(folder / "notes")]
         ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr
 

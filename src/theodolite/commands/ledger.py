@@ -9,13 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from theodolite.present.text import Column, Table, cell, counted
+
 ledger_app = typer.Typer(
     no_args_is_help=True, help="The runs of a study: show them, and take them to other tools and back."
 )
 
 SHOWN = 40
 """Runs that `show` lists, unless told otherwise."""
-COLUMNS = (
+COLUMNS = [
     "workload",
     "width",
     "depth",
@@ -25,7 +27,7 @@ COLUMNS = (
     "weight_decay",
     "seed",
     "steps",
-)
+]
 
 LedgerPath = Annotated[
     Path, typer.Argument(metavar="LEDGER", help="The folder of a study, or its ledger.sqlite.")
@@ -60,14 +62,26 @@ def ledger_show(
             if row["status"] == "failed":
                 print(f"\n{row['identity']}, attempt {row['attempts']}\n{row['error']}")
         return
-    same = {name for name in COLUMNS if len({row.get(name) for row in rows}) == 1}
-    if rows and same:
-        print(
-            ", ".join(
-                f"{name} {_cell(rows[0][name])}" for name in COLUMNS if name in same and name in rows[0]
-            )
+    if not rows:
+        return
+    same = [name for name in COLUMNS if len({row.get(name) for row in rows}) == 1]
+    if same:
+        print(", ".join(f"{name} {cell(rows[0][name])}" for name in same if rows[0].get(name) is not None))
+    others = [name for name in COLUMNS if name not in same]
+    lines = [
+        (
+            row["identity"],
+            *(row.get(name) for name in others),
+            f"diverged at {row['step']}" if row["status"] == "diverged" else row["status"],
+            row["held_out"],
+            row["seconds"],
         )
-    _print_table(rows if every else rows[-SHOWN:], [name for name in COLUMNS if name not in same])
+        for row in (rows if every else rows[-SHOWN:])
+    ]
+    seconds = Column("seconds", show="{:.1f}".format)
+    table = Table(("run", *others, "status", "held_out", seconds), lines)
+    # In a pipe nobody sees the edge of a terminal, and an identity that is cut is none.
+    print(f"\n{table.text(None if sys.stdout.isatty() else 200)}")
     if len(rows) > SHOWN and not every:
         print(f"These are the last {SHOWN}; --all shows all")
 
@@ -132,30 +146,4 @@ def ledger_salvage(
 def _counted(rows: list[dict[str, Any]]) -> str:
     found = Counter(row["status"] for row in rows)
     parts = [f"{found[status]} {status}" for status in ("finished", "diverged", "failed") if found[status]]
-    runs = "1 run" if len(rows) == 1 else f"{len(rows)} runs"
-    return f"{runs}: {', '.join(parts)}" if rows else "no runs yet"
-
-
-def _print_table(rows: list[dict[str, Any]], columns: list[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    if not rows:
-        return
-    table = Table(box=None, pad_edge=False)
-    for name in ("run", *columns, "status", "held_out", "seconds"):
-        is_text = name in ("run", "workload", "optimizer", "parameterization", "status")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
-    for row in rows:
-        status = f"diverged at {row['step']}" if row["status"] == "diverged" else row["status"]
-        cells = [_cell(row.get(name)) for name in columns]
-        table.add_row(row["identity"], *cells, status, _cell(row["held_out"]), f"{row['seconds']:.1f}")
-    print()
-    # In a pipe nobody sees the edge of a terminal, and an identity that is cut is none.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{counted(len(rows), 'run')}: {', '.join(parts)}" if rows else "no runs yet"

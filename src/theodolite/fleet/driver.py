@@ -22,7 +22,7 @@ from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.provenance import environment
 from theodolite.fleet.ray_tasks import ray_tasks
 from theodolite.fleet.run import Outcome, Run
-from theodolite.fleet.stack import kin
+from theodolite.fleet.stack import families_of
 from theodolite.fleet.training import conditions, targets_in, workload_of
 from theodolite.fleet.vectorised import vectorised, why_not
 from theodolite.present.bar import Bar
@@ -376,16 +376,10 @@ def _is_on_ray(engine: str, resources: Resources) -> bool:
 
 def _on_gpu(runs: Sequence[Run], resources: Resources) -> tuple[str, Engine]:
     """Families of runs that fit into one program are vectorised; the others follow, in processes."""
-    families: dict[str, list[Run]] = {}
-    others: list[Run] = []
-    for run in runs:
-        try:
-            with conditions(run, resources.workloads):
-                families.setdefault(kin(run, workload_of(run.workload, resources.workloads)), []).append(run)
-        except Exception:  # whatever it is, the run itself will say it
-            others.append(run)
+    families, failures = families_of(runs, resources.workloads)
+    others = [run for run, _ in failures]  # the runs themselves will say what is wrong
     together: list[Run] = []
-    for family in families.values():
+    for family in families:
         reason = why_not(family[0], resources)
         if reason is not None:
             resources.said(f"{len(family)} runs like {family[0]} are made one by one: {reason}")

@@ -38,6 +38,7 @@ VALUES = ("attempt", "identity", "name", "step", "value")
 """Of the second."""
 _EMPTY = (*_WHOLE, *_REAL, *RUN_COLUMNS, "error")
 """Where nothing between two commas is None, not an empty text."""
+EXPORT_AGAIN = "Was the file changed? Export it again"
 BATCH = 100_000
 """Lines that are held in memory at a time while a file is written."""
 
@@ -94,9 +95,6 @@ def read_exported(path: Path) -> tuple[str, dict[str, Any], Iterator[Attempt]]:
     return name, json.loads(spec), iter(attempts)
 
 
-EXPORT_AGAIN = "Was the file changed? Export it again"
-
-
 def _beside(path: Path) -> Path:
     return path.with_suffix(f".metrics{path.suffix}")
 
@@ -123,7 +121,7 @@ def _values(numbered: Iterable[tuple[int, Attempt]]) -> Iterator[Line]:
 
 
 def _attempt(path: Path, line: Line, metrics: Series) -> Attempt:
-    """The inverse of `_line`. What was changed by hand is found, not believed."""
+    """The inverse of `_line`; changes of the file are refused."""
     try:
         attempt = Attempt(
             run=line["identity"],
@@ -133,12 +131,9 @@ def _attempt(path: Path, line: Line, metrics: Series) -> Attempt:
             metrics={name: sorted(series) for name, series in metrics.items()},
             readings=json.loads(line["readings"]),
         )
-        same = attempt.metrics_digest == line["metrics_digest"]
-        fault = (
-            tables.fault_of(attempt, attempt.metrics_digest, line["digest"])
-            if same
-            else tables.METRICS_DIFFER
-        )
+        fault = tables.fault_of(attempt, attempt.metrics_digest, line["digest"])
+        if attempt.metrics_digest != line["metrics_digest"]:
+            fault = tables.METRICS_DIFFER
         columns = run_columns(attempt.spec)
     except (AttributeError, TypeError, ValueError) as error:
         raise UseError(f"{path}: attempt {line['attempt']} is not as it was exported: {error}") from error
@@ -234,10 +229,10 @@ def _format(path: Path) -> tuple[Write, Read]:
 
 
 def salvaged(path: Path, said: Callable[[str], None]) -> tuple[str, dict[str, Any], Iterator[Attempt]]:
-    """Name and spec of the study, and all attempts that are as they were written.
+    """Name and spec of the study, and all attempts that are as they were written, of a damaged ledger.
 
-    It works on a copy. Attempts are looked up one by one, as what they are made of may be gone for some and
-    not for others. One that does not match its digest is left out, and named: its run can be made again.
+    It works on a copy. Attempts are read one by one; one that does not match its digest is left out and
+    named: its run can be made again.
     """
     if not path.is_file():
         raise UseError(f"there is no ledger at {path}: give the folder or the file of one")

@@ -1,13 +1,13 @@
-"""What a run finds set in its process, and that it leaves nothing set behind.
+"""Settings of the process around a run: standard ones at its start, and all as before at its end.
 
-A run's numbers depend on its value alone: not on what ran before it in the same process, nor on what the
-caller has set. So every run begins with torch's own settings, as a fresh process has them, and at its end
-everything is as it was before.
+A run's numbers depend on its value alone, not on what ran before it in the same process, nor on what the
+caller has set.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
 import sys
@@ -79,9 +79,6 @@ _CALLERS = object()
 """Standard is what the caller has."""
 
 
-_NUMPYS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
-
-
 def _put(state: Mapping[str, Any]) -> None:
     for name, setting in _SETTINGS.items():
         if setting.read() != state[name]:
@@ -127,10 +124,6 @@ def _set_environment(variables: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
-def _set_path(entries: list[str]) -> None:
-    sys.path[:] = entries
-
-
 def _set_filters(filters: list[Any]) -> None:
     warnings.filters[:] = filters  # type: ignore[index]
     with warnings.catch_warnings():  # which makes known that they have changed
@@ -142,27 +135,6 @@ def _default_device() -> Any:
     return None if context is None else context.device
 
 
-def _deterministic() -> tuple[bool, bool, bool]:
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-    )
-
-
-def _set_deterministic(flags: tuple[bool, bool, bool]) -> None:
-    torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
-    torch.utils.deterministic.fill_uninitialized_memory = flags[2]  # type: ignore[attr-defined]
-
-
-def _anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
-def _flushes_denormal() -> bool:
-    return (torch.full((1,), 1e-40, dtype=torch.float32, device="cpu") * 1).item() == 0
-
-
 def _matmul_precision() -> str | None:
     try:
         return torch.get_float32_matmul_precision()
@@ -170,90 +142,102 @@ def _matmul_precision() -> str | None:
         return None
 
 
-def _set_matmul_precision(precision: str | None) -> None:
-    if precision is not None:
-        torch.set_float32_matmul_precision(precision)
+def _autocast(device: str, dtype: torch.dtype) -> _Setting:
+    def write(state: tuple[bool, torch.dtype]) -> None:
+        torch.set_autocast_enabled(device, state[0])
+        torch.set_autocast_dtype(device, state[1])
+
+    read = lambda: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))  # noqa: E731
+    return _Setting(read, write, (False, dtype))
 
 
-def _autocast(device: str) -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+def _attributes(standard: Mapping[str, Any]) -> Iterator[tuple[str, _Setting]]:
+    """Attributes below torch; not every version has all."""
+    for path, value in standard.items():
+        owner, _, name = path.rpartition(".")
+
+        def write(value: Any, owner: str = owner, name: str = name) -> None:
+            setattr(operator.attrgetter(owner)(torch), name, value)
+
+        read = functools.partial(operator.attrgetter(path), torch)
+        with contextlib.suppress(AttributeError, RuntimeError):
+            read()
+            yield f"torch.{path}", _Setting(read, write, value)
 
 
-def _set_autocast(device: str, state: tuple[bool, torch.dtype]) -> None:
-    torch.set_autocast_enabled(device, state[0])
-    torch.set_autocast_dtype(device, state[1])
-
-
-def _flag(path: str, standard: Any) -> dict[str, _Setting]:
-    """An attribute below torch.backends; not every version has all."""
-    owner, _, name = path.rpartition(".")
-
-    def read() -> Any:
-        return getattr(operator.attrgetter(owner)(torch.backends) if owner else torch.backends, name)
-
-    def write(value: Any) -> None:
-        setattr(operator.attrgetter(owner)(torch.backends) if owner else torch.backends, name, value)
-
-    try:
-        read()
-    except (AttributeError, RuntimeError):
-        return {}
-    return {f"torch.backends.{path}": _Setting(read, write, standard)}
-
-
-def _attention(kind: str) -> dict[str, _Setting]:
-    backends = torch.backends.cuda
-    read, write = (
-        getattr(backends, f"{kind}_sdp_enabled", None),
-        getattr(backends, f"enable_{kind}_sdp", None),
-    )
-    return {f"{kind} attention": _Setting(read, write, True)} if read and write else {}
+def _attentions() -> Iterator[tuple[str, _Setting]]:
+    for kind in ("flash", "mem_efficient", "math", "cudnn"):
+        read = getattr(torch.backends.cuda, f"{kind}_sdp_enabled", None)
+        write = getattr(torch.backends.cuda, f"enable_{kind}_sdp", None)
+        if read and write:
+            yield f"{kind} attention", _Setting(read, write, True)
 
 
 _SETTINGS: dict[str, _Setting] = {
     "folder": _Setting(_folder, _change_folder, _CALLERS),
     "environment": _Setting(lambda: dict(os.environ), _set_environment, _CALLERS),
-    "sys.path": _Setting(lambda: list(sys.path), _set_path, _CALLERS),
+    "sys.path": _Setting(
+        lambda: list(sys.path), lambda path: operator.setitem(sys.path, slice(None), path), _CALLERS
+    ),
     "warnings": _Setting(lambda: list(warnings.filters), _set_filters, _CALLERS),
-    "numpy errors": _Setting(np.geterr, lambda kinds: np.seterr(**kinds), _NUMPYS),
+    "numpy errors": _Setting(
+        np.geterr,
+        lambda kinds: np.seterr(**kinds),
+        {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
+    ),
     "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     "default device": _Setting(_default_device, torch.set_default_device, None),
     "gradients": _Setting(torch.is_grad_enabled, torch.set_grad_enabled, True),
     "threads": _Setting(torch.get_num_threads, torch.set_num_threads, _CALLERS),
-    "deterministic algorithms": _Setting(_deterministic, _set_deterministic, (False, False, True)),
+    "deterministic algorithms": _Setting(
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda state: torch.use_deterministic_algorithms(state[0], warn_only=state[1]),
+        (False, False),
+    ),
     "anomaly mode": _Setting(
-        _anomaly, lambda state: torch.autograd.set_detect_anomaly(*state), (False, True)
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda state: torch.autograd.set_detect_anomaly(*state),
+        (False, True),
     ),
-    "flush denormal": _Setting(_flushes_denormal, torch.set_flush_denormal, False),
-    "autocast on cpu": _Setting(
-        lambda: _autocast("cpu"), lambda state: _set_autocast("cpu", state), (False, torch.bfloat16)
+    "flush denormal": _Setting(
+        lambda: (torch.full((1,), 1e-40, dtype=torch.float32, device="cpu") * 1).item() == 0,
+        torch.set_flush_denormal,
+        False,
     ),
-    "autocast on cuda": _Setting(
-        lambda: _autocast("cuda"), lambda state: _set_autocast("cuda", state), (False, torch.float16)
-    ),
+    "autocast on cpu": _autocast("cpu", torch.bfloat16),
+    "autocast on cuda": _autocast("cuda", torch.float16),
     "autocast cache": _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, True),
-    "matmul precision": _Setting(_matmul_precision, _set_matmul_precision, "highest"),
-    # From the general to the special: one that says nothing follows the one before.
-    **_flag("fp32_precision", "none"),
-    **_flag("cuda.matmul.fp32_precision", "none"),
-    **_flag("cudnn.fp32_precision", "none"),
-    **_flag("cudnn.conv.fp32_precision", "tf32"),
-    **_flag("cudnn.rnn.fp32_precision", "tf32"),
-    **_flag("mkldnn.fp32_precision", "none"),
-    **_flag("mkldnn.matmul.fp32_precision", "none"),
-    **_flag("mkldnn.conv.fp32_precision", "none"),
-    **_flag("mkldnn.rnn.fp32_precision", "none"),
-    **_flag("cuda.matmul.allow_fp16_reduced_precision_reduction", True),
-    **_flag("cuda.matmul.allow_bf16_reduced_precision_reduction", True),
-    **_flag("cuda.matmul.allow_fp16_accumulation", False),
-    **_flag("cudnn.enabled", True),
-    **_flag("cudnn.benchmark", False),
-    **_flag("cudnn.deterministic", False),
-    **_flag("mkldnn.enabled", True),
-    **_flag("mkldnn.deterministic", False),
-    **_attention("flash"),
-    **_attention("mem_efficient"),
-    **_attention("math"),
-    **_attention("cudnn"),
+    "matmul precision": _Setting(
+        _matmul_precision, lambda found: found and torch.set_float32_matmul_precision(found), "highest"
+    ),
+    **dict(
+        _attributes(
+            {
+                "utils.deterministic.fill_uninitialized_memory": True,
+                # From the general to the special: one that says nothing follows the one before.
+                "backends.fp32_precision": "none",
+                "backends.cuda.matmul.fp32_precision": "none",
+                "backends.cudnn.fp32_precision": "none",
+                "backends.cudnn.conv.fp32_precision": "tf32",
+                "backends.cudnn.rnn.fp32_precision": "tf32",
+                "backends.mkldnn.fp32_precision": "none",
+                "backends.mkldnn.matmul.fp32_precision": "none",
+                "backends.mkldnn.conv.fp32_precision": "none",
+                "backends.mkldnn.rnn.fp32_precision": "none",
+                "backends.cuda.matmul.allow_fp16_reduced_precision_reduction": True,
+                "backends.cuda.matmul.allow_bf16_reduced_precision_reduction": True,
+                "backends.cuda.matmul.allow_fp16_accumulation": False,
+                "backends.cudnn.enabled": True,
+                "backends.cudnn.benchmark": False,
+                "backends.cudnn.deterministic": False,
+                "backends.mkldnn.enabled": True,
+                "backends.mkldnn.deterministic": False,
+            }
+        )
+    ),
+    **dict(_attentions()),
 }
 """In the order in which they are put back."""

@@ -52,19 +52,19 @@ def pooled(
 ) -> Generator[tuple[Item, Result | Failure], None, None]:
     """Every item with its result, in the order in which they end.
 
-    An exception is the `Failure` of its item. So is the end of a worker that ends itself, which it would do
-    again. A worker that is killed, by which most often the system frees memory, takes only its item with it:
-    that is tried again when the others are done, alone, `RETRIES` times at most. Closing the iterator kills
-    all workers; they also end when the driver is killed. A Ctrl-C is the driver's to answer.
+    An exception is the `Failure` of its item, and so is a worker that exits by itself. An item whose worker
+    was killed, as the system does to free memory, is tried again after the others, alone, at most `RETRIES`
+    times. Closing the iterator kills all workers; they also end when the driver is killed. Only the driver
+    answers to Ctrl-C.
 
     Args:
         function: of a module, a partial of one, or any object that pickles.
         items: taken in their order.
         jobs: most processes at a time, one thread each.
         begun: called when an item is handed to a worker.
-        said: called with a line when a worker was lost.
-        spent: is a worker not to be used again that gave this result?
-        timeout: seconds after which a worker is killed that has no result yet: a `Failure`.
+        said: called with a message when a worker was lost.
+        spent: given a result, must its worker be replaced?
+        timeout: seconds after which an item without a result is a `Failure`, its worker killed.
     """
     try:
         shipped = pickle.dumps(function)
@@ -138,7 +138,7 @@ def _hand_out(
 
 
 def _ready(workers: Sequence[_Worker[Item]], timeout: float | None) -> list[_Worker[Item]]:
-    """Wait until some of them have sent something, or have died, or the time of one is over."""
+    """Wait until some have sent something, have died, or are out of time."""
     since = [worker.since for worker in workers if worker.since is not None]
     left = None if timeout is None or not since else max(min(since) + timeout - time.monotonic(), 0.0)
     signs = connection.wait(
@@ -173,7 +173,7 @@ class _Worker(Generic[Item]):
             self._begin(task)
 
     def received(self, shipped: bytes) -> _Message:
-        """What it has sent. It says first that it is ready; then it is sent the function, then items."""
+        """What it has sent: first that it is ready, whereupon it gets the function, then results of items."""
         try:
             if not self.pipe.poll():  # what it sent before it died is read first
                 return ("nothing" if self.process.is_alive() else "loss"), None
@@ -198,7 +198,7 @@ class _Worker(Generic[Item]):
         self.pipe.close()
 
     def ended(self) -> tuple[str, bool]:
-        """How a process that was lost has ended, and whether it was killed."""
+        """How a lost process has ended, and whether it was killed."""
         self.process.join()
         self.pipe.close()
         code = self.process.exitcode or 0
@@ -223,7 +223,7 @@ class _Worker(Generic[Item]):
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """A Ctrl-C goes to the whole group. What is started here never hears it, not even while it starts."""
+    """Processes that are started in here never get a Ctrl-C, which goes to the whole group."""
     resource_tracker.ensure_running()  # which lifts the mask when it starts its process
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -233,30 +233,29 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _context() -> ForkServerContext | SpawnContext:
-    """Where workers come from.
+    """Where workers come from: on Linux a process that has imported torch forks them, else fresh processes.
 
-    On Linux one process imports torch and Theodolite, and forks every worker, so that a worker is there at
-    once. It never touches a GPU, as CUDA does not survive a fork. Elsewhere each worker is a fresh process.
+    That process never touches a GPU, as CUDA does not survive a fork.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     # The system ends that process with the thread that started it, so that has to be the main one.
     is_main = threading.current_thread() is threading.main_thread()
-    context = multiprocessing.get_context("forkserver")
     first = ["theodolite.fleet.lifeline"] if is_main else []
+    context = multiprocessing.get_context("forkserver")
     # Whatever is trained first imports torch._dynamo, which would be a second of every worker.
     context.set_forkserver_preload([*first, "theodolite.fleet.engine", "torch._dynamo"])
     return context
 
 
 def _work(pipe: Connection, environment: Mapping[str, str]) -> None:
-    """The life of a worker, in the environment that the driver had when it started it."""
+    """The main function of a worker, in the environment variables of its driver."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
     driver = multiprocessing.parent_process()
     assert driver is not None
-    threading.Thread(target=_end_with, args=(driver,), daemon=True).start()
+    threading.Thread(target=lambda: (driver.join(), os._exit(1)), daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
@@ -275,8 +274,3 @@ def _answer(function: Callable[[Item], Result], item: Item) -> bytes:
         return pickle.dumps(("result", function(item)))
     except (Exception, SystemExit) as error:
         return pickle.dumps(("result", Failure(in_one_line(error), traceback.format_exc())))
-
-
-def _end_with(driver: BaseProcess) -> None:
-    driver.join()
-    os._exit(1)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.fleet.run import Run
-from theodolite.fleet.training import planned
+from theodolite.fleet.training import Workloads, conditions, planned, workload_of
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.optimizers.schedule import LRFactor
 from theodolite.optimizers.spec import Vectorised
@@ -54,6 +55,18 @@ class Stack:
     """(M,)."""
 
 
+APART = (
+    *("lr", "seed", "parameterization", "base", "weight_decay", "decay", "eps", "vector_lr", "init_scale"),
+    *("temperature", "schedule", "warmup", "final", "every"),
+)
+"""Fields in which the models of one program may differ."""
+INDIFFERENT = ("foreach", "fused", "capturable", "differentiable", "weight_decouple", "fixed_decay")
+"""Options of torch's and pytorch_optimizer's that do not change the numbers, or that a plan fixes."""
+PLANNED = ("params", "param_names", "name", "lr", "weight_decay", "rule", "planned_lr")
+Hyper = tuple[torch.dtype, tuple[tuple[str, tuple[float, ...]], ...]]
+"""The dtype of a tensor, and by name a number for each model."""
+
+
 def kin(run: Run, workload: Workload) -> str:
     """Runs with the same kin can be one program: what may differ is a number for each model."""
     alike = {name: value for name, value in run.to_dict().items() if name not in APART}
@@ -66,22 +79,17 @@ def kin(run: Run, workload: Workload) -> str:
     return json.dumps(alike, sort_keys=True)
 
 
-APART = (
-    "lr",
-    "seed",
-    "parameterization",
-    "base",
-    "weight_decay",
-    "decay",
-    "eps",
-    "vector_lr",
-    "init_scale",
-    "temperature",
-    "schedule",
-    "warmup",
-    "final",
-    "every",
-)
+def families_of(runs: Sequence[Run], workloads: Workloads) -> tuple[list[list[Run]], list[tuple[Run, str]]]:
+    """Runs that are kin, and runs whose workload cannot be had, with the traceback."""
+    families: dict[str, list[Run]] = {}
+    failures = []
+    for run in runs:
+        try:
+            with conditions(run, workloads):
+                families.setdefault(kin(run, workload_of(run.workload, workloads)), []).append(run)
+        except Exception:
+            failures.append((run, traceback.format_exc()))
+    return list(families.values()), failures
 
 
 def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
@@ -94,7 +102,7 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
     drawn: dict[tuple[int, str], nn.Module] = {}
     starts = []
     for run, plan in zip(runs, plans, strict=True):
-        key = run.seed, _start(plan)
+        key = run.seed, repr([(name, row.init) for name, row in plan.rows.items()])
         if key not in drawn:
             drawn[key] = plan.build(run.seed)
         starts.append(key)
@@ -121,17 +129,19 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
                 settings[0]["rule"],
                 stacked(parameters, name),
                 hypers.setdefault(_hyper(settings, parameter.dtype), len(hypers)),
-                _shared(settings[0]),
+                {name: settings[0][name] for name in vectorised(settings[0]["rule"]).shared},
             )
         )
     schedules = [LRFactor(run.schedule, run.steps, run.warmup, run.final) for run in runs]
-    steps = runs[0].steps
-    factors = torch.tensor([[factor(step) for factor in schedules] for step in range(steps)])
+    factors = torch.tensor([[factor(step) for factor in schedules] for step in range(runs[0].steps)])
     return Stack(
         runs=tuple(runs),
         model=model.to(device),
         tensors=tuple(tensors),
-        hypers=tuple(_columns(hyper, device) for hyper in hypers),
+        hypers=tuple(
+            {name: torch.tensor(column, dtype=dtype, device=device)[:, None] for name, column in columns}
+            for dtype, columns in hypers
+        ),
         buffers={name: stacked(buffers, name) for name in buffers[0]}
         | {name: stacked(parameters, name) for name in parameters[0] if name not in groups[0]},
         factors=factors.to(device, torch.float64),
@@ -161,15 +171,6 @@ def vectorised(rule: str) -> Vectorised:
     return step
 
 
-INDIFFERENT = ("foreach", "fused", "capturable", "differentiable", "weight_decouple", "fixed_decay")
-"""Options of torch's and pytorch_optimizer's that do not change the numbers, or that a plan fixes."""
-PLANNED = ("params", "param_names", "name", "lr", "weight_decay", "rule", "planned_lr")
-
-
-def _start(plan: Plan) -> str:
-    return repr([(name, row.init) for name, row in plan.rows.items()])
-
-
 def _by_name(plan: Plan, model: nn.Module) -> dict[str, dict[str, Any]]:
     """The settings of every tensor, options that were left open at their usual values."""
     found = {}
@@ -178,10 +179,6 @@ def _by_name(plan: Plan, model: nn.Module) -> dict[str, dict[str, Any]]:
         settings = {**step.numbers, **step.shared, **group}
         found.update(dict.fromkeys(group["param_names"], settings))
     return found
-
-
-Hyper = tuple[torch.dtype, tuple[tuple[str, tuple[float, ...]], ...]]
-"""The dtype of a tensor, and by name a number for each model."""
 
 
 def _hyper(settings: Sequence[Mapping[str, Any]], dtype: torch.dtype) -> Hyper:
@@ -194,12 +191,3 @@ def _hyper(settings: Sequence[Mapping[str, Any]], dtype: torch.dtype) -> Hyper:
         else:
             columns[name] = tuple(float(one[name]) for one in settings)
     return dtype, tuple(columns.items())
-
-
-def _columns(hyper: Hyper, device: str) -> dict[str, Tensor]:
-    dtype, columns = hyper
-    return {name: torch.tensor(column, dtype=dtype, device=device)[:, None] for name, column in columns}
-
-
-def _shared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in vectorised(settings["rule"]).shared}

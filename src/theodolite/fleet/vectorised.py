@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.fleet.engine import Resources
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Outcome, Run
-from theodolite.fleet.stack import Stack, kin, stack, why_not_stacked
+from theodolite.fleet.stack import Stack, families_of, kin, stack, why_not_stacked
 from theodolite.fleet.training import (
     LOOK_EVERY,
     TARGETS,
@@ -41,23 +42,23 @@ ENGINE = "vectorised"
 MEMORY_SHARE = 0.8
 """Of the free memory of a device, what models may take."""
 CHUNK_ON_CPU = 32
+TRIED = 4
+"""Steps that are made to compare models together and alone."""
+RTOL = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 3e-2}
+"""By precision, the difference of losses that is allowed, as sums are taken in another order."""
 COMPILE_FROM = 250
 """Steps from which models are compiled on a GPU: a step of 24 small GPTs then takes 13 ms instead of 32."""
 
 
 def vectorised(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
-    """Runs of one shape together, as many at a time as memory holds; half as many if it did not.
+    """Runs of one shape in one program, as many at a time as memory holds; halve them on out-of-memory.
 
-    What comes out otherwise together than alone is not run but fails, and says why.
+    Runs whose batched result differs from the single one fail, with the reason.
     """
-    families: dict[str, list[Run]] = {}
-    for run in runs:
-        try:
-            with conditions(run, resources.workloads):
-                families.setdefault(kin(run, workload_of(run.workload, resources.workloads)), []).append(run)
-        except Exception:
-            yield failed(run, traceback.format_exc(), 0.0, resources.device, ENGINE)
-    for family in families.values():
+    families, failures = families_of(runs, resources.workloads)
+    for run, error in failures:
+        yield failed(run, error, 0.0, resources.device, ENGINE)
+    for family in families:
         reason = why_not(family[0], resources)
         if reason is None:
             yield from _family(family, resources)
@@ -65,10 +66,13 @@ def vectorised(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
             yield from (failed(run, reason, 0.0, resources.device, ENGINE) for run in family)
 
 
-def why_not(run: Run, resources: Resources) -> str | None:
-    """Why a run and its kin cannot be made together; None if they can.
+_reasons: dict[tuple[Workload, str, str], str | None] = {}
 
-    Two of them are made for a few steps, together and alone, and have to come out alike.
+
+def why_not(run: Run, resources: Resources) -> str | None:
+    """Why a run and its kin cannot share a program; None if they can.
+
+    Two of them are trained for a few steps, together and alone, and have to agree.
     """
     try:
         with conditions(run, resources.workloads):
@@ -81,35 +85,21 @@ def why_not(run: Run, resources: Resources) -> str | None:
         return in_one_line(error)
 
 
-_reasons: dict[tuple[Workload, str, str], str | None] = {}
-
-
 def _why_not(run: Run, workload: Workload, resources: Resources) -> str | None:
     reason = why_not_stacked(run, workload)
     if reason is not None:
         return reason
     for name, module in build_hollow(workload.build, run.size).named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
-            return f"{name} drops values at random ({module}), which comes out otherwise for many at once"
-    # By plain descent: Adam makes rounding as large as any gradient where there is nothing else, as in a bias
-    # before a norm. That each optimizer does the same for many is not a question of the network.
-    short = dataclasses.replace(
-        run,
-        steps=min(TRIED, run.steps),
-        optimizer="sgd",
-        lr=min(run.lr, 0.01),
-        options={},
-        vector_lr=None,
-        vector_options={},
-        warmup=0,
-        every=1,
-        held_out=1,
-        probes=(),
-    )
+            return f"{name} drops values at random ({module}), which differs for many models at once"
+    # By SGD: Adam turns rounding into whole steps where the gradient is zero, as in a bias before a norm.
+    descent: dict[str, Any] = {"optimizer": "sgd", "options": {}, "vector_lr": None, "vector_options": {}}
+    descent |= {"steps": min(TRIED, run.steps), "lr": min(run.lr, 0.01), "warmup": 0}
+    short = dataclasses.replace(run, **descent, every=1, held_out=1, probes=())
     pair = [short, dataclasses.replace(short, seed=run.seed + 1)]
     try:
         alone = [train(each, workload, device=resources.device) for each in pair]
-    except Exception:  # not the fault of being together: the run itself will say it, and its kin may be good
+    except Exception:  # the run itself will say it, and its kin may be good
         return None
     try:
         together = _together(pair, resources, compiled=False)
@@ -117,14 +107,9 @@ def _why_not(run: Run, workload: Workload, resources: Resources) -> str | None:
         return None if _is_out_of_memory(error) else in_one_line(error)
     for mine, other in zip(map(_losses, together), map(_losses, alone), strict=True):
         if not _alike(mine, other, run):
-            return f"together the losses of its first steps are {_said(mine)}, and alone {_said(other)}"
+            said, wanted = (", ".join(f"{loss:.6g}" for loss in losses) for losses in (mine, other))
+            return f"together the losses of its first steps are {said}, and alone {wanted}"
     return None
-
-
-TRIED = 4
-"""Steps that are made to see whether models come out alike."""
-TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 3e-2}
-"""Of a loss, by which that may differ: sums are taken in another order."""
 
 
 def _losses(outcome: Outcome) -> list[float]:
@@ -134,16 +119,12 @@ def _losses(outcome: Outcome) -> list[float]:
 
 
 def _alike(mine: Sequence[float], others: Sequence[float], run: Run) -> bool:
-    close = TOLERANCE[run.precision]
+    close = RTOL[run.precision]
     return len(mine) == len(others) and all(
         math.isclose(one, other, rel_tol=close, abs_tol=close)
         or not (math.isfinite(one) or math.isfinite(other))
         for one, other in zip(mine, others, strict=True)
     )
-
-
-def _said(losses: Sequence[float]) -> str:
-    return ", ".join(f"{loss:.6g}" for loss in losses)
 
 
 def _family(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
@@ -220,7 +201,7 @@ def _together(runs: Sequence[Run], resources: Resources, *, compiled: bool) -> l
 
 
 def _single(models: Stack, place: int) -> nn.Module:
-    """One of the models, its values in the network that all of them share."""
+    """Put the values of one model into the network that all share."""
     with torch.no_grad():
         own = {**dict(models.model.named_parameters()), **dict(models.model.named_buffers())}
         for one in models.tensors:
@@ -231,7 +212,7 @@ def _single(models: Stack, place: int) -> nn.Module:
 
 
 def _check_compiled(program: Program, workload: Workload, device: str) -> None:
-    """A compiler is not to be trusted with all that code may do: see the first loss of one model."""
+    """Compare the first loss of one model with that of the network that is not compiled."""
     run = program.stack.runs[0]
     model = planned(run, workload).build(run.seed, device=device).train()
     batch = on_device(workload.draw(run.seed, 0), device)
@@ -244,7 +225,7 @@ def _check_compiled(program: Program, workload: Workload, device: str) -> None:
 
 @exclusive()
 def _room(run: Run, resources: Resources) -> int:
-    """How many models of this shape fit into memory, from what one step of one takes."""
+    """How many models of this shape fit into memory, by one step of one."""
     if torch.device(resources.device).type != "cuda":
         return CHUNK_ON_CPU
     workload = workload_of(run.workload, resources.workloads)

@@ -1,0 +1,14 @@
+"""A script that a worker cannot import in less than ten minutes; it notes which worker tries."""
+
+import os
+import time
+
+if __name__ == "__main__":
+    from theodolite.fleet.pool import pooled
+
+    list(pooled(int, ["3"], 1))
+else:  # as a worker imports it
+    with open("worker.part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("worker.part", "worker")
+    time.sleep(600)
