@@ -142,6 +142,11 @@ def _matmul_precision() -> str | None:
         return None
 
 
+def _set_matmul_precision(precision: str | None) -> None:
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+
+
 def _autocast(device: str, dtype: torch.dtype) -> _Setting:
     def write(state: tuple[bool, torch.dtype]) -> None:
         torch.set_autocast_enabled(device, state[0])
@@ -210,9 +215,7 @@ _SETTINGS: dict[str, _Setting] = {
     "autocast on cpu": _autocast("cpu", torch.bfloat16),
     "autocast on cuda": _autocast("cuda", torch.float16),
     "autocast cache": _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, True),
-    "matmul precision": _Setting(
-        _matmul_precision, lambda found: found and torch.set_float32_matmul_precision(found), "highest"
-    ),
+    "matmul precision": _Setting(_matmul_precision, _set_matmul_precision, "highest"),
     **dict(
         _attributes(
             {

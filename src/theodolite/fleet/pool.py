@@ -255,7 +255,7 @@ def _work(pipe: Connection, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     driver = multiprocessing.parent_process()
     assert driver is not None
-    threading.Thread(target=lambda: (driver.join(), os._exit(1)), daemon=True).start()
+    threading.Thread(target=_end_with, args=(driver,), daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
@@ -274,3 +274,8 @@ def _answer(function: Callable[[Item], Result], item: Item) -> bytes:
         return pickle.dumps(("result", function(item)))
     except (Exception, SystemExit) as error:
         return pickle.dumps(("result", Failure(in_one_line(error), traceback.format_exc())))
+
+
+def _end_with(driver: BaseProcess) -> None:
+    driver.join()
+    os._exit(1)
