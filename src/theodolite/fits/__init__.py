@@ -4,7 +4,7 @@ from theodolite.fits.allocation import allocation
 from theodolite.fits.fitting import FORMS, fit
 from theodolite.fits.isoflop import isoflop
 from theodolite.fits.laws import chinchilla, depth_expansion, power
-from theodolite.fits.result import Fit, FitEstimate, HeldOut
+from theodolite.fits.result import Fit, FitEstimate, HeldOutRuns
 
 __all__ = [
     # from a file, a ledger or rows
@@ -19,5 +19,5 @@ __all__ = [
     # what comes out
     "Fit",
     "FitEstimate",
-    "HeldOut",
+    "HeldOutRuns",
 ]

@@ -14,7 +14,7 @@ from theodolite.core.progress import Progress
 from theodolite.fits import estimating, plots
 from theodolite.fits.minimizing import Array, Flags, Indices
 from theodolite.fits.parabolas import Polynomial, noise, optimum, polynomial
-from theodolite.fits.result import Fit, Form, HeldOut
+from theodolite.fits.result import Fit, Form, HeldOutRuns
 from theodolite.present.figure import Figure, Panel
 
 NUM_BUDGETS = 9
@@ -218,7 +218,7 @@ def _log_depth(size: Any, a: Any, b: Any) -> Any:
     return np.log(np.real(lambertw(np.exp(argument))) / twice)
 
 
-def _hold_out(data: Mapping[str, Array], budget: float, depth: float) -> HeldOut | None:
+def _hold_out(data: Mapping[str, Array], budget: float, depth: float) -> HeldOutRuns | None:
     """Without the largest runs: which depth would have been foretold for the largest budget?"""
     out = estimating.largest(data["parameters"])
     seen = {name: column[~out] for name, column in data.items()}

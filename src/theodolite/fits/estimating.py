@@ -13,7 +13,7 @@ from theodolite.core.arguments import whole
 from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress
 from theodolite.fits.minimizing import Array, Flags, Law, Minimum, bootstrap, minimize
-from theodolite.fits.result import Fit, FitEstimate, Form, HeldOut, estimate, symbol
+from theodolite.fits.result import Fit, FitEstimate, Form, HeldOutRuns, estimate, symbol
 
 HELD_OUT_SHARE = 0.1
 """Of the points, the largest; with them all that are as large as the smallest of these."""
@@ -142,10 +142,10 @@ def largest(scale: Array) -> Flags:
     return scale >= np.sort(scale)[-num]
 
 
-def compare(form: Form, what: str, scale: Array, predicted: Array, measured: Array) -> HeldOut:
+def compare(form: Form, what: str, scale: Array, predicted: Array, measured: Array) -> HeldOutRuns:
     """Predictions of the largest points beside what was measured."""
     off = predicted / measured - 1
-    return HeldOut(
+    return HeldOutRuns(
         what=what,
         num_points=len(off),
         scale=form.scale,
@@ -239,7 +239,7 @@ def _smallest_eigenvalue(law: Law, theta: Array) -> float:
 
 def _hold_out(
     form: Form, make_law: Callable[[Mapping[str, Array]], Law], points: Mapping[str, Array]
-) -> HeldOut | None:
+) -> HeldOutRuns | None:
     """Fit without the largest points and predict them; None where too few would be left."""
     out = largest(points[form.scale])
     seen = {name: column[~out] for name, column in points.items()}

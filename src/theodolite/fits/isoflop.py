@@ -14,7 +14,7 @@ from theodolite.core.progress import Progress
 from theodolite.fits import estimating, plots
 from theodolite.fits.minimizing import Array, Indices
 from theodolite.fits.parabolas import Polynomial, noise, optimum, polynomial
-from theodolite.fits.result import Fit, Form, HeldOut
+from theodolite.fits.result import Fit, Form, HeldOutRuns
 from theodolite.present.figure import Figure, Panel
 
 ALIKE = 1.1
@@ -158,7 +158,7 @@ def _line(log_budget: Array, log_size: Array) -> dict[str, Array]:
     return {"k": np.exp(log_size.mean(-1) - p * log_budget.mean()), "p": p}
 
 
-def _hold_out(at: Array, best: Array) -> HeldOut | None:
+def _hold_out(at: Array, best: Array) -> HeldOutRuns | None:
     if len(at) < 3:
         return None
     known = _line(at[:-1], best[:-1])

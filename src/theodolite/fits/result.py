@@ -66,7 +66,7 @@ _FORMS: dict[str, Form] = {}
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutRuns:
     """How well the largest runs are predicted by a fit that has not seen them."""
 
     what: str
@@ -113,7 +113,7 @@ class Fit(Result):
     """The points, by column; `loss` among them."""
     fitted: Array = field(repr=False)
     """The loss that the fit gives at each point."""
-    held_out: HeldOut | None
+    held_out: HeldOutRuns | None
     warnings: tuple[str, ...]
     num_starts: int = 1
     """Starting points of the search; 1 where the optimum has a closed form."""

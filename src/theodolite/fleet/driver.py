@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from theodolite.core.arguments import one_of, positive
+from theodolite.core.batches import targets_in
 from theodolite.core.building import check_device
 from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress
@@ -23,7 +24,7 @@ from theodolite.fleet.provenance import environment
 from theodolite.fleet.ray_tasks import ray_tasks
 from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.stack import families_of
-from theodolite.fleet.training import conditions, targets_in, workload_of
+from theodolite.fleet.training import conditions, workload_of
 from theodolite.fleet.vectorised import vectorised, why_not
 from theodolite.present.bar import Bar
 from theodolite.present.result import Result

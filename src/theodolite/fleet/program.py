@@ -30,11 +30,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from theodolite.core.batches import Batch
+from theodolite.core.batches import Batch, targets_in
 from theodolite.core.calling import call, evaluate, logits, require_logits, with_tensors
 from theodolite.core.higher_order import trainable_operators
 from theodolite.fleet.stack import Stack, Tensors, vectorised
-from theodolite.fleet.training import HELD_OUT, TRAINED_ON, precision_of, share_right, targets_in
+from theodolite.fleet.training import HELD_OUT, TRAINED_ON, precision_of, share_right
 from theodolite.optimizers.spec import Slot
 from theodolite.workloads import Workload
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.anatomy import Anatomy, dissect
-from theodolite.core.batches import device_of, on_device
-from theodolite.core.batches import targets_in as targets_in
+from theodolite.core.batches import device_of, on_device, targets_in
 from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import call, described, logits
 from theodolite.core.errors import UseError

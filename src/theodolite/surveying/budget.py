@@ -17,10 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from theodolite.core.batches import Batch
+from theodolite.core.batches import Batch, targets_in
 from theodolite.core.errors import UseError
 from theodolite.core.higher_order import plain_operators
-from theodolite.fleet.training import targets_in
 from theodolite.workloads import Workload
 
 OPERATION = 3e5

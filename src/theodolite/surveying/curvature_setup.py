@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.core.batches import Batch
+from theodolite.core.batches import Batch, targets_in
 from theodolite.core.building import in_one_line, untouched_randomness
 from theodolite.core.calling import ModelLoss, OutputLoss, call, evaluate, logits
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.fleet.training import targets_in
 from theodolite.probes.curvature.curvature import curvature
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, hessian

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from theodolite.core.batches import Batch
+from theodolite.core.batches import Batch, targets_in
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.fleet.training import targets_in
 from theodolite.present.text import counted, listed
 from theodolite.probes.stream.growth import GrowthLaw, fit_growth
 from theodolite.probes.stream.stream import MASSIVE_RATIO, Stream, stream

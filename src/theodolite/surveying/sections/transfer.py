@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from theodolite.core.batches import targets_in
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.fleet.run import Run
-from theodolite.fleet.training import targets_in, train
+from theodolite.fleet.training import train
 from theodolite.planning.parameterization import Parameterization
 from theodolite.present.text import counted, listed, signed
 from theodolite.surveying.budget import Budget, TooLong, with_few

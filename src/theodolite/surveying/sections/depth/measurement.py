@@ -19,12 +19,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from theodolite.anatomy.names import canonical_modules
-from theodolite.core.batches import Batch
+from theodolite.core.batches import Batch, targets_in
 from theodolite.core.building import evaluated, in_one_line, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.examples import fingerprints, num_examples, take
 from theodolite.core.size import Size
-from theodolite.fleet.training import targets_in
 from theodolite.present.text import counted
 from theodolite.probes.signal import gradient_statistics
 from theodolite.probes.signal.result import Signal
