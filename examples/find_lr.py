@@ -1,4 +1,4 @@
-"""Which learning rates your model can be trained with, by your optimizer and your data.
+"""Find the learning rates at which your model can be trained with your optimizer and your data.
 
     python examples/find_lr.py
 
@@ -23,12 +23,10 @@ optimizer = torch.optim.AdamW(
     [{"params": model[:4].parameters()}, {"params": model[4:].parameters(), "lr": 1e-4}]
 )
 
-found = th.find_lr(model, optimizer, data, loss=nn.functional.cross_entropy)
+found = th.find_lr(model, nn.functional.cross_entropy, data, optimizer=optimizer)
 print(found)
 print()
-print(f"Multiply the learning rates by {found.factor:.3g}:")
-for group, lr in found.rates.items():
-    print(f"  {group}: {lr:.3g}")
+print(f"Multiply the learning rates by {found.factor:.3g}.")
 
 # Model, optimizer and data are as they were; now set the rates.
 for group, lr in zip(optimizer.param_groups, found.rates.values(), strict=True):

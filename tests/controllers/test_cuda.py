@@ -115,7 +115,7 @@ def test_the_finder_leaves_a_model_on_the_gpu_as_it_was() -> None:
     optimizer.step()
     before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     generator = torch.cuda.get_rng_state()
-    found = th.find_lr(model, optimizer, [pair], loss=loss, seeds=1, steps=5)
+    found = th.find_lr(model, loss, [pair], optimizer=optimizer, seeds=1, steps=5)
     assert found.low is not None
     assert found.high is not None
     assert found.low < found.high

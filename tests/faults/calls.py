@@ -280,9 +280,11 @@ OTHERS: dict[str, Call] = {
     "dissect": lambda model: str(th.dissect(model, BATCH[0])),
     "plan": lambda model: [one.detach() for one in _plan().build(0).parameters()],
     "find_lr of a module": lambda model: (
-        th.find_lr(model, "sgd", BATCH, loss=LOSS, seeds=1, steps=3, low=1e-3).curves
+        th.find_lr(model, LOSS, BATCH, optimizer="sgd", seeds=1, steps=3, low=1e-3).curves
     ),
-    "find_lr of a workload": lambda model: th.find_lr(WORKLOAD, "sgd", seeds=1, steps=3, low=1e-3).curves,
+    "find_lr of a workload": lambda model: (
+        th.find_lr(WORKLOAD, optimizer="sgd", seeds=1, steps=3, low=1e-3).curves
+    ),
     "grow": _grown,
     "a run": _run(),
     "a bfloat16 run": _run(precision="bfloat16"),

@@ -47,17 +47,18 @@ def lr(
 
       theodolite lr model.py:workload --optimizer sgd --low 1e-3 --high 100 --device cuda
     """
-    from theodolite.core.files import html_path
-    from theodolite.lr_finder import find_lr
+    from theodolite.lr_finder import LrRange, find_lr
     from theodolite.present.bar import Bar
+    from theodolite.present.result import writable
 
-    if out is not None:
-        html_path(out, kind="learning-rate range")  # refused before any work is done
+    if out is not None:  # refuse before any work is done
+        writable(out, LrRange.kind, (".html",))
+        writable(out.with_suffix(".json"), LrRange.kind, (".json",))
     chosen = look_up(workload)
     with Bar() as bar:
         found = find_lr(
             chosen,
-            optimizer,
+            optimizer=optimizer,
             size=sized(chosen.size, width, depth),
             seeds=seeds,
             low=low,
@@ -68,7 +69,7 @@ def lr(
         )
     print_result(found.to_json() if json else found)
     if out is not None:
-        page = found.save(out)
-        print(f"The page is {page}, the same as data {page.with_suffix('.json')}", file=sys.stderr)
+        page, data = found.save(out), found.save(out.with_suffix(".json"))
+        print(f"The page is {page}, the same as data {data}", file=sys.stderr)
     if found.best is None:
         raise typer.Exit(1)

@@ -22,7 +22,6 @@ KINDS = {
     "landscape": {"landscape", "places", "values"},
     "tracking": {"tracking", "rows"},
     "growth": {"growth", "stages"},
-    "learning-rate range": {"lr_range", "curves"},
 }
 """By what a page shows, keys that its JSON has."""
 

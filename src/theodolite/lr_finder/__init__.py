@@ -1,4 +1,4 @@
-"""Which learning rates can be used: `find_lr` and its result, `LrRange`."""
+"""Learning rates that can be used: `find_lr` and its result, `LrRange`."""
 
 from theodolite.lr_finder.finder import find_lr
 from theodolite.lr_finder.lr_range import LrRange

@@ -1,24 +1,27 @@
-"""What a learning rate is sought for: a model, its optimizer and its batches, from whatever was given."""
+"""The model, the optimizer and the batches that a learning rate is sought for, from the given arguments."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, IterableDataset
 
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.core.batches import Batch, on_device
-from theodolite.core.building import build_model, in_one_line
+from theodolite.core.batches import Batch, device_of, on_device
+from theodolite.core.building import build_model, in_one_line, kept_generators, untouched_randomness
 from theodolite.core.calling import Loss, described, evaluate
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.lr_finder.data import read
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.planning import Plan, plan
 from theodolite.workloads import Workload
@@ -26,9 +29,9 @@ from theodolite.workloads import workload as look_up
 
 Make = Callable[[nn.Module], Optimizer]
 JUDGES = 8
-"""Batches that a leg is judged by."""
+"""Batches that judge a trial."""
 PLAIN = "adamw", "sgd"
-"""Rules that train every tensor alike, and so need no plan."""
+"""Rules that treat all tensors alike, and so need no plan."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +45,21 @@ class Subject:
     """By step."""
     judges: tuple[Batch, ...]
     base: float
-    """The learning rate that the groups' own stand for."""
+    """The learning rate that those of the groups stand for."""
 
     def evaluate(self, batch: Batch) -> Tensor:
         """The loss on one batch."""
         return evaluate(self.loss, self.model, batch)
 
     def switch(self, mode: Literal["train", "eval"]) -> None:
-        """For optimizers that train one set of weights and evaluate another, as schedule-free does."""
+        """Switch an optimizer that has other weights for evaluation, such as schedule-free."""
         to = getattr(self.optimizer, mode, None)
         if callable(to):
             to()
 
     @property
     def groups(self) -> dict[str, float]:
-        """The learning rate of each group that holds any, under the name of its first tensor."""
+        """The learning rate of each group with tensors, under the name of its first tensor."""
         names = {id(tensor): name for name, tensor in canonical_parameters(self.model)}
         found = {}
         for group in _filled(self.optimizer):
@@ -66,50 +69,45 @@ class Subject:
         return found
 
 
-@dataclass(frozen=True)
-class Subjects:
-    """What makes the Subject of a seed."""
-
-    name: str
-    optimizer: str
-    make: Callable[[int], Subject]
-
-
 def subjects(
-    what: Workload | nn.Module | str,
-    optimizer: str | Plan | Make | Optimizer,
-    data: object,
+    workload: Workload | nn.Module | str,
     loss: Loss | None,
+    batches: object,
+    optimizer: str | Plan | Make | Optimizer,
     *,
     size: Size | None,
     steps: int,
     device: str,
-) -> Subjects:
-    """What is meant by what was given, or an error of use that says what is missing."""
-    if isinstance(what, str):
-        what = look_up(what)
-    if isinstance(what, Workload):
-        if data is not None or loss is not None:
-            raise UseError(f"workload {what.name!r} has its own data and loss: leave data and loss out")
-        return _of_workload(what, optimizer, size, device)
-    if not isinstance(what, nn.Module):
+) -> tuple[str, str, Callable[[int], Subject]]:
+    """The names of the model and of the optimizer, and a function that makes the Subject of a seed."""
+    if isinstance(workload, str):
+        workload = look_up(workload)
+    if isinstance(workload, Workload):
+        if batches is not None or loss is not None:
+            raise UseError(
+                f"workload {workload.name!r} has its own loss and batches: leave loss and batches out"
+            )
+        return _of_workload(workload, optimizer, size, device)
+    if not isinstance(workload, nn.Module):
         raise UseError(
-            f"a learning rate is found for a Workload, the name of one, or an nn.Module, not for "
-            f"{described(what)}"
+            f"workload is {described(workload)}: give a Workload, the name of one, or an nn.Module with loss "
+            "and batches"
         )
     if size is not None:
         raise UseError(f"size is {size}: a module has the size it has. Leave size out, or give a Workload")
-    if data is None or loss is None:
-        missing = " and ".join(name for name, value in (("data", data), ("loss", loss)) if value is None)
-        raise UseError(
-            f"{missing} missing: a module needs data (a pair (inputs, targets), a list of pairs or a "
-            "DataLoader) and loss(logits, targets)"
+    if batches is None or loss is None:
+        missing = " and ".join(
+            name for name, value in (("loss", loss), ("batches", batches)) if value is None
         )
-    return _of_module(what, optimizer, read(data, steps + JUDGES), loss)
+        raise UseError(
+            f"{missing} missing: a module needs loss(logits, targets) and batches (a pair (inputs, targets), "
+            "a list of pairs or a DataLoader)"
+        )
+    return _of_module(workload, loss, _read(batches, steps + JUDGES), optimizer)
 
 
 def check(subject: Subject) -> None:
-    """Refuse what no learning rate can be found for."""
+    """Refuse models and optimizers that no learning rate can be found for."""
     optimizer = subject.optimizer
     _refuse_replicas(subject.model)
     _refuse_needy(optimizer)
@@ -135,15 +133,15 @@ def _refuse_replicas(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise UseError(
-                f"{name or 'the model'} is a DistributedDataParallel, and its processes, which see other "
-                "batches, would each make another number of steps and wait for one another. Give the module "
-                "inside (model.module), in one process, with an optimizer of its own or of the same tensors"
+                f"{name or 'the model'} is a DistributedDataParallel: its processes see other batches, so "
+                "they would make different numbers of steps and wait for one another. Give the module inside "
+                "(model.module), in one process, with an optimizer of its own or of the same tensors"
             )
 
 
 def _refuse_needy(optimizer: Optimizer) -> None:
-    """Refuse a step that cannot be made without arguments."""
-    # Of the class: schedulers put a counter around that of the object.
+    """Refuse an optimizer whose step needs arguments."""
+    # Of the class: schedulers wrap the step of the object.
     _, *taken = inspect.signature(type(optimizer).step).parameters.values()
     needed = [
         each.name
@@ -153,22 +151,22 @@ def _refuse_needy(optimizer: Optimizer) -> None:
     kind = type(optimizer).__name__
     if needed == ["closure"]:
         raise UseError(
-            f"{kind} calls the loss several times in a step and sets its own step lengths, so that no "
-            "learning rate is to be found. Give an optimizer whose step needs no closure"
+            f"{kind} calls the loss several times in a step and sets its own step lengths, so it has no "
+            "learning rate to find. Give an optimizer whose step needs no closure"
         )
     if needed:
         raise UseError(
             f"a step of {kind} needs {' and '.join(needed)}, which is not given here. Give an optimizer "
-            "whose step needs nothing: of a SafeStep the one inside, safe.optimizer"
+            "whose step needs no arguments: for a SafeStep the one inside, safe.optimizer"
         )
 
 
 def _of_workload(
     workload: Workload, optimizer: str | Plan | Make | Optimizer, size: Size | None, device: str
-) -> Subjects:
+) -> tuple[str, str, Callable[[int], Subject]]:
     if isinstance(optimizer, Optimizer):
         raise UseError(
-            f"{type(optimizer).__name__} is made for a model, but each seed of a workload builds its own. "
+            f"{type(optimizer).__name__} belongs to one model, but each seed of a workload builds its own. "
             "Give the name of a rule, a Plan, or make(model) -> Optimizer"
         )
     if isinstance(optimizer, Plan):
@@ -204,19 +202,19 @@ def _of_workload(
             planned.lr if isinstance(planned, Plan) else _highest(made),
         )
 
-    return Subjects(f"{workload.name}, {size}", _named(optimizer), make)
+    return f"{workload.name}, {size}", _named(optimizer), make
 
 
 def _of_module(
-    model: nn.Module, optimizer: str | Plan | Make | Optimizer, batches: Sequence[Batch], loss: Loss
-) -> Subjects:
+    model: nn.Module, loss: Loss, batches: Sequence[Batch], optimizer: str | Plan | Make | Optimizer
+) -> tuple[str, str, Callable[[int], Subject]]:
     if not any(tensor.requires_grad for tensor in model.parameters()):
         raise UseError(
             f"no parameter of {type(model).__name__} requires a gradient. Set it on what is trained"
         )
     made = _made(optimizer, model)
-    device = str(next(model.parameters()).device)
-    # The last ones judge, and are trained on only where there are too few for both.
+    device = str(device_of(model))
+    # The last ones judge; they are trained on only if there are too few for both.
     num = min(JUDGES, max(1, len(batches) // 2))
     trained, judges = batches[:-num] or batches, batches[-num:]
 
@@ -232,11 +230,11 @@ def _of_module(
             optimizer.lr if isinstance(optimizer, Plan) else _highest(made),
         )
 
-    return Subjects(type(model).__name__, _named(optimizer), make)
+    return type(model).__name__, _named(optimizer), make
 
 
 def _drawn(workload: Workload, seed: int, step: int) -> Batch:
-    """A batch; whatever goes wrong with it is an error of use."""
+    """A batch; any error in drawing it becomes a UseError."""
     try:
         return workload.draw(seed, step)
     except UseError:
@@ -252,8 +250,8 @@ def _made(optimizer: str | Plan | Make | Optimizer, model: nn.Module) -> Optimiz
     if isinstance(optimizer, str):
         if optimizer not in PLAIN:
             raise UseError(
-                f"optimizer is {optimizer!r}: of a module's tensors nothing is known, so only "
-                f"{' and '.join(PLAIN)} go by name. Give a Plan, an optimizer or make(model) -> Optimizer"
+                f"optimizer is {optimizer!r}: for a module only {' and '.join(PLAIN)} go by name, as the "
+                "roles of its tensors are not known. Give a Plan, an optimizer or make(model) -> Optimizer"
             )
         trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
         return OPTIMIZERS[optimizer].maker({})([{"params": trained, "lr": 1.0}])
@@ -268,7 +266,7 @@ def _highest(optimizer: Optimizer) -> float:
 
 
 def _filled(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The groups that hold a tensor."""
+    """The groups with tensors."""
     return [group for group in optimizer.param_groups if group["params"]]
 
 
@@ -277,4 +275,52 @@ def _named(optimizer: str | Plan | Make | Optimizer) -> str:
         return optimizer
     if isinstance(optimizer, Plan):
         return optimizer.optimizer_name
-    return type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "an optimizer of its own"
+    return type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "a custom optimizer"
+
+
+def _read(batches: object, most: int) -> tuple[Batch, ...]:
+    """The first batches; the state of a loader is restored."""
+    if isinstance(batches, tuple):
+        return (_pair(batches, "batches"),)
+    if isinstance(batches, Iterator):
+        raise UseError(
+            f"batches is {described(batches)}, which reading would use up. Give a pair, a list of pairs or a "
+            "DataLoader"
+        )
+    if isinstance(getattr(batches, "dataset", batches), IterableDataset):
+        raise UseError(
+            f"batches is {described(batches)}, and an IterableDataset may continue where it was: batches "
+            f"read here would be missing later. Give its first batches: list(itertools.islice(data, {most}))"
+        )
+    if not isinstance(batches, Iterable) or isinstance(batches, Tensor | str | dict):
+        raise UseError(
+            f"batches is {described(batches)}: give a pair (inputs, targets), a list of pairs or a DataLoader"
+        )
+    with untouched_randomness(), kept_generators(batches), _own_iterator(batches):
+        torch.manual_seed(0)  # a loader that shuffles gives the same order each time
+        found = list(itertools.islice(batches, most))
+    if not found:
+        raise UseError("batches is empty: give at least one batch, a pair (inputs, targets)")
+    return tuple(_pair(batch, f"batch {index} of batches") for index, batch in enumerate(found))
+
+
+def _pair(batch: Any, what: str) -> Batch:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise UseError(f"{what} is {described(batch)}, not a pair (inputs, targets)")
+    tensors = [leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor)]
+    if not tensors or any(tensor.numel() == 0 for tensor in tensors):
+        raise UseError(f"{what} is empty: its inputs are {described(batch[0])}. Give at least one example")
+    return batch[0], batch[1]
+
+
+@contextmanager
+def _own_iterator(batches: object) -> Iterator[None]:
+    """Let persistent workers in the middle of an epoch continue afterwards: reading uses new ones."""
+    if not isinstance(batches, DataLoader):
+        yield
+        return
+    iterator, batches._iterator = batches._iterator, None
+    try:
+        yield
+    finally:
+        batches._iterator = iterator

@@ -63,7 +63,7 @@ def optimizer_step(
         )
     before = Snapshot(optimizer, model)
     try:
-        with untouched_randomness(), _no_hooks(optimizer), _kept_graphs(names), warnings.catch_warnings():
+        with untouched_randomness(), no_hooks(optimizer), _kept_graphs(names), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is wrong with a step, the step itself will say
             take(optimizer, _bare_step(optimizer), closure)
         return {
@@ -200,7 +200,7 @@ class Snapshot:
 
 
 @contextmanager
-def _no_hooks(optimizer: Optimizer) -> Iterator[None]:
+def no_hooks(optimizer: Optimizer) -> Iterator[None]:
     """Without the hooks of a step: those of the optimizer, and those of all optimizers."""
     own = {name: getattr(optimizer, name) for name in _OWN_HOOKS if hasattr(optimizer, name)}
     every = [getattr(torch_optimizer, name) for name in _ALL_HOOKS]

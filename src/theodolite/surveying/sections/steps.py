@@ -13,10 +13,8 @@ from torch import Tensor
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
-from theodolite.lr_finder.finder import STRIDE, find_lr
-from theodolite.lr_finder.legs import EXTRA
+from theodolite.lr_finder.finder import EXTRA, STRIDE, find_lr
 from theodolite.lr_finder.lr_range import LrRange
-from theodolite.lr_finder.page import figure as range_figure
 from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
 from theodolite.probes.curvature.axes import Axes
 from theodolite.probes.curvature.landscape import losses
@@ -195,7 +193,7 @@ def within_parabola(setup: CurvatureSetup, taken: FirstStep) -> Finding:
 def within_range(found: LrRange, rates: PlannedRates, usual: int) -> Finding:
     """TH703: the planned peak rate against the range that trainings of `usual` steps, or fewer, find."""
     rate = rates.highest
-    figures = [range_figure(found, rate)]
+    figures = [found.figure(rate)]
     if found.low is None or found.high is None or found.best is None:
         return RANGE.finding(
             "note",
@@ -341,7 +339,7 @@ def _tried(context: SurveyContext, rates: PlannedRates) -> Iterator[Finding]:
             raise TooLong(f"{FEWEST_STEPS} steps of {trials.base} at each learning rate are too much work")
         found = find_lr(
             workload,
-            trials.planned(trials.base),
+            optimizer=trials.planned(trials.base),
             seeds=[context.seed + k for k in range(seeds)],
             low=LR / REACH,
             high=LR * REACH,
