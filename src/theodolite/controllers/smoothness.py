@@ -19,7 +19,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.replicas import on_all_ranks
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.operator import Hessian, Linearised, Operator
+from theodolite.probes.curvature.operator import Derivatives, Hessian, Operator
 from theodolite.probes.curvature.score import score
 
 Curvature = Literal["gauss_newton", "hessian", "fisher"]
@@ -157,7 +157,7 @@ class NormalizedSmoothness:
         """
         objective = Objective(self._model, self._loss, batch)
         _refuse_odd_weights(objective)
-        here = Hessian(Linearised(objective))
+        here = Hessian(Derivatives(objective))
         loss, gradient = here.loss, here.gradient
         _refuse_odd_gradient(objective, gradient)
         norm = float(gradient.norm())

@@ -313,7 +313,7 @@ def test_a_factor_is_positive_and_finite(value: Any) -> None:
 
 
 def test_nothing_to_scale_is_refused() -> None:
-    with pytest.raises(th.UseError, match=r"nothing to scale: no parameter has a name like 'blocks\.\*'"):
+    with pytest.raises(th.UseError, match=r"parameters: 'blocks\.\*' matches none of the 2 names"):
         scalable(nn.Linear(2, 2), ["blocks.*"])
     with pytest.raises(th.UseError, match="no parameters but those of normalisations"):
         scalable(nn.LayerNorm(2))

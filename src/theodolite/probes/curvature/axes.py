@@ -345,22 +345,23 @@ def trajectory(
     if not math.isfinite(squares):
         raise UseError("a checkpoint holds nan or infinity: leave out those in which training had diverged")
     axes = axes or _principal(differences)
-    points = _projected(differences, axes)
-    away = _distances(differences, axes, points)
+    stacked = {name: torch.stack([axis[name] for axis in axes.vectors]).double() for name in last}
+    points = torch.linalg.solve(_products(stacked, stacked), _products(stacked, differences)).mT
+    rest = {
+        name: tensor.double() - torch.tensordot(points.to(tensor.device), stacked[name], dims=1)
+        for name, tensor in differences.items()
+    }
+    away = _products(rest, rest).diagonal().sqrt()
     if axes.kind == "principal":
-        explained = tuple(((points**2).sum(0) / squares).tolist())
+        explained = tuple((points.square().sum(0) / squares).tolist())
     else:
-        explained = (max(0.0, 1 - float((away**2).sum()) / squares),)
-    return Trajectory(axes, points, explained, tuple(away.tolist()), last)
+        explained = (max(0.0, 1 - float(away.square().sum()) / squares),)
+    return Trajectory(axes, points.numpy(), explained, tuple(away.tolist()), last)
 
 
 def _principal(differences: State) -> Axes:
-    """The first right singular vectors, from the small matrix `M Mᵀ`."""
-    small = sum(
-        (tensor.flatten(1).double() @ tensor.flatten(1).double().T for tensor in differences.values()),
-        torch.zeros((), dtype=torch.float64),
-    )
-    values, left = torch.linalg.eigh(small)
+    """The first right singular vectors of M, from the small matrix `M Mᵀ`."""
+    values, left = torch.linalg.eigh(_products(differences, differences))
     order = [-1, -2] if len(values) > 2 and values[-2] > FLAT**2 * values[-1] else [-1]
     vectors = []
     for index in order:
@@ -368,29 +369,14 @@ def _principal(differences: State) -> Axes:
         column = column * torch.sign(column[column.abs().argmax()]) / values[index].sqrt()
         vectors.append(
             {
-                name: torch.tensordot(column, tensor.double(), dims=1).to(tensor.dtype)
+                name: torch.tensordot(column.to(tensor.device), tensor.double(), dims=1).to(tensor.dtype)
                 for name, tensor in differences.items()
             }
         )
     return Axes("principal", tuple(vectors), tuple(f"component {index + 1}" for index in range(len(order))))
 
 
-def _projected(differences: State, axes: Axes) -> NDArray[np.float64]:
-    """Coordinates by least squares; the axes need not be at right angles."""
-    gram = np.array([[_dot(one, other) for other in axes.vectors] for one in axes.vectors])
-    num = len(next(iter(differences.values())))
-    products = [
-        [_dot({name: tensor[row] for name, tensor in differences.items()}, axis) for axis in axes.vectors]
-        for row in range(num)
-    ]
-    return np.asarray(np.linalg.solve(gram, np.array(products).T).T, dtype=np.float64)
-
-
-def _distances(differences: State, axes: Axes, points: NDArray[np.float64]) -> NDArray[np.float64]:
-    def squares(name: str, tensor: Tensor) -> Tensor:
-        at = torch.from_numpy(points).to(tensor.device)
-        stacked = torch.stack([axis[name].double() for axis in axes.vectors])
-        return (tensor.double() - torch.tensordot(at, stacked, dims=1)).flatten(1).square().sum(1)
-
-    total = torch.stack([squares(name, tensor) for name, tensor in differences.items()]).sum(0)
-    return np.asarray(total.sqrt().cpu().numpy(), dtype=np.float64)
+def _products(one: State, other: State) -> Tensor:
+    """Inner products of stacked directions (n, …) and (k, …): (n, k), in float64 on the CPU."""
+    parts = [one[name].flatten(1).double() @ other[name].flatten(1).double().mT for name in one]
+    return torch.stack(parts).sum(0).cpu()

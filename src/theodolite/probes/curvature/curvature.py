@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from theodolite.probes.curvature.exact_trace import gauss_newton_trace
 from theodolite.probes.curvature.fan import Coupled, Outlook, Unsupported, scout, tangent_passes
 from theodolite.probes.curvature.fan_norms import RULES
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.operator import Hessian, Linearised
+from theodolite.probes.curvature.operator import Derivatives, Hessian
 from theodolite.probes.curvature.sampling import Estimate
 from theodolite.probes.curvature.score import agrees, score
 
@@ -157,66 +157,52 @@ def measure(
     objective: Objective, directions: Directions, temperatures: Sequence[float]
 ) -> tuple[Curvature, ...]:
     """The curvature at each temperature, from one pass. The objective's own temperature has to be 1."""
-    found, route = objective.together(lambda: _by_tangents(objective, directions, temperatures))
+    parts, route = objective.together(lambda: _by_tangents(objective, directions, temperatures))
     # All ranks take the same route, as products are averaged over ranks.
-    carried = objective.averaged(lambda: torch.tensor(float(found is not None), device=objective.device))
-    if found is not None and float(carried) == 1:
-        found = [one.averaged(objective) for one in found]
+    carried = objective.averaged(lambda: torch.tensor(float(parts is not None), device=objective.device))
+    if parts is not None and float(carried) == 1:
+        parts = _Parts(*(objective.averaged(lambda one=one: one) for one in parts))  # type: ignore[misc]
     else:
-        route = route if found is None else "products: another rank has to"
-        found = _by_products(objective, directions, temperatures)
-    for parts, temperature in zip(found, temperatures, strict=True):
-        if not parts.finite:
+        route = route if parts is None else "products: another rank has to"
+        parts = _by_products(objective, directions, temperatures)
+    found = []
+    for place, temperature in enumerate(temperatures):
+        gauss_newton, residual, loss, trace = (one[place].cpu() for one in parts)
+        if not all(bool(one.isfinite().all()) for one in (gauss_newton, residual, loss)) or trace.isinf():
             raise UseError(_not_finite(objective, temperature))
-    return tuple(
-        _judged(parts, directions, temperature, objective.size, route)
-        for parts, temperature in zip(found, temperatures, strict=True)
-    )
+        exact = None if trace.isnan() else float(trace)
+        gauss_newton, residual = ((one + one.mT) / 2 for one in (gauss_newton, residual))
+        found.append(
+            Curvature(
+                hessian=_projection(gauss_newton + residual, directions, objective.size, exact),
+                gauss_newton=_projection(gauss_newton, directions, objective.size, exact),
+                residual=_projection(residual, directions, objective.size, None if exact is None else 0.0),
+                loss=float(loss),
+                temperature=temperature,
+                size=objective.size,
+                route=route,
+            )
+        )
+    return tuple(found)
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """`RᵀGR`, `RᵀSR` and what goes with them, at one temperature."""
+class _Parts(NamedTuple):
+    """At r temperatures, in float64."""
 
     gauss_newton: Tensor
+    """`RᵀGR`, (r, d, d)."""
     residual: Tensor
-    loss: float
-    trace: float | None
-    """`Tr(G)` if it is known and `Tr(S) = 0`."""
-
-    @property
-    def finite(self) -> bool:
-        known = math.isfinite(self.loss) and (self.trace is None or math.isfinite(self.trace))
-        return known and all(bool(one.isfinite().all()) for one in (self.gauss_newton, self.residual))
-
-    def times(self, share: float) -> _Parts:
-        trace = None if self.trace is None else self.trace * share
-        return _Parts(self.gauss_newton * share, self.residual * share, self.loss * share, trace)
-
-    def plus(self, other: _Parts) -> _Parts:
-        trace = None if self.trace is None or other.trace is None else self.trace + other.trace
-        return _Parts(
-            self.gauss_newton + other.gauss_newton,
-            self.residual + other.residual,
-            self.loss + other.loss,
-            trace,
-        )
-
-    def averaged(self, objective: Objective) -> _Parts:
-        """The mean over the ranks."""
-        trace = math.nan if self.trace is None else self.trace
-        numbers = torch.tensor([self.loss, trace], dtype=torch.float64).to(objective.device)
-        loss, trace = objective.averaged(lambda: numbers).tolist()
-        gauss_newton = objective.averaged(lambda: self.gauss_newton)
-        residual = objective.averaged(lambda: self.residual)
-        return _Parts(gauss_newton, residual, loss, None if math.isnan(trace) else trace)
+    """`RᵀSR`, (r, d, d)."""
+    losses: Tensor
+    traces: Tensor
+    """`Tr(G)`, (r,); nan if it is not known, or `Tr(S)` may not be 0."""
 
 
 def _by_tangents(
     objective: Objective, directions: Directions, temperatures: Sequence[float]
-) -> tuple[list[_Parts] | None, str]:
+) -> tuple[_Parts | None, str]:
     """The parts from passes with tangents, or None, and the route."""
-    total: list[_Parts] = []
+    total: _Parts | None = None
     try:
         with objective.conditions():
             for batch, share in objective.draw():
@@ -226,8 +212,8 @@ def _by_tangents(
                 except Coupled:
                     outlook = dataclasses.replace(outlook, separable=False)
                     found = _of_batch(objective, batch, directions, outlook, temperatures)
-                found = [one.times(share) for one in found]
-                total = [one.plus(other) for one, other in zip(total, found, strict=True)] if total else found
+                before = total or [0.0] * len(found)
+                total = _Parts(*(one + share * more for one, more in zip(before, found, strict=True)))
     except (Unsupported, torch.OutOfMemoryError) as reason:
         return None, f"products: {reason}"
     return total, "tangents"
@@ -239,7 +225,7 @@ def _of_batch(
     directions: Directions,
     outlook: Outlook,
     temperatures: Sequence[float],
-) -> list[_Parts]:
+) -> _Parts:
     logits, num = outlook.logits, directions.num
     losses = [objective.evaluate(logits / one, batch) for one in temperatures]
     known = objective.cross_entropy(logits, batch)
@@ -264,15 +250,13 @@ def _of_batch(
             gauss_newton[place] += _centred(found.tangents / one, found.logits / one, weights, known.dim)
     if known is None:
         tangents = torch.cat(kept, dim=1) if logits.ndim else kept[0]
-        for place, one in enumerate(temperatures):
-            gauss_newton[place] = _by_autograd(objective, tangents / one, logits / one, batch)
+        for place, (one, point, slope) in enumerate(zip(temperatures, points, scores, strict=True)):
+            gauss_newton[place] = _by_autograd(tangents / one, point, slope)
     traces = None
     if outlook.multilinear and known is not None:
         traces = gauss_newton_trace(objective, batch, known, temperatures)
-    return [
-        _Parts(gauss_newton[place], residual[place], losses[place], None if traces is None else traces[place])
-        for place in range(len(temperatures))
-    ]
+    numbers = residual.new_tensor([losses, traces or [math.nan] * len(losses)])
+    return _Parts(gauss_newton, residual, *numbers)
 
 
 def _centred(tangents: Tensor, logits: Tensor, weights: Tensor, dim: int) -> Tensor:
@@ -286,46 +270,34 @@ def _centred(tangents: Tensor, logits: Tensor, weights: Tensor, dim: int) -> Ten
     return ((flat * (weights.to(p) * p).reshape(-1)) @ flat.mT).double()
 
 
-def _by_autograd(objective: Objective, tangents: Tensor, logits: Tensor, batch: Batch) -> Tensor:
-    """`ż_iᵀ B ż_j` for any other loss."""
-    with torch.enable_grad():
-        point = logits.detach().requires_grad_()
-        slope = score(objective.loss, point, batch[1], None)
-        if not slope.requires_grad:
-            return tangents.new_zeros((len(tangents), len(tangents)), dtype=torch.float64)
-        curved = [torch.autograd.grad(slope, point, one, retain_graph=True)[0] for one in tangents]
+def _by_autograd(tangents: Tensor, point: Tensor, slope: Tensor) -> Tensor:
+    """`ż_iᵀ B ż_j` for any other loss, from its derivative at a point."""
     num = len(tangents)
+    if not slope.requires_grad:
+        return tangents.new_zeros((num, num), dtype=torch.float64)
+    curved = [torch.autograd.grad(slope, point, one, retain_graph=True)[0] for one in tangents]
     return (tangents.reshape(num, -1) @ torch.stack(curved).reshape(num, -1).mT).double()
 
 
-def _by_products(objective: Objective, directions: Directions, temperatures: Sequence[float]) -> list[_Parts]:
-    matrix = directions.matrix
-    found = []
+def _by_products(objective: Objective, directions: Directions, temperatures: Sequence[float]) -> _Parts:
+    R = directions.matrix
+    rows = []
     for temperature in temperatures:
-        operator = Hessian(Linearised(objective.at(temperature)))
-        gauss_newton = matrix.mT @ (operator.gauss_newton @ matrix)
-        residual = matrix.mT @ (operator.residual @ matrix)
-        found.append(_Parts(gauss_newton.double(), residual.double(), operator.loss, None))
-    return found
-
-
-def _judged(parts: _Parts, directions: Directions, temperature: float, size: int, route: str) -> Curvature:
-    gauss_newton, residual = (((one + one.mT) / 2).cpu() for one in (parts.gauss_newton, parts.residual))
-    exact = parts.trace
-    return Curvature(
-        hessian=_projection(gauss_newton + residual, directions, size, exact),
-        gauss_newton=_projection(gauss_newton, directions, size, exact),
-        residual=_projection(residual, directions, size, None if exact is None else 0.0),
-        loss=parts.loss,
-        temperature=temperature,
-        size=size,
-        route=route,
-    )
+        operator = Hessian(Derivatives(objective.at(temperature)))
+        matrices = (R.mT @ (one @ R) for one in (operator.gauss_newton, operator.residual))
+        rows.append(
+            (
+                *(one.double() for one in matrices),
+                torch.tensor(operator.loss, dtype=torch.float64, device=R.device),
+            )
+        )
+    gauss_newton, residual, losses = map(torch.stack, zip(*rows, strict=True))
+    return _Parts(gauss_newton, residual, losses, torch.full_like(losses, math.nan))
 
 
 def _not_finite(objective: Objective, temperature: float) -> str:
     """The error for a curvature that is not finite, with the names of the tensors."""
-    operator = Hessian(Linearised(objective.at(temperature)))
+    operator = Hessian(Derivatives(objective.at(temperature)))
     what, found = "the gradient of the loss", operator.gradient
     if bool(found.isfinite().all()):
         what = "the gradient of the loss is finite, but the product of the Hessian with a vector of ones"

@@ -161,14 +161,10 @@ def density(
     """The density of the eigenvalues of a Hessian, or of any symmetric operator.
 
     Args:
-        model: a model, measured with its loss and batch: the eigenvalues of its Hessian; or an operator.
-        loss: `loss(logits, targets) -> scalar`.
-        batch: `(inputs, targets)`, or several such pairs.
+        model, loss, batch, parameters, temperature: as in `hessian`; or an operator alone.
         probes: the number of random vectors; the noise falls with its square root.
         steps: Lanczos steps from each of them, which set the resolution. `steps` vectors of length P are
             kept in memory.
-        parameters: patterns of names, as in `hessian`.
-        temperature: the loss is taken of logits/temperature.
         seed: seed of the probes.
         progress: called with the fraction of the `probes·steps` products that is done.
 
@@ -331,13 +327,9 @@ def outliers(
     """Count the eigenvalues of a Hessian, or of any symmetric operator, that lie clearly outside its bulk.
 
     Args:
-        model: a model, measured with its loss and batch: the eigenvalues of its Hessian; or an operator.
-        loss: `loss(logits, targets) -> scalar`.
-        batch: `(inputs, targets)`, or several such pairs.
+        model, loss, batch, parameters, temperature: as in `hessian`; or an operator alone.
         most: the largest number that is looked for at each end.
         most_products: stop the search for eigenvalues here, converged or not.
-        parameters: patterns of names, as in `hessian`.
-        temperature: the loss is taken of logits/temperature.
         seed: seed of the random vectors.
         progress: called with the fraction of the work that is done.
 

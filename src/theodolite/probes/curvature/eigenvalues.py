@@ -94,17 +94,13 @@ def eigenvalues(
     """Eigenvalues at an end of the spectrum of a Hessian, or of any symmetric operator, by Lanczos.
 
     Args:
-        model: a model, measured with its loss and batch: the eigenvalues of its Hessian; or an operator.
-        loss: `loss(logits, targets) -> scalar`.
-        batch: `(inputs, targets)`, or several such pairs.
+        model, loss, batch, parameters, temperature: as in `hessian`; or an operator alone.
         k: the number of eigenvalues; with `ends` the number at each end.
         which: the `largest`, the `smallest` (most negative), the largest in `magnitude`, or both `ends`.
         rtol: stop when the error of each value is at most this fraction of it. The error of a value below a
             hundredth of the largest in magnitude is relative to that hundredth.
         most_products: stop here, converged or not.
         most_vectors: the number of vectors of length P kept in memory; `2k + 30` if None.
-        parameters: patterns of names, as in `hessian`.
-        temperature: the loss is taken of logits/temperature.
         seed: seed of the random start vector.
         progress: called with the fraction of values that have converged.
 

@@ -34,10 +34,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from theodolite.core.batches import Batch
 from theodolite.core.building import in_one_line
-from theodolite.core.errors import UseError
 from theodolite.probes.curvature.directions import Columns, Directions
 from theodolite.probes.curvature.objective import Objective, own_functions
-from theodolite.probes.curvature.operator import unused
+from theodolite.probes.curvature.operator import require_used
 
 CACHED_BYTES = 2**24
 """Bytes that the tangents of one value may take on a CPU before the batch is split."""
@@ -248,10 +247,7 @@ def _project(
         raise Unsupported("a part of the forward pass is without gradients")
     adjoints = _adjoints(logits, fan.curved, seeds)
     gradient = torch.autograd.grad(logits, list(chosen.values()), trial, allow_unused=True)
-    for name, one in zip(chosen, gradient, strict=True):
-        if one is None:
-            raise UseError(unused(name))
-    slopes = directions.pulled(dict(zip(chosen, gradient, strict=True)))
+    slopes = directions.pulled(dict(zip(chosen, require_used(chosen, gradient), strict=True)))
     del logits
     fan.carry(adjoints)
     with torch.no_grad():

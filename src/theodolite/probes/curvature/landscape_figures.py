@@ -103,17 +103,19 @@ def _path(path: Trajectory | None) -> list[dict[str, Any]]:
     if path is None:
         return []
     return [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": plain(path.points[:, 0]),
-            "y": plain(path.points[:, 1]),
-            "text": [f"checkpoint {at}, {away:.3g} off the plane" for at, away in enumerate(path.away)],
-            "line": {"color": "#ffffff", "width": 2},
-            "marker": {"color": "#ffffff", "size": 5, "line": {"color": "#000000", "width": 1}},
-            "hovertemplate": "%{text}<extra></extra>",
-        }
+        _line(
+            *path.points.T[:2],
+            text=[f"checkpoint {at}, {away:.3g} off the plane" for at, away in enumerate(path.away)],
+            line={"color": "#ffffff", "width": 2},
+            marker={"color": "#ffffff", "size": 5, "line": {"color": "#000000", "width": 1}},
+            hovertemplate="%{text}<extra></extra>",
+        )
     ]
+
+
+def _line(x: NDArray[np.float64], y: NDArray[np.float64], **style: Any) -> dict[str, Any]:
+    mode = "lines+markers" if "marker" in style else "lines"
+    return {"type": "scatter", "mode": mode, "x": plain(x), "y": plain(y), **style}
 
 
 def _surface(axes: Axes, drawn: dict[str, Any], height: _Height) -> Panel:
@@ -132,29 +134,13 @@ def _surface(axes: Axes, drawn: dict[str, Any], height: _Height) -> Panel:
 
 
 def _slice(one: Slice) -> Panel:
-    data: list[dict[str, Any]] = []
+    data = []
     if math.isfinite(one.exact) and math.isfinite(one.centre):
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": plain(one.places),
-                "y": plain(_parabola(one)),
-                "line": {"color": QUIET, "width": 1.5, "dash": "dot"},
-                "hoverinfo": "skip",
-            }
-        )
-    data.append(
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": plain(one.places),
-            "y": plain(one.values),
-            "line": {"color": ACCENT, "width": 2},
-            "marker": {"color": ACCENT, "size": 4},
-            "hovertemplate": "%{x:.3g}: %{y:.4g}<extra></extra>",
-        }
-    )
+        dotted = {"color": QUIET, "width": 1.5, "dash": "dot"}
+        data.append(_line(one.places, _parabola(one), line=dotted, hoverinfo="skip"))
+    hover = "%{x:.3g}: %{y:.4g}<extra></extra>"
+    line, marker = {"color": ACCENT, "width": 2}, {"color": ACCENT, "size": 4}
+    data.append(_line(one.places, one.values, line=line, marker=marker, hovertemplate=hover))
     finite = one.values[np.isfinite(one.values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     air = 0.06 * (high - low) or 1.0

@@ -99,7 +99,7 @@ class Objective:
         own = {id(tensor): name for name, tensor in self.model.named_parameters()}
         self._all = {name: own[id(tensor)] for name, tensor in canonical_parameters(model)}
         """The model's own names by canonical name; they differ if a submodule is wrapped."""
-        self.names = _chosen(model, parameters)
+        self.names = chosen_names(model, parameters)
         self.shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         self.size = sum(tensor.numel() for tensor in self.tensors.values())
         self.dtype, self.device = _dtype_and_device(self.tensors)
@@ -181,6 +181,19 @@ class Objective:
                 f"or at the temperature ({self.temperature:g})"
             )
         return number
+
+    def gradient(self) -> Tensor:
+        """The gradient (P,) by one backward pass for each batch of this process."""
+        chosen = self.stand_ins(grad=True)
+        total = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        with self.conditions():
+            for batch, share in self.draw():
+                value = self.loss(self.forward(chosen, batch), batch[1])
+                if not value.requires_grad:
+                    raise UseError("the loss does not depend on the model's parameters")
+                found = torch.autograd.grad(share * value, list(chosen.values()), materialize_grads=True)
+                total += torch.cat([one.reshape(-1) for one in found])
+        return total
 
     def cross_entropy(self, found: Tensor, batch: Batch) -> CrossEntropy | None:
         """The loss on this batch as a cross-entropy, if it is one."""
@@ -352,7 +365,8 @@ def _dtype_and_device(tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, torch
     return one.dtype, one.device
 
 
-def _chosen(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple[str, ...]:
+def chosen_names(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Canonical names that match fnmatch patterns; all that require a gradient if None."""
     tensors = dict(canonical_parameters(model))
     if not tensors:
         raise UseError(

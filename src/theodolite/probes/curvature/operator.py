@@ -11,10 +11,10 @@ next. `jvp(jacrev)` and `grad(jvp)` are not used: both are wrong through LayerNo
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -43,7 +43,7 @@ class Operator:
     `.data`, which torch does not count as changes.
     """
 
-    def __init__(self, source: Linearised, kind: Kind) -> None:
+    def __init__(self, source: Derivatives, kind: Kind) -> None:
         self._source, self._kind = source, kind
         objective = source.objective
         self._model = objective.given
@@ -58,8 +58,7 @@ class Operator:
 
     def __matmul__(self, vector: Vector) -> Vector:
         if isinstance(vector, Mapping):
-            self.products += 1
-            return self._source.product(self._kind, vector)
+            return self.split(self @ self.flat(vector))
         if not isinstance(vector, Tensor):
             raise UseError(
                 f"an operator is multiplied by a tensor or a dict by name, not by {described(vector)}"
@@ -90,7 +89,7 @@ class Operator:
 class Hessian(Operator):
     """The Hessian `H = G + S` of a loss. Made by `hessian`."""
 
-    def __init__(self, source: Linearised) -> None:
+    def __init__(self, source: Derivatives) -> None:
         super().__init__(source, "hessian")
 
     @property
@@ -150,7 +149,7 @@ def hessian(
     >>> H.residual @ torch.tensor([1.0, 2.0], dtype=torch.float64)
     tensor([0., 0.], dtype=torch.float64)
     """
-    return Hessian(Linearised(Objective(model, loss, batch, parameters=parameters, temperature=temperature)))
+    return Hessian(Derivatives(Objective(model, loss, batch, parameters=parameters, temperature=temperature)))
 
 
 def operator_of(
@@ -173,24 +172,14 @@ def operator_of(
     return model
 
 
-class Linearised:
+class Derivatives:
     """The graphs of an objective: kept for one batch, made again for each product for several."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        self._last: tuple[tuple[object, ...], Linearisation] | None = None
+        self._last: tuple[tuple[object, ...], BatchDerivatives] | None = None
         self._at_once = MOST_AT_ONCE
         self._batched: dict[Kind, bool] = {}
-
-    @exclusive()
-    def product(self, kind: Kind, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """By name, without a copy to and from a long vector where there is one batch."""
-        objective = self.objective
-        if not objective.single or objective.group is not None:
-            return objective.split(self.products(kind, objective.flat(vector)[None])[0])
-        objective.check(vector)
-        seeds = [vector[name].to(objective.device, objective.dtype) for name in objective.names]
-        return dict(zip(objective.names, self._point().product(kind, seeds), strict=True))
 
     @exclusive()
     def products(self, kind: Kind, rows: Tensor) -> Tensor:
@@ -208,40 +197,36 @@ class Linearised:
         device = self.objective.device
         return float(self._mean(lambda point: torch.tensor(point.loss, dtype=torch.float64, device=device)))
 
-    def _mean(self, measure: Callable[[Linearisation], Tensor]) -> Tensor:
-        return self.objective.averaged(lambda: self._own_mean(measure))
+    def _mean(self, measure: Callable[[BatchDerivatives], Tensor]) -> Tensor:
+        """The mean over all batches and ranks."""
 
-    def _own_mean(self, measure: Callable[[Linearisation], Tensor]) -> Tensor:
-        total: Tensor | None = None
-        if self.objective.single:
-            total = measure(self._point())
-        else:
-            for batch, share in self.objective.draw():
-                found = measure(Linearisation(self.objective, batch)) * share
-                total = found if total is None else total + found
-        assert total is not None
-        return total
+        def own() -> Tensor:
+            if self.objective.single:
+                return measure(self._point())
+            draw = self.objective.draw()
+            found = (share * measure(BatchDerivatives(self.objective, batch)) for batch, share in draw)
+            return functools.reduce(torch.add, found)
 
-    def _point(self) -> Linearisation:
+        return self.objective.averaged(own)
+
+    def _point(self) -> BatchDerivatives:
         state = self.objective.state
         if self._last is None or self._last[0] != state:
-            self._last = None
+            self._last = None  # frees its graph before the next is made
             ((batch, _),) = self.objective.draw()
-            self._last = state, Linearisation(self.objective, batch)
+            self._last = state, BatchDerivatives(self.objective, batch)
         return self._last[1]
 
-    def _block(self, point: Linearisation, kind: Kind, rows: Tensor) -> Tensor:
+    def _block(self, point: BatchDerivatives, kind: Kind, rows: Tensor) -> Tensor:
         # On a CPU a block of vectors is no faster than one after the other, and takes more memory.
-        if len(rows) == 1:
-            return self._one(point, kind, rows[0])[None]
-        if rows.device.type == "cpu" or not self._batches(point, kind, rows[:2]):
-            return torch.stack([self._one(point, kind, row) for row in rows])
+        if len(rows) == 1 or rows.device.type == "cpu" or not self._batches(point, kind, rows[:2]):
+            return torch.stack([self._product(point, kind, row) for row in rows])
         found: list[Tensor] = []
         done = 0
         while done < len(rows):
             some = rows[done : done + self._at_once]
             try:
-                found.append(self._many(point, kind, some))
+                found.append(self._product(point, kind, some, many=True))
             except torch.OutOfMemoryError:
                 if self._at_once == 1:
                     raise
@@ -251,26 +236,24 @@ class Linearised:
             done += len(some)
         return torch.cat(found)
 
-    def _batches(self, point: Linearisation, kind: Kind, rows: Tensor) -> bool:
+    def _batches(self, point: BatchDerivatives, kind: Kind, rows: Tensor) -> bool:
         """Does vmap work for this network? It fails, or is wrong, for some operations."""
         if kind not in self._batched:
-            alone = torch.stack([self._one(point, kind, row) for row in rows])
+            alone = torch.stack([self._product(point, kind, row) for row in rows])
             try:
-                together = self._many(point, kind, rows)
+                together = self._product(point, kind, rows, many=True)
                 off = float((together - alone).abs().max() / alone.abs().max().clamp(min=1e-30))
                 self._batched[kind] = off < 1e-3
             except RuntimeError:
                 self._batched[kind] = False
         return self._batched[kind]
 
-    def _one(self, point: Linearisation, kind: Kind, row: Tensor) -> Tensor:
-        return _joined(point.product(kind, list(self.objective.split(row).values())))
-
-    def _many(self, point: Linearisation, kind: Kind, rows: Tensor) -> Tensor:
-        return _joined(point.product(kind, list(self.objective.split(rows).values()), many=True), many=True)
+    def _product(self, point: BatchDerivatives, kind: Kind, rows: Tensor, *, many: bool = False) -> Tensor:
+        vectors = list(self.objective.split(rows).values())
+        return _joined(point.product(kind, vectors, many=many), many=many)
 
 
-class Linearisation:
+class BatchDerivatives:
     """One batch at the present weights: the logits, and the graphs for products."""
 
     def __init__(self, objective: Objective, batch: Batch) -> None:
@@ -287,12 +270,12 @@ class Linearisation:
             with _naming_culprit():
                 self._score = score(objective.loss, self.logits, batch[1], known)
 
-    @cached_property
+    @functools.cached_property
     def slope(self) -> tuple[Tensor, ...]:
         """The gradient `Jᵀ s`, with a graph in which s, the loss's derivative, depends on the weights."""
         return self._pulled(self._score)
 
-    @cached_property
+    @functools.cached_property
     def _frozen(self) -> tuple[tuple[Tensor, ...], Tensor]:
         """`Jᵀ u` at u = s, and u. Its derivative by the weights along v is `S v`; by u it is `J v`."""
         seed = self._score.detach().requires_grad_()
@@ -326,10 +309,7 @@ class Linearisation:
             found = torch.autograd.grad(
                 self.logits, self._leaves, seed, create_graph=True, allow_unused=True, retain_graph=True
             )
-        for name, one in zip(self._names, found, strict=True):
-            if one is None:
-                raise UseError(unused(name))
-        return found
+        return require_used(self._names, found)
 
     @staticmethod
     def _back(
@@ -403,12 +383,15 @@ def _no_second_derivative(culprit: str) -> str:
     )
 
 
-def unused(name: str) -> str:
-    """The error for a parameter that the loss does not depend on."""
-    return (
-        f"the loss does not depend on {name}. Leave it out: freeze it with requires_grad_(False), or choose "
-        "others where there is parameters=…"
-    )
+def require_used(names: Iterable[str], gradients: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Refuse parameters that the loss does not depend on."""
+    for name, one in zip(names, gradients, strict=True):
+        if one is None:
+            raise UseError(
+                f"the loss does not depend on {name}. Leave it out: freeze it with requires_grad_(False), or "
+                "choose others where there is parameters=…"
+            )
+    return tuple(gradients)  # type: ignore[arg-type]
 
 
 def _joined(tensors: Sequence[Tensor], *, many: bool = False) -> Tensor:

@@ -18,7 +18,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.replicas import on_all_ranks
 from theodolite.probes.curvature.curvature import Curvature, measure
 from theodolite.probes.curvature.directions import draw
-from theodolite.probes.curvature.objective import Objective
+from theodolite.probes.curvature.objective import Objective, chosen_names
 
 TORCH_NORMS = (
     nn.LayerNorm,
@@ -216,25 +215,19 @@ def scalable(model: nn.Module, parameters: str | Sequence[str] | None = None) ->
     """
     everything = dict(canonical_parameters(model))
     if parameters is not None:
-        parameters = [parameters] if isinstance(parameters, str) else parameters
-        found = {
-            name: tensor
-            for name, tensor in everything.items()
-            if any(fnmatchcase(name, pattern) for pattern in parameters)
-        }
-        why = f"no parameter has a name like {', '.join(map(repr, parameters))}"
-    else:
-        of_norms = {
-            id(tensor)
-            for _, module in canonical_modules(model)
-            if is_normalisation(module)
-            for tensor in module.parameters(recurse=False)
-        }
-        found = {name: tensor for name, tensor in everything.items() if id(tensor) not in of_norms}
-        why = "the model has no parameters but those of normalisations"
+        return {name: everything[name] for name in chosen_names(model, parameters)}
+    of_norms = {
+        id(tensor)
+        for _, module in canonical_modules(model)
+        if is_normalisation(module)
+        for tensor in module.parameters(recurse=False)
+    }
+    found = {name: tensor for name, tensor in everything.items() if id(tensor) not in of_norms}
     if not found:
         some = ", ".join(itertools.islice(everything, 3)) or "none"
-        raise UseError(f"there is nothing to scale: {why}. Its parameters are called {some}, …")
+        raise UseError(
+            f"there is nothing to scale: the model has no parameters but those of normalisations ({some}, …)"
+        )
     return found
 
 

@@ -79,13 +79,9 @@ def trace(
     """The trace of a Hessian, or of any symmetric operator, from products with random vectors.
 
     Args:
-        model: a model, measured with its loss and batch: the trace of its Hessian; or an operator.
-        loss: `loss(logits, targets) -> scalar`.
-        batch: `(inputs, targets)`, or several such pairs.
+        model, loss, batch, parameters, temperature: as in `hessian`; or an operator alone.
         rtol, atol: stop when one standard error is at most `max(rtol·|trace|, atol)`.
         most_products: stop here, converged or not.
-        parameters: patterns of names, as in `hessian`.
-        temperature: the loss is taken of logits/temperature.
         seed: seed of the test vectors.
         progress: called with the fraction of the predicted work that is done.
 

@@ -19,7 +19,7 @@ from theodolite.core.batches import Batch
 from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.operator import Linearisation
+from theodolite.probes.curvature.operator import BatchDerivatives
 from theodolite.probes.steps.update import optimizer_step
 
 Direction = Mapping[str, Tensor] | Optimizer | None
@@ -104,7 +104,7 @@ def push(objective: Objective, batch: Batch, direction: Mapping[str, Tensor]) ->
         raise
     except (RuntimeError, NotImplementedError):  # an error of the model itself comes up again
         with objective.conditions():
-            point = Linearisation(objective, batch)
+            point = BatchDerivatives(objective, batch)
             found = point.logits, point.pushed(list(tangents.values()))
     logits, slopes = found[0].detach(), found[1].detach()
     if not (bool(logits.isfinite().all()) and bool(slopes.isfinite().all())):

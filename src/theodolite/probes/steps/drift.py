@@ -248,17 +248,7 @@ class Descent:
     def gradient(self, at: Tensor) -> Tensor:
         """g(θ), (P,)."""
         self.gradients += 1
-        objective = self._moved(at)
-        chosen = objective.stand_ins(grad=True)
-        total = torch.zeros_like(at)
-        with objective.conditions():
-            for batch, share in objective.draw():
-                value = objective.loss(objective.forward(chosen, batch), batch[1])
-                if not value.requires_grad:
-                    raise UseError("the loss does not depend on the model's parameters")
-                found = torch.autograd.grad(share * value, list(chosen.values()), materialize_grads=True)
-                total += torch.cat([one.reshape(-1) for one in found])
-        return total
+        return self._moved(at).gradient()
 
     def loss(self, at: Tensor) -> float:
         """The loss at θ, which may be infinite or nan."""

@@ -15,7 +15,7 @@ from theodolite.probes.curvature.directions import draw
 
 from .explicit import apart, explicit, explicit_of
 from .networks import CASES, Case, case, next_token
-from .test_losses import CLASSES, LOSSES, closed_form, made, saturated
+from .test_score import CLASSES, LOSSES, closed_form, made, saturated
 
 DIRECTIONS = 7
 PARTS = ("hessian", "gauss_newton", "residual")
