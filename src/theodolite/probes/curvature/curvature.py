@@ -212,8 +212,8 @@ def _by_tangents(
                 except Coupled:
                     outlook = dataclasses.replace(outlook, separable=False)
                     found = _of_batch(objective, batch, directions, outlook, temperatures)
-                before = total or [0.0] * len(found)
-                total = _Parts(*(one + share * more for one, more in zip(before, found, strict=True)))
+                found = _Parts(*(share * one for one in found))
+                total = found if total is None else _Parts(*map(torch.add, total, found))
     except (Unsupported, torch.OutOfMemoryError) as reason:
         return None, f"products: {reason}"
     return total, "tangents"

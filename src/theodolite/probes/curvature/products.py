@@ -1,5 +1,0 @@
-"""The progress type of `probes.signal`."""
-
-from collections.abc import Callable
-
-Progress = Callable[[float], None]
