@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from theodolite.surgery import SurgeryError, convert, converting, fold, folded, scale_vectors
-from theodolite.surgery.folded import Folded
-from theodolite.surgery.places import Finder, Place, Places
-from theodolite.surgery.proof import TOLERANCE, gathered
+from theodolite.surgery import SurgeryError, convert, converting, fold, fold_map, scale_vectors
+from theodolite.surgery.fold_map import FoldMap
+from theodolite.surgery.gains import GainFinder, NormGain, NormGains
+from theodolite.surgery.proof import TOLERANCE, respond
 from theodolite.surgery.vectors import ScaledWeight
 
 from .networks import TOKENS, logits, network, train
@@ -23,8 +23,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def channels_moved_by_one(patch: pytest.MonkeyPatch) -> None:
-    along = folded.along
-    for module in (folded, converting):
+    along = fold_map.along
+    for module in (fold_map, converting):
         patch.setattr(module, "along", lambda r, gain, nothing: along(r, gain.roll(1), nothing=nothing))
 
 
@@ -38,24 +38,24 @@ def outputs_taken_for_the_others(patch: pytest.MonkeyPatch) -> None:
 
 def _vectors(patch: pytest.MonkeyPatch, other: Callable[[str], str]) -> None:
     """Fold with the vectors of other names."""
-    called = folded._called
+    called = fold_map._called
 
-    def wrong(how: nn.Module, prefix: str, given: dict[str, Tensor], tensor: Tensor) -> Tensor:
-        names = [prefix + name for name, _ in how.named_parameters()]
-        return called(how, prefix, {name: given[other(name)] for name in names}, tensor)
+    def wrong(how: nn.Module, weight: str, given: dict[str, Tensor], tensor: Tensor) -> Tensor:
+        names = [f"{fold_map.prefix_of(weight)}0.{name}" for name, _ in how.named_parameters()]
+        return called(how, weight, {name: given[other(name)] for name in names}, tensor)
 
-    patch.setattr(folded, "_called", wrong)
+    patch.setattr(fold_map, "_called", wrong)
 
 
 def _with(patch: pytest.MonkeyPatch, **changes: Any) -> None:
-    found = Finder.places
+    found = GainFinder.gains
 
-    def places(self: Finder) -> Places:
+    def gains(self: GainFinder) -> NormGains:
         made = found(self)
-        every = tuple(dataclasses.replace(place, **changes) for place in made.found)
+        every = tuple(dataclasses.replace(gain, **changes) for gain in made.found)
         return dataclasses.replace(made, found=every)
 
-    patch.setattr(Finder, "places", places)
+    patch.setattr(GainFinder, "gains", gains)
 
 
 def offset_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -63,24 +63,24 @@ def offset_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def shift_forgotten(patch: pytest.MonkeyPatch) -> None:
-    values = Folded.values
+    values = FoldMap.values
 
-    def without(self: Folded) -> dict[str, Tensor]:
-        bare = dataclasses.replace(self.place, shift=None)
-        kept = {reader.bias: self.tensors[reader.bias] for reader in self.place.readers if reader.bias}
-        return {**values(dataclasses.replace(self, place=bare)), **kept}
+    def without(self: FoldMap) -> dict[str, Tensor]:
+        bare = dataclasses.replace(self.gain, shift=None)
+        kept = {reader.bias: self.tensors[reader.bias] for reader in self.gain.readers if reader.bias}
+        return {**values(dataclasses.replace(self, gain=bare)), **kept}
 
-    patch.setattr(Folded, "values", without)
+    patch.setattr(FoldMap, "values", without)
 
 
 def one_map_forgotten(patch: pytest.MonkeyPatch) -> None:
-    place = Finder._place
+    gain = GainFinder._gain
 
-    def without(self: Finder, name: str, uses: Any) -> Place | str:
-        found = place(self, name, uses)
+    def without(self: GainFinder, name: str, uses: Any) -> NormGain | str:
+        found = gain(self, name, uses)
         return found if isinstance(found, str) else dataclasses.replace(found, readers=found.readers[1:])
 
-    patch.setattr(Finder, "_place", without)
+    patch.setattr(GainFinder, "_gain", without)
 
 
 def _changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
@@ -157,7 +157,7 @@ def test_a_proof_says_what_was_done_and_left() -> None:
 def test_the_coarsest_dtype_that_a_network_computes_in_sets_the_tolerance() -> None:
     """A float64 network whose norms round to float32 cannot be proved to ten digits."""
     _, proof = scale_vectors(network("Gemma2"), TOKENS)
-    assert (proof.dtype, proof.tolerance) == ("float32", TOLERANCE[torch.float32])
+    assert (proof.dtype, proof.rtol) == ("float32", TOLERANCE[torch.float32])
 
 
 def test_gradients_by_what_the_network_computes_with_are_those_of_explicit_weights() -> None:
@@ -172,7 +172,7 @@ def test_gradients_by_what_the_network_computes_with_are_those_of_explicit_weigh
                 one.copy_(getattr(model.get_submodule(module), attribute))
             else:
                 one.copy_(model.state_dict()[name])
-    explicit, found = gathered(plain, TOKENS), gathered(model, TOKENS)
+    explicit, found = respond(plain, TOKENS), respond(model, TOKENS)
     assert explicit is not None
     assert found is not None
     for name in names:

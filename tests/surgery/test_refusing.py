@@ -263,8 +263,11 @@ def test_the_norm_of_values_goes_into_the_map_after_attention() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"placement": "left"}, "placement is 'left': it is input, output, both"),
-        ({"reparameterization": "log"}, "reparameterization is 'log': it is direction, product, exp or None"),
+        ({"placement": "left"}, "placement is 'left'. It is one of input, output, both"),
+        (
+            {"reparameterization": "log"},
+            "reparameterization is 'log'. It is one of direction, product, exp, None",
+        ),
         ({"reparameterization": "plain"}, "reparameterization is 'plain'"),
         (
             {"heterogeneous": False, "placement": "input", "reparameterization": None},

@@ -23,12 +23,10 @@ from theodolite.core.files import replacing
 from theodolite.core.size import Size
 from theodolite.planning.plan import Plan
 from theodolite.planning.readout_multiplier import MARK, attach_multipliers, attached, checked, missing
-from theodolite.surgery.block_copies import make_block
-from theodolite.surgery.editing import Edits
-from theodolite.surgery.inserting import put
-from theodolite.surgery.points import find_points
-from theodolite.surgery.proof import apart, gathered
-from theodolite.surgery.rebuilding import rebuild
+from theodolite.surgery.blocks import make_block, put_block
+from theodolite.surgery.inserting import rebuild
+from theodolite.surgery.insertion_points import find_points
+from theodolite.surgery.proof import output_difference, respond
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 from theodolite.workloads.builtin import next_token_loss
@@ -234,10 +232,10 @@ def _save_folder(checkpoint: Checkpoint, model: nn.Module, inputs: Any, path: Pa
             if file.is_file() and not weights and not (part / file.name).exists():
                 shutil.copy2(file, part / file.name)
         again = load_folder(part, str(next(inner.parameters()).device)).model
-        before, after = gathered(inner, inputs), gathered(again, inputs)
+        before, after = respond(inner, inputs), respond(again, inputs)
         assert before is not None
         assert after is not None
-        if apart(before.outputs, after.outputs) > 0:
+        if output_difference(before.outputs, after.outputs) > 0:
             raise UseError(
                 f"{path} was not written: read again from its config, the grown {type(inner).__name__} "
                 "computes something else, as the config says of layers by number what has moved (which of "
@@ -263,7 +261,7 @@ def _insert_again(model: nn.Module, workload: Workload, names: Sequence[str]) ->
     for name in names:
         inputs, _ = workload.draw(0, 0)
         point = find_points(model, inputs).at(name)
-        put(model, point, make_block(model, point), Edits())
+        put_block(model, point, make_block(model, point))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

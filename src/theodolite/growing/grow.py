@@ -30,12 +30,10 @@ from theodolite.planning.readout_multiplier import warn_of_missing
 from theodolite.probes.example_losses import losses_of
 from theodolite.probes.signal.result import PointSignal
 from theodolite.probes.signal.signal import signal
-from theodolite.surgery.block_copies import make_block
-from theodolite.surgery.editing import Edits
-from theodolite.surgery.groups import Groups
-from theodolite.surgery.inserting import insert_block, inserted, moved, put
-from theodolite.surgery.numbering import kept_on_failure
-from theodolite.surgery.points import Points, find_points
+from theodolite.surgery.blocks import blocks_kept_on_failure, inserted, make_block, put_block
+from theodolite.surgery.inserting import insert_block
+from theodolite.surgery.insertion_points import InsertionPoints, find_points
+from theodolite.surgery.optimizer_state import ParamGroups
 
 Along = Literal["gradient", "preconditioned"]
 
@@ -89,7 +87,7 @@ def grow(
     trial = _Trial(inner, loss, splits, inputs, at, along, contenders, reach, copy.deepcopy(fresh))
     losses = [trial.losses()]
     stages: list[Stage] = []
-    with kept_on_failure(inner), _kept_groups(inner, optimizer):
+    with blocks_kept_on_failure(inner), _kept_groups(inner, optimizer):
         for number in range(blocks):
 
             def told(title: str, share: float, number: int = number) -> None:
@@ -130,7 +128,7 @@ def _light(stage: Stage) -> Stage:
 
 
 def _kept_groups(model: nn.Module, optimizer: Optimizer | None) -> AbstractContextManager[None]:
-    return nullcontext() if optimizer is None else Groups(model, optimizer).kept_on_failure()
+    return nullcontext() if optimizer is None else ParamGroups(model, optimizer).kept_on_failure()
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,7 @@ class _Trial:
     contenders: int
     reach: float
     fresh: nn.Module | None
-    points: Points = field(default_factory=lambda: Points((), {}))
+    points: InsertionPoints = field(default_factory=lambda: InsertionPoints((), {}))
 
     def losses(self) -> _Losses:
         """Of the network as it is."""
@@ -179,7 +177,7 @@ class _Trial:
             names = [self.at] if isinstance(self.at, int | str) else self.at
             chosen_points = dict.fromkeys(self.points.at(each) for each in names)
             self.at = tuple(point.name for point in chosen_points)
-            wanted = Points(tuple(chosen_points), {})
+            wanted = InsertionPoints(tuple(chosen_points), {})
         found = signal(
             self.model,
             self.loss,
@@ -215,9 +213,9 @@ class _Trial:
     def move(self, chosen: Contender) -> None:
         """Let the block that was inserted jump as it did when it was tried; what is fresh grows along."""
         if self.at is not None and not isinstance(self.at, int | str):
-            self.at = tuple(moved(chosen.point, f"{each}.")[:-1] for each in self.at)
+            self.at = tuple(chosen.point.renamed(str(each)) for each in self.at)
         if self.fresh is not None:
-            put(self.fresh, chosen.point, make_block(self.fresh, chosen.point), Edits())
+            put_block(self.fresh, chosen.point, make_block(self.fresh, chosen.point))
         tensors = dict(all_parameter_names(self.model))
         for name, direction in self._directions(chosen.signal).items():
             tensor = tensors[f"{chosen.point.name}.{name}"]

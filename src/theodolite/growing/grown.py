@@ -9,7 +9,7 @@ from torch import nn
 from theodolite.growing.certificate import Certificate
 from theodolite.growing.line_search import Jump
 from theodolite.probes.signal.result import PointSignal, Signal
-from theodolite.surgery.block_copies import Point
+from theodolite.surgery.blocks import InsertionPoint
 from theodolite.surgery.proof import Proof
 
 
@@ -17,7 +17,7 @@ from theodolite.surgery.proof import Proof
 class Contender:
     """A point where a block was tried."""
 
-    point: Point
+    point: InsertionPoint
     signal: PointSignal = field(repr=False)
     slope: float
     """How fast the loss falls at first along the direction of the jump, and its standard error."""

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.anatomy.recording.undisturbed import undisturbed
 from theodolite.core.building import untouched_randomness
-from theodolite.surgery.passing import uncached
+from theodolite.surgery.blocks import uncached
 
 _KERNELS = (
     (SDPBackend.FLASH_ATTENTION, cuda.flash_sdp_enabled),

@@ -1,15 +1,13 @@
 """Edits of a network that keep the function it computes, each with its proof."""
 
 from theodolite.surgery.baking import bake
-from theodolite.surgery.block_copies import OutputTensor, Point, make_block
+from theodolite.surgery.blocks import InsertionPoint, OutputTensor, make_block
 from theodolite.surgery.converting import convert, scale_vectors
-from theodolite.surgery.folding import fold
-from theodolite.surgery.inserting import insert_block
-from theodolite.surgery.places import Place, Places, Reader, SurgeryError, find_places
-from theodolite.surgery.points import Points, find_points
+from theodolite.surgery.folding import fold, remove_gains
+from theodolite.surgery.gains import GainReader, NormGain, NormGains, SurgeryError, find_gains
+from theodolite.surgery.inserting import insert_block, rebuild
+from theodolite.surgery.insertion_points import InsertionPoints, find_points
 from theodolite.surgery.proof import Proof
-from theodolite.surgery.rebuilding import rebuild
-from theodolite.surgery.removing import remove_gains
 
 __all__ = [
     # the operations
@@ -24,13 +22,13 @@ __all__ = [
     "Proof",
     "SurgeryError",
     # where they are made
-    "Place",
-    "Places",
-    "Reader",
-    "find_places",
+    "GainReader",
+    "NormGain",
+    "NormGains",
+    "find_gains",
     "OutputTensor",
-    "Point",
-    "Points",
+    "InsertionPoint",
+    "InsertionPoints",
     "find_points",
     "make_block",
 ]

@@ -1,6 +1,6 @@
-"""`bake`: the multiplier of a tied readout as part of the norm before it; a network without hooks again.
+"""`bake`: fold the multiplier of a tied readout into the norm before it, so that no hook is needed.
 
-A plan multiplies what a tied readout reads by a number m. The readout reads what a norm made, `γ·n + β`. So
+A plan multiplies the input of a tied readout by a number m. The readout reads what a norm made, `γ·n + β`. So
 
     γ' = m·γ,    β' = m·β
 
@@ -24,10 +24,9 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.planning.plan import Plan
 from theodolite.planning.readout_multiplier import attach_multipliers, attached, detach_multipliers, missing
-from theodolite.surgery.apply import Done, conduct
-from theodolite.surgery.editing import Edits
-from theodolite.surgery.places import Finder, SurgeryError
-from theodolite.surgery.proof import Proof
+from theodolite.surgery.edits import Edits
+from theodolite.surgery.gains import GainFinder, SurgeryError
+from theodolite.surgery.proof import Edited, Proof, operate
 
 
 @exclusive()
@@ -36,15 +35,15 @@ def bake(model: nn.Module, inputs: Any = None, *, plan: Plan | None = None) -> t
 
     The multiplier goes into the gain (and the shift) of the norm that only the readout reads. The network
     computes the same without a hook, so any program that builds the plain architecture and loads the weights
-    computes the same too. Where there is no such norm the network is left as it was, and the error says why.
+    computes the same too. If there is no such norm the network is left as it was, and the error says why.
 
-    Bake after training, or bake a copy. Training on afterwards is training with another parametrization, in
-    which the plan's learning rate of that gain is wrong: an optimizer made before must not go on. Sharded
-    networks are refused: gather the weights into a whole network, and bake that.
+    Bake after training, or bake a copy. To train on afterwards would be to train with another
+    parametrization, for which the plan's learning rate of that gain is wrong: do not go on with the
+    optimizer. Sharded networks are refused: gather the weights into a whole network, and bake that.
 
     Args:
-        model: with multipliers on it, as of `plan.build`, `plan.optimizer` or `plan.attach`; DDP or
-            `torch.compile` may be around it.
+        model: with multipliers on it, as of `plan.build`, `plan.optimizer` or `plan.attach`; it may be
+            wrapped in DDP or `torch.compile`.
         inputs: what it is called with, for the proof; by default what the plan was made with.
         plan: the plan it was trained under. A network with other multipliers is then refused, and one without
             multipliers is left as it is if the plan has none either.
@@ -56,7 +55,7 @@ def bake(model: nn.Module, inputs: Any = None, *, plan: Plan | None = None) -> t
     >>> from functools import partial
     >>> tokens = torch.zeros(1, 8, dtype=torch.long)
     >>> tied = partial(th.models.GPT, tied=True)
-    >>> plan = th.plan(tied, tokens, size=th.Size(64, 1), base=th.Size(32, 1), lr=2**-8)
+    >>> plan = th.plan(tied, tokens, base=th.Size(32, 1), size=th.Size(64, 1), lr=2**-8)
     >>> model, proof = bake(plan.build(seed=0), plan=plan)
     >>> print(proof)
     bake: norm.weight takes up the multiplier 0.5 of readout
@@ -71,7 +70,8 @@ def bake(model: nn.Module, inputs: Any = None, *, plan: Plan | None = None) -> t
         inputs = None if plan is None else plan.inputs
         if inputs is None:
             raise UseError("inputs are missing: call bake(model, inputs). A plan from a file has none")
-        inputs = _beside(inner, inputs)
+    device = next(inner.parameters()).device
+    inputs = tree_map(lambda one: one.to(device) if isinstance(one, Tensor) else one, inputs)
     if plan is not None and there and there != plan.multipliers:
         raise SurgeryError(
             f"the network has the multipliers {there}, and the plan {dict(plan.multipliers)}: bake by the "
@@ -80,32 +80,27 @@ def bake(model: nn.Module, inputs: Any = None, *, plan: Plan | None = None) -> t
     if not there and (plan is None or plan.multipliers):
         raise SurgeryError(_nothing(inner))
 
-    def act(network: nn.Module, edits: Edits) -> Done:
+    def edit(network: nn.Module, edits: Edits) -> Edited:
         if not there:
-            return Done((), {}, said="the plan has no multipliers, nothing was changed")
-        return _baking(network, inputs, there, edits)
+            return Edited((), {}, said="the plan has no multipliers, nothing was changed")
+        return _bake(network, inputs, there, edits)
 
-    return model, conduct(inner, inputs, "bake", act)  # no parameter is new: DDP need not hear of it
+    return model, operate(inner, inputs, "bake", edit)  # no parameter is new: DDP need not know
 
 
 def _nothing(model: nn.Module) -> str:
     """Why there is nothing to bake, and what to do about it."""
+    kind = type(model).__name__
     if absent := missing(model):
         (name, factor), *_ = absent.items()
         return (
-            f"there is no multiplier on this {type(model).__name__}, but its config says that it was trained "
-            f"with {factor:.4g} on the input of {name}: call plan.attach(model) first"
+            f"there is no multiplier on this {kind}, but its config says that it was trained with "
+            f"{factor:.4g} on the input of {name}: call plan.attach(model) first"
         )
     return (
-        f"nothing to bake: there is no multiplier on this {type(model).__name__}. It was baked already, or "
-        "has nothing tied; if it was filled from a checkpoint, call plan.attach(model) first"
+        f"nothing to bake: there is no multiplier on this {kind}. It was baked already, or has nothing tied; "
+        "if its weights come from a checkpoint, call plan.attach(model) first"
     )
-
-
-def _beside(model: nn.Module, inputs: Any) -> Any:
-    """The inputs on the network's device."""
-    device = next(model.parameters()).device
-    return tree_map(lambda one: one.to(device) if isinstance(one, Tensor) else one, inputs)
 
 
 @dataclass(frozen=True)
@@ -119,27 +114,31 @@ class _Norm:
     factor: float
 
 
-def _baking(network: nn.Module, inputs: Any, multipliers: Mapping[str, float], edits: Edits) -> Done:
+def _bake(network: nn.Module, inputs: Any, multipliers: Mapping[str, float], edits: Edits) -> Edited:
     found = _norms(network, inputs, multipliers)
     tensors = dict(canonical_parameters(network))
     scaled: dict[str, float] = {}
     for norm in found:
         for name, offset in ((norm.gain, norm.offset), *((shift, 0.0) for shift in norm.shifts)):
-            value = norm.factor * (tensors[name].detach().double() + offset) - offset
-            edits.write(tensors[name], value)
+            edits.write(tensors[name], norm.factor * (tensors[name].detach().double() + offset) - offset)
             scaled[name] = norm.factor
     detach_multipliers(network)
     edits.undos.append(lambda: attach_multipliers(network, multipliers))
     said = ", ".join(
         f"{norm.gain} takes up the multiplier {norm.factor:.4g} of {norm.module}" for norm in found
     )
-    return Done(tuple(norm.gain for norm in found), {}, scaled=scaled, said=said)
+    return Edited(tuple(norm.gain for norm in found), {}, scaled=scaled, said=said)
 
 
 def _norms(network: nn.Module, inputs: Any, multipliers: Mapping[str, float]) -> list[_Norm]:
-    """The norms before the readouts; an error that says why where it would not be exact."""
-    finder = Finder(network, inputs)
-    heads = _heads(finder, multipliers)
+    """The norms before the readouts; raises where folding would not be exact."""
+    finder = GainFinder(network, inputs)
+    heads: dict[int, tuple[str, float]] = {}
+    """By operation that reads out: the module and its multiplier."""
+    for use in finder.flow.uses.all:
+        module = use.alias.rpartition(".")[0]
+        if use.kind == "weight" and module in multipliers:
+            heads[use.node] = module, multipliers[module]
     if absent := set(multipliers) - {module for module, _ in heads.values()}:
         raise SurgeryError(f"{min(absent)}, which has a multiplier, is no readout on these inputs")
     gains = {
@@ -161,17 +160,7 @@ def _norms(network: nn.Module, inputs: Any, multipliers: Mapping[str, float]) ->
     return list(found.values())
 
 
-def _heads(finder: Finder, multipliers: Mapping[str, float]) -> dict[int, tuple[str, float]]:
-    """By operation that reads out: the module and its multiplier."""
-    found: dict[int, tuple[str, float]] = {}
-    for use in finder.flow.uses.all:
-        module = use.alias.rpartition(".")[0]
-        if use.kind == "weight" and module in multipliers:
-            found[use.node] = module, multipliers[module]
-    return found
-
-
-def _gain_before(finder: Finder, node: int, gains: Mapping[str, Readings]) -> str | None:
+def _gain_before(finder: GainFinder, node: int, gains: Mapping[str, Readings]) -> str | None:
     """The last gain of a norm before an operation, with no weight between."""
     flow = finder.flow
 
@@ -186,7 +175,9 @@ def _gain_before(finder: Finder, node: int, gains: Mapping[str, Readings]) -> st
     return max(uses, key=lambda use: use.node).name if uses else None
 
 
-def _obstacle(finder: Finder, name: str, readings: Readings, heads: Mapping[int, tuple[str, float]]) -> str:
+def _obstacle(
+    finder: GainFinder, name: str, readings: Readings, heads: Mapping[int, tuple[str, float]]
+) -> str:
     """Why a gain cannot take up the multiplier of the readouts that read it; empty if it can."""
     if why := finder.strange(name) or readings.obstacle:
         return why
@@ -197,20 +188,20 @@ def _obstacle(finder: Finder, name: str, readings: Readings, heads: Mapping[int,
         return "readouts with different multipliers read it"
     if any(channel < 0 for read in readings.reads for channel in read.channels):
         return "the readout reads something beside it"
+    own = {use.node for use in finder.uses[name]}
     for shift in readings.shifts:
         if shift not in finder.tensors:
             return f"{shift} is added to it"
-        own = {use.node for use in finder.uses[name]}
-        uses = finder.uses[shift]
         if len(finder.owners[id(finder.tensors[shift])]) > 1:
             return f"its shift {shift} is shared"
+        uses = finder.uses[shift]
         if len(uses) > 1 and not all(use.node in own for use in uses):
             return f"its shift {shift} is added to something else too"
     return ""
 
 
-def _why_no_gain(finder: Finder, node: int) -> str:
-    """What a readout reads in place of a norm with a gain."""
+def _why_no_gain(finder: GainFinder, node: int) -> str:
+    """What a readout reads instead of a norm with a gain."""
     flow = finder.flow
     maker = flow.maker(flow.back(flow.signals(flow.graph.nodes[node])[0]))
     if maker is not None and is_normalisation(flow, maker):

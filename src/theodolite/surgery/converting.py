@@ -1,24 +1,24 @@
-"""`scale_vectors`: gains of their own for every linear map that reads a norm."""
+"""`scale_vectors`: separate scale vectors for every linear map that reads a norm."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.core.arguments import one_of
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.surgery.apply import Done, conduct, reasons
-from theodolite.surgery.editing import Edits, order_of, scaled_weights
-from theodolite.surgery.folded import Folded, along
-from theodolite.surgery.holding import held
-from theodolite.surgery.places import Place, Reader, SurgeryError, find_places
-from theodolite.surgery.proof import Proof
-from theodolite.surgery.vectors import FORMS, Form, ScaledGain, ScaledWeight, Vector
+from theodolite.surgery.edits import Edits, held, order_of, scaled_weights
+from theodolite.surgery.fold_map import FoldMap, along
+from theodolite.surgery.gains import GainReader, NormGain, SurgeryError, find_gains
+from theodolite.surgery.optimizer_state import CarriedState
+from theodolite.surgery.proof import Edited, Proof, operate, reasons
+from theodolite.surgery.vectors import Form, GainVector, ScaledGain, ScaledWeight
 
 Placement = Literal["input", "output", "both"]
 Reparameterization = Literal["direction", "product", "exp"]
@@ -35,11 +35,11 @@ def scale_vectors(
     gains: Sequence[str] | None = None,
     optimizer: Optimizer | None = None,
 ) -> tuple[nn.Module, Proof]:
-    """Give every linear map that reads a norm scale vectors of its own, in place; the function stays.
+    """Give every linear map that reads a norm its own scale vectors, in place; the function stays the same.
 
-    A norm's gain γ that only linear maps read becomes part of them, `diag(b)·W·diag(γ)`: the norm is computed
-    once, its gain is a constant, and each map (each of q, k and v, of gate and up, of the experts, also where
-    they are one fused tensor) has its own γ and b. A LayerNorm's shift becomes part of the maps' biases.
+    A norm's gain γ that only linear maps read becomes part of them, `diag(b)·W·diag(γ)`. The norm is computed
+    once, its gain is a constant, and each map (q, k and v, gate and up, each expert, also where they are one
+    fused tensor) has its own γ and b. A LayerNorm's shift becomes part of the maps' biases.
 
     Args:
         model: any module that `theodolite.dissect` understands; it is edited, and returned.
@@ -48,12 +48,12 @@ def scale_vectors(
         placement: `input` for γ alone; `output` for b alone, γ is multiplied into W; or `both`.
         reparameterization: `direction` for vectors β·α/rms(α), `product` for β·α, `exp` for e^β·α, None for
             plain ones.
-        gains: patterns of the names of gains to move; all that can be moved if not given.
-        optimizer: one that trains the model: the vectors take the place of the gains in it, and the moments
-            of Adam and momentum follow.
+        gains: patterns of the names of gains to move; by default all that can be moved.
+        optimizer: one that trains the model: the vectors replace the gains in it, and the moments of Adam and
+            momentum follow.
 
     Returns:
-        The model, and the proof: by how much outputs and gradients differ from what they were.
+        The model, and a Proof: by how much outputs and gradients differ.
 
     Raises:
         SurgeryError: if there is nothing to do, saying why, or if the function would change.
@@ -67,18 +67,13 @@ def scale_vectors(
     References:
         Negligible in size, significant in effect: on scale vectors in large language models, 2026.
     """
-    form = _form(heterogeneous, placement, reparameterization)
-    state = None
-    if optimizer is not None:
-        from theodolite.surgery.state import State
+    conversion = _Conversion(heterogeneous, placement, reparameterization)
+    state = None if optimizer is None else CarriedState(model, optimizer)
 
-        state = State(model, optimizer)
+    def edit(inner: nn.Module, edits: Edits) -> Edited:
+        return conversion.apply(inner, inputs, edits, gains)
 
-    def act(inner: nn.Module, edits: Edits) -> Done:
-        return _convert(inner, inputs, edits, heterogeneous, placement, form, gains)
-
-    proof = conduct(model, inputs, "scale_vectors", act, None if state is None else state.converted)
-    return model, proof
+    return model, operate(model, inputs, "scale_vectors", edit, None if state is None else state.converted)
 
 
 @exclusive()
@@ -91,137 +86,113 @@ def convert(
     reparameterization: Reparameterization | None = "direction",
     gains: Sequence[str] | None = None,
 ) -> nn.Module:
-    """The same without the proof: for build functions, which make many networks of one kind."""
-    form = _form(heterogeneous, placement, reparameterization)
-    edits = Edits()
-    try:
-        _convert(unwrap(model), inputs, edits, heterogeneous, placement, form, gains)
-    except BaseException:
-        edits.undo()
-        raise
+    """`scale_vectors` without the proof, for build functions, which make many networks of one kind."""
+    conversion = _Conversion(heterogeneous, placement, reparameterization)
+    with Edits().undone_on_failure() as edits:
+        conversion.apply(unwrap(model), inputs, edits, gains)
     return model
 
 
-def _form(heterogeneous: bool, placement: str, reparameterization: str | None) -> Form:
-    if placement not in get_args(Placement):
-        raise UseError(f"placement is {placement!r}: it is {', '.join(get_args(Placement))}")
-    form = "plain" if reparameterization is None else reparameterization
-    if form not in FORMS or reparameterization == "plain":
-        kinds = ", ".join(get_args(Reparameterization))
-        raise UseError(f"reparameterization is {reparameterization!r}: it is {kinds} or None")
-    if not heterogeneous and placement == "input" and form == "plain":
-        raise UseError(
-            "heterogeneous=False, placement='input' and reparameterization=None is what the network has "
-            "already: there is nothing to do"
-        )
-    return form
+class _Conversion:
+    """What `scale_vectors` does, by its options."""
 
-
-def _convert(
-    model: nn.Module,
-    inputs: Any,
-    edits: Edits,
-    heterogeneous: bool,
-    placement: Placement,
-    form: Form,
-    gains: Sequence[str] | None,
-) -> Done:
-    places = find_places(model, inputs)
-    tensors = dict(canonical_parameters(model))
-    left = dict(places.left)
-    chosen = []
-    for place in places.chosen(gains):
-        if tensors[place.gain].requires_grad:
-            chosen.append(place)
-        elif gains is not None:
-            raise SurgeryError(f"{place.gain}: it is frozen (requires_grad is False)")
-        else:
-            left[place.gain] = "it is frozen (requires_grad is False)"
-    if not chosen:
-        if scaled_weights(model):
-            raise SurgeryError("nothing to do: the network's weights have scale vectors already")
-        raise SurgeryError(f"nothing to do: {reasons(left)}")
-    own = heterogeneous or placement == "output"
-    if form == "direction":
-        _refuse_zeros(chosen, tensors)
-    maps = [_operate(model, place, tensors, edits, own, placement, form) for place in chosen]
-    return Done(tuple(place.gain for place in chosen), left, [one for one in maps if one is not None])
-
-
-def _operate(
-    model: nn.Module,
-    place: Place,
-    tensors: dict[str, Tensor],
-    edits: Edits,
-    own: bool,
-    placement: Placement,
-    form: Form,
-) -> Folded | None:
-    """Edit one place; the map from what was there before, unless that is what is there now."""
-    gain = tensors[place.gain]
-    before = _before(place, tensors) if own else None
-    size = (gain.detach().double().reshape(-1) + place.offset).to(gain.dtype)
-    for reader in place.readers:
-        weight = tensors[reader.weight]
-        inputs = _inputs(reader, size, form) if own and placement != "output" else []
-        outputs = _outputs(reader, gain, form) if placement != "input" else []
-        if own and placement == "output":
-            edits.write(weight, weight.detach().double() * along(reader, size.double(), nothing=1.0))
-        if inputs or outputs:
-            how = ScaledWeight(
-                reader.shape,
-                inputs,
-                outputs,
-                weight=reader.weight,
-                gain=place.gain,
-                shift=place.shift if own else None,
-                norm=order_of(held(model, place.gain).module),
+    def __init__(self, heterogeneous: bool, placement: Placement, reparameterization: str | None) -> None:
+        one_of("placement", placement, get_args(Placement))
+        one_of("reparameterization", reparameterization, (*get_args(Reparameterization), None))
+        if not heterogeneous and placement == "input" and reparameterization is None:
+            raise UseError(
+                "heterogeneous=False, placement='input' and reparameterization=None is what the network has "
+                "already: there is nothing to do"
             )
-            edits.parametrize(held(model, reader.weight), how)
-    if before is None:
-        if form != "plain":
-            edits.write(gain, size.view_as(gain))
-            edits.parametrize(held(model, place.gain), ScaledGain(size.view_as(gain), form, place.offset))
-        return None
-    if place.shift is not None:
-        made = before.values()
-        for reader in place.readers:
-            assert reader.bias is not None
-            edits.write(tensors[reader.bias], made[reader.bias])
-        edits.freeze(held(model, place.shift), 0.0)
-    edits.freeze(held(model, place.gain), 1.0 - place.offset)
-    return before
+        self.form: Form = reparameterization or "plain"  # type: ignore[assignment]
+        self.has_inputs, self.has_outputs = placement != "output", placement != "input"
+        self.moves_gain = heterogeneous or placement == "output"
+        """Does the norm's gain go into the maps?"""
 
+    def apply(self, model: nn.Module, inputs: Any, edits: Edits, patterns: Sequence[str] | None) -> Edited:
+        """Edit all gains that match."""
+        known = find_gains(model, inputs)
+        tensors = dict(canonical_parameters(model))
+        left = dict(known.left)
+        chosen = []
+        for gain in known.chosen(patterns):
+            if tensors[gain.name].requires_grad:
+                chosen.append(gain)
+            elif patterns is not None:
+                raise SurgeryError(f"{gain.name}: it is frozen (requires_grad is False)")
+            else:
+                left[gain.name] = "it is frozen (requires_grad is False)"
+        if not chosen:
+            if scaled_weights(model):
+                raise SurgeryError("nothing to do: the network's weights have scale vectors already")
+            raise SurgeryError(f"nothing to do: {reasons(left)}")
+        for gain in chosen:
+            tensor = tensors[gain.name]
+            if self.form == "direction" and not tensor.is_meta and not (tensor.detach() + gain.offset).any():
+                raise SurgeryError(
+                    f"{gain.name} is zero, which has no direction: use reparameterization='product' or None, "
+                    "or leave it out with gains=[patterns]"
+                )
+        maps = [self._edit(model, gain, tensors, edits) for gain in chosen]
+        return Edited(tuple(gain.name for gain in chosen), left, [one for one in maps if one is not None])
 
-def _before(place: Place, tensors: Mapping[str, Tensor]) -> Folded:
-    """The place as it is before it is edited."""
-    bare = Folded(place, {})
-    return dataclasses.replace(bare, tensors={name: tensors[name].detach().clone() for name in bare.names})
-
-
-def _inputs(reader: Reader, gain: Tensor, form: Form) -> list[Vector]:
-    """A γ for each block of rows."""
-    shape = reader.shape
-    start = along(reader, gain, nothing=1.0).reshape(-1)
-    sizes = shape.vector_sizes(shape.in_axis, len(start))
-    dim = shape.dim(shape.in_axis)
-    spread = start.view([-1 if one == dim else 1 for one in range(len(sizes))]).expand(sizes)
-    return [Vector(spread, form, dim) for _ in shape.rows]
-
-
-def _outputs(reader: Reader, gain: Tensor, form: Form) -> list[Vector]:
-    """A b for each block of rows, all ones."""
-    shape = reader.shape
-    lengths = [sum(high - low for low, high in rows) for rows in shape.rows]
-    sizes = [shape.vector_sizes(shape.out_axis, length) for length in lengths]
-    return [Vector(gain.detach().new_ones(one), form, shape.dim(shape.out_axis)) for one in sizes]
-
-
-def _refuse_zeros(places: Sequence[Place], tensors: Mapping[str, Tensor]) -> None:
-    for place in places:
-        gain = tensors[place.gain]
-        if not gain.is_meta and not bool((gain.detach() + place.offset).any()):
-            raise SurgeryError(
-                f"{place.gain} is zero, which has no direction: use reparameterization='product' or None, or "
-                "leave it out with gains=[patterns]"
+    def _edit(
+        self, model: nn.Module, gain: NormGain, tensors: dict[str, Tensor], edits: Edits
+    ) -> FoldMap | None:
+        """Edit one gain; return the map from the tensors before, if the gain went into the maps."""
+        tensor = tensors[gain.name]
+        before = None
+        if self.moves_gain:
+            bare = FoldMap(gain, {})
+            before = dataclasses.replace(
+                bare, tensors={name: tensors[name].detach().clone() for name in bare.names}
             )
+        value = (tensor.detach().double().reshape(-1) + gain.offset).to(tensor.dtype)
+        for reader in gain.readers:
+            inputs = self._inputs(reader, value) if self.moves_gain and self.has_inputs else []
+            outputs = self._outputs(reader, tensor) if self.has_outputs else []
+            if self.moves_gain and not self.has_inputs:
+                weight = tensors[reader.weight]
+                edits.write(weight, weight.detach().double() * along(reader, value.double(), nothing=1.0))
+            if inputs or outputs:
+                how = ScaledWeight(
+                    reader.shape,
+                    inputs,
+                    outputs,
+                    weight=reader.weight,
+                    gain=gain.name,
+                    shift=gain.shift if self.moves_gain else None,
+                    norm=order_of(held(model, gain.name).module),
+                )
+                edits.parametrize(held(model, reader.weight), how)
+        if before is None:
+            if self.form != "plain":
+                edits.write(tensor, value.view_as(tensor))
+                scaled = ScaledGain(value.view_as(tensor), self.form, gain.offset)
+                edits.parametrize(held(model, gain.name), scaled)
+            return None
+        if gain.shift is not None:
+            made = before.values()
+            for reader in gain.readers:
+                assert reader.bias is not None
+                edits.write(tensors[reader.bias], made[reader.bias])
+            edits.freeze(held(model, gain.shift), 0.0)
+        edits.freeze(held(model, gain.name), 1.0 - gain.offset)
+        return before
+
+    def _inputs(self, reader: GainReader, gain: Tensor) -> list[GainVector]:
+        """A γ for each block of rows."""
+        shape = reader.shape
+        start = along(reader, gain, nothing=1.0).reshape(-1)
+        sizes = shape.vector_sizes(shape.in_axis, len(start))
+        dim = shape.dim(shape.in_axis)
+        spread = start.view([-1 if one == dim else 1 for one in range(len(sizes))]).expand(sizes)
+        return [GainVector(spread, self.form, dim) for _ in shape.rows]
+
+    def _outputs(self, reader: GainReader, gain: Tensor) -> list[GainVector]:
+        """A b for each block of rows, all ones."""
+        shape = reader.shape
+        lengths = [sum(high - low for low, high in rows) for rows in shape.rows]
+        sizes = [shape.vector_sizes(shape.out_axis, length) for length in lengths]
+        dim = shape.dim(shape.out_axis)
+        return [GainVector(gain.detach().new_ones(one), self.form, dim) for one in sizes]

@@ -1,57 +1,54 @@
-"""`insert_block`: one more residual block, at first one that changes nothing."""
+"""`insert_block`: one more residual block, at first without effect; `rebuild`: the same in a deeper build."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.dissection import dissect
-from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
+from theodolite.anatomy.names import all_parameter_names, canonical_modules, canonical_parameters, unwrap
 from theodolite.anatomy.recording.undisturbed import named_tensors
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.surgery.apply import Done, conduct
-from theodolite.surgery.block_copies import Point, close, make_block
-from theodolite.surgery.editing import Edits
-from theodolite.surgery.groups import Groups
-from theodolite.surgery.numbering import renumber
-from theodolite.surgery.places import SurgeryError
-from theodolite.surgery.points import Points, closing, find_points
-from theodolite.surgery.proof import Evidence, Proof
+from theodolite.surgery.blocks import InsertionPoint, make_block, put_block
+from theodolite.surgery.edits import Edits
+from theodolite.surgery.gains import SurgeryError
+from theodolite.surgery.insertion_points import InsertionPoints, branches_in, closing, find_points
+from theodolite.surgery.optimizer_state import POWERS, ParamGroups
+from theodolite.surgery.proof import Edited, Proof, Response, compare, operate, refuse_shards, respond
 
 
 @exclusive()
 def insert_block(
     model: nn.Module,
     inputs: Any,
-    at: int | str | Point,
+    at: int | str | InsertionPoint,
     *,
     block: nn.Module | None = None,
     fresh: nn.Module | None = None,
     optimizer: Optimizer | None = None,
-    points: Points | None = None,
+    points: InsertionPoints | None = None,
 ) -> tuple[nn.Module, Proof]:
     """Insert a residual block that adds nothing yet but can learn at once, in place.
 
     It is a copy of the block before the point, or of the one behind where that has another shape, with zeros
     in what ends its branches: the last projections, or the gains of norms behind them. The blocks behind it
     move up by one, and so do the numbers that Hugging Face models keep in their layers and config, so that
-    `save_pretrained` and `from_pretrained` go on working, unless the config says something else of layers by
+    `save_pretrained` and `from_pretrained` keep working, unless the config says something else of layers by
     number (which of them have experts): compare what was read again.
 
     Args:
         model: any module with its residual blocks in an nn.ModuleList or nn.Sequential.
         inputs: what it is called with, for the proof.
-        at: a number in the list of blocks (0 is before the first), a name as `blocks.4`, or a Point.
-        block: one of your own to insert. It is closed, as the copy is.
+        at: a number in the list of blocks (0 is before the first), a name as `blocks.4`, or a point.
+        block: a block of your own to insert. It is closed, as the copy is.
         fresh: a network built alike whose block is copied instead: one as it is before training.
-        optimizer: the model's; the new tensors are trained in the groups of those they are copies of, and
-            start without momentum. What it remembers of the others stays.
+        optimizer: the model's; the new tensors join the groups of their originals, and start without
+            momentum. The state of the other tensors stays.
         points: of `find_points` for this model, which saves finding them.
 
     >>> import torch, theodolite as th
@@ -67,87 +64,48 @@ def insert_block(
         SurgeryError: if the block would change what the network computes, or could never learn.
     """
     inner = unwrap(model)
-    known = points or find_points(inner, inputs)
-    point = known.at(at)
-    groups = None if optimizer is None else _groups(inner, optimizer)
-    given = block is not None
+    point = (points or find_points(inner, inputs)).at(at)
+    groups = None if optimizer is None else ParamGroups(inner, optimizer)
+    if groups is not None and all(groups.of(tensor) is None for tensor in inner.parameters()):
+        raise SurgeryError("the optimizer trains no tensor of this model: give the model's own")
 
-    def act(network: nn.Module, edits: Edits) -> Done:
-        new = block if block is not None else make_block(network, point, fresh)
-        if given:
+    def edit(network: nn.Module, edits: Edits) -> Edited:
+        if block is None:
+            new, what = make_block(network, point, fresh), f"a copy of {point.like}"
+            closers = put_block(network, point, new, edits)
+        else:
+            new, what = block, "a block of yours"
             if any(each is new for each in network.modules()):
                 raise SurgeryError("the block is in the network already: give a copy of it")
             _train_as(new, dict(canonical_modules(network))[point.like], edits)
-        closers = put(network, point, new, edits)
-        if given:
+            put_block(network, point, new, edits)
             closers = _close_given(network, point.name, inputs, edits)
-        what = "a block of yours" if given else f"a copy of {point.like}"
-        return Done(
+        return Edited(
             (point.name,),
             {},
-            called=partial(moved, point),
+            renamed=point.renamed,
             said=f"{point.name} is a new block, {what} that adds nothing",
             new=new,
-            examine=lambda after: _alive(after, point.name, closers),
+            examine=lambda after: _check_gradients(after, point.name, closers),
         )
 
-    def follow(done: Done) -> None:
+    def follow(done: Edited) -> None:
         if groups is not None:
             with groups.kept_on_failure():
                 _join(inner, point, groups)
                 groups.rename()
 
-    return model, conduct(model, inputs, "insert_block", act, follow)
-
-
-@contextmanager
-def inserted(model: nn.Module, point: Point, fresh: nn.Module | None = None) -> Iterator[nn.Module]:
-    """A closed block at a point for as long as this lasts."""
-    inner, edits = unwrap(model), Edits()
-    block = make_block(inner, point, fresh)
-    try:
-        put(inner, point, block, edits)
-        yield block
-    finally:
-        edits.undo()
-
-
-def put(network: nn.Module, point: Point, block: nn.Module, edits: Edits) -> list[str]:
-    """Insert it, and count the blocks behind it anew. The closers' names."""
-    holder = dict(canonical_modules(network))[point.holder]
-    assert isinstance(holder, (nn.ModuleList, nn.Sequential))
-
-    def undo() -> None:
-        del holder[point.index]
-
-    holder.insert(point.index, block)
-    edits.undos.append(undo)
-    renumber(network, point, holder, edits)
-    return [f"{point.name}.{closer.name}" for closer in point.outputs]
-
-
-def moved(point: Point, name: str) -> str:
-    """What a tensor is called after an insertion.
-
-    >>> point = Point("blocks.1", "blocks", 1, "blocks.0", True, ())
-    >>> moved(point, "blocks.0.weight"), moved(point, "blocks.1.weight"), moved(point, "head.weight")
-    ('blocks.0.weight', 'blocks.2.weight', 'head.weight')
-    """
-    prefix = f"{point.holder}." if point.holder else ""
-    number, _, rest = name.removeprefix(prefix).partition(".")
-    if not name.startswith(prefix) or not number.isdigit() or int(number) < point.index:
-        return name
-    return f"{prefix}{int(number) + 1}.{rest}"
+    return model, operate(model, inputs, "insert_block", edit, follow)
 
 
 def _close_given(network: nn.Module, name: str, inputs: Any, edits: Edits) -> list[str]:
-    """Close a block of the user's own: what ends its branches is found where it stands."""
+    """Close a block of the user's: what ends its branches is found where it stands."""
     block = dict(canonical_modules(network))[name]
     try:
         anatomy = dissect(network, inputs)
     except UseError as error:
         raise SurgeryError(f"the network cannot be looked at with the block in it: {error}") from error
-    branches = [one for one in anatomy.branches if all(part.startswith(f"{name}.") for part in one.parts)]
+    branches = branches_in(anatomy, name)
     if not branches or not all(branch.ends for branch in branches):
         raise SurgeryError(
             f"the block, a {type(block).__name__}, adds nothing to the stream it is given by a tensor that "
@@ -155,40 +113,27 @@ def _close_given(network: nn.Module, name: str, inputs: Any, edits: Edits) -> li
         )
     closers, removed = closing(anatomy, name, branches)
     tensors = dict(all_parameter_names(block))
-    values = [(tensors[closer.name], tensors[closer.name].detach().clone()) for closer in closers]
-    modules = [(block.get_submodule(each.rpartition(".")[0]), each.rpartition(".")[2]) for each in removed]
-    norms = [(holder, attribute, getattr(holder, attribute)) for holder, attribute in modules]
-
-    def undo() -> None:
-        for tensor, value in values:
-            tensor.data.copy_(value)
-        for holder, attribute, norm in norms:
-            setattr(holder, attribute, norm)
-
-    edits.undos.append(undo)
-    close(block, closers, removed)
+    for closer in closers:
+        edits.write(tensors[closer.name], torch.full_like(tensors[closer.name], closer.closed))
+    for each in removed:
+        prefix, _, attribute = each.rpartition(".")
+        edits.set(block.get_submodule(prefix), attribute, nn.Identity())
     return [f"{name}.{closer.name}" for closer in closers]
 
 
 def _train_as(block: nn.Module, like: nn.Module, edits: Edits) -> None:
-    """On the device, in the dtype and in the mode of its neighbour."""
-    held = [(tensor, tensor.data) for _, tensor in named_tensors(block)]
-    modes = [(module, module.training) for module in block.modules()]
-
-    def undo() -> None:
-        for one, data in held:
-            one.data = data
-        for module, mode in modes:
-            module.training = mode
-
-    edits.undos.append(undo)
+    """Put a block on the device, in the dtype and in the mode of its neighbour."""
+    for _, one in named_tensors(block):
+        edits.undos.append(lambda one=one, data=one.data: setattr(one, "data", data))  # type: ignore[misc]
+    for module in block.modules():
+        edits.set(module, "training", module.training)
     tensor = next(like.parameters())
     block.to(device=tensor.device, dtype=tensor.dtype if tensor.is_floating_point() else None)
     block.train(like.training)
 
 
-def _alive(after: Evidence, name: str, closers: list[str]) -> None:
-    """Raise if the block could never learn: the gradient by all that is zero is zero."""
+def _check_gradients(after: Response, name: str, closers: list[str]) -> None:
+    """Refuse a block that could never learn: the gradient with respect to all that is zero is zero."""
     found = [after.gradients[each] for each in closers if each in after.gradients]
     if not any(bool(each.abs().max() > 0) for each in found):
         raise SurgeryError(
@@ -197,22 +142,147 @@ def _alive(after: Evidence, name: str, closers: list[str]) -> None:
         )
 
 
-def _groups(model: nn.Module, optimizer: Optimizer) -> Groups:
-    if not isinstance(optimizer, Optimizer):
-        raise SurgeryError(
-            f"optimizer is a {type(optimizer).__name__}: give the torch optimizer of the model"
-        )
-    groups = Groups(model, optimizer)
-    if all(groups.of(tensor) is None for tensor in model.parameters()):
-        raise SurgeryError("the optimizer trains no tensor of this model: give the model's own")
-    return groups
-
-
-def _join(model: nn.Module, point: Point, groups: Groups) -> None:
-    """Train each new tensor where that is trained which it is a copy of; others with the first of these."""
+def _join(model: nn.Module, point: InsertionPoint, groups: ParamGroups) -> None:
+    """Put each copy into its original's parameter group, and other tensors into the first that fits."""
     modules = dict(canonical_modules(model))
-    block, like = modules[point.name], dict(all_parameter_names(modules[moved(point, f"{point.like}.")[:-1]]))
+    block, like = modules[point.name], dict(all_parameter_names(modules[point.renamed(point.like)]))
     trained = [one for one in (*like.values(), *model.parameters()) if groups.of(one) is not None]
     for name, tensor in all_parameter_names(block):
         same = [like[name]] if name in like else []
         groups.join(tensor, [*same, *(one for one in trained if one.dim() == tensor.dim()), *trained])
+
+
+EXACT = 1e-6
+"""Where nothing is rescaled, outputs may not differ by more than the order of sums explains."""
+
+
+@exclusive()
+def rebuild(
+    model: nn.Module,
+    target: nn.Module,
+    inputs: Any,
+    *,
+    optimizer: Optimizer | None = None,
+    into: Optimizer | None = None,
+) -> tuple[nn.Module, Proof]:
+    """Give a network that was built at the new depth what a grown one has learned.
+
+    A build function may multiply branches by 1/L or 1/√L, so that at one block more each of them adds less.
+    The weights that end the branches are multiplied by what is missing, and their moments by its inverse, so
+    that the function stays the same.
+
+    Args:
+        model: the grown network.
+        target: what `build(width, depth)` makes at its depth; its weights are overwritten.
+        inputs: what both are called with, for the proof.
+        optimizer: the model's; give `into` with it.
+        into: the target's, as of the plan for the new depth: it takes over the state of each tensor.
+
+    >>> import theodolite as th
+    >>> tokens = torch.zeros(1, 8, dtype=torch.long)
+    >>> grown, _ = th.surgery.insert_block(th.models.GPT(64, 2), tokens, 1)
+    >>> deep, proof = rebuild(grown, th.models.GPT(64, 3), tokens)
+    >>> proof.outputs
+    0.0
+
+    Raises:
+        SurgeryError: if the target has other tensors, or would compute something else.
+    """
+    if (optimizer is None) != (into is None):
+        raise SurgeryError("give optimizer, the model's, and into, the target's, together or neither")
+    old, new = unwrap(model), unwrap(target)
+    for each in (model, target):
+        refuse_shards(each)
+    ratios = _ratios(old, new, inputs)
+    kept = {name: tensor.detach().clone() for name, tensor in new.state_dict().items()}
+    try:
+        _load(old, new, ratios)
+        proof = _prove_rebuilt(old, new, inputs, ratios)
+        if optimizer is not None and into is not None:
+            _carry(old, new, optimizer, into, ratios)
+    except BaseException:
+        new.load_state_dict(kept)
+        raise
+    return target, proof
+
+
+def _ratios(old: nn.Module, new: nn.Module, inputs: Any) -> dict[str, float]:
+    """By tensor that must be multiplied: the factor."""
+    ours, theirs = (
+        {name: tuple(tensor.shape) for name, tensor in each.state_dict().items()} for each in (old, new)
+    )
+    if ours != theirs:
+        odd = sorted(set(ours) ^ set(theirs) or {name for name in ours if ours[name] != theirs[name]})
+        where = "the grown network" if odd[0] in ours else "the target"
+        if odd[0] in ours and odd[0] in theirs:
+            where = f"both, with the shapes {ours[odd[0]]} and {theirs[odd[0]]}"
+        raise SurgeryError(
+            f"the target is not built as the grown network is: {odd[0]} is in {where} ({len(odd)} tensors "
+            "differ). Build it at the new depth; a network with a norm behind each sum has none behind the "
+            "new block, and cannot be built so"
+        )
+    before, after = dissect(old, inputs), dissect(new, inputs)
+    return {
+        name: part.factor / after[name].factor
+        for name, part in before.items()
+        if name in after and part.factor != after[name].factor
+    }
+
+
+@torch.no_grad()
+def _load(old: nn.Module, new: nn.Module, ratios: Mapping[str, float]) -> None:
+    held = new.state_dict()
+    for name, tensor in old.state_dict().items():
+        held[name].copy_(tensor)
+    for name, tensor in canonical_parameters(new):
+        if name in ratios:
+            tensor.mul_(ratios[name])
+
+
+def _prove_rebuilt(old: nn.Module, new: nn.Module, inputs: Any, ratios: Mapping[str, float]) -> Proof:
+    before, after = respond(old, inputs), respond(new, inputs)
+    gradients = {} if after is None else after.gradients
+    expected = {name: one * ratios.get(name, 1.0) for name, one in gradients.items()}
+    many = f", {len(ratios)} tensors rescaled" if ratios else ""
+    said = f"the target computes what the grown network does{many}"
+    proof = compare("rebuild", inputs, before, after, expected, tuple(ratios), {}, said)
+    if proof.outputs is not None and not ratios and proof.outputs > EXACT:
+        raise SurgeryError(
+            f"rebuild would change the network: outputs differ by {proof.outputs:.1e} of themselves, though "
+            "no branch is multiplied by another number. The target does something else with its depth; its "
+            "weights are as they were"
+        )
+    if not proof.holds:
+        raise SurgeryError(
+            f"rebuild would change the network: outputs differ by {proof.outputs:.1e} and gradients by "
+            f"{proof.gradients:.1e} of themselves. The target does something with its depth besides "
+            "multiplying branches by a number; its weights are as they were"
+        )
+    return proof
+
+
+def _carry(
+    old: nn.Module, new: nn.Module, optimizer: Optimizer, into: Optimizer, ratios: Mapping[str, float]
+) -> None:
+    """Copy one optimizer's state to the other: the gradient by a weight times c is 1/c of what it was."""
+    tensors = dict(canonical_parameters(new))
+    trained = {id(one) for group in into.param_groups for one in group["params"]}
+    made: dict[Tensor, Any] = {}
+    for name, tensor in canonical_parameters(old):
+        state = optimizer.state.get(tensor)
+        if not state or id(tensors[name]) not in trained:
+            continue
+        ratio = ratios.get(name, 1.0)
+        carried = {}
+        for key, value in state.items():
+            if not isinstance(value, Tensor):
+                carried[key] = value
+                continue
+            if value.numel() > 1 and key not in POWERS and ratio != 1:
+                raise SurgeryError(
+                    f"the optimizer keeps {key!r} of {name}, which is rescaled, and what becomes of that is "
+                    "not known: rebuild without it, and make a new one"
+                )
+            carried[key] = value.detach().clone() / ratio ** POWERS.get(key, 0)
+        made[tensors[name]] = carried
+    into.state.update(made)

@@ -1,8 +1,8 @@
 """Scale vectors inside a weight: `W_eff = diag(b)·W·diag(γ)`, each vector in one of four forms.
 
-They are parametrizations of torch, so the network's code stays as it is, whatever kind of module or stack of
-experts holds the weight, and the norm before it is computed once. A product with the weight also costs less
-than one with the activations, of which there are as many as tokens.
+They are parametrizations of torch. The network's code stays as it is, whatever module or stack of experts
+holds the weight, and the norm before it is computed once. A product with the weight also costs less than one
+with the activations of all tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMS: tuple[Form, ...] = get_args(Form)
 Ranges = tuple[tuple[int, int], ...]
 
 
-class Vector(nn.Module):
+class GainVector(nn.Module):
     """A scale vector γ: itself, or a magnitude β and a direction α.
 
     | form | γ | starts with |
@@ -32,11 +32,11 @@ class Vector(nn.Module):
     A stack of vectors, one for each expert, has a magnitude for each.
 
     Args:
-        gain: what γ is at the start.
+        gain: the initial γ.
         form: a row of the table.
-        dim: along which γ runs; the other dimensions are a stack.
+        dim: the dimension of γ; the other dimensions are a stack.
 
-    >>> vector = Vector(torch.tensor([3.0, 4.0]), "direction")
+    >>> vector = GainVector(torch.tensor([3.0, 4.0]), "direction")
     >>> vector(), vector.magnitude ** 2
     (tensor([3., 4.], grad_fn=<...>), tensor([12.5000], grad_fn=<...>))
     """
@@ -63,8 +63,8 @@ class Vector(nn.Module):
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How a weight's dimensions are used: which runs over inputs and outputs, and its blocks of rows."""
+class WeightShape:
+    """Which dimensions of a weight are inputs and outputs, and its blocks of rows."""
 
     in_axis: int
     out_axis: int
@@ -81,34 +81,33 @@ class Shape:
         return sorted((low, high, block) for block, rows in enumerate(self.rows) for low, high in rows)
 
     def vector_sizes(self, axis: int, length: int) -> tuple[int, ...]:
-        """The shape of a vector of a length along an axis, one for each matrix of a stack."""
+        """The shape of vectors along an axis, one for each matrix of a stack."""
         return tuple(length if one == axis else self.sizes[one] for one in sorted({axis, *self.stack}))
 
     def spread(self, vector: Tensor, axis: int) -> Tensor:
-        """A vector along an axis with the dimensions of the weight, to be multiplied with it."""
+        """A vector along an axis, shaped to be multiplied with the weight."""
         sizes = [1] * len(self.sizes)
         for one, size in zip(sorted({axis, *self.stack}), vector.shape, strict=True):
             sizes[one] = size
         return vector.view(sizes)
 
     def dim(self, axis: int) -> int:
-        """Which dimension of such a vector runs along the axis."""
+        """The dimension of such a vector that runs along the axis."""
         return sorted({axis, *self.stack}).index(axis)
 
 
 class ScaledWeight(nn.Module):
-    """The parametrization `W → diag(b)·W·diag(γ)`, with vectors of its own for each block of rows.
+    """The parametrization `W → diag(b)·W·diag(γ)`, with separate vectors for each block of rows.
 
     Args:
         shape: how the weight's dimensions are used.
         inputs: a γ for each block of rows, or none.
         outputs: a b for each block of rows, or none.
-        weight, gain, shift: the names that the weight, the norm's gain and its shift had, by which folding
-            finds them again.
-        norm: the names of the norm's parameters, in their order.
+        weight, gain, shift: the names of the weight, the norm's gain and its shift, for folding later.
+        norm: the names of the norm's parameters, in order.
 
-    >>> shape = Shape(in_axis=1, out_axis=0, stack=(), rows=(((0, 1),), ((1, 2),)), sizes=(2, 3))
-    >>> inputs = [Vector(torch.tensor([1.0, 2.0, 3.0])), Vector(torch.tensor([4.0, 5.0, 6.0]))]
+    >>> shape = WeightShape(in_axis=1, out_axis=0, stack=(), rows=(((0, 1),), ((1, 2),)), sizes=(2, 3))
+    >>> inputs = [GainVector(torch.tensor([1.0, 2.0, 3.0])), GainVector(torch.tensor([4.0, 5.0, 6.0]))]
     >>> ScaledWeight(shape, inputs, [])(torch.ones(2, 3))
     tensor([[1., 2., 3.],
             [4., 5., 6.]], grad_fn=<...>)
@@ -116,9 +115,9 @@ class ScaledWeight(nn.Module):
 
     def __init__(
         self,
-        shape: Shape,
-        inputs: Sequence[Vector],
-        outputs: Sequence[Vector],
+        shape: WeightShape,
+        inputs: Sequence[GainVector],
+        outputs: Sequence[GainVector],
         *,
         weight: str = "",
         gain: str = "",
@@ -137,7 +136,7 @@ class ScaledWeight(nn.Module):
         return self.scaled(weight, [one() for one in self.inputs], [one() for one in self.outputs])
 
     def scaled(self, weight: Tensor, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
-        """The same for given vectors."""
+        """The product with given vectors."""
         scaled = weight
         if outputs:
             scaled = scaled * self.outer(outputs)
@@ -173,10 +172,10 @@ class ScaledWeight(nn.Module):
 
 
 class ScaledGain(nn.Module):
-    """The parametrization of a norm's own gain: what the norm holds is the direction from then on.
+    """The parametrization of a norm's own gain: the norm's parameter becomes the direction.
 
     Args:
-        gain: what γ is at the start.
+        gain: the initial γ.
         form: any but `plain`.
         offset: what the norm adds to its gain, 1 if it is zero-centred.
     """
@@ -194,14 +193,14 @@ class ScaledGain(nn.Module):
 
 
 def first_magnitude(gain: Tensor, form: Form, dim: int) -> Tensor:
-    """β for a direction that is γ itself."""
+    """The β with which a direction that starts as γ gives γ."""
     if form == "direction":
         return _rms(gain, dim).to(gain.dtype)
     return torch.full_like(gain.narrow(dim, 0, 1), 0.0 if form == "exp" else 1.0)
 
 
 def joined(magnitude: Tensor, direction: Tensor, form: Form, dim: int) -> Tensor:
-    """γ of a magnitude and a direction."""
+    """γ from a magnitude and a direction."""
     if form == "exp":
         return magnitude.exp() * direction
     if form == "product":

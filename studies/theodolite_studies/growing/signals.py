@@ -15,7 +15,7 @@ from theodolite.core.building import evaluated
 from theodolite.growing.line_search import Jump, jump, longest_step
 from theodolite.probes.signal.result import PointSignal, Signal
 from theodolite.probes.signal.signal import signal
-from theodolite.surgery import Point, Points, find_points, insert_block
+from theodolite.surgery import InsertionPoint, InsertionPoints, find_points, insert_block
 from theodolite.workloads import next_token_loss
 from theodolite_studies.growing.training import Lesson, Pupil
 
@@ -29,7 +29,7 @@ FORWARD = 1 / 3
 class Look:
     """The signal at all points of a network, and the stream there."""
 
-    points: Points
+    points: InsertionPoints
     inputs: Tensor
     """For proofs."""
     signal: Signal
@@ -104,7 +104,7 @@ def tried(pupil: Pupil, lesson: Lesson, look: Look, order: int | str, *, precond
     return Jumps(found, cost=forwards * lesson.setting.num * FORWARD)
 
 
-def inserted(pupil: Pupil, look: Look, point: Point) -> None:
+def inserted(pupil: Pupil, look: Look, point: InsertionPoint) -> None:
     """A closed copy of its neighbour, in a network that is up to there as it was looked at."""
     insert_block(pupil.model, look.inputs, point, optimizer=pupil.optimizer, points=look.points)
 

@@ -16,9 +16,8 @@ from torch import nn
 from theodolite.models import GPT
 from theodolite.models.transformer import Placement
 from theodolite.surgery.converting import convert
-from theodolite.surgery.editing import Edits
-from theodolite.surgery.holding import held
-from theodolite.surgery.places import find_places
+from theodolite.surgery.edits import Edits, held
+from theodolite.surgery.gains import find_gains
 from theodolite.workloads import Workload, next_token_loss
 from theodolite_studies.framework.texts import batch_of
 
@@ -77,8 +76,8 @@ def build(structure: str, context: int, width: int, depth: int) -> nn.Module:
     tokens = torch.zeros(1, 8, dtype=torch.long)
     if chosen.removed:
         # At one they need not be folded, as `remove_gains` would: weights keep the law they are drawn by.
-        for place in find_places(model, tokens).found:
-            Edits().freeze(held(model, place.gain), 1.0)
+        for gain in find_gains(model, tokens).found:
+            Edits().freeze(held(model, gain.name), 1.0)
         return model
     if chosen.options is not None:
         return convert(model, tokens, **dict(chosen.options))

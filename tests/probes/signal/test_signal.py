@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.core.calling import logits
 from theodolite.probes import PointSignal, Signal, signal
-from theodolite.surgery import Points, find_points
+from theodolite.surgery import InsertionPoints, find_points
 
 from .growable import NETWORKS, batch_for, exactly, loss_for, network
 
@@ -24,7 +24,7 @@ BARE = {"experts": 3, "parallel": 3, "encoder": 3, "turned encoder": 3, "Mixtral
 BARE_CLOSERS = {"self_attn.out_proj.weight", "self_attn.out_proj.bias"}
 
 
-def gradients(model: nn.Module, name: str, one: PointSignal, points: Points) -> dict[str, Tensor]:
+def gradients(model: nn.Module, name: str, one: PointSignal, points: InsertionPoints) -> dict[str, Tensor]:
     """By closer: autograd's gradient of the mean of the units' losses, with a block inserted at the point."""
     inputs, targets = batch_for(name, UNITS)
     grown, proof = th.surgery.insert_block(copy.deepcopy(model), inputs, one.point, points=points)

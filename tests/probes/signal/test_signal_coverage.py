@@ -12,7 +12,7 @@ import theodolite as th
 from theodolite.core.batches import Batch
 from theodolite.probes import Signal, signal
 from theodolite.probes.example_losses import losses_of
-from theodolite.surgery import Points, find_points
+from theodolite.surgery import InsertionPoints, find_points
 
 from .growable import Blocks, Branch, batch_for, loss_for, network
 
@@ -27,7 +27,7 @@ class World:
         self.model = Blocks(Branch, nn.Linear(5, 8)).double()
         self.inputs = torch.randn(POPULATION, 5, dtype=torch.float64)
         self.targets = torch.randint(16, (POPULATION,))
-        self.points: Points = find_points(self.model, self.inputs[:2])
+        self.points: InsertionPoints = find_points(self.model, self.inputs[:2])
         self.truth = self.look(torch.arange(POPULATION), torch.arange(2))
 
     def sample(self, units: Tensor) -> Batch:

@@ -45,8 +45,8 @@ from theodolite.probes.gains.scale_vectors import (
     replaced,
 )
 from theodolite.probes.steps.update import optimizer_step
-from theodolite.surgery.folded import along
-from theodolite.surgery.holding import Held, held
+from theodolite.surgery.edits import Held, held
+from theodolite.surgery.fold_map import along
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,10 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, number
-from theodolite.surgery.editing import Edits, scaled_weights
-from theodolite.surgery.folded import along
-from theodolite.surgery.folding import folding
-from theodolite.surgery.holding import Held, held
-from theodolite.surgery.places import Place, Reader, SurgeryError
+from theodolite.surgery.edits import Edits, Held, held, scaled_weights
+from theodolite.surgery.fold_map import along
+from theodolite.surgery.folding import fold_gains
+from theodolite.surgery.gains import GainReader, NormGain, SurgeryError
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +41,8 @@ class ScaledMap:
 
     weight: str
     """Canonical name before surgery."""
-    reader: Reader
-    place: Place
+    reader: GainReader
+    place: NormGain
     held: Held
     gain: Held
 
@@ -223,15 +222,15 @@ def find_maps(model: nn.Module, inputs: Any) -> tuple[ScaledMap, ...]:
     """
     try:
         try:
-            done = folding(_copied(model, hollow=True), inputs, Edits())
+            done = fold_gains(_copied(model, hollow=True), inputs, Edits())
         except AnatomyError:
-            done = folding(_copied(model, hollow=False), inputs, Edits())
+            done = fold_gains(_copied(model, hollow=False), inputs, Edits())
     except SurgeryError as error:
         raise UseError(f"{type(model).__name__} has no scale vector to measure: {error}") from error
     return tuple(
-        ScaledMap(reader.weight, reader, one.place, held(model, reader.weight), held(model, one.place.gain))
+        ScaledMap(reader.weight, reader, one.gain, held(model, reader.weight), held(model, one.gain.name))
         for one in done.maps
-        for reader in one.place.readers
+        for reader in one.gain.readers
     )
 
 
@@ -245,7 +244,7 @@ def find_vectors(model: nn.Module, maps: Sequence[ScaledMap]) -> tuple[ScaleVect
         if one.weight in converted and converted[one.weight][1].inputs:
             found += _own_vectors(one, converted[one.weight][1])
         else:
-            shared.setdefault(one.place.gain, []).append(one)
+            shared.setdefault(one.place.name, []).append(one)
     for name, readers in shared.items():
         gamma = readers[0].gamma().double()
         squares = torch.zeros_like(gamma)
@@ -325,14 +324,14 @@ def _obstacle(plain: bool, trained: Sequence[Tensor], outputs: bool) -> str:
     return "a vector on the output side moves the columns too" if outputs else ""
 
 
-def _column_squares(weight: Tensor, reader: Reader) -> Tensor:
+def _column_squares(weight: Tensor, reader: GainReader) -> Tensor:
     """‖w_j‖² by input, over the rows and all matrices of a stack."""
     shape = reader.shape
     others = [axis for axis in range(weight.dim()) if axis != shape.in_axis]
     return weight.double().square().sum(others)
 
 
-def _into_channels(squares: Tensor, reader: Reader, length: int) -> Tensor:
+def _into_channels(squares: Tensor, reader: GainReader, length: int) -> Tensor:
     """Sum values by input into the entries of the gain."""
     channels = torch.tensor(reader.channels, device=squares.device)
     found = squares.new_zeros(length)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_modules
 from theodolite.probes.signal.sites import GainSite, MapSite, OutputTensors, Site, is_map
-from theodolite.surgery import OutputTensor, Point, make_block
-from theodolite.surgery.passing import Call, watched
+from theodolite.surgery import InsertionPoint, OutputTensor, make_block
+from theodolite.surgery.blocks import BlockCall, watched
 
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Relative error up to which a vector counts as multiplying channels."""
@@ -34,7 +34,7 @@ class Listener(Protocol):
 class Candidate:
     """A closed block at a point. It shares all tensors with the network but those that close it."""
 
-    def __init__(self, model: nn.Module, point: Point, fresh: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module, point: InsertionPoint, fresh: nn.Module | None) -> None:
         self.point = point
         self.block = make_block(model, point, fresh).eval().requires_grad_(False)
         if fresh is None:
@@ -104,7 +104,7 @@ class Candidate:
 class Candidates:
     """The candidates at all points."""
 
-    def __init__(self, model: nn.Module, points: Sequence[Point], fresh: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module, points: Sequence[InsertionPoint], fresh: nn.Module | None) -> None:
         self.each = [Candidate(model, point, fresh) for point in points]
         self.leaves: list[Tensor] = []
         self.listener: Listener | None = None
@@ -139,8 +139,8 @@ class Candidates:
         torch.autograd.backward(loss, inputs=[one for one in wanted if one.requires_grad])
         self.leaves.clear()
 
-    def _running(self, candidate: Candidate) -> Callable[[Call, Tensor], Tensor | None]:
-        def change(call: Call, stream: Tensor) -> Tensor | None:
+    def _running(self, candidate: Candidate) -> Callable[[BlockCall, Tensor], Tensor | None]:
+        def change(call: BlockCall, stream: Tensor) -> Tensor | None:
             candidate.entries = stream.numel()
             returned: Tensor = call.run(candidate.block, stream)
             candidate.channel = _channel(returned, candidate.width)

@@ -17,7 +17,7 @@ from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table
 from theodolite.probes.signal.gradient_statistics import BINS, Covariance
-from theodolite.surgery import Point
+from theodolite.surgery import InsertionPoint
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PointSignal(Result):
 
     kind: ClassVar[str] = "signal at a point"
     loads: ClassVar[bool] = True
-    point: Point
+    point: InsertionPoint
     norm: float
     """‖M̄‖, over all output tensors of the block."""
     gain: float
@@ -123,9 +123,9 @@ class Signal(Result):
         arguments.one_of("by", by, ("gain", "preconditioned"))
         return tuple(sorted(self.points, key=lambda one: -getattr(one, by)))
 
-    def at(self, name: str | Point) -> PointSignal:
+    def at(self, name: str | InsertionPoint) -> PointSignal:
         """The signal at one point."""
-        wanted = name.name if isinstance(name, Point) else name
+        wanted = name.name if isinstance(name, InsertionPoint) else name
         for one in self.points:
             if one.name == wanted:
                 return one

@@ -64,7 +64,7 @@ from theodolite.probes.signal.passes import (
 )
 from theodolite.probes.signal.result import PointSignal, Signal
 from theodolite.probes.signal.sites import WIDEST, wide
-from theodolite.surgery import Point, Points, find_points
+from theodolite.surgery import InsertionPoint, InsertionPoints, find_points
 
 DELTA = 0.05
 """How often a network without any signal may be said to have one: the level of Student's t."""
@@ -80,7 +80,7 @@ def signal(
     batches: Batches,
     held_out: Batches | None = None,
     *,
-    points: Points | Iterable[Point | str | int] | None = None,
+    points: InsertionPoints | Iterable[InsertionPoint | str | int] | None = None,
     fresh: nn.Module | None = None,
     ridge: float = RIDGE,
     delta: float = DELTA,
@@ -197,10 +197,10 @@ def _points(
     model: nn.Module,
     batch: Batch,
     device: torch.device,
-    points: Points | Iterable[Point | str | int] | None,
-) -> Points:
+    points: InsertionPoints | Iterable[InsertionPoint | str | int] | None,
+) -> InsertionPoints:
     """The points; found on two examples if they are not given."""
-    if isinstance(points, Points):
+    if isinstance(points, InsertionPoints):
         known = points
     else:
         inputs = on_device(take(batch, slice(0, 2)), str(device))[0]
@@ -208,7 +208,7 @@ def _points(
         if not known.found:
             _refuse_weights(model, inputs)
         if points is not None:
-            known = Points(tuple(known.at(one) for one in points), known.left)
+            known = InsertionPoints(tuple(known.at(one) for one in points), known.left)
     if not known.found:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in known.left.items())
         raise UseError(f"there is no point where a block could be inserted. {reasons or 'None was given'}")

@@ -10,9 +10,9 @@ from theodolite.anatomy.names import starred_name
 from theodolite.core.errors import UseError
 from theodolite.present.text import counted, listed
 from theodolite.probes.gains.scale_vectors import ScaledMap, ScaleVector, find_maps, find_vectors
-from theodolite.surgery.editing import scaled_weights
-from theodolite.surgery.folded import prefix_of
-from theodolite.surgery.places import find_places
+from theodolite.surgery.edits import scaled_weights
+from theodolite.surgery.fold_map import prefix_of
+from theodolite.surgery.gains import find_gains
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Finding, Value, rounded
 from theodolite.surveying.section import Section
@@ -66,7 +66,7 @@ def shared(maps: Sequence[ScaledMap], num_own: int = 0, left: str = "") -> Findi
     """
     readers: dict[str, list[ScaledMap]] = {}
     for one in maps:
-        readers.setdefault(one.place.gain, []).append(one)
+        readers.setdefault(one.place.name, []).append(one)
     # q, k and v of one fused tensor are three maps.
     counts = {gain: sum(len(one.reader.shape.rows) for one in mine) for gain, mine in readers.items()}
     several = [gain for gain, count in counts.items() if count > 1]
@@ -127,11 +127,11 @@ def balance(vectors: Sequence[ScaleVector]) -> Finding:
 
 def _immovable(context: SurveyContext, model: nn.Module, maps: Sequence[ScaledMap]) -> str:
     """A sentence on gains that only linear maps read, but that cannot be moved into them, with a reason."""
-    found = {one.place.gain for one in maps}
+    found = {one.place.name for one in maps}
     parts = tuple(prefix_of(name) for name in found)  # of gains that surgery has made of a magnitude
     gains = [part.name for part in context.anatomy.trained if part.norm == "input" and part.op == "norm"]
     missing = [name for name in gains if name not in found and not name.startswith(parts)]
-    why = find_places(model, context.inputs).left if missing else {}
+    why = find_gains(model, context.inputs).left if missing else {}
     names = [name for name in missing if name in why]
     if not names:
         return ""

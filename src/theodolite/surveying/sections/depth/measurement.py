@@ -28,7 +28,7 @@ from theodolite.present.text import counted
 from theodolite.probes.signal import gradient_statistics
 from theodolite.probes.signal.result import Signal
 from theodolite.probes.signal.signal import signal
-from theodolite.surgery import Points, find_points
+from theodolite.surgery import InsertionPoints, find_points
 from theodolite.surveying.budget import ENTRY, TooLong, Work, pass_work
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Value
@@ -93,7 +93,7 @@ class BrieflyTrained:
 
     model: nn.Module = field(repr=False)
     size: Size
-    points: Points = field(repr=False)
+    points: InsertionPoints = field(repr=False)
     examples: int
     """Of a sample."""
     rate: float
@@ -248,7 +248,7 @@ def _work_of_one(context: SurveyContext, model: nn.Module) -> Work:
             ) from error
 
 
-def _are_run_one_by_one(model: nn.Module, points: Points) -> bool:
+def _are_run_one_by_one(model: nn.Module, points: InsertionPoints) -> bool:
     """Does a block end in a parameter without per-example gradients?"""
     modules = dict(canonical_modules(model))
     return any(
@@ -263,7 +263,7 @@ def _affordable(context: SurveyContext, model: nn.Module, effort: SignalEffort) 
     return int(effort.work / (PASSES * (1 + PART) * _work_of_one(context, model).total))
 
 
-def _points(context: SurveyContext, model: nn.Module) -> Points:
+def _points(context: SurveyContext, model: nn.Module) -> InsertionPoints:
     """Where a block could be inserted."""
     try:
         found = find_points(model, take(context.batch, slice(0, 2))[0])
@@ -287,7 +287,7 @@ def _points(context: SurveyContext, model: nn.Module) -> Points:
 
 
 def _trained(
-    context: SurveyContext, size: Size, points: Points, steps: int, batch: int, sample: int
+    context: SurveyContext, size: Size, points: InsertionPoints, steps: int, batch: int, sample: int
 ) -> BrieflyTrained:
     """Trained at the highest of a few learning rates that lowers the loss; at the lowest if none does."""
     draw = partial(context.workload.draw, context.seed)

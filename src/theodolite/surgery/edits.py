@@ -1,29 +1,70 @@
-"""The edits of which a surgery is made, each with its way back."""
+"""The edits that surgery consists of, each with its undo; and where a network holds a tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from theodolite.anatomy.names import canonical_modules
-from theodolite.surgery.holding import Held
 from theodolite.surgery.vectors import ScaledGain, ScaledWeight
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of a network: the module that holds it, and the attribute."""
+
+    module: nn.Module
+    attribute: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """Its current value."""
+        tensor: Tensor = getattr(self.module, self.attribute)
+        return tensor
+
+
+def held(model: nn.Module, name: str) -> Held:
+    """Where the parameter or buffer with this canonical name is held."""
+    prefix, _, attribute = name.rpartition(".")
+    return Held(dict(canonical_modules(model))[prefix], attribute)
+
+
+def holders(model: nn.Module, tensor: Tensor) -> list[Held]:
+    """All places where a parameter is held: several, if modules share it."""
+    found = {
+        (id(module), attribute): Held(module, attribute)
+        for _, module in canonical_modules(model)
+        for attribute, one in module._parameters.items()
+        if one is tensor
+    }
+    return list(found.values())
 
 
 @dataclass
 class Edits:
-    """What was changed so far, to be undone if it did not keep the function."""
+    """The edits made so far, to be undone if they do not keep the function."""
 
-    undos: list[Callable[[], None]] = field(default_factory=list)
+    undos: list[Callable[[], object]] = field(default_factory=list)
 
     def undo(self) -> None:
-        """Take everything back, last first."""
+        """Undo everything, last first."""
         while self.undos:
             self.undos.pop()()
+
+    @contextmanager
+    def undone_on_failure(self) -> Iterator[Edits]:
+        """Undo everything if something is raised."""
+        try:
+            yield self
+        except BaseException:
+            self.undo()
+            raise
 
     def write(self, tensor: Tensor, value: Tensor) -> None:
         """Put other values into a tensor."""
@@ -33,8 +74,14 @@ class Edits:
         _write(tensor, value)
         self.undos.append(lambda: _write(tensor, before))
 
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute."""
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        self.undos.append(lambda: setattr(owner, name, before))
+
     def freeze(self, where: Held, value: float) -> None:
-        """Make a parameter a constant buffer; the network's state keeps its name."""
+        """Replace a parameter by a constant buffer of the same name."""
         module, name = where.module, where.attribute
         parameter = where.tensor
         assert isinstance(parameter, nn.Parameter)
@@ -50,7 +97,7 @@ class Edits:
         self.undos.append(undo)
 
     def thaw(self, where: Held, order: Sequence[str], *, trained: bool) -> None:
-        """Make a buffer a parameter of the same values, at its place in the order of the module's."""
+        """Replace a buffer by a parameter with the same values, at its place in the order of parameters."""
         module, name = where.module, where.attribute
         buffer = where.tensor
         persistent = name not in module._non_persistent_buffers_set
@@ -78,12 +125,12 @@ class Edits:
 
 
 def scaled_weights(model: nn.Module) -> dict[str, tuple[Held, ScaledWeight]]:
-    """By name of a weight with scale vectors in it: where it is held, and the vectors."""
+    """The weights with scale vectors in them, by name."""
     return {name: (where, how) for name, where, how in _parametrized(model) if isinstance(how, ScaledWeight)}
 
 
 def scaled_gains(model: nn.Module) -> dict[str, tuple[Held, ScaledGain]]:
-    """By name of a norm's gain with a magnitude of its own: where it is held, and the magnitude."""
+    """The gains of norms that have a magnitude of their own, by name."""
     return {name: (where, how) for name, where, how in _parametrized(model) if isinstance(how, ScaledGain)}
 
 
@@ -100,7 +147,7 @@ def _write(tensor: Tensor, value: Tensor) -> None:
 
 
 def order_of(module: nn.Module) -> tuple[str, ...]:
-    """The names of a module's parameters in their order, as it was before any of them was parametrized."""
+    """The order of a module's parameters before any of them was parametrized."""
     for lists in getattr(module, "parametrizations", {}).values():
         for how in lists:
             if isinstance(how, (ScaledWeight, ScaledGain)):
@@ -123,7 +170,7 @@ def _register(where: Held, how: nn.Module) -> None:
 
 
 def _remove(where: Held) -> None:
-    """As torch's own, which breaks copies of the module: they share its class, and it edits that."""
+    """As torch's own function, which edits the class that copies of the module share, and so breaks them."""
     module, name = where.module, where.attribute
     lists = module.parametrizations
     assert isinstance(lists, nn.ModuleDict)
@@ -140,7 +187,7 @@ def _remove(where: Held) -> None:
 
 
 def _own_class(module: nn.Module, *, without: str = "") -> type[nn.Module]:
-    """The class that parametrizations gave a module, for this one alone, less one property."""
+    """A copy of the class that parametrizations gave a module, for this module alone, less one property."""
     cls = type(module)
     kept = {key: value for key, value in vars(cls).items() if key not in (without, "__dict__", "__weakref__")}
     return type(cls.__name__, cls.__bases__, kept)

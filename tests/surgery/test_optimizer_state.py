@@ -263,7 +263,7 @@ def test_what_fails_on_the_way_leaves_network_and_optimizer_as_they_were(
     def fail(*args: object, **options: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("theodolite.surgery.state.Groups.rename", fail)
+    monkeypatch.setattr("theodolite.surgery.optimizer_state.ParamGroups.rename", fail)
     with pytest.raises(MemoryError):
         scale_vectors(model, TOKENS, optimizer=optimizer)
     assert list(model.state_dict()) == names
