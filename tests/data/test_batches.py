@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -14,27 +13,16 @@ import torch
 
 from theodolite import UseError, data
 
-ROOT = Path(__file__).parents[2]
+from .programs.draw import drawn
 
-PROGRAM = """
-import sys, torch
-from tests.data.test_batches import drawn
-torch.manual_seed(99)
-print(*map(drawn, (40, 3)))
-"""
-
-
-def drawn(step: int) -> str:
-    text = data.draw_text(data.state_of_the_union(), num=4, length=32, seed=1, step=step)
-    points = data.draw_examples(data.mixture(500), num=50, seed=1, step=step)
-    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in (*text, *points))).hexdigest()
+PROGRAM = Path(__file__).parent / "programs" / "draw.py"
 
 
 def test_another_process_with_another_history_draws_the_same_batches() -> None:
     here = [drawn(step) for step in (3, 12, 40)]
     environment = os.environ | {"PYTHONHASHSEED": "2", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    command = [sys.executable, str(PROGRAM)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [here[2], here[0]]
     assert len(set(here)) == 3
 

@@ -34,7 +34,6 @@ from theodolite.anatomy.roles import (
 )
 from theodolite.anatomy.specimen import Specimen, examine, examine_built
 from theodolite.anatomy.structure.branches import (
-    Heads,
     ends_of,
     feeders,
     heads_of,
@@ -190,9 +189,9 @@ class _Dissection:
     def _attention_outside(self) -> tuple[AttentionHeads, ...]:
         here = heads_outside(self.flow, self.main.residuals)
         wider = heads_outside(self.wider.flow, self.wider.residuals) if self.wider else []
-        partners = wider if len(wider) == len(here) else [None] * len(here)
-        found = (_compared(heads, partner) for heads, partner in zip(here, partners, strict=True))
-        return tuple(one for one in found if one is not None)
+        if len(wider) != len(here):
+            return tuple(here)
+        return tuple(_compared(heads, partner) for heads, partner in zip(here, wider, strict=True))
 
     def _branches(self) -> list[Branch]:
         ends = [ends_of(self.flow, residual) for residual in self.main.residuals]
@@ -201,8 +200,9 @@ class _Dissection:
         wider = [heads_of(self.wider.flow, one) for one in self.wider.residuals] if self.wider else []
         found = []
         for index, (place, residual) in enumerate(zip(self.main.places, self.main.residuals, strict=True)):
-            heads = heads_of(self.flow, residual)
-            attention = _compared(heads, wider[index] if index < len(wider) else None)
+            attention = heads_of(self.flow, residual)
+            if attention and index < len(wider) and (partner := wider[index]):
+                attention = _compared(attention, partner)
             names = tuple(name for name in self.main.shapes if self.homes.get(name) == place)
             names = names or tuple(names_in(self.flow, residual))  # weights are shared between blocks
             last = tuple(name for name in names if self.lent.get(name, name) in ends[index][0])
@@ -217,7 +217,13 @@ class _Dissection:
         said = self.said.get(name)
         if uses is None:
             if said is None:
-                return _unclassified(name, shape, self.flow.uses.unknown.get(name))
+                op = self.flow.uses.unknown.get(name)
+                why = (
+                    f"used by {op}, which does not tell its role"
+                    if op
+                    else "returned without meeting the inputs"
+                )
+                return f"{name} has shape {shape} and is {why}. {_remedy(name, shape)}"
             uses = [_use_for(name, shape, said)]
         use = uses[0]
         seen = use.node >= 0
@@ -236,6 +242,7 @@ class _Dissection:
             return f"{name} has shape {shape}, used by {use.op}: {grows} with width. {_remedy(name, shape)}"
         is_norm = use.kind == "gain" and seen and follows_normalisation(self.flow, use)
         alike = [one for one in uses if one.kind == use.kind]
+        others = dict.fromkeys(one.op for one in uses[1:] if one.kind != uses[0].kind)
         as_weight = [one for one in uses if one.kind == "weight" != use.kind]
         return Part(
             name=name,
@@ -250,7 +257,7 @@ class _Dissection:
             out_axes=fans.out_axes,
             grown_axes=self._grown(name, fans),
             norm=self._norm(alike, is_norm),
-            tied=self._tied(name, uses),
+            tied=self.aliases[name] or tuple(others),
             uses=() if role == "unused" else tuple(dict.fromkeys(one.kind for one in uses)),
             readout=_readout(uses),
             on_stream=name in self.on_stream,
@@ -307,11 +314,6 @@ class _Dissection:
         grown = {*(fans.in_axes[:1] if fans.width_in else ()), *(fans.out_axes[:1] if fans.width_out else ())}
         return tuple(sorted(grown))
 
-    def _tied(self, name: str, uses: list[Use]) -> tuple[str, ...]:
-        """The tensor's other names; where it has none, the operations it is also used by."""
-        others = dict.fromkeys(use.op for use in uses[1:] if use.kind != uses[0].kind)
-        return self.aliases[name] or tuple(others)
-
 
 def _readout(uses: list[Use]) -> tuple[str, ...]:
     """The names by which a table is used as a weight; an operation where it is the table's own name."""
@@ -351,13 +353,6 @@ def _match(roles: Mapping[str, Role], names: list[str]) -> dict[str, Role]:
     return said
 
 
-def _unclassified(name: str, shape: tuple[int, ...], op: str | None) -> str:
-    used = (
-        f"is used by {op}, which does not tell its role" if op else "is returned without meeting the inputs"
-    )
-    return f"{name} has shape {shape} and {used}. {_remedy(name, shape)}"
-
-
 def _remedy(name: str, shape: tuple[int, ...]) -> str:
     wide = len([size for size in shape if size > 1]) > 1
     example = "hidden" if wide else "input" if len(shape) > 1 else "gain"
@@ -373,13 +368,7 @@ def _use_for(name: str, shape: tuple[int, ...], role: Role) -> Use:
     return Use(-1, name, "weight", "unseen", axes[1:], axes[:1])
 
 
-def _compared(heads: Heads | None, wider: Heads | None) -> AttentionHeads | None:
-    """The attention of some heads, compared with that at twice the width."""
-    if heads is None:
-        return None
-    return AttentionHeads(
-        head_dim=heads.dim,
-        head_dim_grows=wider is not None and wider.dim != heads.dim,
-        scale=heads.scale,
-        scale_at_double_width=wider.scale if wider else None,
-    )
+def _compared(heads: AttentionHeads, wider: AttentionHeads) -> AttentionHeads:
+    """The heads, with what the network at twice the width shows of them."""
+    grows = wider.head_dim != heads.head_dim
+    return dataclasses.replace(heads, head_dim_grows=grows, scale_at_double_width=wider.scale)

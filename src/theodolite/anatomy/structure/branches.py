@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from theodolite.anatomy.names import starred
-from theodolite.anatomy.part import Placement
+from theodolite.anatomy.part import AttentionHeads, Placement
 from theodolite.anatomy.recording.operations import BENDING, BOUNDED, HOMOGENEOUS, SOFTMAXES
 from theodolite.anatomy.recording.trace import Node
 from theodolite.anatomy.structure.factors import carriers, degree
@@ -15,14 +14,6 @@ from theodolite.anatomy.structure.flow import Flow, bits, walk
 from theodolite.anatomy.structure.norms import follows_normalisation, is_normalisation
 from theodolite.anatomy.structure.residual import TracedBranch
 from theodolite.anatomy.structure.uses import Use, product_operands
-
-
-@dataclass(frozen=True)
-class Heads:
-    """An attention's head dimension, and what it multiplies query times key by, if known."""
-
-    dim: int
-    scale: float | None
 
 
 def names_in(flow: Flow, residual: TracedBranch) -> list[str]:
@@ -247,18 +238,18 @@ def _with_gain(flow: Flow, value: int) -> int:
     return value
 
 
-def heads_of(flow: Flow, residual: TracedBranch) -> Heads | None:
-    """The head dimension and the scale of the branch's first softmax attention."""
+def heads_of(flow: Flow, residual: TracedBranch) -> AttentionHeads | None:
+    """The heads of the branch's first softmax attention, not compared with a wider network."""
     return next(_attending(flow, flow.makers(residual.region)), None)
 
 
-def heads_outside(flow: Flow, residuals: list[TracedBranch]) -> list[Heads]:
+def heads_outside(flow: Flow, residuals: list[TracedBranch]) -> list[AttentionHeads]:
     """The heads of all softmax attention outside of every branch, in the order of execution."""
     inside = {node.index for residual in residuals for node in flow.makers(residual.region)}
     return list(_attending(flow, (node for node in flow.graph.nodes if node.index not in inside)))
 
 
-def _attending(flow: Flow, nodes: Iterable[Node]) -> Iterator[Heads]:
+def _attending(flow: Flow, nodes: Iterable[Node]) -> Iterator[AttentionHeads]:
     """The heads of each softmax over products of queries and keys."""
     for node in nodes:
         if node.op not in SOFTMAXES or not flow.signals(node):
@@ -270,7 +261,8 @@ def _attending(flow: Flow, nodes: Iterable[Node]) -> Iterator[Heads]:
         scale *= float(scores.kwargs.get("alpha", 1.0))
         for operand in pair:
             scale *= _scale_behind(flow, operand)
-        yield Heads(flow.graph.shapes[pair[0]][-1], None if math.isnan(scale) else scale)
+        dim = flow.graph.shapes[pair[0]][-1]
+        yield AttentionHeads(dim, False, None if math.isnan(scale) else scale, None)
 
 
 def _scores(flow: Flow, value: int) -> tuple[Node | None, float]:
