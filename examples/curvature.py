@@ -1,4 +1,4 @@
-"""How the loss is curved where training starts, and whether that lies in the Goldilocks zone.
+"""The curvature of the loss at initialisation, and whether it lies in the Goldilocks zone.
 
     python examples/curvature.py
 
@@ -13,9 +13,9 @@ import theodolite as th
 torch.manual_seed(0)
 torch.set_num_threads(1)  # a network this small only waits for threads
 
-# Any module, in train or in eval mode as you want it looked at.
+# Any module, in train or in eval mode as it is.
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
-# Any function loss(logits, targets) that gives one number.
+# Any function loss(logits, targets) that returns one number.
 loss = nn.functional.cross_entropy
 # A pair (inputs, targets), or several: a list of pairs, a DataLoader.
 mixture = th.data.mixture(classes=10, dimensions=64)
@@ -28,15 +28,15 @@ print(hessian)
 print(f"curvature along the gradient {steepest @ (hessian @ steepest):.3f}")
 print()
 
-# In fifty random directions, and what they say of all.
+# In fifty random directions, with estimates for the whole Hessian.
 print(th.probes.curvature(model, loss, batch))
 print()
 
-# In the sharpest one of all.
+# In the sharpest direction.
 print(th.probes.sharpness(model, loss, batch))
 print()
 
-# Divide the logits by T: all temperatures in one sweep. Multiply the weights by α: one sweep for each.
+# Divide the logits by T: all temperatures in one pass. Multiply the weights by α: one pass for each.
 temperatures, scales = [10, 1, 0.1, 0.01], [0.3, 1, 3, 10]
 for found in th.probes.along_temperature(model, loss, batch, temperatures):
     print(f"T {found.temperature:<5g} excess {found.excess:.2f}, t {found.t}")

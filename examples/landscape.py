@@ -1,9 +1,9 @@
-"""The loss around a trained network, and the way that training took to it.
+"""The loss around a trained network, and the path of training.
 
     python examples/landscape.py
 
-Trains a small network with batch norms on two spirals, measures its sharpness on the way, keeps a
-checkpoint now and then, and draws the loss on the plane in which these lie. Takes a few seconds.
+Trains a small network with batch norms on two spirals, measures its sharpness during training, keeps a
+checkpoint every 20 steps, and draws the loss on their principal plane. Takes a few seconds.
 `landscape.html` and `track.html` open in any browser.
 """
 
