@@ -1,4 +1,4 @@
-"""A run that was stopped half-way, as one file of safetensors."""
+"""Checkpoints of runs: model, optimizer, losses and random states in one file of safetensors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PART = ".part"
 
 
 def clear(folder: Path) -> None:
-    """Remove what workers left that were killed while they wrote, and the folder if that was all.
+    """Remove half-written files of killed workers, and the folder if it is empty then.
 
-    No worker may be at work there: it could be about to write its first checkpoint.
+    Call it when no worker is left: one could be about to write its first checkpoint.
     """
     with contextlib.suppress(OSError):
         for part in folder.glob(f"*{PART}"):
@@ -35,12 +35,12 @@ def clear(folder: Path) -> None:
 
 @dataclass
 class RunCheckpoint:
-    """Where a run keeps its state, and how often. It only saves time: no trouble with it ends the run.
+    """Where a run keeps its state, and how often. An error with it is reported and does not end the run.
 
     Args:
         path: of the file. It is written beside and renamed, so it is whole or not there.
-        seconds: between two states that are kept; 0 for one after every step.
-        said: called with a line when the file cannot be read or written.
+        seconds: between two checkpoints; 0 for one after every step.
+        said: called with a message when the file cannot be read or written.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class RunCheckpoint:
     _last: float = field(default_factory=time.monotonic, repr=False)
 
     def keep(self, model: nn.Module, optimizer: Optimizer, values: Mapping[str, list[float]]) -> None:
-        """Write the state, if it is time. It is of the step whose loss was the last that was noted."""
+        """Write the state after the last step in `values`, if it is time."""
         if time.monotonic() - self._last < self.seconds:
             return
         from safetensors.torch import save_file
@@ -61,15 +61,15 @@ class RunCheckpoint:
             with self._beside() as beside:
                 save_file(tensors, beside, {"state": about, "digest": _digest(about, tensors)})
                 beside.replace(self.path)
-        except Exception as error:  # whatever an optimizer keeps, or a disk that is full
+        except Exception as error:  # an unknown object in an optimizer, or a full disk
             self.said(f"{self.path.name} cannot be written, its run has no checkpoint: {in_one_line(error)}")
             self.seconds = float("inf")
         self._last = time.monotonic()
 
     def restore(self, model: nn.Module, optimizer: Optimizer) -> dict[str, list[float]]:
-        """Take over what was kept, and give the values of the steps made; nothing if there is no good file.
+        """Load the state, and give the values of the steps made; nothing if there is no good file.
 
-        The model and the optimizer change only if all of it is good.
+        The model and the optimizer change only if all of the file is good.
         """
         if not self.path.exists():
             return {}
@@ -83,7 +83,7 @@ class RunCheckpoint:
             }
             cpu, device = state["random"]["cpu"], state["random"]["device"]
             optimizer.load_state_dict(state["optimizer"])
-        except Exception as error:  # it is a cache: whatever is wrong with it, there is another way
+        except Exception as error:  # whatever is wrong with it, the run can begin again
             self.said(f"{self.path.name} is no good, its run begins again: {in_one_line(error)}")
             return {}
         with torch.no_grad():
@@ -96,7 +96,7 @@ class RunCheckpoint:
         return values
 
     def forget(self) -> None:
-        """The run is over: remove the file, and what a worker left that was killed while it wrote."""
+        """Remove the file, and half-written ones of killed workers."""
         with contextlib.suppress(OSError):
             self.path.unlink()
         with contextlib.suppress(OSError):
@@ -115,7 +115,7 @@ class RunCheckpoint:
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[Path]:
-        """A name to write to: in a folder of its own, since safetensors writes yet another file beside it."""
+        """A path to write to, in a folder of its own, since safetensors writes another file beside it."""
         folder = self.path.with_name(f"{self.path.name}.{os.getpid()}{PART}")
         for _ in range(1000):
             with contextlib.suppress(FileNotFoundError):  # another driver may remove an empty folder just now
@@ -128,7 +128,7 @@ class RunCheckpoint:
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, each once; buffers that are not saved otherwise too."""
+    """Parameters and buffers, each once, also buffers that a state dict leaves out."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
@@ -139,7 +139,7 @@ def _random(model: nn.Module) -> dict[str, Tensor | None]:
 
 
 def _digest(state: str, tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of all that a file holds: a flipped bit in a weight is a good weight to any reader."""
+    """The SHA-256 of all that a file holds, as a flipped bit in a weight is still a weight."""
     digest = hashlib.sha256(state.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -148,7 +148,7 @@ def _digest(state: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The value as JSON, with its tensors put aside. Optimizers keep them in lists and dictionaries too.
+    """The value as JSON; its tensors, also those in lists and dictionaries, go to `tensors`.
 
     >>> tensors = {}
     >>> packed = _packed({0: {"step": 3, "bases": [torch.ones(2), None]}}, tensors)

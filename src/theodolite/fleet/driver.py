@@ -1,4 +1,4 @@
-"""The driver: choose an engine, make the runs that the ledger does not have, tell how it goes, report."""
+"""The driver: choose an engine, make the runs that the ledger does not have, report progress and results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MOST_SHOWN = 5
 
 @dataclass(frozen=True)
 class RunReport(Result):
-    """What came of many runs."""
+    """How many runs finished, diverged and failed, and how long it took."""
 
     kind = "run report"
 
@@ -85,7 +85,7 @@ class RunReport(Result):
 
 
 class RunListener:
-    """What the driver tells while it works. This one passes nothing on."""
+    """What the driver calls while it works; subclasses override what they need."""
 
     def opened(self, runs: Sequence[Run], before: int) -> None:
         """These runs are to be made; `before` others are in the ledger."""
@@ -103,7 +103,7 @@ class RunListener:
         """A message, such as that a worker was lost."""
 
     def closed(self) -> None:
-        """There is no more to come."""
+        """The work is over."""
 
 
 class ProgressListener(RunListener):
@@ -162,8 +162,7 @@ class ProgressListener(RunListener):
 class Tally:
     """Counts of runs, and an estimate of the time left.
 
-    The cost of a run is known before it is made. What a unit of cost takes is measured on the runs that are
-    over, so that a long run does not count as a short one.
+    The cost of a run is known before it is made; the time of a unit of cost is measured on ended runs.
     """
 
     def __init__(self, clock: Callable[[], float], runs: Sequence[Run] = (), before: int = 0) -> None:
@@ -229,11 +228,11 @@ def conduct(
 ) -> RunReport:
     """Make the runs that the ledger has no result of, and append each outcome as it comes.
 
-    Nothing that is finished or has diverged is run again; what failed is. A Ctrl-C ends the work and is told
-    in the report. If the ledger cannot be written, everything ends and its error is raised.
+    Runs that finished or diverged are not run again; those that failed are. Ctrl-C stops the work, and the
+    report says so. If the ledger cannot be written, everything stops and its error is raised.
 
     Args:
-        runs: those that come twice are made once.
+        runs: equal ones are made once.
         ledger: only this process writes to it.
         engine: `auto`, `serial`, `processes`, `vectorised` or `ray`.
         resources: devices, processes, folders.
@@ -288,7 +287,7 @@ def conduct(
 
 
 def _refuse_changed(runs: Sequence[Run], sources: Mapping[str, set[str]]) -> None:
-    """Refuse to add runs of another version of a workload's file."""
+    """Refuse to add runs of a changed workload file."""
     for workload in dict.fromkeys(run.workload for run in runs):
         now = environment(workload)["workload_source"]
         if now is not None and sources.get(workload, set()) - {now}:

@@ -1,4 +1,4 @@
-"""What an engine is (runs go in, outcomes come out as they are ready), and the two for one machine."""
+"""Engines: functions from runs to outcomes; the resources they use; `serial` and `processes`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _unheard(_: object) -> None:
 
 @dataclass(frozen=True)
 class Resources:
-    """With what runs are made; nothing here changes what a run gives.
+    """Devices, processes and folders for runs; nothing here changes their results.
 
     Args:
-        workloads: by name, those that were handed over as objects.
+        workloads: by name, those that are given as objects.
         device: `cpu`, `cuda` or `cuda:1`.
         jobs: processes at a time; Ray tasks too, unless the cluster has room for more.
         chunk: most models in one program of the vectorised engine; None for as many as memory holds.
@@ -62,7 +62,7 @@ class Resources:
     said: Callable[[str], None] = _unheard
 
     def checkpoint(self, run: Run) -> RunCheckpoint | None:
-        """Where a run keeps its state; another file for another version of its workload's source."""
+        """The checkpoint of a run; another file if the workload's source is another."""
         if self.checkpoints is None:
             return None
         source = environment(run.workload)["workload_source"]
@@ -70,7 +70,7 @@ class Resources:
         return RunCheckpoint(path, self.checkpoint_seconds, self.said)
 
     def for_worker(self) -> Resources:
-        """What a worker needs besides the workload, which is sent apart; without the callbacks."""
+        """Without workloads, which are sent apart, and callbacks."""
         return dataclasses.replace(self, workloads={}, begun=_unheard, said=_unheard)
 
 
@@ -80,7 +80,7 @@ FromWorker = tuple[Outcome, tuple[str, ...]]
 """An outcome, and messages for the driver."""
 
 _NARROW = 64
-"""Below about this width a step takes as long as it takes to launch its operations."""
+"""Below about this width the time of a step is that of launching its operations."""
 
 
 def cost(run: Run) -> float:
@@ -104,8 +104,8 @@ def serial(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
 def processes(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
     """`resources.jobs` runs at a time, the longest first, each in a process with one thread.
 
-    A worker that is killed loses only its run, which is tried again after the others. Workloads that were
-    handed over as objects have to pickle; those with a name are looked up in the worker.
+    If a worker is killed, its run is tried again after the others. Workloads that are given as objects have
+    to pickle; others are looked up by name in the worker.
     """
     begun: dict[str, float] = {}
 

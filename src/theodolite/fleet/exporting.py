@@ -37,10 +37,10 @@ LINES = (
 VALUES = ("attempt", "identity", "name", "step", "value")
 """Of the second."""
 _EMPTY = (*_WHOLE, *_REAL, *RUN_COLUMNS, "error")
-"""Where nothing between two commas is None, not an empty text."""
+"""Columns in which an empty cell of a CSV is None, not an empty text."""
 EXPORT_AGAIN = "Was the file changed? Export it again"
 BATCH = 100_000
-"""Lines that are held in memory at a time while a file is written."""
+"""Lines that are in memory at a time while a file is written."""
 
 
 def export(path: Path, name: str, spec: Mapping[str, Any], attempts: Iterable[Attempt]) -> tuple[Path, Path]:
@@ -242,7 +242,7 @@ def salvaged(path: Path, said: Callable[[str], None]) -> tuple[str, dict[str, An
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
         opening.restore_log(copy)
-        opening.mend(copy)
+        opening.repair(copy)
         with contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as connection:
             try:
                 connection.execute("PRAGMA writable_schema = ON")  # go on if a definition cannot be read
@@ -274,7 +274,7 @@ def _whole_ones(
 
 
 def _numbers(connection: sqlite3.Connection) -> set[int]:
-    """The numbers of the attempts, from both ends of both tables that have them. They have no gaps."""
+    """The numbers of the attempts, read from both ends of both tables; they have no gaps."""
     found: set[int] = set()
     unread: sqlite3.DatabaseError | None = None
     for query in ("SELECT id FROM attempts", "SELECT attempt FROM digests"):

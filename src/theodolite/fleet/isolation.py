@@ -23,19 +23,19 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.exclusive import exclusive
 
 Own = Mapping[str, Any]
-"""By name, the settings that a workload's file has made while it was imported. They hold for its runs."""
+"""By name, the settings that a workload's file made when it was imported. They hold for its runs."""
 
 ON_THIS_MACHINE = ("folder", "sys.path", "warnings")
-"""Those that mean nothing elsewhere."""
+"""Those that mean nothing on another machine."""
 
 
 @contextlib.contextmanager
 def isolated(own: Own | None = None) -> Iterator[dict[str, Any]]:
-    """A block that begins with standard settings and leaves none behind.
+    """A block that begins with standard settings, and after which all settings are as before.
 
     Standard are torch's: float32 and the CPU by default, gradients, no anomaly mode, no deterministic
     algorithms, no autocast, full float32 precision, all backends. Folder, environment variables, `sys.path`
-    and filters of warnings are the caller's. Random numbers are those of seed 0. Other threads wait.
+    and warning filters are the caller's. The random seed is 0. Other threads wait.
 
     Args:
         own: settings of a file, as an earlier block gave them.
@@ -57,7 +57,7 @@ def isolated(own: Own | None = None) -> Iterator[dict[str, Any]]:
         before = {name: each.read() for name, each in _SETTINGS.items()}
         standard = {name: each.standard for name, each in _SETTINGS.items() if each.standard is not _CALLERS}
         start = _with(before | standard, own or {})
-        # Modes of a block, such as no_grad, are left with it: inference mode that is off turns gradients on.
+        # Leaving inference mode turns gradients on, also within no_grad.
         with torch.inference_mode(False), untouched_randomness(0):
             try:
                 _put(start)
@@ -86,7 +86,7 @@ def _put(state: Mapping[str, Any]) -> None:
 
 
 def _with(state: dict[str, Any], own: Own) -> dict[str, Any]:
-    """The settings, with those of a file over them. Of variables and paths it may be a few of many."""
+    """The settings, overridden by those of a file, which may name only some variables and paths."""
     changed = dict(own)
     if "environment" in changed:
         merged = state["environment"] | changed["environment"]
@@ -126,7 +126,7 @@ def _set_environment(variables: Mapping[str, str]) -> None:
 
 def _set_filters(filters: list[Any]) -> None:
     warnings.filters[:] = filters  # type: ignore[index]
-    with warnings.catch_warnings():  # which makes known that they have changed
+    with warnings.catch_warnings():  # invalidates their cache
         pass
 
 
@@ -220,7 +220,7 @@ _SETTINGS: dict[str, _Setting] = {
         _attributes(
             {
                 "utils.deterministic.fill_uninitialized_memory": True,
-                # From the general to the special: one that says nothing follows the one before.
+                # From the general to the special: "none" follows the one before.
                 "backends.fp32_precision": "none",
                 "backends.cuda.matmul.fp32_precision": "none",
                 "backends.cudnn.fp32_precision": "none",

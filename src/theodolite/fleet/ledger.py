@@ -39,8 +39,7 @@ class Ledger:
     compared with digests of what was written; a `LedgerError` names what does not match.
 
     >>> import tempfile
-    >>> from theodolite.fleet.run import Outcome
-    >>> from theodolite.fleet.run import Run
+    >>> from theodolite.fleet.run import Outcome, Run
     >>> from theodolite.core.size import Size
     >>> run = Run("mlp-mixture", Size(64, 2), lr=0.1, parameterization="standard")
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -69,12 +68,12 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str | Path, *, name: str, spec: Mapping[str, Any]) -> Ledger:
-        """Be the driver: make the ledger, or go on with it. There can be one driver at a time.
+        """Open a ledger to write, or make it. There can be one driver at a time.
 
         Args:
             path: folder or file; made if it is not there.
             name: of the study.
-            spec: what is studied, as JSON. A ledger about something else is refused, not continued.
+            spec: what is studied, as JSON. A ledger with another spec is refused.
         """
         file = opening.file_of(path)
         with contextlib.ExitStack() as undo:
@@ -110,7 +109,7 @@ class Ledger:
     def salvage(
         cls, source: str | Path, path: str | Path, *, said: Callable[[str], None] = lambda line: None
     ) -> Ledger:
-        """A new ledger with all that can still be read whole of a damaged one, opened to be read.
+        """A new ledger with the intact attempts of a damaged one, opened to be read.
 
         `said` is called with a line for each attempt that is left out.
         """
@@ -146,7 +145,7 @@ class Ledger:
         return {entry.attempt.run for entry in self._read() if entry.settles}
 
     def sources(self) -> dict[str, set[str]]:
-        """By workload, the hashes of the files it had when its settled runs were made; none if built in."""
+        """By workload, the source hashes with which its settled runs were made; none for built-in ones."""
         found: dict[str, set[str]] = {}
         for entry in self._read():
             source = entry.attempt.environment["workload_source"]
@@ -155,7 +154,7 @@ class Ledger:
         return found
 
     def append(self, outcome: Outcome) -> None:
-        """Add what came of an attempt. When this returns it is on the disk; if it raises, nothing is."""
+        """Add an outcome. When this returns it is on the disk; if it raises, nothing was written."""
         if self._lock is None:
             raise UseError(f"{self.path} was opened to be read: Ledger.open is for the driver")
         attempt = Attempt.of(outcome)
@@ -170,7 +169,7 @@ class Ledger:
         self._clear_log()
 
     def rows(self) -> list[dict[str, Any]]:
-        """One flat mapping for each run, with the attempt that settled it, else the last."""
+        """A flat mapping for each run, of the attempt that settled it, else of the last."""
         counted = self._counted()
         return [_flat_row(entry.attempt, len(self._by_run[entry.attempt.run])) for entry in counted]
 
@@ -182,7 +181,7 @@ class Ledger:
         return [Run.from_dict(tries[0].attempt.spec) for tries in self._by_run.values()]
 
     def metrics(self, identity: str) -> Series:
-        """By name, (step, value) of a run; empty if it recorded none. Of the attempt that `rows` shows."""
+        """By name, the (step, value) pairs of a run, of the attempt that `rows` shows."""
         self._read()
         if identity not in self._by_run:
             raise UseError(f"{self.path} has no run {identity!r}: see the identities in rows()")
@@ -190,13 +189,13 @@ class Ledger:
             return tables.metrics(self._connection, _counting(self._by_run[identity]))
 
     def frame(self) -> pandas.DataFrame:
-        """`rows` as a table of pandas."""
+        """`rows` as a pandas DataFrame."""
         frame = needed("pandas").DataFrame(self.rows())
         whole = {name: "Int64" for name in ("base_width", "base_depth") if name in frame}
         return frame.astype(whole)
 
     def frame_of_metrics(self) -> pandas.DataFrame:
-        """Every value of every run as a table of pandas: identity, name, step, value."""
+        """Every value of every run as a pandas DataFrame: identity, name, step, value."""
         found: list[tuple[str, str, int, float]] = []
         with _explained(self.path):
             for entry in self._counted():
@@ -206,7 +205,7 @@ class Ledger:
         return frame.astype({"step": "int64", "value": "float64"})
 
     def export(self, path: str | Path) -> tuple[Path, Path]:
-        """Write all of it as Parquet or CSV, by the name's ending: the two files that were written."""
+        """Write two Parquet or CSV files, by the suffix of the name, and give their paths."""
         return export(Path(path).expanduser(), self.name, self.spec, self.attempts())
 
     def attempts(self) -> Iterator[Attempt]:
@@ -217,7 +216,7 @@ class Ledger:
             yield attempt
 
     def close(self) -> None:
-        """Let another driver have it."""
+        """Close it; another driver can open it then."""
         self._connection.close()
         if self._lock is not None:
             opening.drop_log_copy_if_moved(self.path)
@@ -230,7 +229,7 @@ class Ledger:
         self.close()
 
     def _read(self) -> list[Entry]:
-        """Every attempt without its metrics. A ledger only grows: what was read once is not read again."""
+        """Every attempt without its metrics; only new ones are read, as a ledger only grows."""
         with _explained(self.path), _snapshot(self._connection):
             new = tables.entries(self._connection, after=len(self._entries))
         self._entries += new
@@ -244,10 +243,10 @@ class Ledger:
         return sorted(map(_counting, self._by_run.values()), key=lambda entry: entry.number)
 
     def _clear_log(self) -> None:
-        """Move what was committed from SQLite's log to the file, so that the log never holds much.
+        """Move committed pages from SQLite's log to the file, so that the log stays small.
 
-        If a reader is in the way, or the disk is full, it stays in the log, where it is as safe. It is moved
-        with the next record.
+        If a reader is in the way or the disk is full, they stay in the log, where they are as safe, and are
+        moved with the next record.
         """
         connection = self._connection
         connection.execute(f"PRAGMA busy_timeout = {PATIENCE_WITH_READERS}")
@@ -270,13 +269,13 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
-            with contextlib.suppress(sqlite3.Error):  # what went wrong is on its way up already
+            with contextlib.suppress(sqlite3.Error):  # the first error is being raised already
                 connection.execute("ROLLBACK")
 
 
 @contextlib.contextmanager
 def _snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """What is read in here was there at one moment, whatever a driver writes meanwhile."""
+    """Read a consistent state, whatever a driver writes meanwhile."""
     connection.execute("BEGIN")
     try:
         yield
@@ -296,12 +295,12 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _counting(tries: list[Entry]) -> Entry:
-    """Among the attempts at a run the one that counts."""
+    """The attempt at a run that counts."""
     return max(tries, key=lambda entry: (entry.settles, entry.number))
 
 
 def _flat_row(attempt: Attempt, tries: int) -> dict[str, Any]:
-    """First what one looks for, then the rest of the run's value, then what was read."""
+    """The main columns first, then the rest of the run's value, then its readings."""
     spec, values = tables.flat(attempt.spec), attempt.values
     first = ("workload", "width", "depth", "optimizer", "parameterization", "lr", "seed")
     row: dict[str, Any] = {"identity": attempt.run}
@@ -317,7 +316,7 @@ def _flat_row(attempt: Attempt, tries: int) -> dict[str, Any]:
 
 
 def _refuse_another(ledger: Ledger, name: str, spec: Mapping[str, Any]) -> None:
-    """A ledger is about one study."""
+    """Refuse to continue a ledger of another study."""
     if ledger.name != name:
         raise UseError(
             f"{ledger.path} holds the study {ledger.name!r}, not {name!r}: give this one another path"

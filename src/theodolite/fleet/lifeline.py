@@ -1,4 +1,4 @@
-"""The process that forks workers ends with its driver, and its workers end with it, whatever they are doing.
+"""End the process that forks workers, and the workers, when their driver ends, whatever they are doing.
 
 That process imports this module first, before anything that takes long. Elsewhere importing it does nothing.
 """
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _end_with_parent() -> None:
-    """Have the system kill this process when the thread ends that has started it, even in a slow import."""
+    """Have the system kill this process when the thread that started it ends, even in a slow import."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

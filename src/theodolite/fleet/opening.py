@@ -26,11 +26,11 @@ from theodolite.fleet import tables
 
 PATIENCE = 10_000
 """Milliseconds to wait for another program that is writing, such as a shell of SQLite's."""
-MOST_MENDED = 16
-"""How many times as long a file that was cut short may become again."""
+MOST_EXTENDED = 16
+"""The largest factor by which a truncated file is extended."""
 SUFFIXES = (".sqlite", ".sqlite3", ".db")
 FAR = 1 << 40
-"""The byte that is locked. It need not be there. SQLite locks some just behind the first gigabyte."""
+"""The byte that is locked, far behind the file's end and the bytes that SQLite locks."""
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -69,8 +69,7 @@ def lock(path: Path) -> Lock:
 def open_to_write(path: Path) -> sqlite3.Connection:
     """The driver's connection; it holds the lock. The file may be new and empty.
 
-    All of it is looked at first, as to write into a damaged file damages more. Every commit waits for the
-    disk.
+    All of it is checked first, as writing into a damaged file damages more. Every commit waits for the disk.
     """
 
     def connect() -> sqlite3.Connection:
@@ -90,16 +89,16 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         return connection
 
     restore_log(path)
-    return _mended(path, connect, lambda: mend(path))
+    return _repaired(path, connect, lambda: repair(path))
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """A reader's connection. It waits for nobody and changes nothing, also in a folder that is read-only."""
+    """A reader's connection. It waits for nobody and changes nothing, and works in read-only folders."""
     if not path.is_file():
         raise UseError(f"there is no ledger at {path}: give the folder or the file of one")
 
     def connect() -> sqlite3.Connection:
-        # A reader that may write clears away SQLite's two files beside the ledger when it is the last to go.
+        # A reader with write access removes SQLite's two files beside the ledger if it is the last.
         for mode in ("rw", "ro", "ro&immutable=1"):
             connection = _connect(path, mode)
             try:
@@ -118,33 +117,32 @@ def open_to_read(path: Path) -> sqlite3.Connection:
                 return connection
         raise AssertionError("the last mode returns or raises")
 
-    def mend_if_nobody_writes() -> None:
+    def repair_if_nobody_writes() -> None:
         held = lock(path)
         try:
             restore_log(path)
-            mend(path)
+            repair(path)
         finally:
             held.release()
 
     if _spare_of(path).exists():
         with contextlib.suppress(UseError):  # then a driver is at work, or the folder is read-only
-            mend_if_nobody_writes()
-    return _mended(path, connect, mend_if_nobody_writes)
+            repair_if_nobody_writes()
+    return _repaired(path, connect, repair_if_nobody_writes)
 
 
-def mend(path: Path) -> None:
-    """Give a file that was cut short its length again; the lock is held.
+def repair(path: Path) -> None:
+    """Extend a truncated file with zeros to its length; the lock is held.
 
-    SQLite refuses a file with fewer pages than its header says. The last pages of a ledger are free ones, so
-    zeros in their place are as good. If more was cut off, `_examine` finds it. A header that wants a file
-    many times as long is damaged itself.
+    SQLite refuses a file with fewer pages than its header says. The last pages of a ledger are unused. If
+    more was lost, `_examine` finds it. A header that asks for a much longer file is damaged itself.
     """
     with path.open("rb") as file:
         header = file.read(100)
     bytes_each = int.from_bytes(header[16:18], "big")
     length = int.from_bytes(header[28:32], "big") * (65536 if bytes_each == 1 else bytes_each)
     is_ledger = int.from_bytes(header[68:72], "big") == tables.APPLICATION
-    if is_ledger and path.stat().st_size < length <= MOST_MENDED * path.stat().st_size:
+    if is_ledger and path.stat().st_size < length <= MOST_EXTENDED * path.stat().st_size:
         os.truncate(path, length)
 
 
@@ -172,17 +170,17 @@ def explained(path: Path, error: sqlite3.Error) -> UseError:
     return LedgerError(said)
 
 
-def _mended(
-    path: Path, connect: Callable[[], sqlite3.Connection], mend_it: Callable[[], None]
+def _repaired(
+    path: Path, connect: Callable[[], sqlite3.Connection], repair_it: Callable[[], None]
 ) -> sqlite3.Connection:
-    """Connect; if the file is damaged, mend it and look at all of it."""
+    """Connect; if the file is damaged, repair it and check all of it."""
     try:
         try:
             return connect()
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise
-            mend_it()
+            repair_it()
             connection = connect()
             try:
                 _examine(connection)
@@ -195,7 +193,7 @@ def _mended(
 
 
 def _examine(connection: sqlite3.Connection) -> None:
-    """Look at every attempt, and at every page."""
+    """Check every attempt and every page."""
     for entry in tables.entries(connection):
         tables.metrics(connection, entry)
     tables.check_pages(connection)
@@ -221,11 +219,7 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def keep_log(path: Path) -> None:
-    """Copy the log of this file.
-
-    It does not wait for the disk: the log itself is there already. If the power fails, a copy that is not
-    whole is not used.
-    """
+    """Copy the log of this file. A copy that is not whole, as after a power failure, is not used."""
     log = _log_of(path).read_bytes()
     part = path.with_name(f"{path.name}-spare.part")
     part.write_bytes(log + hashlib.sha256(log).digest())
@@ -233,21 +227,21 @@ def keep_log(path: Path) -> None:
 
 
 def drop_log_copy(path: Path) -> None:
-    """The log was moved."""
+    """Remove the copy when the log was moved."""
     _spare_of(path).unlink(missing_ok=True)
 
 
 def drop_log_copy_if_moved(path: Path) -> None:
-    """SQLite removes the log when the last one who had the file open has moved all of it."""
+    """The same if SQLite has moved all of the log and removed it."""
     if not _log_of(path).exists():
         drop_log_copy(path)
 
 
 def restore_log(path: Path) -> None:
-    """Give a log that was cut short its end again, or one that is gone to a file that needs it.
+    """Restore a truncated or missing log from its copy, if the file needs it; the lock is held.
 
-    The lock is held. A log that does not begin like the copy belongs to something later. One that is gone or
-    empty may have been moved, and more records after it: then the file has more than the copy gives it.
+    A log that does not begin like the copy is a later one. A log that is gone or empty may have been moved,
+    and later records too: then the file has more records than the copy gives it.
     """
     with contextlib.suppress(FileNotFoundError):
         copy = _spare_of(path).read_bytes()
@@ -262,7 +256,7 @@ def restore_log(path: Path) -> None:
 
 
 def _is_needed(path: Path, kept: bytes) -> bool:
-    """Is a file sound with this log, and has it no fewer records than without? It works on copies."""
+    """Is the file sound with this log, with no fewer records than without? Works on copies."""
     with tempfile.TemporaryDirectory() as folder:
         without, copy = Path(folder, "without"), Path(folder, "with")
         for each in (without, copy):
@@ -295,11 +289,11 @@ def _spare_of(path: Path) -> Path:
 class Lock:
     """The right to write a file, for as long as this process lives or until it is released.
 
-    It is a lock of the system's on a file beside, `NAME-lock`, which also says who holds it, and for the case
-    that somebody removes that, one on the file itself: on a byte that lies far behind all that SQLite uses.
+    It is a system lock on a file beside it, `NAME-lock`, which also says who holds it; and in case somebody
+    removes that, one on a byte of the file itself that SQLite does not use.
 
-    The handle of the file itself is kept until the end. To close any handle of it ends the locks that SQLite
-    has on it in this process.
+    The handle of the file itself is kept until the end, since closing it would end the locks that SQLite has
+    on the file in this process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -344,7 +338,7 @@ class Lock:
         _files[handle] = status.st_dev, status.st_ino
 
     def release(self) -> None:
-        """Let others have it. In a process that was forked off this does nothing."""
+        """Release it. In a forked process this does nothing."""
         if self._own in _files:
             del _files[self._own]
             os.close(self._own)
@@ -393,7 +387,7 @@ _files: dict[int, tuple[int, int]] = {}
 
 
 def _let_go() -> None:
-    """In a forked process: else it would go on holding the locks when the driver is gone."""
+    """In a forked process, which would hold the locks when the driver is gone."""
     for handle in (*_held, *_files):
         os.close(handle)
     _held.clear()

@@ -1,4 +1,4 @@
-"""Any function over many items, in processes of their own."""
+"""A pool of processes that apply a function to many items."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 
 RETRIES = 2
-"""How often an item is tried again whose worker was killed."""
+"""How often an item is tried again if its worker was killed."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -130,7 +130,7 @@ def _hand_out(
         if idle is None and len(workers) >= jobs:
             return
         if idle is None:
-            with _deaf_to_interrupts():  # also so that none is started and not in the list
+            with _deaf_to_interrupts():  # nor is a worker started and not in the list
                 workers.append(idle := _Worker.started())
         task = waiting.popleft()
         idle.take(task)
@@ -164,7 +164,7 @@ class _Worker(Generic[Item]):
         pipe, its_pipe = context.Pipe()
         process = context.Process(target=_work, args=(its_pipe, dict(os.environ)), daemon=True)
         process.start()
-        its_pipe.close()  # with its own copy gone too, the pipe ends, which is how its death is seen
+        its_pipe.close()  # so that the pipe ends when the worker dies
         return _Worker(process, pipe)
 
     def take(self, task: _Task[Item]) -> None:
@@ -173,7 +173,7 @@ class _Worker(Generic[Item]):
             self._begin(task)
 
     def received(self, shipped: bytes) -> _Message:
-        """What it has sent: first that it is ready, whereupon it gets the function, then results of items."""
+        """What it has sent: first that it is ready, upon which it gets the function; then results."""
         try:
             if not self.pipe.poll():  # what it sent before it died is read first
                 return ("nothing" if self.process.is_alive() else "loss"), None

@@ -1,14 +1,13 @@
 """One training step of many models as one program.
 
-The forward pass is the network's own, under `torch.vmap` over the models' tensors; what it records is an
-ordinary graph of large operations, which ordinary autograd goes back through. On a GPU the whole step,
-forward, backward and update, is captured as a CUDA graph after a few steps, so that launching its thousands
-of kernels costs nothing. Everything a step needs to know, its number and learning rates, is on the device.
+The forward pass is the network's own, under `torch.vmap` over the models' tensors; autograd differentiates
+the graph of stacked operations as usual. On a GPU the whole step, forward, backward and update, is captured
+as a CUDA graph after a few steps, so that launching its thousands of kernels costs nothing. Everything a step
+needs to know, its number and learning rates, is on the device.
 
-Compiled, the blocks that a network repeats and the updates are fused. A compiled function is not entered from
-inside `torch.vmap`. A custom autograd function with a rule of its own for vmap is: the rule gets the stacked
-tensors, outside vmap, and calls there what was compiled for a stack of models, `compile(vmap(block))`. The
-blocks of all depths share one compilation.
+If compiled, repeated blocks and updates are fused. A compiled function cannot be called inside `torch.vmap`,
+but a custom autograd function with its own vmap rule can: the rule gets the stacked tensors, outside vmap,
+and calls `compile(vmap(block))`. The blocks of all depths share one compilation.
 """
 
 # M models, S seeds, n entries of one tensor
@@ -43,9 +42,9 @@ ATTENTION = {
     "cuda": [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH],
 }
 """The kernels that are right and fast under vmap. The CPU's fused one is called once for each model; cuDNN's
-gives nan there, and the memory-efficient one refuses what vmap hands it (torch 2.11, H200)."""
+gives nan, and the memory-efficient one raises an error (torch 2.11, H200)."""
 EAGER_STEPS = 3
-"""Before the step is captured: libraries set themselves up during the first ones."""
+"""Steps before the step is captured: libraries initialise themselves during the first ones."""
 
 
 class Program:
@@ -144,7 +143,7 @@ class Program:
         batches = [self.workload.draw(seed, self._made) for seed in self.seeds]
         drawn = [tree_flatten(batch) for batch in batches]
         leaves, self._spec = drawn[0]
-        # What was held on to cannot have been freed: an object that is the same is not another in its place.
+        # The marks keep the tensors alive, so the same object cannot be a new one at the same address.
         marks = [_mark(leaf) for others, _ in drawn for leaf in others]
         if self._marks is not None and _same(marks, self._marks):
             return targets_in(batches[0])
@@ -159,7 +158,7 @@ class Program:
             for column in zip(*per_seed, strict=True)
         ]
         if self._batch is None or _shapes(self._batch) != _shapes(fresh):
-            # Other places, of which a graph that was captured knows nothing.
+            # New memory, which a captured graph does not read.
             self._batch, self._graph = [self._moved(leaf) for leaf in fresh], None
         else:
             for into, leaf in zip(self._batch, fresh, strict=True):
@@ -169,7 +168,7 @@ class Program:
         return targets_in(batches[0])
 
     def _advance(self) -> None:
-        """The step itself: nothing in it waits for the device."""
+        """The step itself, in which nothing waits for the device."""
         weights = {name: values.detach().requires_grad_() for name, values in self._weights.items()}
         losses = self._losses(weights)
         gradients = torch.autograd.grad(losses.sum(), list(weights.values()))
@@ -268,13 +267,13 @@ class Program:
         torch.cuda.current_stream(self.device).wait_stream(side)
 
     def _moved(self, leaf: Any) -> Any:
-        # A copy: the step's own place, which later batches are written into.
+        # A copy: later batches are written into it.
         return leaf.to(self.device, copy=True) if isinstance(leaf, Tensor) else leaf
 
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:
-        """The run's precision, and attention by kernels that know many models."""
-        # What autocast keeps would be freed behind a captured graph's back.
+        """The run's precision, and attention kernels that work under vmap."""
+        # Autocast would free its cached weights, which a captured graph still reads.
         precision = precision_of(self.stack.runs[0], self.device.type, cached=False)
         attention = sdpa_kernel(ATTENTION["cpu" if self.device.type == "cpu" else "cuda"])
         with precision, attention, trainable_operators(self._batch):
@@ -287,7 +286,7 @@ def _mark(leaf: Any) -> tuple[Any, int]:
 
 
 def _same(marks: Sequence[tuple[Any, int]], others: Sequence[tuple[Any, int]]) -> bool:
-    """Are they the very same tensors, and not written to since? Full batches come again at every step."""
+    """Are they the same tensors, not written to since? Full batches come again at every step."""
     return len(marks) == len(others) and all(
         leaf is other and version == before and isinstance(leaf, Tensor) and version >= 0
         for (leaf, version), (other, before) in zip(marks, others, strict=True)
@@ -295,7 +294,7 @@ def _same(marks: Sequence[tuple[Any, int]], others: Sequence[tuple[Any, int]]) -
 
 
 def _shapes(leaves: Sequence[Any]) -> list[Any]:
-    """Of tensors; what is none has its value, which a graph has in it as it was."""
+    """Shapes of tensors; values of everything else, which a captured graph holds as constants."""
     return [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
@@ -352,7 +351,7 @@ class _Entry:
         own = {**dict(self.block.named_parameters()), **dict(self.block.named_buffers())}
         leaves, spec = tree_flatten((own, args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        # Judging is not worth a compilation, and takes other ways: batch norm's, dropout's.
+        # Evaluation is not worth a compilation, and runs other code in batch norm and dropout.
         if not self.block.training or not any(map(torch._C._functorch.is_batchedtensor, tensors)):
             return type(self.block).forward(self.block, *args, **kwargs)
         places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
@@ -361,7 +360,7 @@ class _Entry:
 
 
 class _Region:
-    """A block, and what was compiled of it: one function for each way its arguments are stacked."""
+    """A block and its compilations, one for each way its arguments are stacked."""
 
     def __init__(self, block: nn.Module) -> None:
         self.block = copy.deepcopy(block)
@@ -408,10 +407,7 @@ _MODULE = frozenset(vars(nn.Module()))
 
 
 def _traits(block: nn.Module, prefix: str) -> tuple[Any, ...]:
-    """Classes, shapes, and all other attributes by what they print: a scale by layer makes blocks differ.
-
-    Names of tensors within the block, which begin with its own, do not.
-    """
+    """Classes, shapes and all other attributes as printed, without the block's own name in them."""
 
     def shown(value: Any) -> str:
         return repr(value).replace(f"'{prefix}", "'")

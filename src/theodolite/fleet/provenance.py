@@ -1,4 +1,4 @@
-"""Where a run comes from: the digest of its value, versions of packages, and hashes of the source."""
+"""With what a run was made: versions of packages and hashes of source files; digests of JSON values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Environment = dict[str, str | None]
 
 
 def digest_of(value: Any) -> str:
-    """The SHA-256 of a value of JSON, in 64 hexadecimal digits. The order of keys does not matter.
+    """The SHA-256 of a JSON value in hexadecimal; the order of keys does not matter.
 
     >>> digest_of({"lr": 0.1, "size": (64, 2)}) == digest_of({"size": [64, 2], "lr": 0.1})
     True
@@ -27,7 +27,7 @@ def digest_of(value: Any) -> str:
 
 @functools.lru_cache(maxsize=256)
 def environment(workload: str) -> Environment:
-    """That of this process, for runs of a workload. Files are hashed at the first call for a workload.
+    """Versions and source hashes for runs of a workload, found at the first call.
 
     >>> sorted(environment("mlp-mixture"))
     ['numpy', 'platform', 'python', 'source', 'theodolite', 'torch', 'workload_source']
@@ -50,10 +50,7 @@ def _source_of_package() -> str:
 
 
 def _source_of_workload(workload: str) -> str | None:
-    """The hash of the file that a workload was looked up in, and of the modules beside it that it imports.
-
-    None of a workload that is part of the package.
-    """
+    """The hash of a workload's file and of the modules beside it that it imports; None for built-in ones."""
     path = Path(workload.removeprefix("hf:") if workload.startswith("hf:") else workload.rpartition(":")[0])
     path = path.expanduser()
     if path.is_dir() and workload.startswith("hf:"):
@@ -68,10 +65,10 @@ def _source_of_workload(workload: str) -> str | None:
 
 
 def modules_of(file: Path) -> list[Path]:
-    """A Python file, and all that it imports from its own folder and from packages below, in order.
+    """A Python file, and all that it imports from its own folder and from packages below, sorted.
 
-    They are found by reading: what is imported under a condition or within a function counts, wherever it is
-    asked. A module whose name is put together while the program runs is not found.
+    Imports are found by reading the source, also those under a condition or within a function; names that are
+    computed are not.
     """
     found: set[Path] = set()
     waiting = {file}
@@ -83,7 +80,7 @@ def modules_of(file: Path) -> list[Path]:
 
 
 def _imported(file: Path, folder: Path) -> Iterator[Path]:
-    """The files below the folder that one of them imports."""
+    """The files below the folder that a file imports."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # it cannot be imported either
@@ -96,7 +93,7 @@ def _imported(file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _names(node: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The modules that a statement may import, as seen from the folder of the first file."""
+    """The modules that a statement may import, relative to the folder of the first file."""
     if isinstance(node, ast.Import):
         yield from (tuple(alias.name.split(".")) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):

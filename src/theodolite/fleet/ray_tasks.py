@@ -28,20 +28,20 @@ from theodolite.fleet.training import failed, settings_of, workload_of
 from theodolite.workloads import Workload
 
 _TOKEN = secrets.token_hex(32)
-"""Of clusters that this process starts; one for all of them, since Ray reads it once."""
+"""For clusters that this process starts; one for all, since Ray reads it once."""
 LOOK_EVERY = 5.0
-"""Seconds after which it is asked whether the cluster has room for more."""
+"""Seconds between questions whether the cluster has room for more."""
 
 
 def ray_tasks(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
     """Each run is a Ray task, the longest first.
 
-    The cluster is the one this process is connected to already, `resources.address`, the one that Ray finds
+    The cluster is the one this process is connected to, `resources.address`, the one that Ray finds
     (`RAY_ADDRESS`, or one on this machine), or a new one on this machine with room for `resources.jobs` runs,
     which ends with the last run. Its nodes need Theodolite; workloads of your own are sent to them.
 
-    A run whose worker or node is lost is tried again elsewhere. `resources.per_run` says what a run takes: 1
-    CPU, and on `cuda` 1 GPU, if it says nothing else.
+    If a worker or node is lost, its run is tried again elsewhere. A run takes 1 CPU, and on `cuda` 1 GPU,
+    unless `resources.per_run` says otherwise.
     """
     ray = _ray()
     needs = _needs(resources)
@@ -96,26 +96,26 @@ def _attempt(run: Run, shipped: bytes | None, resources: Resources) -> tuple[Out
     outcome, lines = attempt_in_worker(run, workloads, resources, "ray", settings)
     checkpoint = resources.checkpoint(run)
     if checkpoint is not None and outcome.settled:
-        checkpoint.forget()  # the folder of a node need not be the driver's, who forgets it otherwise
+        checkpoint.forget()  # on a node the folder may be another than the driver's
     return outcome, lines
 
 
 @functools.lru_cache(maxsize=16)
 def _loaded(shipped: bytes) -> tuple[Workload, Own]:
-    """The same object for the same bytes, so that its anatomy is found once in a process."""
+    """The same object for the same bytes, so that caches by workload work."""
     loaded: tuple[Workload, Own] = pickle.loads(shipped)
     return loaded
 
 
 def _shipped(run: Run, resources: Resources) -> bytes | None:
-    """The workload of a run with the code and settings of its file; None if every node knows its name."""
+    """The workload of a run with the code and settings of its file; None for built-in ones."""
     if run.workload not in resources.workloads and ":" not in run.workload:
         return None
     from ray import cloudpickle
 
     try:
         workload = workload_of(run.workload, resources.workloads)
-    except UseError:  # the task finds the same, and says so in its outcome
+    except UseError:  # the task will fail in the same way
         return None
     settings = {} if run.workload in resources.workloads else settings_of(run.workload)
     there = {name: value for name, value in settings.items() if name not in ON_THIS_MACHINE}
@@ -136,7 +136,7 @@ def _shipped(run: Run, resources: Resources) -> bytes | None:
 
 
 def _modules_beside(spec: str) -> list[ModuleType]:
-    """The modules that another node cannot import: the file of a workload, and its neighbours."""
+    """The modules that another node cannot import: the file of a workload, and modules beside it."""
     file, _, _ = spec.rpartition(":")
     if not file.endswith(".py"):
         return []
@@ -174,7 +174,7 @@ def _room(ray: Any, needs: Mapping[str, float]) -> int:
 
 @contextmanager
 def _cluster(ray: Any, resources: Resources, needs: Mapping[str, float]) -> Iterator[None]:
-    """Be connected; afterwards be as before."""
+    """Connect to a cluster for the length of a block."""
     if ray.is_initialized():
         yield
         return
@@ -203,10 +203,10 @@ def _cluster(ray: Any, resources: Resources, needs: Mapping[str, float]) -> Iter
 
 @contextmanager
 def _private(ray: Any) -> Iterator[None]:
-    """A cluster that is started here listens on the loopback alone, and asks for a token where Ray has them.
+    """Let a cluster that is started here listen on the loopback only, and ask for a token if Ray can.
 
-    Whoever can talk to a Ray cluster can run code on it. Ray takes an address of the loopback that it is
-    given for a mistake, except where it believes that there can be no cluster of several machines.
+    Whoever can talk to a Ray cluster can run code on it. Ray refuses loopback addresses, unless it believes
+    that a cluster of several machines is impossible.
     """
     constants = ray._private.ray_constants
     several = constants.ENABLE_RAY_CLUSTER

@@ -1,4 +1,4 @@
-"""One training run as a value, many of them as a product of axes, and what came of one."""
+"""A training run as a value, a grid of runs, and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ training, over the held-out batches (`accuracy`) and over the last batch trained
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that decides what a training run gives, but for the machine.
+    """Everything that determines the result of a training run, except the machine.
 
     Args:
         workload: the name it can be looked up by, see `theodolite.workload`.
@@ -45,13 +45,13 @@ class Run:
         seed: of the initialisation and of the batches.
         steps: how many.
         weight_decay, decay, eps, vector_lr, options, vector_options: as in `theodolite.plan`.
-        init_scale: factor on all that starts at random: weights, and biases unless they start at a constant.
-            Gains stay.
-        temperature: the loss is taken of logits/temperature.
+        init_scale: factor on everything that starts at random: weights, and biases that do not start at a
+            constant; not gains.
+        temperature: the logits are divided by it before the loss.
         schedule, warmup, final: as in `plan.schedule`.
         precision: `float32`; `tf32`, in which a GPU multiplies matrices with ten bits of mantissa; or
             `bfloat16` for autocast. Parameters are float32 in all of them.
-        held_out: batches that are not trained on, whose mean loss is the run's result.
+        held_out: number of held-out batches; their mean loss is the run's result.
         every: steps between records of the training loss.
         probes: names in `PROBES`.
 
@@ -98,7 +98,7 @@ class Run:
         return digest_of(self.to_dict())[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """The value as JSON knows it."""
+        """The value as JSON."""
         values: dict[str, Any] = {}
         for name in AXES:
             value = getattr(self, name)
@@ -106,7 +106,7 @@ class Run:
                 value = [value.width, value.depth]
             elif isinstance(value, Mapping):
                 value = {str(key): _listed(item) for key, item in sorted(value.items())}
-            elif value is not None and (name in REAL or name in WHOLE):  # numbers of NumPy are none of JSON's
+            elif value is not None and (name in REAL or name in WHOLE):  # JSON takes no numbers of NumPy
                 value = float(value) if name in REAL else int(value)
             values[name] = _listed(value)
         return values
@@ -144,15 +144,15 @@ AXES = tuple(each.name for each in dataclasses.fields(Run))
 
 @dataclass(frozen=True)
 class Grid:
-    """A product of axes, seeds always among them.
+    """All combinations of values of some fields of a run; `seed` is always one of them.
 
     Args:
-        axes: by name of a field of `Run`, the values it takes. An option of the optimizer is an axis too:
+        axes: by name of a field of `Run`, the values it takes. An option of the optimizer can be an axis too:
             `options.betas`.
         fixed: the fields that all runs share.
 
-    Sizes that are their own base under `standard` have no base, so a grid over both parameterizations may fix
-    the base. Runs that come out alike are one run.
+    Runs of the `standard` parameterization get no base, so a grid over both parameterizations may fix one.
+    Equal runs are one run.
 
     >>> axes = {"lr": [2**-9, 2**-8], "seed": range(3), "parameterization": ["plan", "standard"]}
     >>> grid = Grid(axes, {"workload": "gpt-sotu", "size": Size(128, 4), "base": Size(64, 4)})
@@ -181,7 +181,7 @@ class Grid:
 
     @functools.cached_property
     def runs(self) -> tuple[Run, ...]:
-        """Every combination, each once; the last axis runs fastest."""
+        """Every combination, each once; the last axis changes fastest."""
         return tuple({run.identity: run for run in self._combined()}.values())
 
     def _combined(self) -> Iterator[Run]:
@@ -200,7 +200,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Outcome(Result):
-    """What came of one attempt at a run. All of it is JSON but for the run.
+    """The outcome of one attempt at a run.
 
     `finished` and `diverged` are results; `failed` is an exception, which may be tried again.
     """
@@ -210,15 +210,15 @@ class Outcome(Result):
     run: Run
     status: Status
     step: int
-    """How many steps were made; of a diverged run the step whose loss was not finite, counted from 0."""
+    """Steps made; for a diverged run the step whose loss was not finite, counted from 0."""
     held_out: float | None
     """The mean loss over the held-out batches after training; None unless it is finite."""
     metrics: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """By name (`loss`, `gradient`): (step, value), the steps that were recorded."""
+    """By name (`loss`, `gradient`), the recorded (step, value) pairs."""
     readings: Mapping[str, Any] = field(default_factory=dict)
-    """What was measured once: `parameters`, `tokens` seen, and what the probes found."""
+    """What was measured once: the number of `parameters`, the `tokens` seen, results of probes."""
     seconds: float = 0.0
-    """Of this run; of runs that were made together, each one's share."""
+    """Of this run; its share of the time if several were made together."""
     device: str = "cpu"
     engine: str = "serial"
     error: str | None = None
@@ -235,13 +235,13 @@ class Outcome(Result):
 
     @property
     def reason(self) -> str:
-        """Of a failed run, the last line of its error, as a terminal can show it."""
+        """The last line of a failed run's error, as a terminal can show it."""
         lines = plain_text(self.error or "").strip().splitlines()
         return lines[-1].strip() if lines else "no reason was given"
 
     @property
     def settled(self) -> bool:
-        """Is there nothing to be run again?"""
+        """Is it a result, which need not be run again?"""
         return self.status != "failed"
 
 

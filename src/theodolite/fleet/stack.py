@@ -34,7 +34,7 @@ class Tensors:
     hyper: int
     """The place of its hyperparameters in `Stack.hypers`."""
     shared: Mapping[str, Any]
-    """Options that are no numbers, the same for all models."""
+    """Options that are the same for all models."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Stack:
 
     runs: tuple[Run, ...]
     model: nn.Module
-    """One of them: the functions, but not the values."""
+    """One of them: its functions are used, its values are not."""
     tensors: tuple[Tensors, ...]
     hypers: tuple[Mapping[str, Tensor], ...]
     """By name, (M, 1); tensors that are trained alike share them."""
@@ -68,19 +68,19 @@ Hyper = tuple[torch.dtype, tuple[tuple[str, tuple[float, ...]], ...]]
 
 
 def kin(run: Run, workload: Workload) -> str:
-    """Runs with the same kin can be one program: what may differ is a number for each model."""
+    """A key that runs share if they fit into one program: they differ only in numbers for each model."""
     alike = {name: value for name, value in run.to_dict().items() if name not in APART}
     for name, rule in (("options", run.optimizer), ("vector_options", "adamw")):
         step = OPTIMIZERS[rule].vectorised
         numbers = step.numbers if step else {}
         alike[name] = {option: None if option in numbers else value for option, value in alike[name].items()}
-    # A real multiplier is a hook on the network, which all of them share.
+    # A multiplier is a hook on the network, which all models share.
     alike["multipliers"] = sorted(planned(run, workload).multipliers.items())
     return json.dumps(alike, sort_keys=True)
 
 
 def families_of(runs: Sequence[Run], workloads: Workloads) -> tuple[list[list[Run]], list[tuple[Run, str]]]:
-    """Runs that are kin, and runs whose workload cannot be had, with the traceback."""
+    """Runs grouped by `kin`, and runs whose workload raises an error, with the traceback."""
     families: dict[str, list[Run]] = {}
     failures = []
     for run in runs:
@@ -93,10 +93,7 @@ def families_of(runs: Sequence[Run], workloads: Workloads) -> tuple[list[list[Ru
 
 
 def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
-    """Build the models of runs that are kin, and put them together.
-
-    Models that start alike are drawn once: seeds times initialisations, not learning rates.
-    """
+    """Build the models of runs that share a program, and stack them. Equal initialisations are drawn once."""
     plans = [planned(run, workload) for run in runs]
     model = plans[0].build(runs[0].seed).train()
     drawn: dict[tuple[int, str], nn.Module] = {}
@@ -172,7 +169,7 @@ def vectorised(rule: str) -> Vectorised:
 
 
 def _by_name(plan: Plan, model: nn.Module) -> dict[str, dict[str, Any]]:
-    """The settings of every tensor, options that were left open at their usual values."""
+    """The settings of every tensor, with defaults for options that were not given."""
     found = {}
     for group in plan.param_groups(model):
         step = vectorised(group["rule"])

@@ -1,4 +1,4 @@
-"""The tables of a ledger, as any tool that reads SQLite sees them, and attempts at runs in them."""
+"""The tables of a ledger: their definitions in SQL, and how attempts are written to and read from them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Series = dict[str, list[tuple[int, float]]]
 APPLICATION = 0x54484C47
 """`THLG` in the file's header: this is a ledger, not just any SQLite file."""
 VERSION = 2
-"""Of the definitions below. A change of one, other than of a comment, takes a new number: a ledger whose
-definitions are not those of its version is damaged."""
+"""Of the definitions below. Change it with any of them, except comments: a ledger whose definitions are not
+those of its version counts as damaged."""
 FREE_PAGES = 8
-"""How many pages of the file are unused, at least, when it was made longer."""
+"""The least number of unused pages at the end of the file when it has grown."""
 READINGS = "SELECT name, value FROM readings WHERE attempt = ? ORDER BY name"
 METRICS = "SELECT name, step, value FROM metrics WHERE attempt = ? ORDER BY name, step"
 METRICS_DIFFER = "its metrics do not match their digest"
@@ -159,7 +159,7 @@ def is_empty(connection: sqlite3.Connection) -> bool:
 
 
 def check(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse what is not a ledger, or one that this version cannot know."""
+    """Refuse a file that is not a ledger, or is one of another version."""
     if _integer(connection, "PRAGMA application_id") != APPLICATION:
         raise UseError(f"{path} is a SQLite file of another program, not a ledger. Give another path")
     if (version := _integer(connection, "PRAGMA user_version")) != VERSION:
@@ -179,7 +179,7 @@ def check_pages(connection: sqlite3.Connection) -> None:
 
 
 def damage(found: str) -> sqlite3.DatabaseError:
-    """An error such as SQLite raises for a damaged file."""
+    """The error that SQLite raises for a damaged file."""
     error = sqlite3.DatabaseError(found)
     error.sqlite_errorname = "SQLITE_CORRUPT"
     return error
@@ -225,7 +225,7 @@ def _definitions(connection: sqlite3.Connection) -> frozenset[tuple[str, str, st
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a ledger keeps of one attempt: what is read back is equal to the last bit."""
+    """What a ledger keeps of one attempt; it is read back bit by bit."""
 
     run: str
     """The identity of the run."""
@@ -238,7 +238,7 @@ class Attempt:
 
     @staticmethod
     def of(outcome: Outcome) -> Attempt:
-        """Made here and now. Texts go through `plain_text`, so that none can be refused later."""
+        """The attempt that ended now with this outcome. Texts go through `plain_text`, so all are valid."""
         return Attempt(
             run=outcome.run.identity,
             spec=outcome.run.to_dict(),
@@ -269,14 +269,14 @@ class Attempt:
         return digest_of(self.metrics)
 
     def digest(self, metrics_digest: str) -> str:
-        """Of everything, of the metrics by their digest."""
+        """Of everything, with the metrics' digest for the metrics."""
         content = (self.run, self.spec, self.environment, self.values, self.readings)
         return digest_of((*content, metrics_digest))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An attempt as it lies in the tables, compared with its digest, without its metrics."""
+    """An attempt from the tables, without its metrics; it matches its digest."""
 
     number: int
     attempt: Attempt
@@ -289,7 +289,7 @@ class Entry:
 
 
 def flat(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of a run with one name for each number: sizes as width and depth, options with a dot.
+    """The value of a run as columns: sizes as width and depth, options with a dot.
 
     >>> flat({"size": [64, 2], "base": None, "lr": 0.1, "options": {"betas": [0.9, 0.95]}})
     {'width': 64, 'depth': 2, 'base_width': None, 'base_depth': None, 'lr': 0.1, 'options.betas': (0.9, 0.95)}
@@ -306,7 +306,7 @@ def flat(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(name: str, value: Any) -> dict[str, Any]:
-    """A value of JSON as cells of a table: mappings are spread out, lists become tuples.
+    """A JSON value as columns: mappings are flattened, lists become tuples.
 
     >>> leaves("sizes", {"stream": 1.5, "branches": [1, 2]})
     {'sizes.stream': 1.5, 'sizes.branches': (1, 2)}
@@ -319,7 +319,7 @@ def leaves(name: str, value: Any) -> dict[str, Any]:
 
 
 def run_columns(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the value of a run what has a column of its own. A whole number of more than 64 bits has none."""
+    """The fields of a run that have a column; integers of more than 64 bits are None."""
     fields = flat(spec)
     found = {name: fields.get(name) for name in RUN_COLUMNS}
     for name, value in found.items():
@@ -360,8 +360,8 @@ def fault_of(attempt: Attempt, metrics_digest: str, digest: object) -> str | Non
 def entries(connection: sqlite3.Connection, *, after: int = 0) -> list[Entry]:
     """The attempts with higher numbers, in their order, without their metrics.
 
-    Damage is raised as SQLite would raise it. An attempt that is gone is missed, as its digest lies elsewhere
-    in the file, and numbers have no gaps. No index is trusted: what is found by one is compared.
+    Damage is raised as an error of SQLite. A lost attempt is noticed, as its digest lies elsewhere in the
+    file and numbers have no gaps. What an index finds is compared.
     """
     found, sealed = (
         [number for (number,) in connection.execute(f"{query} > ? ORDER BY 1", (after,))]
@@ -397,7 +397,7 @@ def entry(connection: sqlite3.Connection, number: int) -> Entry:
 
 
 def with_metrics(connection: sqlite3.Connection, found: Entry) -> Attempt:
-    """All of an attempt."""
+    """An attempt with its metrics."""
     return replace(found.attempt, metrics=metrics(connection, found))
 
 
@@ -442,5 +442,5 @@ def _frozen(value: Any) -> Any:
 
 
 def _real(value: Any) -> float:
-    """A float as SQLite gives it back: it has no negative zero."""
+    """A float as SQLite returns it, which has no negative zero."""
     return float(value) + 0.0

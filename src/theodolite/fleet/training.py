@@ -1,4 +1,4 @@
-"""One run, step by step: what every engine has to agree with."""
+"""Train one run, step by step: the reference that every engine has to agree with."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from theodolite.workloads import workload as look_up
 from theodolite.workloads.lookup import put_neighbours_first
 
 LOOK_EVERY = 25
-"""Steps between looks at the losses where looking means waiting for the device."""
+"""Steps between checks for divergence where a check waits for the device."""
 TARGETS = "targets"
-"""How many targets each step had, beside its loss."""
+"""The series of numbers of targets, beside that of losses."""
 HELD_OUT, TRAINED_ON = "accuracy", "train accuracy"
 """The readings of the probe `accuracy`: over the held-out batches, and over the last batch trained on."""
 
 Workloads = Mapping[str, Workload]
-"""By name, those that cannot be looked up because they were handed over as objects."""
+"""By name, workloads that were given as objects and cannot be looked up."""
 
 
 @exclusive()
@@ -56,7 +56,7 @@ def train(
     checkpoint: RunCheckpoint | None = None,
     plan: Plan | None = None,
 ) -> Outcome:
-    """Make the run, one step after the other. A loss that is not finite ends it: it has diverged.
+    """Train a run. A loss that is not finite ends it: it has diverged.
 
     The network is `plan.build(seed)`, the batches are `workload.batch(seed, step)`. The caller's random
     numbers stay as they are. With a checkpoint the run resumes where it was stopped, and ends with the same
@@ -115,18 +115,18 @@ def attempt(
 
 
 def failed(run: Run, error: str, seconds: float, device: str, engine: str) -> Outcome:
-    """The outcome of a run that could not be made."""
+    """The outcome of a run that raised an error."""
     return Outcome(run, "failed", 0, None, seconds=seconds, device=device, engine=engine, error=error)
 
 
 def workload_of(name: str, workloads: Workloads) -> Workload:
-    """The workload of a name: handed over, or looked up, once in a process."""
+    """The workload of a name: given as an object, or looked up once in a process."""
     return workloads[name] if name in workloads else _looked_up(name)[0]
 
 
 @contextlib.contextmanager
 def conditions(run: Run, workloads: Workloads) -> Iterator[None]:
-    """Call the code of a workload in here: standard settings, and those that its file has made."""
+    """Standard settings, and those made by the workload's file: in here its code is called."""
     is_object = run.workload in workloads
     with isolated() if is_object else isolated(settings_of(run.workload)):
         if not is_object:
@@ -135,14 +135,14 @@ def conditions(run: Run, workloads: Workloads) -> Iterator[None]:
 
 
 def settings_of(workload: str) -> Own:
-    """The settings that the file of a workload makes when it is imported, such as another default dtype."""
+    """The settings that a workload's file makes when it is imported, such as another default dtype."""
     return _looked_up(workload)[1]
 
 
 def check_plans(runs: Sequence[Run], workload: Workload) -> None:
     """Plan each size with each optimizer and parameterization, and check schedules and options.
 
-    No network is built for it. Plans are kept: the runs themselves need not make them again.
+    No network is built. Plans are cached: runs in this process do not make them again.
     """
     for timing in dict.fromkeys((run.schedule, run.steps, run.warmup, run.final) for run in runs):
         LRFactor(*timing)
@@ -153,7 +153,7 @@ def check_plans(runs: Sequence[Run], workload: Workload) -> None:
 
 
 def planned(run: Run, workload: Workload) -> Plan:
-    """The plan of a run: of the standard parameterization, the network as it is; one for all seeds."""
+    """The plan of a run, one for all seeds; under `standard` it leaves the network as it is."""
     return _planned(dataclasses.replace(run, seed=0, steps=1, warmup=0, every=1), workload)
 
 
@@ -193,7 +193,7 @@ def _is_drawn(row: PlanRow) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def anatomy_of(workload: Workload, size: Size) -> Anatomy:
-    """What is in the network of a size; found once in a process."""
+    """The anatomy of the network at a size, found once in a process."""
     return dissect(workload.build, _first_inputs(workload), size=size)
 
 
@@ -210,12 +210,12 @@ def _first_inputs(workload: Workload) -> Any:
 
 
 class Log:
-    """The losses of a run as they come, and where they stopped being finite."""
+    """The losses of a run as they come, and the step at which they stopped being finite."""
 
     def __init__(self, run: Run, device: str) -> None:
         self.run, self.device = run, device
         self.values: dict[str, list[float]] = {}
-        """By name, a value for every step. What a checkpoint keeps."""
+        """By name, a value for every step; a checkpoint keeps them."""
         self._waiting: dict[str, list[Tensor]] = {}
         self._looked = 0
         self._look_every = 1 if torch.device(device).type == "cpu" else LOOK_EVERY
@@ -227,12 +227,12 @@ class Log:
 
     @property
     def complete(self) -> bool:
-        """Is the loss of every step so far among them?"""
+        """Are the losses of all steps so far known?"""
         return not self._waiting
 
     @property
     def diverged_at(self) -> int | None:
-        """The first step whose loss is not finite, among those that are known."""
+        """The first step whose known loss is not finite."""
         losses = self.values.get("loss", [])
         for step in range(self._looked, len(losses)):  # each loss is looked at once
             if not math.isfinite(losses[step]):
@@ -241,7 +241,7 @@ class Log:
         return None
 
     def add(self, loss: Tensor, model: nn.Module, targets: int) -> None:
-        """Note the loss of a step, how many targets it is of, and what its probes say."""
+        """Record the loss of a step, its number of targets and the values of probes."""
         waiting = self._waiting
         waiting.setdefault("loss", []).append(loss.detach())
         waiting.setdefault(TARGETS, []).append(torch.tensor(targets))
@@ -254,7 +254,7 @@ class Log:
             waiting.clear()
 
     def outcome(self, model: nn.Module, workload: Workload) -> Outcome:
-        """What came of it. The network is evaluated, unless it diverged."""
+        """The outcome; the network is evaluated unless it diverged."""
         held_out = (
             None if self.diverged_at is not None else held_out_loss(model, workload, self.run, self.device)
         )
@@ -269,7 +269,7 @@ class Log:
 def outcome_of(
     run: Run, values: Mapping[str, list[float]], held_out: float | None, device: str, readings: dict[str, Any]
 ) -> Outcome:
-    """An outcome from the values of every step: those of recorded steps are kept, up to a divergence."""
+    """An outcome from the values of all steps; those of recorded steps before a divergence are kept."""
     losses = values["loss"]
     diverged_at = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if diverged_at is None and held_out is not None and not math.isfinite(held_out):
@@ -292,7 +292,7 @@ def outcome_of(
 
 
 def with_readings(outcome: Outcome, readings: Mapping[str, Any]) -> Outcome:
-    """The outcome with more that was measured."""
+    """The outcome with further readings."""
     return dataclasses.replace(outcome, readings={**outcome.readings, **readings})
 
 
@@ -311,7 +311,7 @@ def held_out_loss(model: nn.Module, workload: Workload, run: Run, device: str) -
 
 
 def readings_of(model: nn.Module, workload: Workload, run: Run) -> dict[str, Any]:
-    """What is measured once: how many parameters there are, and what probes find."""
+    """What is measured once: the number of parameters, and probes after training."""
     readings: dict[str, Any] = {"parameters": sum(each.numel() for each in model.parameters())}
     if "sizes" in run.probes:
         inputs, _ = on_device(workload.draw_held_out(0), str(device_of(model)))
@@ -321,10 +321,9 @@ def readings_of(model: nn.Module, workload: Workload, run: Run) -> dict[str, Any
 
 @contextlib.contextmanager
 def arithmetic(run: Run, device: str) -> Iterator[None]:
-    """How a whole run multiplies matrices, backward too.
+    """How a run multiplies matrices: on a CPU in one thread, on a GPU in float32 unless it asks for TF32.
 
-    On the CPU in one thread: sums come out the same whatever the number of cores, and runs side by side do
-    not fight. On a GPU in float32 unless the run asks for TF32.
+    With one thread sums are the same on any number of cores, and runs side by side do not compete.
     """
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
@@ -343,7 +342,7 @@ def arithmetic(run: Run, device: str) -> Iterator[None]:
 
 
 def precision_of(run: Run, device: str, *, cached: bool = True) -> torch.autocast:
-    """Autocast where the run asks for bfloat16. It may keep the weights it has cast, if `cached`."""
+    """Autocast if the run asks for bfloat16; `cached`: may it keep the weights it has cast?"""
     kind, half = torch.device(device).type, run.precision == "bfloat16"
     return torch.autocast(kind, dtype=torch.bfloat16, enabled=half, cache_enabled=cached)
 
@@ -358,7 +357,7 @@ def _backward(run: Run, loss: Tensor, model: nn.Module) -> None:
     if not OPTIMIZERS[run.optimizer].second_order:
         loss.backward()
         return
-    # Not backward(create_graph=True), which leaves a cycle behind that holds on to memory.
+    # Not backward(create_graph=True), which leaves a reference cycle that keeps memory.
     parameters = [each for each in model.parameters() if each.requires_grad]
     gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -366,7 +365,7 @@ def _backward(run: Run, loss: Tensor, model: nn.Module) -> None:
 
 
 def device_name(device: str) -> str:
-    """What the ledger calls a device."""
+    """The name of a device in the ledger."""
     kind = torch.device(device).type
     return torch.cuda.get_device_name(device) if kind == "cuda" else kind
 
@@ -377,12 +376,12 @@ def _gradient_norm(model: nn.Module) -> Tensor:
 
 
 def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has lists where optimizers want tuples."""
+    """Lists, which JSON has, as the tuples that optimizers take."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
 def share_right(output: Tensor, targets: Any) -> Tensor:
-    """The part of the targets whose logit is the largest.
+    """The fraction of targets whose logit is the largest.
 
     >>> share_right(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor(0.5000)
@@ -398,7 +397,7 @@ def share_right(output: Tensor, targets: Any) -> Tensor:
 
 @torch.no_grad()
 def accuracies(model: nn.Module, workload: Workload, run: Run, device: str) -> dict[str, float]:
-    """The readings of one trained network, in eval mode."""
+    """The readings of the probe `accuracy`, in eval mode."""
     was_training = model.training
     model.eval()
 

@@ -1,4 +1,4 @@
-"""Many models in one program, chunk by chunk."""
+"""The vectorised engine: many models in one program, in chunks that fit into memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from theodolite.workloads import Workload
 
 ENGINE = "vectorised"
 MEMORY_SHARE = 0.8
-"""Of the free memory of a device, what models may take."""
+"""The share of a device's free memory that models may take."""
 CHUNK_ON_CPU = 32
 TRIED = 4
 """Steps that are made to compare models together and alone."""
@@ -128,7 +128,7 @@ def _alike(mine: Sequence[float], others: Sequence[float], run: Run) -> bool:
 
 
 def _family(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
-    # Runs of one seed side by side: a chunk then has few batches to draw.
+    # Sorted by seed, so that a chunk has few batches to draw.
     order = sorted(runs, key=lambda run: run.seed)
     waiting = _chunks(order, resources.chunk or _room(order[0], resources))
     compiled = torch.device(resources.device).type == "cuda" and runs[0].steps >= COMPILE_FROM
@@ -151,7 +151,7 @@ def _family(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
                 half = (len(some) + 1) // 2
                 resources.said(f"{len(some)} models of {some[0].size} are too many for memory: now {half}")
                 waiting = _chunks([run for chunk in (some, *waiting) for run in chunk], half)
-            else:  # one of them may be to blame: in halves, until it is alone
+            else:  # one of them may be the cause: bisect
                 half = len(some) // 2
                 waiting.extendleft((some[half:], some[:half]))
         _free(resources.device)
@@ -168,14 +168,14 @@ def _together(runs: Sequence[Run], resources: Resources, *, compiled: bool) -> l
     start = time.perf_counter()
     workload, device = workload_of(runs[0].workload, resources.workloads), resources.device
     if compiled:
-        torch.compiler.reset()  # it gives up after eight networks; what it has on the disk is found again
+        torch.compiler.reset()  # it gives up after eight networks; its cache on disk remains
     with (
         conditions(runs[0], resources.workloads),
         untouched_randomness(runs[0].seed),
         arithmetic(runs[0], device),
         warnings.catch_warnings(),
     ):
-        # Of operations that vmap takes model by model: slower, but right.
+        # About operations that vmap runs model by model: slower, but right.
         warnings.filterwarnings("ignore", message=".*batching rule.*")
         models = stack(runs, workload, device)
         program = Program(models, workload, device, compiled=compiled)
