@@ -1,4 +1,4 @@
-"""How far the next step may go, and an optimizer whose steps go no farther.
+"""The radius of the next step, and an optimizer whose steps stay within it.
 
     python examples/safe_step.py
 
@@ -14,7 +14,7 @@ torch.manual_seed(0)
 torch.set_num_threads(1)  # a network this small only waits for threads
 
 model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-# A cross-entropy of the softmax of the logits: others have no such radius, and are refused.
+# A cross-entropy of the softmax of the logits: other losses have no such radius and are refused.
 loss = nn.functional.cross_entropy
 mixture = th.data.mixture()
 batches = list(zip(mixture.values.split(128), mixture.labels.split(128), strict=True))
@@ -30,7 +30,7 @@ def train(optimizer, step):
         value.backward()
         step((inputs, targets))
         losses.append(value.item())
-    # Without a bound the end is chaos, and other digits on every machine.
+    # Without a limit the end is chaotic and differs between machines.
     end = f"{losses[-1]:.3f}" if losses[-1] < 10 else "far above 10"
     return f"loss before the spike {losses[29]:.3f}, at the end {end}"
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from theodolite import UseError
 from theodolite.controllers import NormalizedSmoothness, smoothness
-from theodolite.controllers.conjugate import solve
+from theodolite.controllers.smoothness import solve
 from theodolite.probes import hessian
 
 CURVATURES = ("gauss_newton", "hessian", "fisher")
@@ -59,11 +59,11 @@ def network(dtype=torch.float64):
 def test_conjugate_gradients_solve_what_numpy_solves(shift):
     A = matrix_of(np.geomspace(1e-3, 10, 30))
     g = torch.randn(30, dtype=torch.float64)
-    found = solve(A.mv, g, shift=shift, tolerance=1e-12, most_products=400)
+    found = solve(A.mv, g, shift=shift, rtol=1e-12, most_products=400)
     expected = np.linalg.solve(A.numpy() + shift * np.eye(30), -g.numpy())
     assert found.end == "converged"
     np.testing.assert_allclose(found.step.numpy(), expected, rtol=1e-8, atol=1e-10)
-    loose = solve(A.mv, g, shift=shift, tolerance=0.1, most_products=400)
+    loose = solve(A.mv, g, shift=shift, rtol=0.1, most_products=400)
     left = np.linalg.norm(A.numpy() @ loose.step.numpy() + shift * loose.step.numpy() + g.numpy())
     assert loose.residual == pytest.approx(left / g.norm().item(), rel=1e-9)
     # Not more than asked for, nor than what the shift itself leaves of the gradient.
@@ -74,8 +74,8 @@ def test_conjugate_gradients_solve_what_numpy_solves(shift):
 def test_distinct_eigenvalues_are_what_products_are_needed_for():
     A = matrix_of([1.0] * 10 + [3.0] * 10 + [10.0] * 10)
     g = torch.randn(30, dtype=torch.float64)
-    assert solve(A.mv, g, shift=0.5, tolerance=1e-10, most_products=30).products == 3
-    cut = solve(A.mv, g, shift=0.5, tolerance=1e-10, most_products=2)
+    assert solve(A.mv, g, shift=0.5, rtol=1e-10, most_products=30).products == 3
+    cut = solve(A.mv, g, shift=0.5, rtol=1e-10, most_products=2)
     assert (cut.end, cut.products) == ("most products", 2)
     # It is the best of the plane of the first two Krylov vectors.
     basis = torch.linalg.qr(torch.stack([g, A @ g], 1))[0]
@@ -89,7 +89,7 @@ def test_with_negative_curvature_the_step_ends_on_the_sphere_and_lowers_the_quad
     A = matrix_of([lowest, 0.5, 1.0, 2.0, 3.0, 4.0])
     g = torch.randn(6, dtype=torch.float64)
     shift = 0.7
-    found = solve(A.mv, g, shift=shift, tolerance=1e-10, most_products=50)
+    found = solve(A.mv, g, shift=shift, rtol=1e-10, most_products=50)
     assert found.end in ("negative curvature", "at the radius")
     if end:
         assert found.end == end
@@ -105,7 +105,7 @@ def test_with_negative_curvature_the_step_ends_on_the_sphere_and_lowers_the_quad
 
 def test_a_product_that_is_not_finite_is_refused():
     with pytest.raises(UseError, match="product with the curvature is not finite"):
-        solve(lambda v: v * math.nan, torch.ones(2), shift=1.0, tolerance=0.1, most_products=9)
+        solve(lambda v: v * math.nan, torch.ones(2), shift=1.0, rtol=0.1, most_products=9)
 
 
 # The empirical Fisher matrix
@@ -158,7 +158,7 @@ def test_a_step_is_the_one_of_the_paper(curvature, made):
     model, loss, batch = made()
     twin = copy.deepcopy(model)
     gamma, seen = 30.0, set()
-    stepper = NormalizedSmoothness(model, loss, curvature=curvature, gamma=gamma, tolerance=1e-12)
+    stepper = NormalizedSmoothness(model, loss, curvature=curvature, gamma=gamma, rtol=1e-12)
     for _ in range(6):
         found = stepper.step(batch)
         H = hessian(twin, loss, batch)
@@ -194,7 +194,7 @@ def test_on_a_quadratic_the_closed_form():
         model.weight.copy_(torch.tensor([[3.0, -4.0]]))
     batch = torch.diag(torch.tensor([1.0, 2.0])).double(), torch.zeros(2, 1).double()
     # ½(w₁² + 4w₂²), as mean over two examples; g = (3, −16), A = diag(1, 4)
-    stepper = NormalizedSmoothness(model, F.mse_loss, gamma=10.0, tolerance=1e-13)
+    stepper = NormalizedSmoothness(model, F.mse_loss, gamma=10.0, rtol=1e-13)
     found = stepper.step(batch)
     shift = math.hypot(3, 16) / 10
     expected = [3 * shift / (1 + shift), -4 * shift / (4 + shift)]
@@ -401,10 +401,10 @@ def test_a_run_that_is_saved_goes_on_bit_for_bit(curvature):
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"curvature": "newton"}, "'newton': it is one of gauss_newton, hessian, fisher"),
+        ({"curvature": "newton"}, "It is one of gauss_newton, hessian, fisher"),
         ({"gamma": 0.0}, "gamma"),
         ({"gamma": math.nan}, "gamma"),
-        ({"tolerance": 1.5}, "tolerance is 1.5"),
+        ({"rtol": 1.5}, "rtol is 1.5"),
         ({"most_products": 0}, "most_products"),
     ],
 )
@@ -419,3 +419,12 @@ def test_a_state_of_another_kind_is_refused():
         one.load_state_dict({**one.state_dict(), "curvature": "fisher"})
     with pytest.raises(UseError, match="no 'gamma'"):
         one.load_state_dict({name: value for name, value in one.state_dict().items() if name != "gamma"})
+
+
+def test_a_step_and_the_counts_are_read_back(tmp_path):
+    model = nn.Linear(2, 1, bias=False).double()
+    stepper = NormalizedSmoothness(model, F.mse_loss)
+    step = stepper.step((torch.eye(2).double(), torch.ones(2, 1).double()))
+    assert smoothness.NewtonStep.load(step.save(tmp_path / "step.json")) == step
+    assert smoothness.NewtonCounts.load(stepper.counts.save(tmp_path / "counts.json")) == stepper.counts
+    assert str(stepper.counts).startswith("1 of 1 steps accepted, 1 tries")

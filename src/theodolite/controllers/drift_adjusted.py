@@ -1,11 +1,10 @@
-"""A learning rate that the curvature along the gradient sets: DAL.
+"""A learning rate set by the curvature along the gradient: DAL.
 
     lr = min(cap, 2/(‖Hg‖/‖g‖)^p)
 
-‖Hg‖/‖g‖ is the curvature that the step is about to meet: h²/2·Hg is, to the lowest order, what carries
-gradient descent off the gradient flow. On a quadratic it is never above λ_max, and along an eigenvector it is
-λ, where p = 1 is the edge of stability. A smaller p takes shorter steps where the curvature is below 1 and
-longer ones where it is above.
+‖Hg‖/‖g‖ is the curvature along the step: to lowest order, gradient descent departs from gradient flow by
+h²/2·Hg. On a quadratic it is at most λ_max, and along an eigenvector it is λ, where p = 1 is the edge of
+stability. A smaller p takes shorter steps if the curvature is below 1 and longer ones if it is above.
 
 References:
     Rosca et al., On a continuous time model of gradient descent dynamics and instability in deep learning,
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.core.arguments import positive, whole
 from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
@@ -31,24 +31,23 @@ from theodolite.core.replicas import on_all_ranks
 from theodolite.probes.curvature.operator import hessian
 
 CAP = 5.0
-"""The largest learning rate, where the landscape is flat; the paper's."""
+"""The largest learning rate, in flat regions; the paper's."""
 
 
 class DriftAdjusted:
     """Sets the learning rates of an optimizer before its step, from one Hessian product on the batch.
 
-    The group with the largest learning rate gets `min(cap, 2/(‖Hg‖/‖g‖)^power)`, the others their share of
-    it: ratios between groups stay what they were when this was made. Nothing else of the optimizer's own
-    learning rates matters.
+    The group with the largest learning rate gets `min(cap, 2/(‖Hg‖/‖g‖)^power)`, and the ratios between
+    groups stay as they were initially.
 
     Args:
-        optimizer: gradient descent is what the rule is about. With momentum or Adam it is a rule of thumb.
-            Of its parameters those count that require a gradient at the time.
+        optimizer: the rule is derived for gradient descent; with momentum or Adam it is a rule of thumb.
+            Parameters that require no gradient are left out.
         model: what is trained.
         loss: `loss(logits, targets) -> scalar`.
         power: p. 1 is DAL, less is DAL-p.
         cap: the largest learning rate.
-        every: measure at every so many calls; in between the learning rate stays.
+        every: measure every so many calls; in between the learning rate stays.
 
     A call that measures costs a forward pass and two backward passes, one of them of second order.
 
@@ -71,41 +70,35 @@ class DriftAdjusted:
         cap: float = CAP,
         every: int = 1,
     ) -> None:
-        for name, value in (("power", power), ("cap", cap)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise UseError(f"{name} is {value!r}: it has to be a finite number above 0")
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise UseError(f"every is {every!r}: it has to be a whole number of at least 1")
-        self.optimizer, self.power, self.cap, self.every = optimizer, float(power), float(cap), every
-        self._model, self._loss = model, loss
+        self.optimizer, self._model, self._loss = optimizer, model, loss
+        self.power, self.cap = positive("power", power), positive("cap", cap)
+        self.every = whole("every", every, least=1)
         _trained(optimizer, model)
         rates = [float(group["lr"]) for group in optimizer.param_groups]
-        if not 0 < max(rates) < math.inf:
-            raise UseError(f"the learning rates are {rates}: the largest has to be a finite number above 0")
-        self._shares = [rate / max(rates) for rate in rates]
+        self.lr = positive("the largest learning rate", max(rates))
+        """Of the group with the largest."""
+        self._shares = [rate / self.lr for rate in rates]
         self.curvature = math.nan
         """‖Hg‖/‖g‖, when it was last measured."""
-        self.lr = max(rates)
-        """Of the group with the largest."""
         self.calls = 0
 
     @exclusive()
     @on_all_ranks
     def step(self, batch: Batches) -> None:
-        """Set the learning rates for the optimizer's next step, which is to be made on this batch.
+        """Set the learning rates for the optimizer's next step, on this batch.
 
-        The gradient is taken anew, so it does not matter whether `backward` has run. A batch whose loss is
-        not finite is refused, and learning rates stay.
+        The gradient is computed anew, so it does not matter whether `backward` has run. A batch whose loss is
+        not finite is refused, and the learning rates stay.
         """
         if len(self.optimizer.param_groups) != len(self._shares):
             raise UseError(
                 f"the optimizer has {len(self.optimizer.param_groups)} parameter groups, and had "
-                f"{len(self._shares)} when this was made: nothing is known of the others' share. Make a "
-                "DriftAdjusted anew"
+                f"{len(self._shares)} when this was made: the ratios of the others are not known. Make a new "
+                "DriftAdjusted"
             )
         if self.calls % self.every == 0:
             self.curvature = self._measured(batch)
-            # Compared before it is divided: where nothing bends, or there is no gradient, the cap holds.
+            # Without curvature or gradient the cap holds.
             bent = self.curvature**self.power
             self.lr = min(self.cap, 2 / bent) if bent > 0 else self.cap
         self.calls += 1
@@ -120,7 +113,7 @@ class DriftAdjusted:
         return [share * self.lr for share in self._shares]
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the optimizer and the model, as values that JSON knows."""
+        """The state without optimizer and model, as values that JSON knows."""
         return {
             "power": self.power,
             "cap": self.cap,
@@ -132,7 +125,7 @@ class DriftAdjusted:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a saved one was."""
+        """Continue from a saved state."""
         missing = [key for key in self.state_dict() if key not in state_dict]
         if missing:
             raise UseError(f"the state has no {missing[0]!r}: give what DriftAdjusted.state_dict() returned")
@@ -142,40 +135,38 @@ class DriftAdjusted:
                 f"{len(self.optimizer.param_groups)}"
             )
         self.power, self.cap, self.every = (state_dict[key] for key in ("power", "cap", "every"))
-        self.lr, self.calls, self._shares = (
-            state_dict["lr"],
-            state_dict["calls"],
-            list(state_dict["shares"]),
-        )
+        self.lr, self.calls, self._shares = state_dict["lr"], state_dict["calls"], [*state_dict["shares"]]
         self.curvature = math.nan if state_dict["curvature"] is None else state_dict["curvature"]
 
     def _measured(self, batch: Batches) -> float:
         names = _trained(self.optimizer, self._model)
         if not names:
-            raise UseError("no parameter of the optimizer requires a gradient. Set it on what is trained")
+            raise UseError(
+                "no parameter of the optimizer requires a gradient. Set requires_grad on those to train"
+            )
         here = hessian(self._model, self._loss, batch, parameters=names)
         slope = here.gradient
         length = float(torch.linalg.vector_norm(slope, dtype=torch.float64))
         if length == 0:
             return 0.0
-        # Of a unit vector, so that halves neither overflow nor vanish.
+        # A unit vector, so that half precision neither overflows nor underflows.
         bent = float(torch.linalg.vector_norm(here @ (slope / length), dtype=torch.float64))
         if not math.isfinite(bent):
             raise UseError(
-                f"‖Hg‖/‖g‖ is {bent} at ‖g‖ = {length:.3g}: there is no learning rate to set. Look at the "
+                f"‖Hg‖/‖g‖ is {bent} at ‖g‖ = {length:.3g}: there is no learning rate to set. Check the "
                 "batch and the weights"
             )
         return bent
 
 
 def _trained(optimizer: Optimizer, model: nn.Module) -> list[str]:
-    """The names of what the optimizer moves now: what is frozen does not count."""
+    """The names of the optimizer's parameters that require a gradient."""
     own = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     named = list(canonical_parameters(model))
     strange = own - {id(tensor) for _, tensor in named}
     if strange:
         raise UseError(
-            f"{len(strange)} of the {len(own)} tensors of the optimizer are no parameters of the model: give "
-            "the model whose parameters the optimizer was made with"
+            f"{len(strange)} of the {len(own)} tensors of the optimizer are not parameters of the model: "
+            "give the model that the optimizer was made for"
         )
     return [name for name, tensor in named if id(tensor) in own and tensor.requires_grad]

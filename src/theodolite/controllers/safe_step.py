@@ -1,12 +1,12 @@
-"""An optimizer whose steps are made shorter where they leave the radius of convergence of the loss."""
+"""An optimizer whose steps are shortened if they leave the radius of convergence of the loss."""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.replicas import together
 from theodolite.optimizers import OPTIMIZERS, NonFiniteError, Planned
+from theodolite.present.result import Block, Result
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.steps.direction import norm
 from theodolite.probes.steps.radius import RowBounds, least_of_all
@@ -29,56 +30,58 @@ _KEY = "safe_step"
 
 
 @dataclass(frozen=True)
-class Report:
+class SafeStepReport(Result):
     """What a `SafeStep` has done so far."""
 
+    kind: ClassVar[str] = "safe-step report"
+    loads: ClassVar[bool] = True
     steps: int = 0
     measured: int = 0
     """Steps whose radius was measured."""
     acted: int = 0
-    """Steps that were made shorter."""
+    """Steps that were shortened."""
     largest_before: float = 0.0
-    """The largest r of the measured steps, as the optimizer meant them."""
+    """The largest r of the measured steps of the optimizer."""
     largest_after: float = 0.0
-    """The largest r of the measured steps, as they were made."""
+    """The largest r of the measured steps as they were made."""
 
     @property
     def share(self) -> float:
-        """Of all steps, those that were made shorter."""
+        """The fraction of steps that were shortened."""
         return self.acted / max(1, self.steps)
 
-    def __str__(self) -> str:
-        return (
-            f"{self.acted} of {self.steps} steps were made shorter ({self.share:.1%}); r was at most "
+    def blocks(self) -> Iterator[Block]:
+        """One sentence."""
+        yield (
+            f"{self.acted} of {self.steps} steps were shortened ({self.share:.1%}); r was at most "
             f"{self.largest_before:.3g} before and {self.largest_after:.3g} after; {self.measured} measured"
         )
 
 
 class SafeStep(Optimizer):
-    """Any torch optimizer, with the length of its steps held to `limit·ρ_a`.
+    """Any torch optimizer, with the length of its steps limited to `limit·ρ_a`.
 
-    The optimizer makes its step as ever, and its state moves on by one. With Δ the update it made, weight
-    decay included, and ρ_a the ghost radius along it (see `th.probes.radius`), the weights become
+    The optimizer makes its step and updates its state. With Δ its update, including weight decay, and ρ_a the
+    ghost radius along it (see `th.probes.radius`), the weights become
 
         θ ← θ + s Δ,    s = min(1, limit·ρ_a/‖Δ‖)
 
-    Where s is 1 they are the plain optimizer's, bit by bit. r = ‖Δ‖/ρ_a is a reading of a Taylor series: a
-    step within the radius is a cautious one, not one that must lower the loss.
+    With s = 1 they are the plain optimizer's, bit by bit. r = ‖Δ‖/ρ_a comes from a Taylor series: a step
+    within the radius is cautious, but need not lower the loss.
 
     Args:
-        optimizer: any torch optimizer over parameters of the model, except those with other weights for
-            evaluation (schedule-free): these would move the whole way.
+        optimizer: any torch optimizer of parameters of the model, except those with other weights for
+            evaluation (schedule-free), which would not be shortened.
         model: what is trained; wrapped or not.
         loss: `loss(logits, targets) -> scalar`, a cross-entropy of the softmax of the logits.
         limit: of r.
-        every: the radius is measured every so many steps. In between a step goes through if it is within the
-            limit by the last radius, and is measured itself if not: no step is made shorter by an old radius.
+        every: measure the radius every so many steps. In between, a step within the limit by the last radius
+            is made, and any other is measured: no step is shortened by an old radius.
 
-    A measured step costs one pass in forward mode besides. A step takes memory for up
-    to four more copies of the weights while it lasts, one of the gradients and one of the optimizer's state:
-    after any error all of them are as they were. The pass runs in the weights' own precision, also inside
-    autocast. Dropout has one fixed mask in it. Under DDP the least radius of all ranks counts, and
-    what one rank refuses all do.
+    A measured step costs one additional pass in forward mode. A step needs memory for up to four more copies
+    of the weights, one of the gradients and one of the optimizer's state: after an error all of them are
+    restored. The pass runs in the weights' own precision, also inside autocast, with one fixed dropout mask.
+    Under DDP the smallest radius of all ranks counts, and an error on one rank is raised on all.
 
     A scheduler may hold this object or the optimizer inside. With a GradScaler: `scaler.step(safe, batch)`.
 
@@ -89,7 +92,7 @@ class SafeStep(Optimizer):
     >>> nn.functional.cross_entropy(layer(batch[0]), batch[1]).backward()
     >>> safe.step(batch)
     >>> print(safe.report)
-    1 of 1 steps were made shorter (100.0%); r was at most ... before and 1 after; 1 measured
+    1 of 1 steps were shortened (100.0%); r was at most ... before and 1 after; 1 measured
     """
 
     def __init__(
@@ -101,13 +104,13 @@ class SafeStep(Optimizer):
         positive("limit", limit)
         whole("every", every, least=1)
         self.optimizer = optimizer
-        """The one that makes the steps."""
+        """The wrapped optimizer."""
         self.limit, self.every = float(limit), every
-        self.report = Report()
+        self.report = SafeStepReport()
         self._model, self._names = model, parameter_names(optimizer, model)
         self._bounds = RowBounds(loss)
         self._radius, self._age = math.inf, every
-        # What torch's own __init__ would make; groups and state are those of the optimizer inside.
+        # What torch's own __init__ sets; groups and state are those of the optimizer inside.
         for kind in ("step", "state_dict", "load_state_dict"):
             for place in ("pre", "post"):
                 setattr(self, f"_optimizer_{kind}_{place}_hooks", OrderedDict())
@@ -134,15 +137,14 @@ class SafeStep(Optimizer):
         """One step of the optimizer, not longer than the limit allows on this batch.
 
         Args:
-            batch: what the gradients are of: a pair (inputs, targets), or a list of such pairs where they
-                were accumulated. The worst row of all counts.
+            batch: the batch of the gradients: a pair (inputs, targets), or a list of pairs if gradients were
+                accumulated. The worst row of all counts.
             closure: for optimizers that compute gradients themselves.
 
-        Gradients that are not finite are refused. After this and any other error the weights and the state
-        are as they were.
+        Gradients that are not finite are refused. After any error the weights and the state are restored.
         """
         objective = together(self._model, lambda: self._checked(batch, closure))
-        # Only a closure may change what is not the optimizer's: by its forward passes.
+        # Only a closure may change buffers of the model, by its forward passes.
         before = Snapshot(self.optimizer, None if closure is None else self._model)
         try:
             return self._stepped(objective, before, closure)
@@ -159,18 +161,18 @@ class SafeStep(Optimizer):
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer inside, and under `safe_step` what this one has counted and measured."""
+        """That of the optimizer inside, and under `safe_step` the report and the last radius."""
         own = {**asdict(self.report), "radius": self._radius, "age": self._age}
         return {**self.optimizer.state_dict(), _KEY: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state; also one of the optimizer inside alone."""
+        """Load a saved state, also one of the optimizer inside alone."""
         own = dict(state_dict.get(_KEY) or {})
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
-        self.report, self._radius, self._age = Report(), math.inf, self.every
+        self.report, self._radius, self._age = SafeStepReport(), math.inf, self.every
         if own:
             self._radius, self._age = own.pop("radius"), own.pop("age")
-            self.report = Report(**own)
+            self.report = SafeStepReport(**own)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "step"}
@@ -179,7 +181,7 @@ class SafeStep(Optimizer):
         return f"SafeStep({type(self.optimizer).__name__}, limit={self.limit:g}, every={self.every})"
 
     def _checked(self, batch: Batches, closure: Closure | None) -> Objective:
-        """What is measured, with all that can be refused before a step."""
+        """The objective to measure, after all checks that are possible before a step."""
         self._names = parameter_names(self.optimizer, self._model)  # groups may have been added inside
         _refuse_mixtures(self._names)
         trained = {id(parameter) for parameter in self._model.parameters() if parameter.requires_grad}
@@ -207,7 +209,7 @@ class SafeStep(Optimizer):
         return tried.returned
 
     def _tried(self, objective: Objective, before: Snapshot, closure: Closure | None) -> _Tried:
-        """The optimizer's own step, measured if it is time, with the weights where they were."""
+        """The optimizer's own step, measured if it is due; the weights are put back."""
         with torch.enable_grad():
             returned = take(self.optimizer, self.optimizer.step, closure)
         ends = {parameter: parameter.detach().clone() for parameter in self._names}
@@ -219,7 +221,7 @@ class SafeStep(Optimizer):
             odd = next(name for name, tensor in update.items() if not bool(tensor.isfinite().all()))
             raise UseError(
                 f"the step of {type(self.optimizer).__name__} is not finite in {odd}, so it was not made. "
-                "Look at the learning rate and the optimizer's state for very large numbers"
+                "Check the learning rate and the optimizer's state for very large numbers"
             )
         radius = None
         if length > 0 and (self._age >= self.every or length > self.limit * self._radius):
@@ -246,35 +248,35 @@ class SafeStep(Optimizer):
         for name, grad in zip(grads, dense, strict=True):
             if not bool(grad.isfinite().all()):
                 raise NonFiniteError(
-                    f"the gradient of {name} is not finite, so no step was made. Look at the batch and the "
-                    "learning rate; of a scaled loss let scaler.step(safe, batch) leave such steps out"
+                    f"the gradient of {name} is not finite, so no step was made. Check the batch and the "
+                    "learning rate; with a scaled loss scaler.step(safe, batch) skips such steps"
                 )
 
 
 @dataclass(frozen=True)
 class _Tried:
-    """A step that the optimizer wants to make."""
+    """The step of the optimizer, before it is shortened."""
 
     returned: Any
     ends: dict[Tensor, Tensor]
-    """Where the parameters would be."""
+    """The parameters after it."""
     update: dict[str, Tensor]
     length: float
     radius: float | None
-    """Along it, on this rank; None where the last one will do."""
+    """Along it, on this rank; None if the last one is used."""
 
 
 def _require_batch(safe: Optimizer, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Called before a step. A default for the batch would tell others that a step can do without."""
+    """A hook before each step: a default for the batch would make it look optional to schedulers."""
     if len(given) < 2 and "batch" not in named:
         raise UseError(
-            "SafeStep's step has no batch to measure the radius on. Give the one that the gradients are of: "
+            "SafeStep's step has no batch to measure the radius on. Give the batch of the gradients: "
             "safe.step((inputs, targets)), or scaler.step(safe, (inputs, targets))"
         )
 
 
 def _refuse_averages(optimizer: Optimizer) -> None:
-    """Optimizers that keep the weights of evaluation themselves, and average what they meant to do."""
+    """Refuse optimizers that keep averaged weights for evaluation."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, Planned):
         rules = {group["rule"] for group in optimizer.param_groups}
@@ -284,8 +286,8 @@ def _refuse_averages(optimizer: Optimizer) -> None:
         averages = all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
     if averages:
         raise UseError(
-            f"{kind} keeps weights for evaluation in its state, which would move the whole way where the "
-            "step of the others is made shorter. Give another optimizer"
+            f"{kind} keeps weights for evaluation in its state, which would not be shortened with the step. "
+            "Give another optimizer"
         )
 
 

@@ -125,7 +125,7 @@ def _stepped(problem: Problem, lowest: float, curvature: Any, gamma: float) -> R
         problem.loss,
         curvature=curvature,
         gamma=gamma,
-        tolerance=TOLERANCE if lowest else NETWORK_TOLERANCE,
+        rtol=TOLERANCE if lowest else NETWORK_TOLERANCE,
         most_products=2 * len(problem.vector),
     )
     losses: list[float] = []
