@@ -39,7 +39,7 @@ VARIABLES = {
         "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL",
     },
     "busy": {},
-    "shuffled": {"SHUFFLED": "17"},  # the seed; tests/conftest.py reads it
+    "shuffled": {"SHUFFLED": "17"},  # the seed; conftest.py reads it
     "home": {"HOME": "/proc"},  # where not even root can make a file
     "offline": {},
 }

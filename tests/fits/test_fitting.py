@@ -9,8 +9,7 @@ from theodolite import UseError, fits
 from theodolite.core.size import Size
 from theodolite.fits.fitting import read, select
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.run import Outcome
-from theodolite.fleet.run import Run
+from theodolite.fleet.run import Outcome, Run
 
 ROWS = [
     {"N": 10.0**k, "kind": "plan" if k % 2 else "standard", "loss": 2 + 10 ** (-0.3 * k)}

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from theodolite.core.batches import on_device
-from theodolite.fleet.training import share_right
-from theodolite.fleet.training import arithmetic
+from theodolite.fleet.training import arithmetic, share_right
 from theodolite.probes.curvature.curvature import curvature
 from theodolite_studies.goldilocks.networks import Column, Network
 from theodolite_studies.goldilocks.setting import Setting

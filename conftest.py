@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.forking import start_script
+from tests.shared_anatomies import shared_anatomies
 
 from theodolite import UseError, data
 from theodolite.core.building import seed_generators
-
-from .forking import start_script
-from .shared_anatomies import shared_anatomies
 
 collect_ignore_glob = ["*/programs/*"]
 """Programs that tests run as processes of their own; importing one would run it."""
@@ -27,6 +26,7 @@ collect_ignore_glob = ["*/programs/*"]
 # those of a test, and in the processes that tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["COLUMNS"] = "100"  # of whatever terminal the tests run in
 
 # Importing makes a million objects and no garbage: to look through them again and again is a quarter of it.
 # A test that builds and traces networks makes little more: by default a seventh of its time goes there.
