@@ -2,7 +2,7 @@
 
     python examples/grow.py
 
-Put your own model, loss and units in the place of those below. Takes a few seconds.
+Put in your own model, loss and data. Takes a few seconds.
 """
 
 import torch
@@ -11,7 +11,7 @@ import theodolite as th
 from theodolite.growing import split
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # a network this small only waits for threads
+torch.set_num_threads(1)  # more threads do not help a network this small
 
 # A network that has been trained for a while.
 workload = th.workload("gpt-sotu")
@@ -23,11 +23,11 @@ for step in range(60):
     workload.loss(model(tokens[:, :64]), targets[:, :64]).backward()
     optimizer.step()
 
-# Units that it was not trained on, cut in three: to estimate, to choose, to certify.
+# Examples that it was not trained on, split in three: to estimate, to choose, to certify.
 drawn = [workload.draw_held_out(index) for index in range(24)]
 splits = split([(tokens[:, :64], targets[:, :64]) for tokens, targets in drawn])
 
-# In place: model has a block more, if one helps, and the optimizer trains it too.
+# In place: the model gets one more block, if one helps, and the optimizer trains it too.
 grown = th.grow(model, workload.loss, splits, method="betting", optimizer=optimizer)
 print(grown)
 trained = sum(len(group["params"]) for group in optimizer.param_groups)

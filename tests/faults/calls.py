@@ -158,7 +158,7 @@ def _grown(model: nn.Module) -> Any:
     splits = growing.split([draw(5, step) for step in range(8)])
     model.eval()
     grown = th.grow(model, F.cross_entropy, splits, contenders=1, method="betting")
-    return grown.before, grown.after, len(grown.blocks)
+    return grown.before, grown.after, len(grown.new_blocks)
 
 
 def _run(**options: Any) -> Call:
@@ -298,7 +298,7 @@ OTHERS: dict[str, Call] = {
     "fold": _surgery(lambda model: surgery.fold(model, BATCH[0])),
     "scale_vectors": _surgery(lambda model: surgery.scale_vectors(model, BATCH[0])),
     "insert_block": _surgery(lambda model: surgery.insert_block(model, BATCH[0], 1)),
-    "theory": lambda model: growing.theory(model, LOSS, BATCH, units=2).theorems,
+    "theory": lambda model: growing.theory(model, LOSS, BATCH, examples=2).theorems,
 }
 """Other calls that move weights, train, or swap what a network holds."""
 

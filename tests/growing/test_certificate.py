@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from scipy import stats
 from torch import Tensor
 
 from theodolite import UseError
-from theodolite.growing import certificate, clip_from, least_units
-from theodolite.growing.concentration import Method, lower_bound
+from theodolite.growing import Certificate, certificate, clip_from, least_examples
+from theodolite.growing.certificate import Method, lower_bound
 
 
 def skewed(shape: tuple[int, ...], high: float) -> Tensor:
@@ -152,7 +153,7 @@ def test_what_clipping_hides_is_shown() -> None:
     assert found.holds
     assert found.unclipped_mean == pytest.approx(0.98 * 0.1 - 0.02 * 10)
     assert found.clipped == pytest.approx(0.02)
-    assert "2 % of the differences are beyond; unclipped, the mean is -0.102" in str(found)
+    assert "2 % of the differences are beyond; the unclipped mean is -0.102" in str(found)
     assert not certificate(before, after, bound=10.0).holds
 
 
@@ -162,38 +163,45 @@ def test_the_bound_is_a_size_that_one_difference_in_a_hundred_exceeds() -> None:
     rare = torch.zeros(1000)
     rare[3] = -2.0
     assert clip_from(rare, torch.zeros(1000)) == 2.0  # most units do not change at all
-    with pytest.raises(UseError, match="same loss on each of 5 units"):
+    with pytest.raises(UseError, match="same loss on each of 5 examples"):
         clip_from(torch.ones(5), torch.ones(5))
 
 
+def test_it_is_read_back(tmp_path: Path) -> None:
+    found = certificate(*gain(500, 0.5), bound=3.0)
+    assert Certificate.load(found.save(tmp_path / "certificate.json")) == found
+
+
 def test_it_says_what_is_certified() -> None:
-    text = str(certificate(*gain(500, 0.5), bound=3.0, candidates=4))
+    found = certificate(*gain(500, 0.5), bound=3.0, candidates=4)
+    text = " ".join(str(found).split())
+    assert found.title == found.verdict
     for words in (
-        "certified: in the mean a unit's loss, clipped, falls by at least",
+        "certified: the mean clipped loss of an example falls by at least",
         "mean of the clipped difference",
         "for all 4 candidates together",
-        "not about the unclipped mean",
+        "It is not about the unclipped mean",
         "this one pair of models",
     ):
         assert words in text
     before, after = gain(60, 0.1)
     unsure = certificate(before, after, bound=3.0)
-    assert f"it would take {unsure.needed:,} units, and there are 60" in str(unsure)
-    assert "do not help" in str(certificate(after, before + 1, bound=30.0))
+    assert f"{unsure.needed:,} examples are needed, and there are 60" in unsure.verdict
+    assert "do not help" in certificate(after, before + 1, bound=30.0).verdict
     assert "certified to harm" in str(certificate(*gain(500, -0.7), bound=3.0))
 
 
 @pytest.mark.parametrize("method", ["bernstein", "betting"])
 @pytest.mark.parametrize("candidates", [1, 7])
 def test_with_the_least_units_the_largest_gain_is_just_certified(method: Method, candidates: int) -> None:
-    least = least_units(0.05, candidates, method)
+    least = least_examples(0.05, candidates, method)
 
     def best(units: int) -> bool:
         losses = torch.ones(units), torch.zeros(units)
         return certificate(*losses, bound=1.0, candidates=candidates, method=method).holds
 
     assert best(least)
-    with pytest.raises(UseError, match=f"{least - 1} units are too few.* at least {least}"):
+    with pytest.raises(UseError, match=f"{least - 1} examples are too few.* at least {least}"):
         best(least - 1)
 
 
@@ -201,14 +209,14 @@ def test_with_the_least_units_the_largest_gain_is_just_certified(method: Method,
     ("change", "message"),
     [
         ({"before": torch.ones(49)}, "49 losses before and 50 after"),
-        ({"before": torch.ones(1), "after": torch.ones(1)}, "1 unit"),
+        ({"before": torch.ones(1), "after": torch.ones(1)}, "1 example"),
         ({"before": torch.ones(50, 2)}, r"before is a tensor of shape \(50, 2\)"),
         ({"after": [1.0] * 50}, "after is a list"),
         ({"bound": 0.0}, "bound is 0.0"),
         ({"bound": math.nan}, "bound is nan"),
         ({"delta": 0.0}, "delta is 0.0"),
         ({"candidates": 0}, "candidates is 0"),
-        ({"method": "hope"}, "method is 'hope': it is one of bernstein, betting"),
+        ({"method": "hope"}, "method is 'hope'. It is one of bernstein, betting"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
@@ -220,9 +228,9 @@ def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
 def test_a_loss_that_is_not_finite_is_named() -> None:
     after = torch.ones(50)
     after[[17, 30]] = math.nan
-    with pytest.raises(UseError, match=r"loss of unit 17 after the change is nan \(2 of 50"):
+    with pytest.raises(UseError, match=r"loss of example 17 after the change is nan \(2 of 50"):
         certificate(torch.ones(50), after, bound=1.0)
-    with pytest.raises(UseError, match="unit 17 before the change"):
+    with pytest.raises(UseError, match="example 17 before the change"):
         clip_from(after, torch.ones(50))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import theodolite as th
 from theodolite import UseError
-from theodolite.growing import Theory, theory
-from theodolite.growing.lemma.complexity import Complexity
+from theodolite.growing import Theory, keep_better, theory
+from theodolite.growing.complexity import Complexity
 from theodolite.workloads import next_token_loss
 
 SMALL = Complexity(
@@ -143,7 +144,7 @@ def test_it_says_how_vacuous_it_is() -> None:
 def test_with_units_enough_it_is_not_vacuous() -> None:
     model, tokens, _ = looked_at("pre")
     found = theory(
-        model, next_token_loss, (tokens, tokens), n=10**9, margin=1.0, training=0.2, bound=5.0, units=1
+        model, next_token_loss, (tokens, tokens), n=10**9, margin=1.0, training=0.2, bound=5.0, examples=1
     )
     assert found.loss_bound == 5.0
     assert found.theorems[0].change == pytest.approx(2 * found.whole.gamma(1e9, 0.05) - 1.2)
@@ -215,6 +216,11 @@ def test_what_has_no_bound_is_measured() -> None:
     assert math.isfinite(found.gamma)
 
 
+def test_it_is_read_back(tmp_path: Path) -> None:
+    _, _, found = looked_at("pre")
+    assert str(Theory.load(found.save(tmp_path / "theory.json"))) == str(found)
+
+
 def test_the_network_is_left_as_it_was() -> None:
     model = th.models.ResNet(4, 1).train()
     for parameter in model.parameters():
@@ -222,8 +228,8 @@ def test_the_network_is_left_as_it_was() -> None:
     state = copy.deepcopy(model.state_dict())
     batch = torch.randn(2, 3, 8, 8), torch.tensor([1, 2])
     randomness = torch.get_rng_state()
-    found = theory(model, nn.CrossEntropyLoss(), batch, units=1)
-    assert found == theory(copy.deepcopy(model).eval(), nn.CrossEntropyLoss(), batch, units=1)
+    found = theory(model, nn.CrossEntropyLoss(), batch, examples=1)
+    assert found == theory(copy.deepcopy(model).eval(), nn.CrossEntropyLoss(), batch, examples=1)
     assert torch.equal(torch.get_rng_state(), randomness)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert all(module.training for module in model.modules())
@@ -241,13 +247,47 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(UseError, match="stream of GPT is a mixture"):
         theory(routed, next_token_loss, (tokens, tokens))
     model, tokens, _ = looked_at("pre")
-    with pytest.raises(UseError, match=r"bound is 0.1, but a unit has the loss"):
-        theory(model, next_token_loss, (tokens, tokens), bound=0.1, units=1)
+    with pytest.raises(UseError, match=r"bound is 0.1, but an example has the loss"):
+        theory(model, next_token_loss, (tokens, tokens), bound=0.1, examples=1)
     for reentrant in (True, False):
         hidden = copy.deepcopy(model)
         for block in hidden.blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant)
         with pytest.raises(UseError, match="checkpointed"):
-            theory(hidden, next_token_loss, (tokens, tokens), units=1)
-    with pytest.raises(UseError, match="units is 0"):
-        theory(model, next_token_loss, (tokens, tokens), units=0)
+            theory(hidden, next_token_loss, (tokens, tokens), examples=1)
+    with pytest.raises(UseError, match="examples is 0"):
+        theory(model, next_token_loss, (tokens, tokens), examples=0)
+
+
+def batch(*numbers: float) -> tuple[Tensor, Tensor]:
+    rows = torch.tensor(numbers)[:, None]
+    return rows, 2 * rows
+
+
+class Constant(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0 + self.value
+
+
+def test_the_fallback_rule_keeps_the_better_on_the_training_data() -> None:
+    batches = [batch(1, 2), batch(3)]  # targets 2, 4, 6
+    jumped, trained = Constant(3.0), Constant(4.0)
+    kept = keep_better(jumped, trained, nn.functional.mse_loss, batches)
+    assert kept.model is trained
+    assert (kept.which, kept.margin) == ("trained", pytest.approx((1 + 1 + 9) / 3 - (4 + 0 + 4) / 3))
+    kept = keep_better(trained, jumped, nn.functional.mse_loss, batches)
+    assert (kept.which, kept.margin) == ("jumped", 0.0)
+    assert kept.model is trained
+    assert "training changed the training loss from 2.667 to 3.667" in str(kept)
+
+
+def test_training_that_diverged_is_no_help() -> None:
+    broken, sound = Constant(math.nan), Constant(1.0)
+    assert keep_better(sound, broken, nn.functional.mse_loss, batch(1, 2)).which == "jumped"
+    assert keep_better(broken, sound, nn.functional.mse_loss, batch(1, 2)).which == "trained"
+    with pytest.raises(UseError, match="neither can be kept"):
+        keep_better(broken, Constant(math.inf), nn.functional.mse_loss, batch(1, 2))

@@ -1,44 +1,49 @@
-"""Is the loss lower after a change than before it? A statement with a known chance of being wrong.
+"""Is the loss lower after a change than before? A statement with a bounded probability of being wrong.
 
-On units that had no part in making or choosing the change, both models give each unit a loss. The mean of the
-differences `d = before − after`, clipped to [−B, B], is bounded from below at level δ.
+Both models have a loss for each of some examples that were not used to make or choose the change. The mean
+of the differences `d = before − after`, clipped to [−B, B], is bounded from below at level δ. The bounds hold
+for any distribution on that range and any number of independent examples; they are not approximations.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from theodolite.core import arguments
 from theodolite.core.calling import described
 from theodolite.core.errors import UseError
-from theodolite.growing.concentration import (
-    Method,
-    checked_level,
-    least_units,
-    lower_bound,
-    needed_units,
-)
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table
 
+Method = Literal["bernstein", "betting"]
 CLIPPED_SHARE = 0.01
-"""Of the differences of the second split, the share that lies beyond B."""
+"""The share of the differences of the second split that lies beyond B."""
+STAKE = 0.75
+"""The largest share of the capital that is bet on one example."""
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """What a sample of units says about the mean difference of two losses. Made by `certificate`."""
+class Certificate(Result):
+    """What a sample of examples says about the mean difference of two losses. Made by `certificate`."""
+
+    kind: ClassVar[str] = "certificate"
+    loads: ClassVar[bool] = True
 
     mean: float
     """Of the clipped differences `before − after`: above 0, the loss fell."""
     lower: float
-    """The true mean of the clipped difference is above this, at level δ."""
+    """Lower bound of the true mean of the clipped difference, at level δ."""
     upper: float
-    """It is below this, at level δ: each of the two ends by itself."""
-    units: int
+    """Upper bound, at level δ: each of the two separately."""
+    examples: int
     delta: float
-    """The chance that the lower end of any of the candidates is wrong."""
+    """The probability that the lower bound of any candidate is wrong."""
     candidates: int
     bound: float
     """B."""
@@ -49,7 +54,7 @@ class Certificate:
     unclipped_mean: float
     """Of the differences as they are. Nothing is certified about it."""
     needed: int | None
-    """Units it takes at this mean and variance until the lower end is above 0; None: no number would."""
+    """Examples needed at this mean and variance for a lower bound above 0; None if no number is enough."""
     method: Method = "bernstein"
 
     @property
@@ -62,53 +67,55 @@ class Certificate:
         """Is it certified that it is below 0?"""
         return self.upper < 0
 
-    def __str__(self) -> str:
-        """What is certified, and what is not, in words."""
-        return "\n".join([self._verdict(), self._numbers(), self._meaning()])
-
-    def _verdict(self) -> str:
+    @property
+    def verdict(self) -> str:
+        """What is certified, in one sentence."""
         if self.holds:
-            return f"certified: in the mean a unit's loss, clipped, falls by at least {self.lower:.3g}"
+            return f"certified: the mean clipped loss of an example falls by at least {self.lower:.3g}"
         if self.harms:
             return (
-                f"certified to harm: in the mean a unit's loss, clipped, rises by at least {-self.upper:.3g}"
+                f"certified to harm: the mean clipped loss of an example rises by at least {-self.upper:.3g}"
             )
         if self.needed is None:
-            return (
-                "not certified: the loss did not fall on these units, and more that are like them do not help"
-            )
+            return "not certified: the loss did not fall on these examples, and more like them do not help"
         about = "about " if self.method == "betting" else ""
         return (
-            f"not certified: the lower bound is {self.lower:.3g}. At this mean and spread it would take "
-            f"{about}{self.needed:,} units, and there are {self.units:,}"
+            f"not certified: the lower bound is {self.lower:.3g}. At this mean and spread {about}"
+            f"{self.needed:,} examples are needed, and there are {self.examples:,}"
         )
 
-    def _numbers(self) -> str:
+    title = verdict
+
+    def blocks(self) -> Iterator[Block]:
+        """What is certified, its numbers, and what is not certified."""
         name = "empirical Bernstein" if self.method == "bernstein" else "betting"
-        lines = [
-            f"  difference  {self.mean:.4g} in the mean of {self.units:,} units",
-            f"  bounds      from {self.lower:.4g} to {self.upper:.4g}, each end at "
-            f"{_percent(1 - self.delta)} by {name}",
-            f"  clipping    to ±{self.bound:.4g}: {_percent(self.clipped)} of the differences are beyond; "
-            f"unclipped, the mean is {self.unclipped_mean:.4g}",
+        rows = [
+            ("difference", f"{self.mean:.4g}, mean of {self.examples:,} examples"),
+            (
+                "bounds",
+                f"{self.lower:.4g} to {self.upper:.4g}, each at {_percent(1 - self.delta)} by {name}",
+            ),
+            (
+                "clipping",
+                f"to ±{self.bound:.4g}: {_percent(self.clipped)} of the differences are beyond; the "
+                f"unclipped mean is {self.unclipped_mean:.4g}",
+            ),
         ]
+        wrong = _percent(self.delta)
         if self.candidates > 1:
-            lines.append(
-                f"  candidates  {self.candidates}, each at δ = {self.delta / self.candidates:.3g}, so that "
-                "all ends hold together"
+            level = (
+                f"{self.candidates}, each at δ = {self.delta / self.candidates:.3g}, so that all bounds hold"
             )
-        return "\n".join(lines)
-
-    def _meaning(self) -> str:
-        wrong = f"{_percent(self.delta)}" + (
-            f" for all {self.candidates} candidates together" if self.candidates > 1 else ""
-        )
-        return (
-            "It is about the mean of the clipped difference over the distribution that these units were\n"
-            "drawn from, independently, for this one pair of models. The chance of being wrong is at most\n"
-            f"{wrong}, for each of the two verdicts, gain and harm. It is not about the unclipped mean,\n"
-            "nor about other data. It does not say that a new block is the cause, nor that training on will\n"
-            "keep the gain."
+            rows.append(("candidates", f"{level} together"))
+            wrong += f" for all {self.candidates} candidates together"
+        yield self.verdict
+        yield Table(("quantity", "value"), rows)
+        yield (
+            "This is about the mean of the clipped difference over the distribution that these examples were "
+            "drawn from, independently, for this one pair of models. The probability of being wrong is at "
+            f"most {wrong}, for each of the two verdicts, gain and harm. It is not about the unclipped mean "
+            "or about other data. It does not say that a new block is the cause, nor that further training "
+            "keeps the gain."
         )
 
 
@@ -124,12 +131,12 @@ def certificate(
     """Certify that losses are lower after a change, in the mean of the clipped differences.
 
     Args:
-        before: the loss of each unit, (m,), as of `theodolite.probes.example_losses.losses_of`.
-        after: of the same units in the same order.
-        bound: B. It must be fixed without a look at these losses: see `clip_from`.
-        delta: the chance of being wrong.
-        candidates: how many pairs are certified on the same units: each gets δ over their number.
-        method: `bernstein`, or `betting`, which needs about a third as many units. Choose before looking.
+        before: the loss of each example, (m,), from `theodolite.probes.example_losses.losses_of`.
+        after: of the same examples in the same order.
+        bound: B. It must be fixed without looking at these losses: see `clip_from`.
+        delta: the probability of being wrong.
+        candidates: how many pairs are certified on the same examples: δ is divided among them.
+        method: `bernstein`, or `betting`, which needs about a third as many examples. Choose before looking.
 
     >>> torch.manual_seed(0)
     <...>
@@ -138,38 +145,37 @@ def certificate(
     >>> found.holds, round(found.mean, 3), round(found.lower, 3), found.needed
     (True, 0.097, 0.051, 189)
     """
-    level = checked_level(delta, candidates, method)
-    if not (math.isfinite(bound) and bound > 0):
-        raise UseError(f"bound is {bound}: differences are clipped to ±bound, a finite number above 0")
+    level = _level(delta, candidates, method)
+    arguments.positive("bound", bound, wanted="differences are clipped to ±bound, a finite number above 0")
     differences = _differences(before, after)
-    least = least_units(delta, candidates, method)
+    least = least_examples(delta, candidates, method)
     if len(differences) < least:
         raise UseError(
-            f"{len(differences)} units are too few to certify anything: at delta {delta} for {candidates} "
-            f"candidate(s) it takes at least {least} by {method}, if every one of them gains the most"
+            f"{len(differences)} examples are too few to certify anything: at delta {delta} for {candidates} "
+            f"candidate(s), {method} needs at least {least}, even if every example has the largest gain"
         )
     clipped = differences.clamp(-bound, bound)
     return Certificate(
         mean=float(clipped.mean()),
         lower=lower_bound(clipped, bound, level, method),
         upper=-lower_bound(-clipped, bound, level, method),
-        units=len(clipped),
+        examples=len(clipped),
         delta=delta,
         candidates=candidates,
         bound=bound,
         variance=float(clipped.var()),
         clipped=float((differences.abs() > bound).double().mean()),
         unclipped_mean=float(differences.mean()),
-        needed=needed_units(clipped, bound, level, method),
+        needed=needed_examples(clipped, bound, level, method),
         method=method,
     )
 
 
 def clip_from(before: Tensor, after: Tensor) -> float:
-    """B for a certificate, from the losses of a split that the certificate is not made of.
+    """B for a certificate, from the losses of a split that is not certified on.
 
-    The size that 1 % of the differences exceed. A smaller B makes the bound tighter, but what it certifies is
-    then less of the mean one cares about: a change that harms few units much could pass.
+    The size that 1 % of the differences exceed. A smaller B gives a tighter bound, but certifies less of the
+    mean one cares about: a change that harms few examples a lot could pass.
 
     >>> clip_from(torch.zeros(1001), torch.linspace(-1, 0, 1001)).__round__(3)
     0.99
@@ -179,29 +185,141 @@ def clip_from(before: Tensor, after: Tensor) -> float:
     found = found or float(sizes.max())
     if found == 0:
         raise UseError(
-            f"both models have the same loss on each of {len(sizes)} units, so there is nothing to certify: "
-            "was the change made?"
+            f"both models have the same loss on each of {len(sizes)} examples, so there is nothing to "
+            "certify: was the change made?"
         )
     return found
 
 
+def least_examples(delta: float = 0.05, candidates: int = 1, method: Method = "bernstein") -> int:
+    """With fewer examples than this no certificate can hold, whatever the losses are.
+
+    >>> least_examples(), least_examples(candidates=10), least_examples(method="betting")
+    (19, 29, 6)
+    """
+    level = _level(delta, candidates, method)
+    number = 2
+    if method == "bernstein":
+        return max(number, math.floor(1 + 14 * math.log(2 / level) / 3) + 1)
+    zero = torch.tensor([0.5], dtype=torch.float64)
+    while _capital(torch.ones(number, dtype=torch.float64), level, zero) < math.log(1 / level):
+        number += 1
+    return number
+
+
+def lower_bound(values: Tensor, bound: float, delta: float, method: Method = "bernstein") -> float:
+    """A lower bound of the mean of values in [−B, B], wrong with a probability of at most δ.
+
+    `bernstein` (Maurer and Pontil 2009, Theorem 4, for a range of 2B), with V the unbiased sample variance:
+
+        x̄ − √(2V ln(2/δ)/m) − 14B ln(2/δ)/(3(m−1))
+
+    `betting` (Waudby-Smith and Ramdas 2024): for each candidate mean, a game that is fair if it is the true
+    mean. The stakes depend on earlier examples only. The bound is the largest mean at which the capital ever
+    reaches 1/δ, which happens in a fair game with a probability of at most δ (Ville). The examples are
+    shuffled with a fixed seed, because the given order may depend on the losses.
+
+    >>> values = torch.tensor([0.5] * 80 + [-0.5] * 20)
+    >>> round(lower_bound(values, 0.5, 0.05), 3), round(lower_bound(values, 0.5, 0.05, "betting"), 3)
+    (0.104, 0.202)
+    """
+    if method == "bernstein":
+        return _by_bernstein(float(values.mean()), float(values.var()), len(values), bound, delta)
+    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
+    unit = (values.double().cpu()[order] + bound) / (2 * bound)  # in [0, 1]
+    low, high = 0.0, 1.0
+    # The capital falls with the candidate mean: finer and finer grids find where it last reaches 1/δ.
+    for _ in range(6):
+        means = torch.linspace(low, high, 33, dtype=torch.float64)[1:-1]
+        reached = int((_capital(unit, delta, means) >= math.log(1 / delta)).sum())
+        step = (high - low) / 32
+        low, high = low + reached * step, low + (reached + 1) * step
+    return min((2 * low - 1) * bound, float(values.mean()))
+
+
+def needed_examples(values: Tensor, bound: float, delta: float, method: Method = "bernstein") -> int | None:
+    """How many examples like these give a lower bound above 0; None if no number is enough.
+
+    For `bernstein` exact, at the same mean and variance. For `betting` approximate, for the same
+    distribution: ln(1/δ) over the best growth of the capital, `max_λ mean ln(1 + λx)`.
+    """
+    mean = float(values.mean())
+    if mean <= 0:
+        return None
+    if method == "betting":
+        least = least_examples(delta, method=method)
+        return max(least, math.ceil(math.log(1 / delta) / _growth(values, bound)))
+    variance = float(values.var())
+    low, high = 1, 2
+    while _by_bernstein(mean, variance, high, bound, delta) <= 0:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _by_bernstein(mean, variance, middle, bound, delta) > 0:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _level(delta: float, candidates: int, method: Method) -> float:
+    """The level of one candidate: δ over their number (Bonferroni)."""
+    if not (arguments.is_number(delta) and 1e-300 < delta < 1):
+        raise UseError(
+            f"delta is {delta}: give the probability of being wrong, between 1e-300 and 1, as 0.05"
+        )
+    arguments.whole("candidates", candidates, least=1)
+    arguments.one_of("method", method, get_args(Method))
+    return delta / candidates
+
+
+def _by_bernstein(mean: float, variance: float, number: int, bound: float, delta: float) -> float:
+    log = math.log(2 / delta)
+    return mean - math.sqrt(2 * variance * log / number) - 14 * bound * log / (3 * (number - 1))
+
+
+def _capital(unit: Tensor, delta: float, means: Tensor) -> Tensor:
+    """By mean, the logarithm of the largest capital in a game that pays `1 + λ_t(x_t − mean)`, 0 ≤ x ≤ 1."""
+    count = torch.arange(1, len(unit) + 1, dtype=torch.float64)
+    centre = (0.5 + unit.cumsum(0)) / (count + 1)
+    variance = (0.25 + (unit - centre).square().cumsum(0)) / (count + 1)
+    known = torch.cat([variance.new_tensor([0.25]), variance[:-1]])  # from earlier examples only
+    stake = (2 * math.log(1 / delta) / (len(unit) * known)).sqrt()
+    stakes = torch.minimum(stake, STAKE / means[:, None])
+    return (stakes * (unit - means[:, None])).log1p().cumsum(1).amax(1)
+
+
+def _growth(values: Tensor, bound: float) -> float:
+    """`max_λ mean ln(1 + λx)`, above 0 as the mean is."""
+    from scipy.optimize import minimize_scalar  # slow to import
+
+    values = values.double()
+    found = minimize_scalar(
+        lambda stake: -float((stake * values).log1p().mean()), bounds=(0.0, STAKE / bound), method="bounded"
+    )
+    mean, square = float(values.mean()), float(values.square().mean())
+    small = min(STAKE / bound, mean / square) / 2  # for a growth below the tolerance of the search
+    return max(-float(found.fun), float((small * values).log1p().mean()), 1e-300)
+
+
 def _differences(before: Tensor, after: Tensor) -> Tensor:
     """In float64 on the CPU."""
-    for name, losses in (("before", before), ("after", after)):
+    both = (("before", before), ("after", after))
+    for name, losses in both:
         if not isinstance(losses, Tensor) or losses.ndim != 1:
-            raise UseError(f"{name} is {described(losses)}: give the loss of each unit, in a tensor (m,)")
+            raise UseError(f"{name} is {described(losses)}: give the loss of each example, in a tensor (m,)")
     if len(before) != len(after):
         raise UseError(
-            f"there are {len(before)} losses before and {len(after)} after: they are of the same units, in "
-            "the same order"
+            f"there are {len(before)} losses before and {len(after)} after: give those of the same examples, "
+            "in the same order"
         )
     if len(before) < 2:
-        raise UseError(f"{len(before)} unit(s) have no spread: a certificate takes many units")
-    for name, losses in (("before", before), ("after", after)):
+        raise UseError(f"{len(before)} example(s) have no spread: a certificate needs many")
+    for name, losses in both:
         bad = (~losses.isfinite()).nonzero().flatten().tolist()
         if bad:
             raise UseError(
-                f"the loss of unit {bad[0]} {name} the change is {float(losses[bad[0]])} ({len(bad)} of "
+                f"the loss of example {bad[0]} {name} the change is {float(losses[bad[0]])} ({len(bad)} of "
                 f"{len(losses)} are not finite): there is no mean to certify"
             )
     return before.detach().cpu().double() - after.detach().cpu().double()

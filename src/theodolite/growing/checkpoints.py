@@ -1,4 +1,4 @@
-"""Networks that are grown on disk: read, and written so that they can be built and read again."""
+"""Networks on disk: read, and written so that a grown network can be built and read again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import all_parameter_names, unwrap
-from theodolite.core.batches import Batch
 from theodolite.core.building import build_model, in_one_line, untouched_randomness
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
@@ -34,32 +33,32 @@ from theodolite.workloads.hugging_face import read_config
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A trained network, and where it is from. Made by `load_folder` and `load_file`."""
+class SavedNetwork:
+    """A trained network, and its source. Made by `load_folder` and `load_file`."""
 
     model: nn.Module = field(repr=False)
     loss: Loss = field(repr=False)
     path: Path
     workload: Workload | None = None
     spec: str = ""
-    """What the workload was looked up by."""
+    """The name that the workload was looked up by."""
     size: Size | None = None
-    """It is built at; blocks that were inserted later not counted."""
+    """What it is built at; later inserted blocks are not counted."""
     inserted: tuple[str, ...] = ()
-    """Blocks that were inserted later, where no build makes them: in order."""
+    """Blocks that were inserted later and that no build makes, in order."""
     multipliers: Mapping[str, float] = field(default_factory=dict)
-    """On the model: what tied readouts read is multiplied by, as when it was trained."""
+    """Of the inputs of tied readouts, as in training."""
 
     @property
     def name(self) -> str:
-        """In a few words."""
+        """For messages and pages."""
         return f"{self.path.name} ({self.spec}, {self.size})" if self.workload else self.path.name
 
 
-def load_folder(path: Path, device: str = "cpu", plan: Plan | None = None) -> Checkpoint:
+def load_folder(path: Path, device: str = "cpu", plan: Plan | None = None) -> SavedNetwork:
     """A causal language model of transformers, from the folder that `save_pretrained` wrote.
 
-    It gets the multipliers that its config names, or those of the plan that it was trained under.
+    It gets the multipliers in its config, or those of the plan it was trained under.
     """
     try:
         import transformers
@@ -69,7 +68,7 @@ def load_folder(path: Path, device: str = "cpu", plan: Plan | None = None) -> Ch
         ) from None
     read_config(path)
     try:
-        # No code and no pickle of the folder is run.
+        # Neither code nor pickles of the folder are run.
         model = transformers.AutoModelForCausalLM.from_pretrained(
             path, dtype="auto", local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
@@ -79,7 +78,7 @@ def load_folder(path: Path, device: str = "cpu", plan: Plan | None = None) -> Ch
         ) from error
     made: nn.Module = model
     multipliers = _multiply(made, missing(made), plan, path)
-    return Checkpoint(made.to(device), next_token_loss, path, multipliers=multipliers)
+    return SavedNetwork(made.to(device), next_token_loss, path, multipliers=multipliers)
 
 
 @exclusive()
@@ -90,20 +89,20 @@ def load_file(
     depth: int | None = None,
     device: str = "cpu",
     plan: Plan | None = None,
-) -> Checkpoint:
+) -> SavedNetwork:
     """The weights of a workload's network, as safetensors.
 
-    If the file says which multipliers the network was trained with, as `save_file` notes them, they are put
-    on it. If it says nothing, and the readout may be tied, there is a warning.
+    The multipliers that `save_file` stored are attached. If the file has none and the readout may be tied,
+    there is a warning.
 
     Args:
         path: the file.
-        workload: the workload, or what it is looked up by. It is never taken from the file: a file of
-            weights does not decide which code is run.
-        width: what the network is built at; the file's own if not given, else the workload's.
+        workload: the workload, or its name. It is never taken from the file: a file of weights does not
+            decide which code is run.
+        width: to build at; by default the file's own, else the workload's.
         depth: likewise.
-        device: where the network is put.
-        plan: that the network was trained under, if the file does not know its multipliers.
+        device: for the network.
+        plan: the one it was trained under, if the file has no multipliers.
     """
     about, tensors = _read(path)
     if workload is None:
@@ -121,14 +120,14 @@ def load_file(
     multipliers = _multiply(model, checked(about, str(path)), plan, path)
     if not (about or multipliers or plan):
         _warn_of_ties(model, path)
-    return Checkpoint(model.to(device), chosen.loss, path, chosen, spec, size, inserted, multipliers)
+    return SavedNetwork(model.to(device), chosen.loss, path, chosen, spec, size, inserted, multipliers)
 
 
 def save_file(model: nn.Module, path: str | Path, *, size: Size | None = None) -> Path:
     """Write the weights of a network as safetensors, for `load_file` and `theodolite grow`.
 
-    Beside the weights the file holds the multipliers that a plan put on the network, without which it would
-    be read as another one, and the size that it is built at, if that is given.
+    The file also holds the multipliers that a plan attached, without which it would be another network, and
+    the size to build at, if given.
     """
     path = Path(path).expanduser()
     if path.suffix != ".safetensors":
@@ -141,14 +140,14 @@ def save_file(model: nn.Module, path: str | Path, *, size: Size | None = None) -
 def _multiply(
     model: nn.Module, told: Mapping[str, float], plan: Plan | None, path: Path
 ) -> Mapping[str, float]:
-    """Put multipliers on a network that was read: those that its file tells of, or those of its plan."""
+    """Attach multipliers to a network that was read: those of its file, or those of its plan."""
     if plan is not None:
         if told and dict(told) != dict(plan.multipliers):
             raise UseError(
-                f"{path} says that it was trained with the multipliers {dict(told)}, and the plan has "
-                f"{dict(plan.multipliers)}: give the plan that it was trained under, or none"
+                f"{path} was trained with the multipliers {dict(told)}, but the plan has "
+                f"{dict(plan.multipliers)}: give the plan it was trained under, or none"
             )
-        if not told:  # else blocks may have been inserted since, which the plan does not know
+        if not told:  # else blocks may have been inserted that the plan does not know
             plan.match(model)
             plan.attach(model)
     if told:
@@ -157,49 +156,47 @@ def _multiply(
 
 
 def _warn_of_ties(model: nn.Module, path: Path) -> None:
-    """Warn of a tied tensor, if nothing is known of multipliers."""
+    """Warn of a tied tensor if nothing is known about multipliers."""
     names: dict[int, list[str]] = {}
     for name, tensor in all_parameter_names(model):
         names.setdefault(id(tensor), []).append(name)
     tied = [f"{first} is {others[0]} too" for first, *others in names.values() if others]
     if tied:
         warnings.warn(
-            f"{path} does not say whether its network was trained under a plan, and {tied[0]}: then the "
-            "readout had a multiplier, without which it is another network. If it was, give the plan "
-            "(--plan). If it was not, or the weights are baked, write them with "
-            "theodolite.growing.save_file, which says so",
+            f"{path} does not tell whether its network was trained under a plan, and {tied[0]}: under a "
+            "plan the readout had a multiplier, without which this is another network. If so, give the "
+            "plan (--plan). If not, or if the weights are baked, write them with "
+            "theodolite.growing.save_file",
             stacklevel=3,
         )
 
 
-def save(checkpoint: Checkpoint, model: nn.Module, inputs: Any, blocks: Sequence[str], path: Path) -> str:
-    """Write a network that has grown; what was written, in one sentence.
+def save(network: SavedNetwork, model: nn.Module, inputs: Any, blocks: Sequence[str], path: Path) -> str:
+    """Write a grown network; returns what was written, in one sentence.
 
-    A Hugging Face model is written as one, with its config. Another one is written as a build at its new
-    depth would have it, if there is such a build. Else the file has the weights and the names of the new
-    blocks, and `load_file` inserts them again.
+    A Hugging Face model is written as one, with its config. Another network is written as `build` makes it at
+    its new depth, if it can. Else the file has the weights and the names of the new blocks, and `load_file`
+    inserts them again.
     """
-    if checkpoint.workload is None or checkpoint.size is None:
-        return _save_folder(checkpoint, model, inputs, path)
-    size = Size(checkpoint.size.width, checkpoint.size.depth + len(blocks))
-    about: dict[str, Any] = {"workload": checkpoint.spec, "width": size.width}
-    target = None if checkpoint.inserted else _rebuilt(checkpoint.workload, model, inputs, size)
+    if network.workload is None or network.size is None:
+        return _save_folder(network, model, inputs, path)
+    size = Size(network.size.width, network.size.depth + len(blocks))
+    about: dict[str, Any] = {"workload": network.spec, "width": size.width}
+    target = None if network.inserted else _rebuilt(network.workload, model, inputs, size)
     if target is not None:
         _write(path, target, {**about, "depth": size.depth})
         return f"{path}: the weights of build({size.width}, {size.depth})"
-    names = [*checkpoint.inserted, *blocks]
-    _write(path, model, {**about, "depth": checkpoint.size.depth, "inserted": names})
+    names = [*network.inserted, *blocks]
+    _write(path, model, {**about, "depth": network.size.depth, "inserted": names})
     return (
-        f"{path}: the weights of build({size.width}, {checkpoint.size.depth}) with the blocks "
-        f"{', '.join(names)} inserted, which no build makes: theodolite.growing.load_file reads it"
+        f"{path}: the weights of build({size.width}, {network.size.depth}) with the blocks "
+        f"{', '.join(names)} inserted, which no build makes: read it with theodolite.growing.load_file"
     )
 
 
 def _rebuilt(workload: Workload, model: nn.Module, inputs: Any, size: Size) -> nn.Module | None:
-    """The network as its build makes it at the new depth; None if no build does.
-
-    None has one block more in one stage alone, or one without the norm of its sum.
-    """
+    """The network as its build makes it at the new depth; None if it does not, as with one more block in one
+    stage only, or without the norm after its sum."""
     try:
         target = build_model(workload.build, size, seed=0).to(next(model.parameters()).device)
         attach_multipliers(target, attached(model))
@@ -209,23 +206,23 @@ def _rebuilt(workload: Workload, model: nn.Module, inputs: Any, size: Size) -> n
 
 
 def check_target(checkpoint: Path, path: Path) -> None:
-    """Refuse a place that a grown network cannot be written to, before any work is done."""
+    """Refuse a path that a grown network cannot be written to, before any work."""
     folder = (checkpoint / "config.json").is_file()
     if path.exists():
-        raise UseError(f"--write {path} is there already: give a name that is not")
+        raise UseError(f"--write {path} exists already: give another name")
     if not path.absolute().parent.is_dir():
         raise UseError(f"--write {path}: there is no folder {path.parent}")
     if not folder and path.suffix != ".safetensors":
         raise UseError(f"--write {path}: its name must end in .safetensors")
 
 
-def _save_folder(checkpoint: Checkpoint, model: nn.Module, inputs: Any, path: Path) -> str:
-    """Write beside, read again, compare, and only then rename: configs may say of layers what has moved."""
+def _save_folder(network: SavedNetwork, model: nn.Module, inputs: Any, path: Path) -> str:
+    """Write, read again, compare, and only then rename: a config may name layers by number, which moved."""
     inner: Any = unwrap(model)
     with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}-") as beside:
         part = Path(beside) / path.name
         inner.save_pretrained(part)
-        for file in checkpoint.path.iterdir():  # tokenizers and what else lies beside the weights
+        for file in network.path.iterdir():  # tokenizers and other files
             weights = file.suffix in (".safetensors", ".bin", ".pt", ".gguf") or file.name.endswith(
                 ".index.json"
             )
@@ -238,22 +235,22 @@ def _save_folder(checkpoint: Checkpoint, model: nn.Module, inputs: Any, path: Pa
         if output_difference(before.outputs, after.outputs) > 0:
             raise UseError(
                 f"{path} was not written: read again from its config, the grown {type(inner).__name__} "
-                "computes something else, as the config says of layers by number what has moved (which of "
-                "them have experts, or norms behind their sums). Keep the model in memory: theodolite.grow"
+                "computes something else, because the config names layers by number that have moved (layers "
+                "with experts, or with norms after their sums). Keep the model in memory: theodolite.grow"
             )
         part.rename(path)
     return f"{path}: a Hugging Face model of {inner.config.num_hidden_layers} layers"
 
 
-def build_again(checkpoint: Checkpoint, seed: int) -> nn.Module:
-    """The network as it was before training, with the blocks that were inserted later."""
-    device, dtype = (getattr(next(checkpoint.model.parameters()), name) for name in ("device", "dtype"))
-    if checkpoint.workload is not None and checkpoint.size is not None:
-        made = build_model(checkpoint.workload.build, checkpoint.size, seed=seed)
-        _insert_again(made, checkpoint.workload, checkpoint.inserted)
+def build_again(network: SavedNetwork, seed: int) -> nn.Module:
+    """The network before training, with the blocks that were inserted later."""
+    device, dtype = (getattr(next(network.model.parameters()), name) for name in ("device", "dtype"))
+    if network.workload is not None and network.size is not None:
+        made = build_model(network.workload.build, network.size, seed=seed)
+        _insert_again(made, network.workload, network.inserted)
     else:
         with untouched_randomness(seed):
-            made = type(checkpoint.model)(checkpoint.model.config)
+            made = type(network.model)(network.model.config)
     return made.to(device, dtype)
 
 
@@ -265,7 +262,7 @@ def _insert_again(model: nn.Module, workload: Workload, names: Sequence[str]) ->
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a file of safetensors says of itself, and its tensors."""
+    """The metadata and the tensors of a file of safetensors."""
     from safetensors import safe_open
 
     try:
@@ -282,7 +279,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         and len(names) <= len(tensors)
     ):
         raise UseError(
-            f"{path} says of itself {json.dumps(about):.80}, which no grown network does: write it again "
+            f"{path} has the metadata {json.dumps(about):.80}, which no grown network has: write it again "
             "with safetensors.torch.save_model, and give --width and --depth"
         )
     return about, tensors
@@ -308,7 +305,7 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, size: Siz
 
 
 def _write(path: Path, model: nn.Module, about: Mapping[str, Any]) -> None:
-    """Write the weights, with what is known of the network, its multipliers among it."""
+    """Write the weights and the metadata, with the multipliers."""
     from safetensors import SafetensorError
     from safetensors.torch import save_model
 
@@ -318,10 +315,3 @@ def _write(path: Path, model: nn.Module, about: Mapping[str, Any]) -> None:
             save_model(model, str(part), {MARK: json.dumps(about)})
     except (OSError, SafetensorError) as error:
         raise UseError(f"{path} cannot be written: {in_one_line(error)}") from error
-
-
-def example(batches: Sequence[Batch]) -> Any:
-    """Inputs of two units."""
-    from theodolite.core.examples import each_batch, take
-
-    return take(next(iter(each_batch(batches))), slice(0, 2))[0]

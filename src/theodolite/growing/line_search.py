@@ -1,15 +1,16 @@
-"""The jumpboard: a new block, moved along its signal as far as it helps on units that had no part in it.
+"""Line search for a new block: how far to move it along its signal (the paper's jumpboard).
 
-A closed block has Z = 0 in what ends its branches. The loss falls at the rate `⟨D, M⟩` along `Z = −εD`. How
-far it goes on falling is found by trying: from the step radius of the cross-entropy down, by halves, until a
-shorter step is no better.
+A closed block has Z = 0 in the tensors that end its branches. Along `Z = −εD` the loss falls at the rate
+`⟨D, M⟩` at first. How far it falls is found by trying, on examples that the signal was not estimated on: from
+the step radius of the cross-entropy down, halving, until a shorter step is no better.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,30 +22,34 @@ from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.examples import each_batch, take
 from theodolite.core.exclusive import exclusive
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table
 from theodolite.probes.example_losses import losses_of
 from theodolite.probes.steps.radius import radius
 
 HALVINGS = 16
-"""Steps that are tried at most."""
-RADIUS_UNITS = 8
-"""Units that the radius is measured on: it is the least over all rows, of which a sequence has many."""
+"""Most steps that are tried."""
+RADIUS_EXAMPLES = 8
+"""Examples that the radius is measured on: it is the least over all rows, of which a sequence has many."""
 
 
 @dataclass(frozen=True)
-class Jump:
+class Jump(Result):
     """A step of a new block. Made by `jump`."""
+
+    kind: ClassVar[str] = "jump"
 
     step: float
     """ε; 0 if no step lowered the loss."""
     length: float
-    """‖εD‖, what the tensors moved by."""
+    """‖εD‖, by which the tensors moved."""
     cap: float
-    """The longest ‖εD‖ that was allowed; infinite where the loss has no radius."""
+    """The longest allowed ‖εD‖; infinite if the loss has no radius."""
     before: float
-    """The mean loss of the units before."""
+    """The mean loss before."""
     after: float
     predicted: float
-    """What the loss falls by if it goes on as it begins, `ε⟨D, M⟩`."""
+    """The first-order fall of the loss, `ε⟨D, M⟩`."""
     tried: tuple[tuple[float, float], ...]
     """Steps and losses, in the order they were tried."""
 
@@ -58,14 +63,25 @@ class Jump:
         """Was the longest step the best?"""
         return bool(self.tried) and self.step == self.tried[0][0]
 
-    def __str__(self) -> str:
+    @property
+    def sentence(self) -> str:
+        """What it did, in one sentence."""
         if not self.step:
             return f"no jump: none of {len(self.tried)} steps lowered the loss of {self.before:.4g}"
-        end = ", the longest step allowed" if self.capped else ""
+        end = ", the longest allowed step" if self.capped else ""
         return (
             f"jumped by {self.length:.3g}{end}: the loss fell from {self.before:.5g} by {self.gain:.3g}, "
             f"predicted to first order {self.predicted:.3g}"
         )
+
+    def blocks(self) -> Iterator[Block]:
+        """The sentence, and the steps that were tried."""
+        yield self.sentence
+        yield self.table()
+
+    def table(self) -> Table:
+        """The steps that were tried, and the losses after them."""
+        return Table(("step", "loss"), self.tried)
 
 
 @exclusive()
@@ -79,22 +95,22 @@ def jump(
     slope: float,
     cap: float = math.inf,
 ) -> Jump:
-    """Move what ends a new block's branches along `−D`, in place, by the step that lowers the loss most.
+    """Move the output tensors of a new block along `−D`, in place, by the step that lowers the loss most.
 
     Args:
         model: the network with a closed block in it.
         loss: `loss(logits, targets) -> scalar`.
-        batches: units that the directions were not estimated on.
+        batches: examples that the directions were not estimated on.
         block: the name of the new block.
-        directions: D by closer: `PointSignal.directions`, or the preconditioned ones.
+        directions: D by output tensor: `PointSignal.directions`, or the preconditioned ones.
         slope: `⟨D, M⟩`, how fast the loss falls: `PointSignal.gain`.
-        cap: the longest ‖εD‖ that is tried, as of `longest_step`. Without one the first step is that with
-            which the loss would be a half if it went on falling as it begins.
+        cap: the longest ‖εD‖ to try, from `longest_step`. By default the first step is the one that would
+            halve the loss to first order.
 
-    The loss is lower afterwards, or the block is closed still.
+    Afterwards the loss is lower, or the block is still closed.
     """
     if not cap > 0:
-        raise UseError(f"cap is {cap}: it is the longest step that is tried, above 0")
+        raise UseError(f"cap is {cap}: give the longest step to try, above 0")
     tensors, moving = _moving(model, block, directions)
     length = length_of(directions)
     before = float(losses_of(model, loss, batches).mean())
@@ -117,9 +133,8 @@ def jump(
     except BaseException:
         _move(tensors, start, moving, 0.0)
         raise
-    step = best
-    _move(tensors, start, moving, step)
-    return Jump(step, step * length, cap, before, value, step * slope, tuple(tried))
+    _move(tensors, start, moving, best)
+    return Jump(best, best * length, cap, before, value, best * slope, tuple(tried))
 
 
 @exclusive()
@@ -132,16 +147,16 @@ def longest_step(
     *,
     reach: float = 1.0,
 ) -> float:
-    """How long a step of a new block may be: `reach` times the radius of the cross-entropy along it.
+    """The longest step of a new block: `reach` times the radius of the cross-entropy along it.
 
-    That is the least over the rows of the first units. The loss may well fall beyond it: then allow more.
-    Infinite where the loss is no cross-entropy of the logits, or its slope along the step cannot be taken.
+    The radius is the least over the rows of the first examples. The loss may fall beyond it: then allow more.
+    Infinite if the loss is not a cross-entropy of the logits, or has no slope along the step.
     """
     if not reach > 0:
-        raise UseError(f"reach is {reach}: it is the longest step in units of the step radius, above 0")
+        raise UseError(f"reach is {reach}: give the longest step in units of the step radius, above 0")
     inner = unwrap(model)
     _, moving = _moving(model, block, directions)
-    some = take(next(iter(each_batch(batches))), slice(0, RADIUS_UNITS))
+    some = take(next(iter(each_batch(batches))), slice(0, RADIUS_EXAMPLES))
     try:
         with evaluated(inner):
             found = radius(
@@ -162,7 +177,7 @@ def length_of(directions: Mapping[str, Tensor]) -> float:
 def _moving(
     model: nn.Module, block: str, directions: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The block's tensors, and where they go, by name in the network."""
+    """The block's tensors and their directions, by name in the network."""
     tensors = {name: one for name, one in all_parameter_names(unwrap(model)) if name.startswith(f"{block}.")}
     moving = {f"{block}.{name}": one for name, one in directions.items()}
     missing = [name for name in moving if name not in tensors]

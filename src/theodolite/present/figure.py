@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from theodolite.present.text import signed
+
 INK, QUIET, FAINT, ACCENT = "var(--ink)", "var(--quiet)", "var(--rule)", "var(--accent)"
 
 
@@ -59,23 +61,8 @@ def power_law(
     `y_range` is given, not found, so that panels side by side share it.
     """
     low, high = (math.log10(bound) for bound in y_range)
-    level = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": list(x),
-        "y": [y[0]] * len(x),
-        "line": {"color": QUIET, "width": 1, "dash": "dot"},
-        "hoverinfo": "skip",
-    }
-    points = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": list(x),
-        "y": list(y),
-        "line": {"color": ACCENT, "width": 2},
-        "marker": {"color": ACCENT, "size": 7},
-        "hovertemplate": f"{x_title} %{{x}}: %{{y:.4g}}<extra></extra>",
-    }
+    level = line(x, [y[0]] * len(x))
+    points = line(x, y, hover=f"{x_title} %{{x}}: %{{y:.4g}}", markers=7)
     falls = slope < -0.05
     label = {
         "xref": "paper",
@@ -142,6 +129,31 @@ def stacked_bars(
     return Panel(title, data, layout)
 
 
+def line(
+    x: Sequence[Any], y: Sequence[float | None], *, hover: str = "", markers: int = 0, **more: Any
+) -> dict[str, Any]:
+    """A line through points, with markers of a size if that is given; without `hover`, dotted and quiet."""
+    color = ACCENT if hover else QUIET
+    drawn: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines+markers" if markers else "lines",
+        "x": list(x),
+        "y": list(y),
+        "line": {"color": color, "width": 2} if hover else {"color": color, "width": 1, "dash": "dot"},
+    }
+    drawn |= {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
+    return drawn | ({"marker": {"color": color, "size": markers}} if markers else {}) | more
+
+
+def guide(*, x: float | None = None, y: float | None = None) -> dict[str, Any]:
+    """A thin line across the panel: dotted and upright at x, or level at y."""
+    if x is not None:
+        style = {"color": QUIET, "width": 1, "dash": "dot"}
+        return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": style}
+    ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y}
+    return {"type": "line", **ends, "line": {"color": FAINT, "width": 1}}
+
+
 def frame(*, height: int) -> dict[str, Any]:
     """A layout with quiet axes and nothing else on it."""
     axis = {
@@ -174,16 +186,6 @@ def frame(*, height: int) -> dict[str, Any]:
         "xaxis": dict(axis),
         "yaxis": dict(axis),
     }
-
-
-def signed(value: float, digits: int = 2) -> str:
-    """A number with a true minus sign, and no sign on zero: `−0.50`.
-
-    >>> signed(-0.5), signed(0.75), signed(-0.001)
-    ('−0.50', '0.75', '0.00')
-    """
-    text = f"{value:.{digits}f}"
-    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
 
 
 def _spaced(labels: Sequence[str]) -> list[str]:

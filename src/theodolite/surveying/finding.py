@@ -86,7 +86,7 @@ class Finding(Result):
         if (rows := self.table()) is not None:
             yield rows
         if self.evidence.numbers:
-            yield Table(("", Column("value", side="left")), list(self.evidence.numbers.items()))
+            yield Table(("quantity", Column("value", side="left")), list(self.evidence.numbers.items()))
         yield from self.evidence.figures
 
     def table(self) -> Table | None:

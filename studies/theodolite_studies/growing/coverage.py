@@ -19,7 +19,7 @@ from torch import Tensor
 
 from theodolite import data
 from theodolite.growing import Certificate, certificate, clip_from
-from theodolite.growing.concentration import Method
+from theodolite.growing.certificate import Method
 from theodolite_studies.framework.records import Record
 from theodolite_studies.growing.setting import Setting
 

@@ -15,7 +15,7 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.lr_finder.finder import EXTRA, STRIDE, find_lr
 from theodolite.lr_finder.lr_range import LrRange
-from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
+from theodolite.present.figure import QUIET, Figure, Panel, frame, guide, line
 from theodolite.probes.curvature.axes import Axes
 from theodolite.probes.curvature.landscape import losses
 from theodolite.probes.curvature.objective import Objective
@@ -282,30 +282,15 @@ def step_figure(taken: FirstStep) -> Figure:
         "nticks": 6,
         "range": [least - 0.15 * span, taken.start + 1.5 * span],
     }
-    layout["shapes"] = [
-        {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": taken.start, "y1": taken.start}
-        | {"line": {"color": FAINT, "width": 1}},
-        *(
-            {"type": "line", "x0": rate, "x1": rate, "yref": "paper", "y0": 0, "y1": 1}
-            | {"line": {"color": QUIET, "width": 1, "dash": "dot"}}
-            for rate in marks.values()
-        ),
-    ]
+    layout["shapes"] = [guide(y=taken.start), *(guide(x=rate) for rate in marks.values())]
     font = {"size": 12, "color": QUIET}
     layout["annotations"] = [
         {"x": math.log10(rate), "yref": "paper", "y": 0.98 - 0.1 * place, "text": name}
         | {"showarrow": False, "xanchor": "left", "font": font}
         for place, (name, rate) in enumerate(marks.items())
     ]
-    data = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": [rate for rate, _ in finite],
-        "y": [loss for _, loss in finite],
-        "line": {"color": ACCENT, "width": 2},
-        "marker": {"color": ACCENT, "size": 4},
-        "hovertemplate": "lr %{x:.2e}: %{y:.4g}<extra></extra>",
-    }
+    x, y = zip(*finite, strict=True) if finite else ((), ())
+    data = line(x, y, hover="lr %{x:.2e}: %{y:.4g}", markers=4)
     said = ", ".join(f"{name} {rate:.2g}" for name, rate in marks.items())
     return Figure(
         caption="Loss after the first step of AdamW against its learning rate, on one batch. Dotted: the "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from theodolite.core.errors import UseError
-from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
+from theodolite.present.figure import FAINT, Figure, Panel, frame, guide, line
 from theodolite.probes.curvature.curvature import Curvature, curvature
 from theodolite.probes.curvature.density import Density
 from theodolite.probes.curvature.sampling import mean_of
@@ -188,25 +188,16 @@ def density_figure(spectrum: Density, ends: SpectrumEnds) -> Figure:
         "range": [math.log10(LEAST), top],
         **log_ticks(math.log10(LEAST), top),
     }
-    zero = {"type": "line", "x0": 0.0, "x1": 0.0, "yref": "paper", "y0": 0, "y1": 1}
-    layout["shapes"] = [zero | {"line": {"color": QUIET, "width": 1, "dash": "dot"}}]
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": grid.tolist(),
-        "y": shown.tolist(),
-        "line": {"color": ACCENT, "width": 2},
-        "hovertemplate": "%{x:.3g}: %{y:.3g}<extra></extra>",
-        "fill": "tozeroy",
-        "fillcolor": FAINT,
-    }
+    layout["shapes"] = [guide(x=0.0)]
+    hover = "%{x:.3g}: %{y:.3g}"
+    drawn = line(grid.tolist(), shown.tolist(), hover=hover, fill="tozeroy", fillcolor=FAINT)
     negative = float((spectrum.weights * (spectrum.nodes < 0)).sum(1).mean())
     return Figure(
         caption=f"Density of the Hessian's {spectrum.size:,} eigenvalues: about how many lie at each place, "
         f"smoothed with a width of {spectrum.width:.2g}. Peaks apart from the bulk are outliers.",
         alt=f"Eigenvalues from {ends.smallest:.3g} to {ends.largest:.3g}, most of them near zero, "
         f"{100 * negative:.0f} % of them below it",
-        panels=(Panel("Spectrum of the Hessian", (line,), layout),),
+        panels=(Panel("Spectrum of the Hessian", (drawn,), layout),),
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from theodolite.core.calling import require_logits
 from theodolite.core.errors import UseError
-from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
+from theodolite.present.figure import ACCENT, FAINT, Figure, Panel, frame, guide, line
 from theodolite.probes.curvature.curvature import Curvature
 from theodolite.probes.curvature.rescaling import along_scale, along_temperature, scaled
 from theodolite.probes.curvature.sampling import Estimate
@@ -338,15 +338,8 @@ def _panel(axis: ZoneAxis, y_range: tuple[float, float]) -> Panel:
         "line": {"width": 0, "color": FAINT},
         "hoverinfo": "skip",
     }
-    line = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": places,
-        "y": [one.value for one in excess],
-        "line": {"color": ACCENT, "width": 2},
-        "marker": {"color": ACCENT, "size": 6},
-        "hovertemplate": f"{axis.name} %{{x:.3g}}: %{{y:.3g}}<extra></extra>",
-    }
+    hover = f"{axis.name} %{{x:.3g}}: %{{y:.3g}}"
+    drawn = line(places, [one.value for one in excess], hover=hover, markers=6)
     low, high = math.log10(places[0]), math.log10(places[-1])
     air = 0.03 * (high - low)
     layout = frame(height=240)
@@ -357,12 +350,7 @@ def _panel(axis: ZoneAxis, y_range: tuple[float, float]) -> Panel:
         **log_ticks(low - air, high + air),
     }
     layout["yaxis"] |= {"range": list(y_range), "nticks": 5, "title": {"text": "excess", "standoff": 6}}
-    level = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0.0, "y1": 0.0}
-    start = {"type": "line", "x0": 1.0, "x1": 1.0, "yref": "paper", "y0": 0, "y1": 1}
-    layout["shapes"] = [
-        level | {"line": {"color": FAINT, "width": 1}},
-        start | {"line": {"color": QUIET, "width": 1, "dash": "dot"}},
-    ]
+    layout["shapes"] = [guide(y=0.0), guide(x=1.0)]
     if axis.zone is not None:
         ends = {
             "x0": 10 ** max(axis.zone.low, low - air),
@@ -370,7 +358,7 @@ def _panel(axis: ZoneAxis, y_range: tuple[float, float]) -> Panel:
         }
         shade = {"fillcolor": ACCENT, "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
         layout["shapes"].append({"type": "rect", "yref": "paper", "y0": 0, "y1": 1, **ends, **shade})
-    return Panel(TITLES[axis.name], (band, line), layout)
+    return Panel(TITLES[axis.name], (band, drawn), layout)
 
 
 def _power(power: int) -> str:

@@ -18,7 +18,7 @@ import theodolite as th
 from theodolite.cli import main
 from theodolite.commands.grow import _loaded
 from theodolite.growing import Splits, jump, longest_step, save_file, split
-from theodolite.growing.checkpoints import Checkpoint, load_file, load_folder, save
+from theodolite.growing.checkpoints import SavedNetwork, load_file, load_folder, save
 from theodolite.planning.readout_multiplier import attach_multipliers
 from theodolite.probes import signal
 from theodolite.probes.example_losses import losses_of
@@ -99,9 +99,9 @@ def grown_student(blocks: int, along: Any = "preconditioned") -> tuple[Stack, th
 @pytest.mark.parametrize("along", ["gradient", "preconditioned"])
 def test_a_network_with_much_to_gain_grows_and_its_certificate_is_true(student: Stack, along: Any) -> None:
     model, grown = grown_student(2, along)
-    assert len(grown.blocks) == 2
+    assert len(grown.new_blocks) == 2
     assert len(model.blocks) == 3
-    assert all(stage.proof is not None and stage.proof.outputs == 0 for stage in grown.stages)
+    assert all(stage.proof is not None and stage.proof.outputs == 0 for stage in grown.steps)
     assert grown.certificate is not None
     assert grown.certificate.holds
     fresh = batches(20_000, 12)
@@ -109,10 +109,10 @@ def test_a_network_with_much_to_gain_grows_and_its_certificate_is_true(student: 
     bound = grown.certificate.bound
     assert float(fall.clamp(-bound, bound).mean()) > grown.certificate.lower > 0
     assert grown.certificate.candidates == 3  # each block, and both together
-    said = str(grown)
+    said = " ".join(str(grown).split())
     assert "certified" in said
     assert "It does not say" in said
-    assert [stage.chosen.jump.gain > 0 for stage in grown.stages if stage.chosen] == [True, True]
+    assert [stage.chosen.jump.gain > 0 for stage in grown.steps if stage.chosen] == [True, True]
 
 
 def test_a_network_with_nothing_to_learn_is_left_as_it_was() -> None:
@@ -123,10 +123,10 @@ def test_a_network_with_nothing_to_learn_is_left_as_it_was() -> None:
         targets = model(inputs) + torch.randn(1024, 3)
     kept = copy.deepcopy(model.state_dict())
     grown = th.grow(model, F.mse_loss, split((inputs, targets)))
-    assert grown.blocks == ()
+    assert grown.new_blocks == ()
     assert grown.certificate is None
-    assert grown.stages[0].signal.deepest
-    assert "depth does not pay" in str(grown)
+    assert grown.steps[0].signal.deepest
+    assert "more depth does not help" in grown.steps[0].why
     assert list(model.state_dict()) == list(kept)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
 
@@ -178,7 +178,7 @@ def test_splits_that_overlap_are_refused_before_anything_is_done(student: Stack)
 
 
 def test_too_few_units_are_refused_with_a_number(student: Stack) -> None:
-    with pytest.raises(th.UseError, match=r"has 4 units.*at least \d+"):
+    with pytest.raises(th.UseError, match=r"has 4 examples.*at least \d+"):
         th.grow(copy.deepcopy(student), F.cross_entropy, split(batches(16, 9)))
 
 
@@ -220,7 +220,7 @@ def test_the_certifying_units_have_no_part_in_what_is_certified(student: Stack) 
     splits = split(batches(4096, 11))
     other = Splits(splits.estimate, splits.choose, poisoned(splits.certify))
     found = [grown_student(2)[1], th.grow(copy.deepcopy(student), F.cross_entropy, other, blocks=2)]
-    for one, two in zip(found[0].stages, found[1].stages, strict=True):
+    for one, two in zip(found[0].steps, found[1].steps, strict=True):
         assert one.chosen is not None
         assert two.chosen is not None
         assert one.chosen.point == two.chosen.point
@@ -235,24 +235,24 @@ def test_the_choosing_units_have_no_part_in_the_signal(student: Stack) -> None:
     splits = split(batches(4096, 11))
     other = Splits(splits.estimate, poisoned(splits.choose), splits.certify)
     found = [grown_student(1)[1], th.grow(copy.deepcopy(student), F.cross_entropy, other)]
-    gains = [[one.gain for one in each.stages[0].signal.points] for each in found]
+    gains = [[one.gain for one in each.steps[0].signal.points] for each in found]
     assert gains[0] == gains[1]
 
 
 def test_the_network_has_jumped_as_it_was_chosen_to() -> None:
     _, grown = grown_student(1)
-    chosen = grown.stages[0].chosen
+    chosen = grown.steps[0].chosen
     assert chosen is not None
     assert grown.after.choose == pytest.approx(chosen.jump.after, rel=1e-6)
     assert grown.before.estimate - grown.after.estimate == pytest.approx(chosen.train_gain, rel=1e-4)
-    assert chosen.jump.gain == max(one.jump.gain for one in grown.stages[0].contenders)
+    assert chosen.jump.gain == max(one.jump.gain for one in grown.steps[0].contenders)
 
 
 def test_fresh_blocks_are_those_of_the_fresh_network(student: Stack) -> None:
     fresh, model = Stack(), copy.deepcopy(student)
     grown = th.grow(model, F.cross_entropy, split(batches(2048, 11)), blocks=2, fresh=fresh)
     new = [block for block in model.blocks if torch.equal(block.up.weight, fresh.blocks[0].up.weight)]
-    assert len(new) == len(grown.blocks) == 2
+    assert len(new) == len(grown.new_blocks) == 2
     assert len(fresh.blocks) == 1
 
 
@@ -270,7 +270,7 @@ def test_betting_is_another_bound(student: Stack) -> None:
 def test_points_that_are_asked_for_stay_where_they_were(student: Stack) -> None:
     model = copy.deepcopy(student)
     grown = th.grow(model, F.cross_entropy, split(batches(2048, 11)), blocks=2, at=1)
-    assert grown.blocks == ("blocks.1", "blocks.2")  # what was point 1 has moved behind the new block
+    assert grown.new_blocks == ("blocks.1", "blocks.2")  # what was point 1 has moved behind the new block
     assert torch.equal(model.blocks[0].up.weight, student.blocks[0].up.weight)
 
 
@@ -297,7 +297,7 @@ def test_an_optimizer_trains_the_new_blocks(student: Stack) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     grown = th.grow(model, F.cross_entropy, split(batches(2048, 11)), optimizer=optimizer)
     known = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    assert grown.blocks
+    assert grown.new_blocks
     assert all(id(one) in known for one in model.parameters())
 
 
@@ -310,7 +310,7 @@ def ran(*arguments: str) -> int:
 
 WORKLOAD = """
 import torch, torch.nn.functional as F
-from test_growing import Stack, taught
+from test_grow import Stack, taught
 import theodolite as th
 def build(width, depth): return Stack(width, depth)
 def batch(seed, step): return taught(256, seed=100 + seed + step)
@@ -333,27 +333,31 @@ def test_the_command_writes_nothing_but_a_page_unless_told(
     saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(each.name for each in saved.iterdir())
-    assert ran("small.safetensors", "--workload", "mine.py:workload", "--units", "4096") == 0
+    assert ran("small.safetensors", "--workload", "mine.py:workload", "--examples", "4096") == 0
     told = capsys.readouterr()
     assert "certified" in told.out
     assert "--write" in told.err
     made = sorted({each.name for each in saved.iterdir()} - {*before, "__pycache__"})
     assert made == ["grow.html", "grow.json"]
     data = json.loads((saved / "grow.json").read_text())
-    assert data["certificate"]["holds"] is True
-    assert data["stages"][0]["chosen"] in [point["name"] for point in data["stages"][0]["points"]]
+    assert (data["kind"], data["certified"]) == ("theodolite growth", True)
+    (step,) = data["steps"]
+    assert step["chosen"]["point"]["name"] in [one["point"]["name"] for one in step["signal"]["points"]]
+    page = (saved / "grow.html").read_text()
+    assert "small.safetensors (mine.py:workload, 8 × 1): 1 new block (blocks." in page
+    assert "Certified fall" in page
 
 
 def test_what_the_command_writes_is_read_again(saved: Path) -> None:
-    said = ["small.safetensors", "--workload", "mine.py:workload", "--units", "4096"]
+    said = ["small.safetensors", "--workload", "mine.py:workload", "--examples", "4096"]
     assert ran(*said, "--write", "deep.safetensors") == 0
     found = load_file(saved / "deep.safetensors", "mine.py:workload")
     assert str(found.size) == str(th.Size(8, 2))  # what build(8, 2) makes
     data = json.loads((saved / "grow.json").read_text())
     held = [th.workload("mine.py:workload").draw_held_out(step) for step in range(16)]
     mean = float(losses_of(found.model, F.cross_entropy, held).mean())
-    whole = sum(data["after"][part] * data["units"][part] for part in data["units"])
-    assert mean == pytest.approx(whole / sum(data["units"].values()), rel=1e-5)
+    parts = zip(data["after"].values(), data["examples"], strict=True)
+    assert mean == pytest.approx(sum(a * b for a, b in parts) / sum(data["examples"]), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -412,19 +416,19 @@ def test_a_certifying_file_that_overlaps_is_refused(saved: Path, capsys: pytest.
 
 
 def test_a_command_that_certifies_nothing_exits_with_one(saved: Path) -> None:
-    assert ran("small.safetensors", "--workload", "mine.py:workload", "--units", "256") == 1
+    assert ran("small.safetensors", "--workload", "mine.py:workload", "--examples", "256") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "is no checkpoint"),
-        (["small.safetensors", "--write", "small.safetensors"], "is there already"),
+        (["nowhere"], "is not a checkpoint"),
+        (["small.safetensors", "--write", "small.safetensors"], "exists already"),
         (["small.safetensors", "--write", "no/such/deep.safetensors"], "there is no folder"),
         (["small.safetensors"], "--workload"),
         (["small.safetensors", "--workload", "mine.py:workload", "--depth", "2"], "lacks blocks.1"),
-        (["small.safetensors", "--workload", "mine.py:workload", "--data", "no.txt"], "is not there"),
-        (["small.safetensors", "--workload", "mine.py:workload", "--data", "mine.py"], "too few for"),
+        (["small.safetensors", "--workload", "mine.py:workload", "--data", "no.txt"], "does not exist"),
+        (["small.safetensors", "--workload", "mine.py:workload", "--data", "mine.py"], "few for bytes"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -447,7 +451,7 @@ def test_a_resnet_is_written_with_the_blocks_that_no_build_makes(tmp_path: Path)
     model = build(4, 1).eval()
     before = model(images)
     insert_block(model, images, 1)
-    checkpoint = Checkpoint(build(4, 1), F.cross_entropy, tmp_path / "a", mine, "mine", th.Size(4, 1))
+    checkpoint = SavedNetwork(build(4, 1), F.cross_entropy, tmp_path / "a", mine, "mine", th.Size(4, 1))
     said = save(checkpoint, model, images, ["blocks.1"], tmp_path / "b.safetensors")
     assert "which no build makes" in said
     again = load_file(tmp_path / "b.safetensors", mine)
@@ -514,7 +518,7 @@ def test_a_hugging_face_model_grows_on_a_text(
     (tmp_path / "text.txt").write_bytes(bytes(text.tolist()))
     monkeypatch.chdir(tmp_path)
     # An untrained network has far to go: any block that shifts the stream helps.
-    assert ran("small", "--data", "text.txt", "--length", "8", "--units", "500", "--write", "deep") == 0
+    assert ran("small", "--data", "text.txt", "--length", "8", "--examples", "500", "--write", "deep") == 0
     assert "certified" in capsys.readouterr().out
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "deep")
     assert again.config.num_hidden_layers == 2
@@ -563,7 +567,7 @@ def test_a_tied_network_is_read_with_the_multiplier_that_it_was_trained_with(
     with pytest.warns(UserWarning, match=r"embed.weight is readout.weight too: .* had a multiplier"):
         assert not torch.allclose(losses("bare.safetensors"), expected, rtol=0.01)
     assert torch.equal(losses("bare.safetensors", "plan.json"), expected)
-    assert "What readout reads is multiplied by 0.5, as in training" in capsys.readouterr().err
+    assert "The input of readout is multiplied by 0.5, as in training" in capsys.readouterr().err
     save_file(model, "marked.safetensors", size=th.Size(16, 1))
     assert torch.equal(losses("marked.safetensors"), expected)
     assert torch.equal(losses("marked.safetensors", "plan.json"), expected)

@@ -1,8 +1,8 @@
-"""What a class of networks costs in generalization: Γ, and what the theorems on depth expansion make of it.
+"""The generalization cost Γ of a class of networks, and the theorems on depth expansion.
 
-The class holds all networks whose branches have parameters θ_k within a ball of radius R. If the output moves
-by at most `A_k‖Δθ_k‖`, a net over the balls is one over the class (Lemma 1), and with probability 1 − δ no
-network in it has a mean loss on n units further from its risk than (Corollary 2)
+The class holds all networks whose branches have parameters θ_k in a ball of radius R. If the output moves by
+at most `A_k‖Δθ_k‖`, a net over the balls is one over the class (Lemma 1). Then with probability 1 − δ, every
+network in the class has a mean loss on n examples within this distance of its risk (Corollary 2):
 
     Γ_n(δ) = 2L_ℓ/√n + 2B√(2p ln(3LRA√n)/n) + 3B√(ln(4/δ)/(2n))
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from theodolite.core.errors import UseError
 
-MOST_UNITS = 1e300
+MOST_EXAMPLES = 1e300
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Complexity:
         58
         """
         if not (n >= 1 and 0 < delta < 1):
-            raise UseError(f"n is {n} and delta {delta}: n is a number of units, delta lies between 0 and 1")
+            raise UseError(
+                f"n is {n} and delta {delta}: give a number of examples, and a delta between 0 and 1"
+            )
         size = self.layers * self.radius
         cover = math.log(3 * size) + self.log_amplification + math.log(n) / 2 if size > 0 else -math.inf
         return (
@@ -63,41 +65,28 @@ class Complexity:
         Args:
             margin: how much lower the loss of the jumped model is than that of the old one: Δ_pop for the
                 first two, Δ_te for the third. The second says nothing unless it is above 0.
-            n: units to train on.
-            m: units to test on.
+            n: number of training examples.
+            m: number of test examples.
             delta: δ.
-            training: Δ_opt, what training took off the training loss after the jump.
+            training: Δ_opt, by how much training then lowered the training loss.
         """
         refuse_rise(training)
         cost = 2 * self.gamma(n, delta)
         rate = 2 * (margin / 8) ** 2 / self.loss_bound**2 if self.loss_bound else math.inf
-        tail = 6 * math.exp(-m * rate) if margin > 0 and rate > 0 else 1.0
-        settled = math.ceil(math.log(6 / delta) / rate) if margin > 0 and rate > 0 else math.inf
+        decides = margin > 0 and rate > 0
+        tail = 6 * math.exp(-m * rate) if decides else 1.0
+        settled = math.ceil(math.log(6 / delta) / rate) if decides else math.inf
+
+        def needed(gain: float, times: int = 2) -> float:
+            return _least(lambda n: times * self.gamma(n, delta), gain + training)
+
+        first, second = cost - margin - training, cost - margin / 2 - training
+        third = cost + 2 * self.gamma(m, delta) - margin - training
+        both = min(1.0, delta + tail)
         return (
-            Theorem(
-                1,
-                "risk",
-                cost - margin - training,
-                delta,
-                _least(lambda n: 2 * self.gamma(n, delta), margin + training),
-                delta,
-            ),
-            Theorem(
-                2,
-                "test loss, through the risk",
-                cost - margin / 2 - training,
-                min(1.0, delta + tail),
-                max(settled, _least(lambda n: 2 * self.gamma(n, delta), margin / 2 + training)),
-                delta,
-            ),
-            Theorem(
-                3,
-                "test loss, directly",
-                cost + 2 * self.gamma(m, delta) - margin - training,
-                min(1.0, 2 * delta),
-                _least(lambda n: 4 * self.gamma(n, delta), margin + training),
-                delta,
-            ),
+            Theorem(1, "risk", first, delta, needed(margin), delta),
+            Theorem(2, "test loss, through the risk", second, both, max(settled, needed(margin / 2)), delta),
+            Theorem(3, "test loss, directly", third, min(1.0, 2 * delta), needed(margin, 4), delta),
         )
 
 
@@ -108,33 +97,33 @@ class Theorem:
     number: int
     about: str
     change: float
-    """new − old is at most this: the theorem shows that the new model is better if it is below 0."""
+    """Upper bound of new − old: below 0, the new model is better."""
     failure: float
-    """The chance that this is not so."""
+    """The probability that this is wrong."""
     needed: float
-    """Units it takes until a gain is shown, as many to test on as to train on; inf: no number would."""
+    """Examples needed to show a gain, as many to test on as to train on; inf if no number is enough."""
     delta: float
 
     @property
     def shows_gain(self) -> bool:
-        """Is the new model shown to be better, but for a chance of 2δ?"""
+        """Is the new model shown to be better, up to a probability of 2δ?"""
         return self.change < 0 and self.failure < 1 and self.failure <= 2 * self.delta * (1 + 1e-9)
 
 
 def refuse_rise(training: float) -> None:
-    """Raise if training made the training loss worse: the theorems keep the better of the two models."""
+    """Raise if training raised the training loss: the theorems keep the better of the two models."""
     if not training >= 0:
         raise UseError(
-            f"training is {training}: it is how much training took off the training loss, at least 0, as the "
-            "model before it is kept where training made it worse"
+            f"training is {training}: give by how much training lowered the training loss, at least 0 (if it "
+            "rose, the model before is kept)"
         )
 
 
 def _least(cost: Callable[[float], float], gain: float) -> float:
     """The least n at which a cost that falls with n is below a gain."""
-    if gain <= 0 or cost(MOST_UNITS) >= gain:
+    if gain <= 0 or cost(MOST_EXAMPLES) >= gain:
         return math.inf
-    low, high = 0.0, math.log(MOST_UNITS)
+    low, high = 0.0, math.log(MOST_EXAMPLES)
     while high - low > 1e-6:
         middle = (low + high) / 2
         low, high = (low, middle) if cost(math.exp(middle)) < gain else (middle, high)

@@ -1,22 +1,22 @@
-"""At most how far a part of a network moves its output when its input moves: a bound, step by step.
+"""Upper bounds on Lipschitz constants: how far a part of a network moves its output when its input moves.
 
-A recorded forward pass is walked from a value to a later one. Each operation multiplies the bound: a linear
-map by its spectral norm, an activation by its steepest slope, and a sum adds up. Two kinds of operation have
-no bound on all inputs, and get one for inputs like those seen:
+A recorded forward pass is walked from one value to a later one. Each operation multiplies the bound: a linear
+map by its spectral norm, an activation by its steepest slope; a sum adds up. Two kinds of operation have no
+bound on all inputs, and get one for inputs like those seen:
 
-    norm       max|γ| · max 1/√(var + ε)     where no norm reads less than the least that was seen
-    product    |A|·L_B + |B|·L_A             where no factor is larger than the largest that was seen
+    norm       max|γ| · max 1/√(var + ε)     if no norm reads less than the least that was seen
+    product    |A|·L_B + |B|·L_A             if no factor is larger than the largest that was seen
 
 With `var = ‖u‖²/d` the first is `γ_max/√(c²/d + ε)`, c the least `‖u‖`: below `γ_max√d/c`, and below
-`γ_max/√ε`, which holds for all inputs and is taken where the norms are to be bounded anywhere.
-Attention is made of products and of a softmax, whose slope is at most 1/2.
+`γ_max/√ε`, which holds for all inputs and is used if norms are to be bounded anywhere. Attention is made of
+products and of a softmax, whose slope is at most 1/2.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -26,7 +26,7 @@ from theodolite.anatomy.recording.trace import Node, Ref
 from theodolite.anatomy.structure.flow import Flow, bits
 from theodolite.anatomy.structure.norms import is_normalisation
 from theodolite.anatomy.structure.uses import product_operands
-from theodolite.growing.lemma.sizes import Sizes, inverse, spectral
+from theodolite.probes.scaling.spectral_norm import spectral_norm
 
 SLOPES = {
     **dict.fromkeys(SOFTMAXES, 0.5),
@@ -45,25 +45,100 @@ SLOPES = {
 
 REPEATING = frozenset({"expand", "repeat", "repeat_interleave", "upsample_nearest2d"})
 LOOKING_UP = frozenset({"index", "index_select", "gather", "as_strided", "masked_select", "reflection_pad2d"})
-"""Views that may hand on one entry many times: without a bound."""
+"""Views that may repeat an entry many times: no bound."""
+ROUNDING = 1e-5
+"""Above the error of a spectral norm in float32."""
+MATRIX_VIEWS = frozenset(
+    {"t", "transpose", "mT", "permute", "detach", "alias", "clone", "contiguous", "_to_copy"}
+)
+"""A parameter seen through these is the same matrix or its transpose."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound, or the operation for which there is none."""
+    """An upper bound, or the operation that has none."""
 
     value: float
     """inf if there is none."""
     missing: str = ""
 
 
-def upper_bound(sizes: Sizes, start: int, end: int, cut: Collection[int] = ()) -> Bound:
-    """Of the map from one value of a pass to another; paths through a cut value do not count."""
+@dataclass
+class Sizes:
+    """The sizes of the values of a recorded pass, over all examples.
+
+    Without passes every size is 1, and only the values asked for are noted: a first walk finds what to keep.
+    """
+
+    flow: Flow
+    parameters: Mapping[str, Tensor]
+    anywhere: bool = False
+    """Are norms bounded for all inputs, by their ε?"""
+    passes: list[Mapping[int, Tensor]] = field(default_factory=list)
+    asked: set[int] = field(default_factory=set)
+
+    def largest(self, value: int) -> float:
+        """max|x|."""
+        return self.most(value, lambda x: float(x.abs().max()))
+
+    def inverse(self, value: int) -> float:
+        """1/min|x|."""
+        return self.most(value, lambda x: inverse(float(x.abs().min())))
+
+    def spectral(self, value: int) -> float:
+        """The largest singular value of a matrix, or of any of a stack."""
+        return self.most(value, spectral)
+
+    def held(self, value: int) -> Tensor | None:
+        """A parameter, or a constant that a pass kept."""
+        name = self.flow.graph.parameters.get(value)
+        if name is not None:
+            return self.parameters[name].detach()
+        self.asked.add(value)
+        return self.passes[0].get(value) if self.passes else None
+
+    def most(self, value: int, measure: Callable[[Tensor], float]) -> float:
+        """The largest value of a measure over all passes."""
+        name = self._parameter(value)
+        if name is not None:
+            return measure(self.parameters[name].detach())
+        self.asked.add(value)
+        found = [measure(one[value]) if value in one else math.nan for one in self.passes]
+        return 1.0 if not found else math.nan if any(map(math.isnan, found)) else max(found)
+
+    def _parameter(self, value: int) -> str | None:
+        """The parameter that a value is, as it is or transposed."""
+        graph = self.flow.graph
+        shape = sorted(graph.shapes[value])
+        while value not in graph.parameters:
+            node = self.flow.maker(value)
+            if node is None or node.op not in MATRIX_VIEWS:
+                return None
+            value = node.inputs[0]
+        return graph.parameters[value] if len(shape) < 3 and sorted(graph.shapes[value]) == shape else None
+
+
+def spectral(matrices: Tensor) -> float:
+    """The largest singular value of a matrix, or of any of a stack, rounded up.
+
+    >>> import torch
+    >>> round(spectral(torch.stack([torch.eye(3), 2 * torch.eye(3)])), 3)
+    2.0
+    """
+    found = spectral_norm(matrices, rtol=1e-3)
+    return float((found.value + found.uncertainty).max()) * (1 + ROUNDING)
+
+
+def inverse(number: float) -> float:
+    """1/x, which is inf at 0."""
+    return 1 / number if number else math.inf
+
+
+def upper_bound(sizes: Sizes, start: int, end: int) -> Bound:
+    """The bound of the map from one value of a pass to another."""
     flow = sizes.flow
     found: dict[int, Bound] = {start: Bound(1.0)}
     region = flow.between(start, end) & ~(1 << start)
-    for value in cut:
-        region &= ~(1 << value)
     for value in bits(region):
         node = flow.maker(value)
         if node is None:
@@ -75,10 +150,10 @@ def upper_bound(sizes: Sizes, start: int, end: int, cut: Collection[int] = ()) -
 
 
 def _passed(sizes: Sizes, node: Node, value: int, inside: Mapping[int, Bound]) -> Bound:
-    """The bound of what a node makes, from those of what it reads."""
+    """The bound of a node's output, from those of its inputs."""
     normed = node.op in ("mul", "div") and is_normalisation(sizes.flow, node)
     for bound in inside.values():
-        # The way through a norm's statistic is part of the norm.
+        # A path through a norm's statistic is part of the norm.
         if bound.missing and not (normed and bound is not inside.get(_by_size(sizes, node)[0])):
             return bound
     factor = _factor(sizes, node, value, {one: bound.value for one, bound in inside.items()})
@@ -127,7 +202,7 @@ def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -
 
 
 def _is_plain_average(node: Node, read: Sequence[int], made: Sequence[int]) -> bool:
-    """Do all windows weigh their entries alike? If those at an edge weigh more, a slope may be above 1."""
+    """Do all windows weigh entries alike? If those at an edge weigh more, a slope may exceed 1."""
     if "adaptive" in node.op:
         return all(one % other == 0 for one, other in zip(read, made, strict=True))
     given = [*node.args[3:7], *(0, False, True, None)[len(node.args[3:7]) :]]
@@ -182,7 +257,7 @@ def _multiplied(sizes: Sizes, node: Node, pair: tuple[int, int], inside: Mapping
 
 
 def _convolved(sizes: Sizes, node: Node, inside: Mapping[int, float]) -> float | None:
-    """A convolution is its kernel on patches, and an entry is in as many patches as windows overlap there."""
+    """The kernel acts on patches, and an entry is in as many patches as windows overlap there."""
     signal, weight = (arg.value for arg in node.args[:2])
     stride, _, dilation, transposed, _, groups = node.args[3:9]
     if transposed or weight in inside:
@@ -223,7 +298,7 @@ def _normed(sizes: Sizes, node: Node, inside: Mapping[int, float]) -> float | No
 
 
 def _steepest(node: Node, x: Tensor) -> float:
-    """The largest 1/√(var + ε) of what a fused norm reads."""
+    """The largest 1/√(var + ε) of the input of a fused norm."""
     x = x.double()
     if node.op == "native_group_norm":
         x = x.reshape(x.shape[0], node.args[6], -1)
@@ -241,7 +316,7 @@ def _eps(node: Node) -> float:
 
 
 def _eps_behind(flow: Flow, statistic: int) -> float | None:
-    """The number that is added to a variance on its way to becoming a statistic; None if it is not shown."""
+    """The number added to a variance before it becomes a statistic; None if unknown."""
     value: int | None = statistic
     while value is not None and (node := flow.maker(value)) is not None:
         numbers = [arg for arg in node.args[1:] if isinstance(arg, float)]
@@ -254,7 +329,7 @@ def _eps_behind(flow: Flow, statistic: int) -> float | None:
 
 
 def _by_size(sizes: Sizes, node: Node) -> list[int]:
-    """What a norm divides, and what by."""
+    """The dividend and the divisor of a norm."""
 
     def size(value: int) -> int:
         maker = sizes.flow.maker(value)

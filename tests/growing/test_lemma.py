@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
 import theodolite as th
-from theodolite.growing.lemma.constants import Layer, measure
-from theodolite.growing.lemma.layers import cut_in_layers
+from theodolite.growing.lemma import LemmaLayer, cut_in_layers, measure
 
-WIDTH, TOKENS, UNITS = 8, 3, 2
+WIDTH, TOKENS, EXAMPLES = 8, 3, 2
 
 
 class Block(nn.Module):
@@ -37,25 +36,25 @@ class Block(nn.Module):
         return self.readout(self.post(x + self.last(x)))
 
 
-def layers_of(model: nn.Module, inputs: Tensor) -> tuple[tuple[Layer, ...], float]:
-    units = [inputs[unit : unit + 1] for unit in range(len(inputs))]
+def layers_of(model: nn.Module, inputs: Tensor) -> tuple[tuple[LemmaLayer, ...], float]:
+    examples = [inputs[example : example + 1] for example in range(len(inputs))]
     model = model.double().eval()
-    layers, top = measure(cut_in_layers(model, units[0]), units)
+    layers, top = measure(cut_in_layers(model, examples[0]), examples)
     assert top.measured <= top.bound * (1 + 1e-9)
     return layers, top.measured
 
 
 def steepest(function: Callable[[Tensor], Tensor], inputs: Tensor) -> float:
-    """The largest singular value of its Jacobian at any unit."""
+    """The largest singular value of its Jacobian at any example."""
     found = []
-    for unit in inputs.split(1):
-        matrix = jacobian(function, unit).reshape(-1, unit.numel())
+    for example in inputs.split(1):
+        matrix = jacobian(function, example).reshape(-1, example.numel())
         found.append(float(torch.linalg.svdvals(matrix).max()))
     return max(found)
 
 
 def inputs() -> Tensor:
-    return torch.randn(UNITS, TOKENS, WIDTH).double()
+    return torch.randn(EXAMPLES, TOKENS, WIDTH).double()
 
 
 class WrittenGelu(nn.Module):
@@ -199,7 +198,7 @@ def test_a_batch_norm_in_eval_mode() -> None:
         tensor.uniform_(0.1, 3)
     model = Block(nn.Sequential(norm, nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False)))
     nn.init.eye_(model.branch[2].weight)
-    layers, _ = layers_of(model, 50 + torch.randn(UNITS, WIDTH).double())
+    layers, _ = layers_of(model, 50 + torch.randn(EXAMPLES, WIDTH).double())
     expected = float((norm.weight.detach() / (norm.running_var + 1e-3).sqrt()).max())
     assert layers[0].input.bound == pytest.approx(expected, rel=1e-4)
     assert layers[0].input.bound_anywhere == pytest.approx(expected, rel=1e-4)
