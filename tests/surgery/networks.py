@@ -133,3 +133,33 @@ class Double(TorchFunctionMode):
         wide = [torch.float64 if one is torch.float32 else one for one in args]
         named = {key: torch.float64 if one is torch.float32 else one for key, one in (kwargs or {}).items()}
         return (torch.Tensor.double if func is torch.Tensor.float else func)(*wide, **named)
+
+
+class Branch(nn.Module):
+    """`x + m·f(N x)`, m = 1/L if so wanted."""
+
+    def __init__(self, width: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stream after it."""
+        return x + self.factor * self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    """Blocks in a list between two maps."""
+
+    def __init__(self, width: int, depth: int, *, divided: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, width), nn.Linear(width, 3)
+        self.blocks = nn.ModuleList(Branch(width, 1 / depth if divided else 1.0) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs."""
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)

@@ -4,53 +4,33 @@ from __future__ import annotations
 
 import copy
 import io
-import random
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.models import GPT, ResNet
-from theodolite.surgery import SurgeryError, find_points, fold, insert_block, rebuild
+from theodolite.models import GPT
+from theodolite.surgery import SurgeryError, find_points, insert_block, rebuild
 
-from .networks import HF, NETWORKS, SIZES, TOKENS, exactly, gradients, hugging_face, logits, moved, network
+from .networks import (
+    HF,
+    NETWORKS,
+    SIZES,
+    TOKENS,
+    Branch,
+    Stack,
+    exactly,
+    gradients,
+    hugging_face,
+    logits,
+    moved,
+    network,
+)
 
 IMAGES = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-
-
-class Branch(nn.Module):
-    """`x + m·f(N x)`, m = 1/L if so wanted."""
-
-    def __init__(self, width: int, factor: float = 1.0) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The stream after it."""
-        return x + self.factor * self.down(torch.tanh(self.up(self.norm(x))))
-
-
-class Stack(nn.Module):
-    """Blocks in a list between two maps."""
-
-    def __init__(self, width: int, depth: int, *, divided: bool = False) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, width), nn.Linear(width, 3)
-        self.blocks = nn.ModuleList(Branch(width, 1 / depth if divided else 1.0) for _ in range(depth))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs."""
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.last(x)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -110,19 +90,6 @@ def test_a_post_norm_copy_goes_without_the_norm_of_the_sum() -> None:
     new, old = model.blocks[1], model.blocks[0]  # type: ignore[index]
     assert isinstance(new.attention.norm_stream, nn.Identity)
     assert isinstance(old.attention.norm_stream, nn.RMSNorm)
-
-
-@pytest.mark.parametrize(("depth", "found", "left"), [(1, [0, 1], [2, 3]), (2, [0, 1, 2, 3, 4, 5, 6], [])])
-def test_resnets_by_stages(depth: int, found: list[int], left: list[int]) -> None:
-    model = moved(ResNet(4, depth)).double().eval()
-    points = find_points(model, IMAGES.double())
-    assert [point.index for point in points.found] == found
-    assert list(points.left) == [f"blocks.{each}" for each in left]
-    before = model(IMAGES.double())
-    for at in reversed(found):
-        _, proof = insert_block(model, IMAGES.double(), at)
-        assert proof.outputs == 0
-    assert torch.equal(model(IMAGES.double()), before)
 
 
 @pytest.mark.parametrize("name", HF)
@@ -224,77 +191,6 @@ def test_fresh_blocks_come_from_the_network_that_is_given() -> None:
     model, fresh = Stack(8, 2), Stack(8, 2)
     insert_block(model, torch.randn(5, 4), 1, fresh=fresh)
     assert torch.equal(model.blocks[1].up.weight, fresh.blocks[0].up.weight)
-
-
-class Shared(nn.Module):
-    """Blocks that share what ends them, or one block that is called twice."""
-
-    def __init__(self, *, twice: bool) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 8)
-        self.blocks = nn.ModuleList(Branch(8) for _ in range(1 if twice else 2))
-        self.twice = twice
-        if not twice:
-            self.blocks[1].down = self.blocks[0].down
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs."""
-        x = self.first(x)
-        for block in [*self.blocks, *self.blocks] if self.twice else self.blocks:
-            x = block(x)
-        return x
-
-
-@pytest.mark.parametrize(("twice", "reason"), [(True, "called 2 times"), (False, "used elsewhere too")])
-def test_what_cannot_be_copied_is_left_with_its_reason(twice: bool, reason: str) -> None:
-    points = find_points(Shared(twice=twice), torch.randn(5, 4))
-    assert not points.found
-    assert reason in points.left["blocks.0"]
-
-
-@pytest.mark.parametrize(
-    ("at", "message"),
-    [(9, "is no point: there are blocks.0"), ("head", "is no point"), ("blocks.2", "shape")],
-)
-def test_a_point_that_is_none_is_named(at: Any, message: str) -> None:
-    with pytest.raises(SurgeryError, match=message):
-        insert_block(ResNet(4, 1), IMAGES, at)
-
-
-def test_a_list_that_is_the_network_itself() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), Branch(8), Branch(8), nn.Linear(8, 2))
-    inputs = torch.randn(5, 4)
-    before = model(inputs)
-    assert [point.name for point in find_points(model, inputs).found] == ["1", "2", "3"]
-    insert_block(model, inputs, 2)
-    assert len(model) == 5
-    assert torch.equal(model(inputs), before)
-
-
-def test_blocks_of_several_branches_stay_together() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(*(nn.Sequential(Branch(8), Silent()) for _ in "12")))
-    for each in model.modules():
-        if isinstance(each, Silent):
-            nn.init.normal_(each.up.weight)
-    points = find_points(model, torch.randn(5, 4))
-    assert [point.name for point in points.found] == ["1.0", "1.1", "1.2"]
-
-
-def test_a_network_without_a_stream_is_refused() -> None:
-    with pytest.raises(SurgeryError, match="no residual stream"):
-        find_points(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4))
-
-
-def test_looking_for_points_leaves_no_trace() -> None:
-    model = ResNet(4, 1).train()
-    state = copy.deepcopy(model.state_dict())
-    random = torch.get_rng_state()
-    find_points(model, IMAGES)
-    assert model.training
-    assert torch.equal(torch.get_rng_state(), random)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, state[name])
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_rebuilt_network_makes_up_for_its_multipliers() -> None:
@@ -405,39 +301,6 @@ def test_an_optimizer_of_another_network_is_refused() -> None:
         insert_block(Stack(8, 2), torch.randn(5, 4), 1, optimizer=other)
 
 
-class Dropping(Branch):
-    """The stream itself is dropped out in training."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The stream after it."""
-        return nn.functional.dropout(super().forward(x), 0.5, self.training)
-
-
-def test_a_block_that_drops_the_stream_out_in_training_is_none_that_adds_nothing() -> None:
-    points = find_points(nn.Sequential(nn.Linear(4, 8), Dropping(8), Dropping(8)), torch.randn(5, 4))
-    assert not points.found
-    assert all("in training" in each for each in points.left.values())
-
-
-class ByNumber(nn.Module):
-    """Takes its blocks from their list by number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 8)
-        self.blocks = nn.ModuleList([Branch(8), Branch(8)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs."""
-        return self.blocks[-1](self.blocks[0](self.first(x)))
-
-
-def test_a_list_that_is_not_run_through_has_no_points() -> None:
-    points = find_points(ByNumber(), torch.randn(5, 4))
-    assert not points.found
-    assert all("by number" in each for each in points.left.values())
-
-
 def test_a_refused_block_leaves_numbers_and_config_as_they_were() -> None:
     model = hugging_face("Gemma2", **SIZES | {"num_hidden_layers": 2})
     config, names = copy.deepcopy(model.config.to_dict()), list(model.state_dict())
@@ -446,123 +309,3 @@ def test_a_refused_block_leaves_numbers_and_config_as_they_were() -> None:
     assert model.config.to_dict() == config
     assert list(model.state_dict()) == names
     assert [layer.self_attn.layer_idx for layer in model.model.layers] == [0, 1]
-
-
-class Outside(nn.Module):
-    """The sums are outside of the blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)) for _ in "12")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs."""
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
-@pytest.mark.parametrize(
-    ("model", "inputs", "reason"),
-    [
-        (Outside(), torch.randn(3, 4), "the sum is outside of it"),
-        (GPT(32, 2, head_dim=16, residual="routed"), TOKENS, "not called with a stream"),
-        (
-            nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
-            ),
-            torch.randn(2, 3, 8),
-            "norm_first=True",
-        ),
-    ],
-    ids=["outside", "routed", "torch"],
-)
-def test_why_there_is_no_point_is_said(model: nn.Module, inputs: Tensor, reason: str) -> None:
-    points = find_points(model, inputs)
-    assert not points.found
-    assert reason in points.left[next(iter(points.left))]
-    with pytest.raises(SurgeryError, match=reason):
-        insert_block(model, inputs, 1)
-
-
-class Noisy(Branch):
-    """A branch that is dropped out in eval mode too, by one of several generators."""
-
-    def __init__(self, width: int, draws: str, generator: torch.Generator | None = None) -> None:
-        super().__init__(width)
-        self.draws, self.generator = draws, generator
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The stream after it."""
-        inside = torch.tanh(self.up(self.norm(x)))
-        if self.draws == "dropout":
-            inside = nn.functional.dropout(inside, 0.3)  # training is True where nothing is said
-        elif self.draws == "numpy":
-            inside = inside * np.random.rand()
-        elif self.draws == "python":
-            inside = inside * random.random()
-        elif self.draws == "path":
-            return x + (torch.rand(len(x), 1) < 0.7) * self.down(inside)
-        elif self.generator is not None:
-            inside = inside * torch.rand(inside.shape, generator=self.generator)
-        return x + self.down(inside)
-
-
-class Drawing(nn.Module):
-    """Blocks in a list, and random numbers in or between them."""
-
-    def __init__(self, draws: str) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(5) if draws == "generator" else None
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
-        self.blocks = nn.ModuleList(Noisy(8, draws, generator) for _ in range(3))
-        self.draws, self.calls = draws, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs."""
-        x = self.first(x)
-        if self.draws == "input":
-            x = x + torch.randn_like(x)
-        gates = torch.rand(len(self.blocks)) if self.draws == "by number" else torch.ones(len(self.blocks))
-        self.calls += self.draws == "counter"
-        for gate, block in zip(gates, self.blocks, strict=True):
-            x = block(x * gate if gate < 0.5 else x)
-            x = x + torch.randn_like(x) if self.draws == "between" else x
-        return self.last(x) + self.calls
-
-
-@pytest.mark.parametrize("draws", ["dropout", "path", "numpy", "python", "generator", "input"])
-@pytest.mark.parametrize("at", [0, 2])
-def test_random_numbers_of_the_others_stay_theirs(draws: str, at: int) -> None:
-    torch.manual_seed(0)
-    model = Drawing(draws).train()
-    x, states = torch.randn(5, 4), [torch.get_rng_state(), random.getstate()]
-    generator = model.blocks[2].generator
-    held = None if generator is None else generator.get_state()
-    _, proof = insert_block(model, x, at)
-    assert (proof.outputs, proof.gradients) == (0.0, 0.0)
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-    assert held is None or torch.equal(generator.get_state(), held)
-
-
-@pytest.mark.parametrize(
-    ("draws", "reason"),
-    [
-        ("by number", "draws random numbers in its forward pass, and others with one block more"),
-        ("between", "draws random numbers in its forward pass, and others with one block more"),
-        ("counter", "two passes of the network as it is differ"),
-    ],
-)
-def test_noise_that_cannot_be_told_from_an_edit_is_named(draws: str, reason: str) -> None:
-    model = Drawing(draws).train()
-    with pytest.raises(SurgeryError, match=reason):
-        insert_block(model, torch.randn(5, 4), 1)
-    assert len(model.blocks) == 3
-
-
-def test_a_proof_of_another_edit_names_the_noise_too() -> None:
-    with pytest.raises(SurgeryError, match="fold cannot be proved: two passes of the network"):
-        fold(Drawing("counter"), torch.randn(5, 4))
-    _, proof = fold(Drawing("dropout"), torch.randn(5, 4))
-    assert proof.outputs < 1e-5

@@ -1,0 +1,172 @@
+"""Points are found where a copy of a block changes nothing; where there is none, the reason is said."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from theodolite.models import GPT, ResNet
+from theodolite.surgery import SurgeryError, find_points, insert_block
+
+from .networks import TOKENS, Branch, moved
+from .test_inserting import Silent
+
+IMAGES = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("depth", "found", "left"), [(1, [0, 1], [2, 3]), (2, [0, 1, 2, 3, 4, 5, 6], [])])
+def test_resnets_by_stages(depth: int, found: list[int], left: list[int]) -> None:
+    model = moved(ResNet(4, depth)).double().eval()
+    points = find_points(model, IMAGES.double())
+    assert [point.index for point in points.found] == found
+    assert list(points.left) == [f"blocks.{each}" for each in left]
+    before = model(IMAGES.double())
+    for at in reversed(found):
+        _, proof = insert_block(model, IMAGES.double(), at)
+        assert proof.outputs == 0
+    assert torch.equal(model(IMAGES.double()), before)
+
+
+class Shared(nn.Module):
+    """Blocks that share what ends them, or one block that is called twice."""
+
+    def __init__(self, *, twice: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(Branch(8) for _ in range(1 if twice else 2))
+        self.twice = twice
+        if not twice:
+            self.blocks[1].down = self.blocks[0].down
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs."""
+        x = self.first(x)
+        for block in [*self.blocks, *self.blocks] if self.twice else self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize(("twice", "reason"), [(True, "called 2 times"), (False, "used elsewhere too")])
+def test_what_cannot_be_copied_is_left_with_its_reason(twice: bool, reason: str) -> None:
+    points = find_points(Shared(twice=twice), torch.randn(5, 4))
+    assert not points.found
+    assert reason in points.left["blocks.0"]
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [(9, "is no point: there are blocks.0"), ("head", "is no point"), ("blocks.2", "shape")],
+)
+def test_a_point_that_is_none_is_named(at: Any, message: str) -> None:
+    with pytest.raises(SurgeryError, match=message):
+        insert_block(ResNet(4, 1), IMAGES, at)
+
+
+def test_a_list_that_is_the_network_itself() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), Branch(8), Branch(8), nn.Linear(8, 2))
+    inputs = torch.randn(5, 4)
+    before = model(inputs)
+    assert [point.name for point in find_points(model, inputs).found] == ["1", "2", "3"]
+    insert_block(model, inputs, 2)
+    assert len(model) == 5
+    assert torch.equal(model(inputs), before)
+
+
+def test_blocks_of_several_branches_stay_together() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(*(nn.Sequential(Branch(8), Silent()) for _ in "12")))
+    for each in model.modules():
+        if isinstance(each, Silent):
+            nn.init.normal_(each.up.weight)
+    points = find_points(model, torch.randn(5, 4))
+    assert [point.name for point in points.found] == ["1.0", "1.1", "1.2"]
+
+
+def test_a_network_without_a_stream_is_refused() -> None:
+    with pytest.raises(SurgeryError, match="no residual stream"):
+        find_points(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4))
+
+
+def test_looking_for_points_leaves_no_trace() -> None:
+    model = ResNet(4, 1).train()
+    state = copy.deepcopy(model.state_dict())
+    random = torch.get_rng_state()
+    find_points(model, IMAGES)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name])
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+class Dropping(Branch):
+    """The stream itself is dropped out in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stream after it."""
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+def test_a_block_that_drops_the_stream_out_in_training_is_none_that_adds_nothing() -> None:
+    points = find_points(nn.Sequential(nn.Linear(4, 8), Dropping(8), Dropping(8)), torch.randn(5, 4))
+    assert not points.found
+    assert all("in training" in each for each in points.left.values())
+
+
+class ByNumber(nn.Module):
+    """Takes its blocks from their list by number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList([Branch(8), Branch(8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs."""
+        return self.blocks[-1](self.blocks[0](self.first(x)))
+
+
+def test_a_list_that_is_not_run_through_has_no_points() -> None:
+    points = find_points(ByNumber(), torch.randn(5, 4))
+    assert not points.found
+    assert all("by number" in each for each in points.left.values())
+
+
+class Outside(nn.Module):
+    """The sums are outside of the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)) for _ in "12")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs."""
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "reason"),
+    [
+        (Outside(), torch.randn(3, 4), "the sum is outside of it"),
+        (GPT(32, 2, head_dim=16, residual="routed"), TOKENS, "not called with a stream"),
+        (
+            nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
+            ),
+            torch.randn(2, 3, 8),
+            "norm_first=True",
+        ),
+    ],
+    ids=["outside", "routed", "torch"],
+)
+def test_why_there_is_no_point_is_said(model: nn.Module, inputs: Tensor, reason: str) -> None:
+    points = find_points(model, inputs)
+    assert not points.found
+    assert reason in points.left[next(iter(points.left))]
+    with pytest.raises(SurgeryError, match=reason):
+        insert_block(model, inputs, 1)
