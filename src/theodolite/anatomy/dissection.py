@@ -33,26 +33,8 @@ from theodolite.anatomy.roles import (
     lend,
 )
 from theodolite.anatomy.specimen import Specimen, examine, examine_built
-from theodolite.anatomy.structure.branches import (
-    ends_of,
-    feeders,
-    heads_of,
-    heads_outside,
-    names_in,
-    names_on_stream,
-    placements_of,
-    streams_of,
-)
+from theodolite.anatomy.structure import branches, factors
 from theodolite.anatomy.structure.elements import row_blocks
-from theodolite.anatomy.structure.factors import (
-    degree,
-    direction_size,
-    factor_elsewhere,
-    factor_to_stream,
-    is_rate,
-    leading_weight,
-    scaled_weights,
-)
 from theodolite.anatomy.structure.norms import follows_normalisation, norm_role
 from theodolite.anatomy.structure.uses import Use
 from theodolite.core.calling import Build
@@ -121,7 +103,7 @@ class _Dissection:
         self, main: Specimen, wider: Specimen | None, size: Size | None, roles: Mapping[str, Role]
     ) -> None:
         self.main, self.wider, self.size = main, wider, size
-        self.flow = main.flow
+        self.flow, self.residuals = main.flow, main.residuals
         self.said = _match(roles, list(main.shapes))
         self.uses: dict[str, list[Use]] = {}
         for use in self.flow.uses.all:
@@ -132,13 +114,13 @@ class _Dissection:
         self.grown = grown_axes(main, wider, size, untrained) if wider and size else None
         self.queries = {name for residual in main.residuals for name in residual.queries}
         self.homes = self._homes()
-        self.on_stream = names_on_stream(self.flow, main.residuals) - self.homes.keys()
+        self.on_stream = branches.names_on_stream(self.flow, main.residuals) - self.homes.keys()
         self.aliases = _aliases(main.model)
         self.undecayed = {name for name, one in canonical_parameters(main.model) if _is_marked(one)}
 
     def anatomy(self, grown_blocks: Callable[[], int] | None = None) -> Anatomy:
-        branches = self._branches()
-        by_place = {(branch.block, branch.branch): branch for branch in branches}
+        found = self._branches()
+        by_place = {(branch.block, branch.branch): branch for branch in found}
         parts: dict[str, Part] = {}
         problems: list[str] = []
         for name in self.main.shapes:
@@ -160,7 +142,7 @@ class _Dissection:
         if problems:
             more = f"\n... and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise UnclassifiedError("\n".join(problems[:5]) + more)
-        return Anatomy(parts, tuple(branches), self.size, grown_blocks, self._attention_outside())
+        return Anatomy(parts, tuple(found), self.size, grown_blocks, self._attention_outside())
 
     def _untrained(self) -> dict[str, Role]:
         """The tensors without a gradient, and those that nothing in the forward pass reads."""
@@ -178,33 +160,35 @@ class _Dissection:
 
     def _homes(self) -> dict[str, tuple[int, int]]:
         """By parameter: the block and branch it is first used in."""
-        where, residuals = self.main.places, self.main.residuals
-        pairs = list(zip(where, residuals, strict=True))
-        inside = [(name, place) for place, residual in pairs for name in names_in(self.flow, residual)]
+        flow, where = self.flow, self.main.places
+        pairs = list(zip(where, self.residuals, strict=True))
+        inside = [(name, place) for place, one in pairs for name in branches.names_in(flow, one)]
         queries = [(name, place) for place, residual in pairs for name in residual.queries]
-        feeding = [(name, where[index]) for name, index in feeders(self.flow, residuals).items()]
+        feeding = [(name, where[index]) for name, index in branches.feeders(flow, self.residuals).items()]
         homes = dict(reversed([*inside, *queries, *feeding]))  # the first counts
         return homes | {name: homes[other] for name, other in self.lent.items() if other in homes}
 
     def _attention_outside(self) -> tuple[AttentionHeads, ...]:
-        here = heads_outside(self.flow, self.main.residuals)
-        wider = heads_outside(self.wider.flow, self.wider.residuals) if self.wider else []
+        here = branches.heads_outside(self.flow, self.residuals)
+        wider = branches.heads_outside(self.wider.flow, self.wider.residuals) if self.wider else []
         if len(wider) != len(here):
             return tuple(here)
         return tuple(_compared(heads, partner) for heads, partner in zip(here, wider, strict=True))
 
     def _branches(self) -> list[Branch]:
-        ends = [ends_of(self.flow, residual) for residual in self.main.residuals]
-        placements = placements_of(self.flow, self.main.residuals, [by_norm for _, by_norm in ends])
-        streams = streams_of(self.flow, self.main.residuals)
-        wider = [heads_of(self.wider.flow, one) for one in self.wider.residuals] if self.wider else []
+        ends = [branches.ends_of(self.flow, residual) for residual in self.residuals]
+        placements = branches.placements_of(self.flow, self.residuals, [by_norm for _, by_norm in ends])
+        streams = branches.streams_of(self.flow, self.residuals)
+        wide = self.wider
+        wider = [branches.heads_of(wide.flow, one) for one in wide.residuals] if wide else []
         found = []
-        for index, (place, residual) in enumerate(zip(self.main.places, self.main.residuals, strict=True)):
-            attention = heads_of(self.flow, residual)
+        for index, (place, residual) in enumerate(zip(self.main.places, self.residuals, strict=True)):
+            attention = branches.heads_of(self.flow, residual)
             if attention and index < len(wider) and (partner := wider[index]):
                 attention = _compared(attention, partner)
             names = tuple(name for name in self.main.shapes if self.homes.get(name) == place)
-            names = names or tuple(names_in(self.flow, residual))  # weights are shared between blocks
+            if not names:  # weights are shared between blocks
+                names = tuple(branches.names_in(self.flow, residual))
             last = tuple(name for name in names if self.lent.get(name, name) in ends[index][0])
             layers, stream = residual.layers, streams[index]
             found.append(Branch(*place, placements[index], layers, names, last, attention, stream))
@@ -263,8 +247,8 @@ class _Dissection:
             on_stream=name in self.on_stream,
             beside=last_weight(self.flow, use) if name not in self.lent and seen else None,
             offset=use.offset if use.kind == "gain" else 0.0,
-            scale_free=seen and all(degree(self.flow, one) == 0 for one in uses),
-            rate=seen and any(is_rate(self.flow, one) for one in uses),
+            scale_free=seen and all(factors.degree(self.flow, one) == 0 for one in uses),
+            rate=seen and any(factors.is_rate(self.flow, one) for one in uses),
             undecayed=name in self.undecayed,
             factor=self._factor(name, role, alike) if seen else 1.0,
             readout_factor=self._factor(name, "output", as_weight) if seen else 1.0,
@@ -275,7 +259,7 @@ class _Dissection:
         """Who reads a gain of a norm, or a vector that multiplies weights."""
         if is_norm:
             return norm_role(self.flow, uses)
-        weights = [scaled_weights(self.flow, use) for use in uses]
+        weights = [factors.scaled_weights(self.flow, use) for use in uses]
         if not all(weights) or any(use.in_axes for use in uses):
             return None
         tables = {use.name for use in self.flow.uses.all if use.kind == "table"}
@@ -284,12 +268,12 @@ class _Dissection:
     def _factor_to_stream(self, name: str) -> float:
         index = self.main.places.index(self.homes[name])
         uses = self.uses[self.lent.get(name, name)]
-        number = factor_to_stream(self.flow, self.main.residuals[index], uses)
+        number = factors.factor_to_stream(self.flow, self.residuals[index], uses)
         return number * self._factor_beside(uses[0])
 
     def _factor(self, name: str, role: Role, uses: list[Use]) -> float:
         inside = name in self.homes and name not in self.queries
-        number = factor_elsewhere(self.flow, self.main.residuals, uses, role == "output" and not inside)
+        number = factors.factor_elsewhere(self.flow, self.residuals, uses, role == "output" and not inside)
         return number * math.prod(self._factor_beside(use) for use in uses[:1])
 
     def _factor_beside(self, use: Use) -> float:
@@ -298,14 +282,14 @@ class _Dissection:
         A gain for each entry of a weight multiplies entries of size `1/√n`. For a gain on a direction (a
         weight divided by a norm of itself), the size of the direction's entries relative to a weight's.
         """
-        lead = leading_weight(self.flow, use)
+        lead = factors.leading_weight(self.flow, use)
         part = self._part(lead) if lead else None
         if not isinstance(part, Part):
             return 1.0
         entry = part.fan_in ** (-0.5 if part.width_out else -1.0) if part.width_in else 1.0
         if use.in_axes:
             return entry if part.width_out else 1.0
-        size = direction_size(self.flow, use) / (entry * abs(use.number or 1.0))
+        size = factors.direction_size(self.flow, use) / (entry * abs(use.number or 1.0))
         return size if part.scale_free and math.isfinite(size) and size > 0 else 1.0
 
     def _grown(self, name: str, fans: Fans) -> tuple[int, ...]:

@@ -15,15 +15,7 @@ import torch
 from torch import Tensor
 
 from theodolite.anatomy.part import Norm
-from theodolite.anatomy.recording.operations import (
-    BENDING,
-    CONVOLUTIONS,
-    NORMS,
-    POOLS,
-    REDUCTIONS,
-    SOFTMAXES,
-    VIEWS,
-)
+from theodolite.anatomy.recording import operations as ops
 from theodolite.anatomy.recording.trace import Graph, Node, Ref
 from theodolite.anatomy.structure.elements import follow, labels_along, varies
 from theodolite.anatomy.structure.flow import Flow, bits
@@ -32,7 +24,7 @@ from theodolite.anatomy.structure.uses import Use, product_operands
 
 def is_normalisation(flow: Flow, node: Node) -> bool:
     """Does the node finish a normalisation: a fused one, or x divided by a statistic of x?"""
-    if node.op in NORMS:
+    if node.op in ops.NORMS:
         return True
     operands = flow.signals(node)
     if node.op not in ("mul", "div") or len(operands) != 2:
@@ -43,7 +35,7 @@ def is_normalisation(flow: Flow, node: Node) -> bool:
 def norm_size(flow: Flow, node: Node) -> float:
     """The root mean square after a normalisation: 1/√n if it divides by the length of n entries, else 1."""
     operands = flow.signals(node)
-    if node.op in NORMS or len(operands) != 2:
+    if node.op in ops.NORMS or len(operands) != 2:
         return 1.0
     for x, statistic in (operands, operands[::-1]):
         source = _reduced_from(flow, statistic, x)
@@ -80,13 +72,13 @@ def size_after(graph: Graph, node: Node, sizes: Mapping[int, float]) -> float:
         return held[0] ** node.args[1] if held[0] else math.nan
     if node.op in POWERS:
         return held[0] ** POWERS[node.op] if held[0] else math.nan
-    if node.op in NORMS:
-        gain = node.args[NORMS[node.op][1]]
+    if node.op in ops.NORMS:
+        gain = node.args[ops.NORMS[node.op][1]]
         return sizes.get(gain.value, 1.0) if isinstance(gain, Ref) else 1.0
     if node.op == "_weight_norm_interface":  # g·v/‖v‖ of v and g
         counts = [math.prod(graph.shapes[value]) for value in node.inputs]
         return held[1] / math.sqrt(counts[0] / counts[1])
-    return held[0] if node.op in VIEWS | REDUCTIONS | _SIZE_KEPT else math.nan
+    return held[0] if node.op in ops.VIEWS | ops.REDUCTIONS | _SIZE_KEPT else math.nan
 
 
 POWERS = {"square": 2.0, "var": 2.0, "var_mean": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
@@ -114,7 +106,7 @@ def _reduced_from(flow: Flow, statistic: int, x: int) -> int | None:
     if len(shape) != len(small) or not any(many > 1 == one for many, one in pairs):
         return None
     for source in _sources(flow, x):
-        reduces = any(node.op in REDUCTIONS for node in flow.makers(flow.after(source, statistic)))
+        reduces = any(node.op in ops.REDUCTIONS for node in flow.makers(flow.after(source, statistic)))
         if reduces and not flow.weights_between(source, statistic):
             return source
     return None
@@ -138,7 +130,7 @@ def _sources(flow: Flow, x: int) -> list[int]:
 def follows_normalisation(flow: Flow, use: Use) -> bool:
     """Does this gain belong to a norm: fused with it, applied to its result, or applied to its input?"""
     node = flow.graph.nodes[use.node]
-    if node.op in NORMS:
+    if node.op in ops.NORMS:
         return True
     operands = flow.signals(node)
     if node.op != "mul" or len(operands) != 1:
@@ -222,7 +214,7 @@ class _Walk:
             if made is None:
                 return self._readings(f"it reaches {_said(flow, node)}")
             self._note_shifts(node)
-            self.straight &= node.op in VIEWS | {"add"} and node.op not in _MASKS
+            self.straight &= node.op in ops.VIEWS | {"add"} and node.op not in _MASKS
             for output, its_labels in zip(node.outputs, made, strict=False):
                 self.carried[output] = its_labels
                 for reader in flow.readers(output):
@@ -249,7 +241,7 @@ _MASKS = frozenset({"constant_pad_nd", "masked_fill", "where"})
 
 def _said(flow: Flow, node: Node) -> str:
     """A node that a gain cannot pass, in words."""
-    if node.op in BENDING:
+    if node.op in ops.BENDING:
         return f"a nonlinearity, {node.op}"
     if _before_softmax(flow, node):
         return "a softmax"
@@ -259,7 +251,7 @@ def _said(flow: Flow, node: Node) -> str:
 def _before_softmax(flow: Flow, node: Node) -> bool:
     """Does a softmax read the node's result, with no weight between?"""
     readers = flow.reading(node.outputs, lambda reader: "weight" not in flow.kinds(reader))
-    return any(reader.op in SOFTMAXES for reader in readers)
+    return any(reader.op in ops.SOFTMAXES for reader in readers)
 
 
 def _along(node: Node, value: int, labels: Tensor) -> tuple[int, ...]:
@@ -286,7 +278,7 @@ def _channels(flow: Flow, use: Use) -> Tensor:
     """Labels of the result's elements: the entry of the gain that multiplied them."""
     node = flow.graph.nodes[use.node]
     shape = flow.graph.shapes[node.outputs[0]]
-    if node.op in NORMS:
+    if node.op in ops.NORMS:
         return labels_along(
             shape, -1 if node.op in ("native_layer_norm", "_fused_rms_norm", "rms_norm") else 1
         )
@@ -297,7 +289,7 @@ def _channels(flow: Flow, use: Use) -> Tensor:
 
 def _summed_dims(node: Node, value: int, rank: int) -> list[int]:
     """The dimensions of a value that a matrix product or a convolution sums over."""
-    if node.op in CONVOLUTIONS:
+    if node.op in ops.CONVOLUTIONS:
         return list(range(1, rank))
     pair = product_operands(node)
     return [rank - 1] if pair is None or pair[0] == value or rank == 1 else [rank - 2]
@@ -336,7 +328,7 @@ def _carry(flow: Flow, node: Node, value: int, carried: dict[int, Tensor]) -> li
         if any(varies(labels, dim) for dim in dims):
             return None
         return [labels.amax(dims, keepdim=len(shape) == labels.dim())]
-    if node.op in POOLS:
+    if node.op in ops.POOLS:
         spatial = [dim for dim, size in enumerate(shape) if size != labels.shape[dim]]
         if any(varies(labels, dim) for dim in spatial):
             return None

@@ -15,18 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from theodolite.anatomy.recording.operations import (
-    ADDITIONS,
-    CELLS,
-    CONVOLUTIONS,
-    JOINTS,
-    LOOKUPS,
-    MULTIPLICATIONS,
-    NORMS,
-    PRODUCTS,
-    REDUCTIONS,
-    VIEWS,
-)
+from theodolite.anatomy.recording import operations as ops
 from theodolite.anatomy.recording.trace import Graph, Node
 from theodolite.anatomy.structure.expressions import Expressions, Settled, axes_along
 
@@ -77,9 +66,9 @@ class Uses:
 
 def product_operands(node: Node) -> tuple[int, int] | None:
     """The values of the two factors of a matrix product."""
-    if node.op not in PRODUCTS:
+    if node.op not in ops.PRODUCTS:
         return None
-    left, right = PRODUCTS[node.op]
+    left, right = ops.PRODUCTS[node.op]
     return node.args[left].value, node.args[right].value
 
 
@@ -128,20 +117,20 @@ class _Finder:
         if node.op in ("zeros", "zeros_like", "new_zeros"):
             return True
         read = [value in self.zeros for value in node.inputs]
-        moved = node.op in VIEWS - {"constant_pad_nd", "masked_fill", "where"}
+        moved = node.op in ops.VIEWS - {"constant_pad_nd", "masked_fill", "where"}
         return any(read) if node.op == "mul" else moved and bool(read) and all(read)
 
     def _is_use(self, node: Node, has_signal: bool) -> bool:
-        if node.op in LOOKUPS:
+        if node.op in ops.LOOKUPS:
             return not self._selects_matrices(node)
         if has_signal:
             return True
-        if node.op in NORMS:
-            return node.read(NORMS[node.op][0]) in self.axes and not self._becomes_weight(node)
+        if node.op in ops.NORMS:
+            return node.read(ops.NORMS[node.op][0]) in self.axes and not self._becomes_weight(node)
         # A constant or learned tokens going through a layer. Products with vectors alone are how
         # parametrizations (spectral norm) compute a weight.
         composes = node.op == "mm" and self._becomes_weight(node)
-        return node.op in PRODUCTS and node.op not in ("mv", "addmv") and not composes
+        return node.op in ops.PRODUCTS and node.op not in ("mv", "addmv") and not composes
 
     def _selects_matrices(self, node: Node) -> bool:
         """Does it choose matrices rather than rows, as `experts[chosen]` does?"""
@@ -159,39 +148,39 @@ class _Finder:
             for reader in (self.graph.nodes[index] for index in self.graph.readers[value]):
                 if (read := product_operands(reader)) is not None:
                     return read[1] == value and read[0] not in self.axes and reader.op in ("mm", "addmm")
-                if reader.op in CONVOLUTIONS:
+                if reader.op in ops.CONVOLUTIONS:
                     return reader.read(1) == value
-                if reader.op in REDUCTIONS:
+                if reader.op in ops.REDUCTIONS:
                     continue  # a norm to divide by
-                if reader.op not in VIEWS | ADDITIONS | {"mul", "div"}:
+                if reader.op not in ops.VIEWS | ops.ADDITIONS | {"mul", "div"}:
                     return False
                 waiting += [made for made in reader.outputs if made not in seen]
                 seen.update(reader.outputs)
         return False
 
     def _use(self, node: Node) -> None:
-        if node.op in PRODUCTS:
+        if node.op in ops.PRODUCTS:
             self._use_product(node)
-        elif node.op in CONVOLUTIONS:
+        elif node.op in ops.CONVOLUTIONS:
             self._use_convolution(node)
-        elif node.op in NORMS:
-            signal, gain, shift = NORMS[node.op]
+        elif node.op in ops.NORMS:
+            signal, gain, shift = ops.NORMS[node.op]
             self._add(node, node.read(signal), "token", "concat")
             self._add(node, node.read(gain), "gain", "norm")
             self._add(node, node.read(shift), "bias", "add")
-        elif node.op in LOOKUPS:
+        elif node.op in ops.LOOKUPS:
             self._use_lookup(node)
-        elif node.op in CELLS:
-            for position in CELLS[node.op]:
+        elif node.op in ops.CELLS:
+            for position in ops.CELLS[node.op]:
                 self._add(node, node.read(position), "bias", "add")
-        elif node.op in ADDITIONS:
+        elif node.op in ops.ADDITIONS:
             for value in node.inputs:
                 self._add_term(node, value)
-        elif node.op in MULTIPLICATIONS:
+        elif node.op in ops.MULTIPLICATIONS:
             for value in node.inputs:
                 if not self._use_contraction(node, value) and not self._use_outer(node, value):
                     self._add(node, value, "gain", "scale")
-        elif node.op in JOINTS:
+        elif node.op in ops.JOINTS:
             for value in node.inputs:
                 self._add(node, value, "token", "concat")
         else:
@@ -200,7 +189,7 @@ class _Finder:
                     self.unknown.setdefault(name, node.op)
 
     def _use_product(self, node: Node) -> None:
-        left, right = PRODUCTS[node.op]
+        left, right = ops.PRODUCTS[node.op]
         x, w = node.read(left), node.read(right)
         if left == 1:
             self._add_term(node, node.read(0))
@@ -299,9 +288,9 @@ class _Finder:
         size = math.prod(self.shapes[name])
         while len(others) == 1 and (maker := self.graph.maker[others[0]]) is not None:
             made = self.graph.nodes[maker]
-            if made.op in PRODUCTS:
+            if made.op in ops.PRODUCTS:
                 return self.graph.shapes[others[0]][-1] == size
-            if made.op not in VIEWS | {"add"}:
+            if made.op not in ops.VIEWS | {"add"}:
                 return False
             others = [other for other in made.inputs if other in self.signal]
         return False
@@ -317,7 +306,7 @@ class _Finder:
     def _append_weight(
         self, node: Node, value: int, name: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
     ) -> None:
-        op = "conv" if node.op in CONVOLUTIONS else "linear"
+        op = "conv" if node.op in ops.CONVOLUTIONS else "linear"
         if not self._append_factor(node, value, name, in_axes, out_axes):
             self._append(node, name, "weight", op, in_axes, out_axes)
 
@@ -361,7 +350,7 @@ class _Finder:
             self.signal.add(value)
             maker = self.graph.maker[value]
             node = None if maker is None else self.graph.nodes[maker]
-            if node is None or node.op not in VIEWS or node.inputs[0] in self.graph.parameters:
+            if node is None or node.op not in ops.VIEWS or node.inputs[0] in self.graph.parameters:
                 break
             value = node.inputs[0]
 
