@@ -8,7 +8,6 @@ import json
 import math
 import os
 import stat
-import tempfile
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -16,40 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from theodolite.core.errors import UseError
-
-KINDS = {
-    "survey": {"verdict", "findings"},
-    "landscape": {"landscape", "places", "values"},
-    "tracking": {"tracking", "rows"},
-    "growth": {"growth", "stages"},
-}
-"""By what a page shows, keys that its JSON has."""
-
-
-def html_path(path: str | Path, *, kind: str = "survey") -> Path:
-    """The path a page may be written to; refused before any work is done if it cannot be.
-
-    The same as JSON goes beside it, and must not take the place of anything but an older one of its kind.
-    """
-    path = Path(path).expanduser()
-    refused = f"the page cannot be written to {path}"
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise UseError(f"{refused}: its name must end in .html")
-    try:
-        if not path.parent.is_dir():
-            raise UseError(f"{refused}: there is no folder {path.parent}")
-        if path.is_dir():
-            raise UseError(f"{refused}: that is a folder")
-        if (beside := path.with_suffix(".json")).exists() and not _is(kind, beside):
-            raise UseError(
-                f"{refused}: its data would take the place of {beside}, which is no {kind}. "
-                "Give the page another name"
-            )
-        with tempfile.TemporaryFile(dir=path.parent):  # may anything be written there?
-            pass
-    except OSError as error:
-        raise UseError(f"{refused}: {error.strerror}") from error
-    return path
 
 
 def read_text(path: Path) -> str:
@@ -229,11 +194,3 @@ def _refuse(value: Any, where: str, wanted: str) -> NoReturn:
     raise UseError(
         f"{where} is {'a number of many digits' if is_long else repr(value)} where {wanted} belongs"
     )
-
-
-def _is(kind: str, file: Path) -> bool:
-    try:
-        content = read_json(file)
-    except UseError:
-        return False
-    return isinstance(content, dict) and KINDS[kind] <= content.keys()
