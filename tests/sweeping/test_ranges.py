@@ -2,7 +2,7 @@ import pytest
 
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.sweeping.ranges import Range, parse_axis, parse_number, parse_numbers, parse_whole_numbers
+from theodolite.sweeping.ranges import Range, parse_axis, parse_number, parse_whole_numbers
 from theodolite.sweeping.sweep import sizes_of
 
 
@@ -18,7 +18,7 @@ from theodolite.sweeping.sweep import sizes_of
     ],
 )
 def test_ranges_go_in_octaves(text, values):
-    assert parse_numbers(text) == pytest.approx(values)
+    assert parse_axis(text) == pytest.approx(values)
 
 
 def test_an_axis_may_hold_words_lists_and_whole_numbers():
@@ -44,13 +44,13 @@ def test_an_axis_may_hold_words_lists_and_whole_numbers():
         ("1:log", "one end"),
         ("0:1:log", "starts at 0, which has no logarithm"),
         ("[0.9", "as JSON writes it"),
-        ("fast", "'fast' is no number"),
+        ("fast", "'fast' in 'fast' is no positive whole number"),
         ("0.1:1:log", "a range to search in"),
     ],
 )
 def test_what_is_no_range_is_refused_with_what_to_write(text, said):
     with pytest.raises(UseError) as refused:
-        parse_numbers(text)
+        parse_whole_numbers(text)
     assert said in str(refused.value)
 
 

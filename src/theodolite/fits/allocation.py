@@ -1,4 +1,4 @@
-"""Depth against width: the best shape of a network of given size."""
+"""The allocation form: the best depth and width of a network of given size."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from theodolite.present.figure import Figure, Panel
 
 NUM_BUDGETS = 9
 SLACK = 1.1
-"""A depth's curve is read this far beyond the sizes that were run."""
+"""The factor by which a depth's curve may be extrapolated."""
 STEEPEST = 2.0
-"""Of b: a block that asks for e² times the width. Draws in which depth does not grow at all end there."""
+"""Upper bound of b, reached by draws in which the best depth does not grow."""
 TRANSFORMER = 12.0
-"""Parameters of a block over width²: attention has 4, a feed-forward part of four times the width 8."""
+"""Parameters of a block over width²: 4 of attention, 8 of a feed-forward part of four times the width."""
 
 
 def allocation(
@@ -46,7 +46,7 @@ def allocation(
 
     Levine et al., arXiv:2006.12467, come to a width of 30 000 for a language model of 10¹² parameters.
 
-    Intervals: the curves' residuals are drawn anew and everything is fitted again, `draws` times.
+    Intervals come from a bootstrap: residuals are resampled and everything is fitted again, `draws` times.
     """
     data = estimating.checked(FORM.name, {"width": width, "depth": depth, "loss": loss})
     if parameters is None:
@@ -113,7 +113,7 @@ def _surface(data: Mapping[str, Array]) -> _Surface:
         if num >= 2:
             depths.append(depth)
             members.append(at)
-            # One size more than the curve needs, so that it leaves a residual to judge it by.
+            # One size more than the curve needs, so that there is a residual.
             degree = 1 if num < 4 else 2 if num < 6 else 3
             curves.append(polynomial(log_size, np.log(data["loss"][at]), degree=degree))
             spans.append((log_size.min() - np.log(SLACK), log_size.max() + np.log(SLACK)))
@@ -177,8 +177,8 @@ def _refuse_without_optima(surface: _Surface, found: Array) -> None:
 def _line(budgets: Array, depths: Array, c: float) -> dict[str, Array]:
     """a and b for each row of best depths (draws, budgets), by Gauss–Newton on log depth.
 
-    Of depth, not of width: the budget is exact and the depth is not, so a regression of width on depth would
-    come out too flat. From `log L + 2a + 2bL = log(N/c)`: `∂ log L/∂a = −2/(1+2bL)`, `∂ log L/∂b = L·∂a`.
+    On depth, not on width: the budget is exact and the depth is noisy, so a regression of width on depth is
+    biased. From `log L + 2a + 2bL = log(N/c)`: `∂ log L/∂a = −2/(1+2bL)`, `∂ log L/∂b = L·∂a`.
     """
     size = np.log(budgets / c)
     known = np.isfinite(depths)
@@ -219,7 +219,7 @@ def _log_depth(size: Any, a: Any, b: Any) -> Any:
 
 
 def _hold_out(data: Mapping[str, Array], budget: float, depth: float) -> HeldOutRuns | None:
-    """Without the largest runs: which depth would have been foretold for the largest budget?"""
+    """The best depth at the largest budget, predicted without the largest runs."""
     out = estimating.largest(data["parameters"])
     seen = {name: column[~out] for name, column in data.items()}
     try:
@@ -230,7 +230,7 @@ def _hold_out(data: Mapping[str, Array], budget: float, depth: float) -> HeldOut
         return None
     known = np.isfinite(found)
     if surface.budgets[known].max() > 0.95 * budget:
-        return None  # nothing was foretold
+        return None  # that would be no prediction
     line = _line(surface.budgets[known], found[known][None], surface.c)
     predicted = np.exp(_log_depth(np.log(budget / surface.c), line["a"], line["b"]))
     return estimating.compare(FORM, "best depth", np.array([budget]), predicted, np.array([depth]))

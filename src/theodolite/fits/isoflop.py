@@ -41,7 +41,7 @@ def isoflop(
     a budget; `budgets` names them instead, and takes the runs within 25 % of each. A budget counts if it has
     three sizes and its best lies among them.
 
-    Intervals: the parabolas' residuals are drawn anew and everything is fitted again, `draws` times. This is
+    Intervals come from a bootstrap: residuals are resampled and all is fitted again, `draws` times. This is
     Approach 2 of Hoffmann et al., arXiv:2203.15556. A parabola is symmetric and the true curve is not, so
     sizes far from the best one bias it: stay within a factor of about four.
 

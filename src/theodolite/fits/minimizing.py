@@ -1,7 +1,7 @@
-"""The search: Huber's loss of the log residuals from many starts, the bootstrap around it, and its BFGS.
+"""Minimise Huber's loss of the log residuals from many starts, and for many draws of a bootstrap, by BFGS.
 
-Every start and every draw of a bootstrap is one row of an array, and all rows go in step: with a handful of
-unknowns the time goes into calls, and a thousand searches in step take a hundredth of the calls.
+Every start and every draw is one row of an array, and all rows are searched together: with a handful of
+unknowns most of the time is overhead of calls, of which that takes a hundredth.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ REACHED = 1e-4
 RTOL = 1e-13
 """Relative change of the objective at which a search ends."""
 RTOL_OF_DRAWS = 1e-9
-"""The same in the bootstrap, whose draws differ by far more than this leaves open."""
+"""The same in the bootstrap, where draws differ far more."""
 AT_ONCE = 2_000_000
-"""Numbers that a search in step may hold in one array."""
+"""Most numbers in one array."""
 MOST_STEPS = 500
 MOST_TRIALS = 30
 """Lengths tried along one direction."""
@@ -38,7 +38,7 @@ DECREASE, CURVATURE = 1e-4, 0.9
 ROUNDING = 1e-15
 """A fall below this share of the objective cannot be told from rounding."""
 PATIENCE = 3
-"""Steps of no progress after which a row has arrived."""
+"""Steps without progress after which a row has converged."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Law:
     evaluate: Callable[[Array], tuple[Array, Array]]
     """θ (rows, P) -> `log L̂` (rows, n) and its derivative (rows, P, n)."""
     constants: Callable[[Array], dict[str, Array]]
-    """θ (…, P) -> the constants one speaks of, each (…)."""
+    """θ (…, P) -> the constants of the law by name, each (…)."""
     starts: Array
     """(number of starts, P)."""
     low: Array
@@ -57,7 +57,7 @@ class Law:
     shares: Callable[[Array], dict[str, Array]]
     """θ (P,) -> the share of the loss that each term has at each point."""
     bounded: Mapping[int, str]
-    """Exponents, and what it means if one of them ends on a bound."""
+    """By index in θ, the exponents that may end on a bound."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def bootstrap(
 ) -> Array:
     """θ of fits to points drawn with replacement, (draws, P).
 
-    Each begins at the optimum and at a place near it. A draw with fewer distinct sizes than θ has entries
-    could be fitted in many ways, and is drawn again. `distinct` (n,) numbers the sizes.
+    Each starts at the optimum and at a point near it. A draw with fewer distinct sizes than θ has entries is
+    underdetermined, and is drawn again. `distinct` (n,) numbers the sizes.
     """
     generator = np.random.default_rng(seed)
     num, size = len(log_loss), len(optimum)
@@ -143,8 +143,8 @@ def _search_from(
 def descend(objective: Objective, starts: Array, low: Array, high: Array, rtol: float) -> tuple[Array, Array]:
     """Minimise every row from its own start, inside `low ≤ θ ≤ high`: (θ, values).
 
-    A row has arrived when its objective falls by less than `rtol` of itself in three steps running, or
-    when nothing is left of its gradient.
+    A row has converged when its objective falls by less than `rtol` of itself in three steps in a row, or its
+    gradient is zero.
 
     >>> theta, value = descend(lambda x, rows: ((x**2).sum(1), 2 * x), np.array([[3.0, 4.0]]),
     ...                        np.array([-9.0, 1.0]), np.array([9.0, 9.0]), 1e-12)
@@ -179,12 +179,12 @@ def descend(objective: Objective, starts: Array, low: Array, high: Array, rtol: 
 
 
 def _held(theta: Array, gradient: Array, low: Array, high: Array) -> Flags:
-    """What lies on a bound and would leave it outwards."""
+    """Which entries are on a bound and would leave it."""
     return ((theta <= low) & (gradient > 0)) | ((theta >= high) & (gradient < 0))
 
 
 def _direction(inverse: Array, gradient: Array, free: Flags) -> Array:
-    """Where the quadratic model has its minimum; straight down where that would lead up."""
+    """The quasi-Newton direction; the negative gradient where that is no descent direction."""
     down = -np.where(free, gradient, 0.0)
     along = np.where(free, (inverse * down[:, None, :]).sum(2), 0.0)
     leads_down = (along * gradient).sum(1) < 0
@@ -202,7 +202,7 @@ def _search(
     low: Array,
     high: Array,
 ) -> tuple[Array, Array, Array]:
-    """A length that meets the weak Wolfe conditions, by doubling and halving; stays where there is none."""
+    """A step length that meets the weak Wolfe conditions, by doubling and bisection; 0 if there is none."""
     new, new_value, new_gradient = theta.copy(), value.copy(), gradient.copy()
     shortest, longest = np.zeros(len(rows)), np.full(len(rows), np.inf)
     going = np.arange(len(rows))

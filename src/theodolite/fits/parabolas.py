@@ -20,7 +20,7 @@ class Polynomial:
     fitted: Array
     measured: Array
     solve: Array
-    """What turns measured values into coefficients: (degree + 1, n)."""
+    """The matrix from measured values to coefficients: (degree + 1, n)."""
 
     def at(self, x: Array, coefficients: Array | None = None) -> Array:
         """Values at x (m,), for these or for other coefficients (…, degree + 1): (…, m)."""
@@ -57,9 +57,9 @@ def optimum(coefficients: Array, centre: float) -> Array:
 def noise(curves: Sequence[Polynomial], draws: int, seed: int) -> list[Array]:
     """Log residuals of all the curves, drawn with replacement for each curve: (draws, n) each.
 
-    A residual is smaller than the noise it comes from, as the curve has bent towards its point; each is
-    brought back by `√(n/(n − degree − 1))`. A curve that passes through all of its points has none to give;
-    where no curve has any, nothing is known of the noise, and all is nan.
+    Residuals are smaller than the noise, as the curve fits it in part; they are scaled up by
+    `√(n/(n − degree − 1))`. A curve through all of its points has no residuals; if no curve has any, all is
+    nan.
     """
     generator = np.random.default_rng(seed)
     pool = []

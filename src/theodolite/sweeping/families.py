@@ -1,4 +1,4 @@
-"""What the rows of a sweep say: curves that differ in size alone, their optima, and what follows."""
+"""Analyse the rows of a sweep: families of curves over sizes, their optima, and sentences about them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from theodolite.sweeping.transfer import (
 )
 
 MOST_COLUMNS = 9
-"""Values that have room beside each other; of more, those around the optima are shown."""
+"""Most values in a table; if there are more, those around the optima are shown."""
 BOUNDS = {"low": "≤ ", "high": "≥ "}
 """The sign of an optimum that is the first or the last value that was tried."""
 LEAST_SHOWN = 0.0005
@@ -78,18 +78,18 @@ class Family(Result):
         return next(optimum for optimum in self.optima if optimum.size == size)
 
     def drift(self, along: Along) -> OptimumDrift | None:
-        """How the optimum moves along width or depth, if there are sizes to tell it from."""
+        """How the optimum moves along width or depth, if there are two sizes."""
         return next((drift for drift in self.drifts if drift.along == along), None)
 
     @property
     def uncompared(self) -> tuple[Size, ...]:
-        """Sizes of no change: the base's best was not tried there, or no other has their width or depth."""
+        """Sizes without a change: the base's best was not tried there, or no other is on a line with them."""
         compared = {size for change in self.changes for size in (change.smaller, change.larger)}
         return tuple(curve.size for curve in self.curves if curve.size not in {*compared, self.base})
 
     @property
     def never_worse(self) -> bool:
-        """Are all sizes compared, and is surely none worse, by more than noise, than the next smaller one?"""
+        """Are all sizes compared, and is none worse than the next smaller one by more than noise?"""
         return not self.uncompared and not any(change.worse or change.untold for change in self.changes)
 
     def blocks(self) -> Iterator[Block]:
@@ -126,7 +126,7 @@ class Family(Result):
 def analyse(
     rows: Sequence[Row], *, base: Size, over: str = "lr", axes: Sequence[str] = ()
 ) -> tuple[Family, ...]:
-    """The families in the rows of a ledger, as they were first run, the plan before the standard.
+    """The families in the rows of a ledger, in the order of their first run, plan before standard.
 
     Args:
         rows: as `Ledger.rows` gives them.
@@ -200,7 +200,7 @@ def optimum_text(optimum: Optimum, scale: Scale) -> str:
 
 
 def lost_text(transfer: Transfer, family: Family) -> str:
-    """`0.045 ± 0.007`, or a bound; nothing at the base itself, and where it has no optimum to transfer."""
+    """`0.045 ± 0.007`, or a bound; empty at the base, and if that has no optimum to transfer."""
     if transfer.size == family.base or math.isnan(transfer.lost):
         return ""
     if transfer.bound:

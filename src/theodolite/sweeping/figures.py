@@ -25,7 +25,7 @@ LUMINANCE = 0.2
 
 
 def figures(families: Sequence[Family]) -> tuple[Figure, ...]:
-    """For each optimizer and for width and depth, panels that share their axes: the parameterizations."""
+    """For each optimizer, along width and along depth, a panel for each parameterization."""
     found = []
     for optimizer in dict.fromkeys(family.optimizer for family in families):
         mine = [family for family in families if family.optimizer == optimizer]
@@ -49,7 +49,7 @@ def on_line(family: Family, along: Along) -> list[Size]:
 
 
 def loss_range(curves: Sequence[SweepCurve]) -> Range:
-    """From the least loss to where the four best points of every curve are to be seen, with some air."""
+    """The range in which the four best points of every curve are visible, with a margin."""
     found = [sorted(mean for mean in curve.means if math.isfinite(mean)) for curve in curves]
     found = [means for means in found if means]
     if not found:
@@ -60,14 +60,14 @@ def loss_range(curves: Sequence[SweepCurve]) -> Range:
 
 
 def place_range(families: Sequence[Family]) -> Range:
-    """From the least to the greatest place of the swept quantity, with some air."""
+    """The range of the swept quantity, with a margin."""
     places = [f.scale.place(value) for f in families for curve in f.curves for value in curve.values]
     air = 0.04 * (max(places) - min(places)) or 1.0
     return min(places) - air, max(places) + air
 
 
 def height(curve: SweepCurve, optimum: Optimum, scale: Scale) -> float:
-    """Where the mark of an optimum stands: on the line that is drawn, not on the parabola below it."""
+    """The height of the mark of an optimum: on the line that is drawn, not on the parabola."""
     points = [
         (scale.place(value), mean)
         for value, mean in zip(curve.values, curve.means, strict=True)
@@ -238,7 +238,7 @@ def _round_numbers(low: float, high: float) -> list[float]:
 
 
 def colours(sizes: Sequence[Size]) -> dict[Size, str]:
-    """Colours that are as bright as each other, by size.
+    """By size, colours of equal luminance.
 
     >>> colours([Size(64, 4), Size(128, 4)])
     {Size(width=64, depth=4): '#2a7fcd', Size(width=128, depth=4): '#bb6526'}

@@ -1,4 +1,4 @@
-"""Values of an axis as one writes them: `2^-12:2^-5`, `0,0.1`, and for a search `0.01:1:log`."""
+"""Parse the values of an axis: `2^-12:2^-5`, `0,0.1`, and for a search `0.01:1:log`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from theodolite.core.arguments import is_number
 from theodolite.core.errors import UseError
 from theodolite.core.files import parse_json
 
 MOST_VALUES = 200
-"""Of a range: more are a slip of the pen."""
+"""Of a range; more are taken for a typing error."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers between two, for a search to choose from; on a logarithmic scale or as they are.
+    """An interval for a search to choose from, on a logarithmic or linear scale.
 
     >>> Range(0.01, 1.0)
     Range(low=0.01, high=1.0, log=True)
@@ -69,27 +70,18 @@ def parse_axis(text: str) -> list[Any] | Range:
     return found
 
 
-def parse_numbers(text: str) -> list[float]:
-    """The same where only numbers will do."""
-    found = parse_axis(text)
-    if isinstance(found, Range):
-        raise UseError(f"{text!r} is a range to search in: here write values, or LOW:HIGH for octaves")
-    for value in found:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UseError(f"{value!r} is no number: write one such as 0.001 or 2^-10")
-    return [float(value) for value in found]
-
-
 def parse_whole_numbers(text: str) -> list[int]:
     """Widths and depths: `128,256,512`, or `128:1024` for every doubling.
 
     >>> parse_whole_numbers("2:16")
     [2, 4, 8, 16]
     """
-    found = parse_numbers(text)
+    found = parse_axis(text)
+    if isinstance(found, Range):
+        raise UseError(f"{text!r} is a range to search in: here write values, or LOW:HIGH for octaves")
     for value in found:
-        if value != int(value) or value < 1:
-            raise UseError(f"{value:g} in {text!r} is no positive whole number")
+        if not is_number(value) or value != int(value) or value < 1:
+            raise UseError(f"{value!r} in {text!r} is no positive whole number")
     return [int(value) for value in found]
 
 

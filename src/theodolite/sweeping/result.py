@@ -22,7 +22,7 @@ from theodolite.sweeping.families import Family, analyse, loss_text, movement_se
 from theodolite.sweeping.figures import figures
 
 ALWAYS = frozenset({"size", "seed", "optimizer", "parameterization"})
-"""Axes of every sweep, which have a place of their own in it."""
+"""Axes of every sweep, which are arguments of their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Sweep(Result):
     workload: str
     base: Size
     over: str
-    """The swept quantity: the learning rate, if nothing else was said."""
+    """The swept quantity, by default the learning rate."""
     spec: Mapping[str, Any]
     """What all runs share, and the names of the axes."""
     rows: tuple[Row, ...]
@@ -45,7 +45,7 @@ class Sweep(Result):
     bests: tuple[Best, ...] = ()
     """By size, the best of all axes together; none where the swept quantity is the only one."""
     report: RunReport | None = field(default=None, repr=False)
-    """What was run now; None where nothing was."""
+    """What was run by this call; None for a sweep that was loaded."""
 
     @staticmethod
     def of(
@@ -80,7 +80,7 @@ class Sweep(Result):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """The sweep again, from its rows and its spec; what they say is found anew."""
+        """The sweep from its rows and its spec, which are analysed again."""
         try:
             rows = [{name: _frozen(value) for name, value in row.items()} for row in content["rows"]]
             found: Any = cls.of(rows, content["spec"], over=content["over"])
@@ -161,7 +161,7 @@ class Best:
 
 
 def bests(families: Sequence[Family]) -> tuple[Best, ...]:
-    """By size, the best family and value together."""
+    """By size, the best of all families and values."""
     found: dict[tuple[str, str, Size], tuple[float, Family, float]] = {}
     for family in families:
         for optimum in family.optima:
@@ -199,7 +199,7 @@ def best_settings(
 
 
 def of_the_best(rows: Sequence[Row], base: Size, axes: Sequence[str]) -> list[Row]:
-    """The rows that have, but for the learning rate, the best settings of their kind: what a search found."""
+    """The rows with the best settings of their kind, apart from the learning rate: what a search found."""
     best = best_settings(rows, base, ["lr", *axes])
     kept = {key: json.dumps({name: settings[name] for name in axes}) for key, settings in best.items()}
     return [

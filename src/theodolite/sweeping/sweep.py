@@ -1,4 +1,4 @@
-"""`sweep`: the runs of a grid or of a search into a ledger, and a Sweep out of it."""
+"""`sweep`: train the runs of a grid or of a search, keep them in a ledger, and analyse them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from theodolite.sweeping.result import ALWAYS, Sweep
 from theodolite.workloads import Workload
 
 MOST_SEEDS = 10_000
-"""More are a slip of the pen."""
+"""More are taken for a typing error."""
 FILES = (*SUFFIXES, ".html", ".json", ".csv", ".parquet")
-"""Endings that no folder has."""
+"""Suffixes of files; the ledger's folder has none of them."""
 
 Axis = Sequence[Any] | Range
 
@@ -63,16 +63,16 @@ def sweep(
     progress: Progress | None = None,
     **fields: Any,
 ) -> Sweep:
-    """Train a network at several sizes and learning rates: where is the optimum, and does it stay there?
+    """Train a network at several sizes and learning rates; find the optimum at each size and how it moves.
 
     The runs are kept in the ledger `out/ledger.sqlite`. The same call again runs what is missing; a call with
-    more sizes, learning rates, seeds, optimizers or values of an axis adds them; with anything else that
-    differs it is another sweep, and needs another folder.
+    more sizes, learning rates, seeds, optimizers or values of an axis adds them. Anything else that differs
+    makes it another sweep, which needs another folder.
 
     Args:
         workload: a `Workload`, or the name of one.
         lr: learning rates at base size.
-        sizes: those to train; or `widths` and `depths`.
+        sizes: to train; or give `widths` and `depths`.
         widths: to train at the depth of the base.
         depths: to train at the width of the base.
         product: train all combinations of widths and depths.
@@ -80,19 +80,19 @@ def sweep(
             that are given, or the workload's own. It is always among the sizes.
         optimizer: names in `theodolite.optimizers.OPTIMIZERS`.
         parameterization: `plan`, `standard` or both.
-        seeds: how many, or which.
-        steps: of every run; 100 if they are not given.
-        warmup: steps; a tenth of all if it is not given.
+        seeds: a number of seeds (0, 1, …), or the seeds.
+        steps: of every run; 100 by default.
+        warmup: steps; by default a tenth of all.
         axes: further fields of a run by name, with their values: `{"weight_decay": [0, 0.1]}`,
             `{"options.betas": [(0.9, 0.95), (0.9, 0.99)]}`.
-        over: the swept quantity whose optimum is sought, if it is not the learning rate: one of the axes.
-        search: `tpe` searches the base for the best learning rate and axes with Optuna instead of trying all,
-            then tries half, once and twice the learning rate it found at every size. Axes may be a `Range`.
+        over: the quantity whose optimum is sought: `lr`, or one of the axes.
+        search: `tpe` searches the base size for the best learning rate and axes with Optuna, then tries half,
+            once and twice that learning rate at every size. Axes may be a `Range`.
         trials: of the search.
         out: the folder of the ledger.
         engine: `auto`, `serial`, `processes`, `vectorised` or `ray`.
         device: `cpu`, `cuda` or `cuda:1`.
-        jobs: processes at a time; as many as there are cores.
+        jobs: processes at a time; by default the number of cores.
         chunk: most models in one program of the vectorised engine.
         address: of a Ray cluster.
         per_run: what one run takes of it, such as `{"GPU": 0.25}`.
@@ -174,8 +174,8 @@ def sizes_of(
 ) -> tuple[tuple[Size, ...], Size]:
     """All sizes, the base among them, and the base.
 
-    Without a base it is the least width and depth that are given, or the workload's own. Widths come at the
-    depth of the base and depths at its width, unless all their combinations are asked for.
+    By default the base is the least width and depth that are given, or the workload's own. Widths are taken
+    at the depth of the base and depths at its width, or all their combinations with `product`.
 
     >>> found, base = sizes_of(sizes=None, widths=[128, 256], depths=[4, 8], product=False, base=None,
     ...                        own=Size(64, 2))
@@ -225,7 +225,7 @@ def _check(swept: Mapping[str, Axis], over: str, search: str | None, trials: int
 
 
 def _timing(steps: int | None, warmup: int | None, swept: Mapping[str, Axis]) -> dict[str, int]:
-    """Steps and warmup, if they are no axes. What is given as both is left in, for the grid to refuse."""
+    """Steps and warmup, unless they are axes. If one is given as both, the grid refuses it."""
     found = {}
     if steps is not None or "steps" not in swept:
         found["steps"] = 100 if steps is None else steps
@@ -241,7 +241,7 @@ def _timing(steps: int | None, warmup: int | None, swept: Mapping[str, Axis]) ->
 
 
 def _spec(run: Run, base: Size, axes: Sequence[str], space: Space | None) -> dict[str, Any]:
-    """What all runs share, and the names of the axes, so that these may get further values."""
+    """What all runs share, and the names of the axes, which may get further values later."""
     fixed = {key: value for key, value in run.to_dict().items() if key not in (*axes, "base", "workload")}
     for name in axes:
         top, dot, option = name.partition(".")
@@ -269,7 +269,7 @@ def _values(axis: Axis) -> Sequence[Any]:
 
 
 def _ends(axis: Axis) -> Range:
-    """Between which learning rates a search takes place."""
+    """The range of learning rates for a search."""
     if isinstance(axis, Range):
         return axis
     if len({*axis}) < 2:
@@ -278,7 +278,7 @@ def _ends(axis: Axis) -> Range:
 
 
 def _settled(folder: Path) -> set[str]:
-    """Runs that the folder has a result of."""
+    """Identities of runs that have a result in the folder."""
     if not file_of(folder).is_file():
         return set()
     with Ledger.read(folder) as ledger:

@@ -1,4 +1,4 @@
-"""How far the optimum moves when the network grows, and what it costs to take that of another size."""
+"""How far the optimum moves when the network grows, and the loss from using another size's optimum."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ ALONG: tuple[Along, ...] = ("width", "depth")
 LEAST_SHOWN = 0.005
 """The least movement that two decimals show."""
 CLOSE = 0.5
-"""Octaves: optima that are no farther apart are the same for use."""
+"""Octaves; optima that are no farther apart count as the same."""
 SMALL_LOSS = 0.01
-"""Of the loss: what is lost below this does not count."""
+"""Fraction of the loss; smaller losses from transfer do not count."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,10 @@ class OptimumDrift:
     """On the scale of the swept quantity (octaves of a learning rate) per doubling; nan where `bounded`."""
     interval: SeedInterval
     movement: float
-    """Between the lowest and the highest optimum of the line on which they are farthest apart; at least so
-    much where `bounded`."""
+    """The largest distance between two optima on one line of sizes; a lower bound where `bounded`."""
     sizes: tuple[Size, ...]
     bounded: bool
-    """Is one of the optima a bound, or not known?"""
+    """Is one of the optima only a bound, or unknown?"""
 
     @property
     def told(self) -> bool:
@@ -57,7 +56,7 @@ class OptimumDrift:
 def drifts(
     optima: Sequence[Optimum], resampled: Mapping[Size, Floats], scale: Scale
 ) -> Iterator[OptimumDrift]:
-    """Along width and depth, where there are at least two sizes. `resampled`: places of the optima, drawn."""
+    """Along width and depth, if there are two sizes. `resampled`: places of the optima in each resample."""
     chosen = {optimum.size: optimum for optimum in optima if math.isfinite(optimum.value)}
     places = {size: scale.place(optimum.value) for size, optimum in chosen.items()}
     least, most = dict(places), dict(places)  # between which an optimum that is not found may lie
@@ -87,7 +86,7 @@ def drifts(
 
 
 def lines_of(sizes: Sequence[Size], along: Along) -> list[list[Size]]:
-    """Sizes that differ in width alone (or in depth alone), from small to large; lines of two and more.
+    """Lines of two or more sizes that differ in width alone (or depth alone), from small to large.
 
     >>> [[str(size) for size in line] for line in lines_of([Size(64, 2), Size(32, 2), Size(64, 4)], "width")]
     [['32 × 2', '64 × 2']]
@@ -99,7 +98,7 @@ def lines_of(sizes: Sequence[Size], along: Along) -> list[list[Size]]:
 
 
 def extent(size: Size, along: Along) -> int:
-    """How large it is along the axis."""
+    """Its width, or its depth."""
     return size.width if along == "width" else size.depth
 
 
@@ -125,15 +124,15 @@ class Transfer:
     loss: float
     """The mean loss there."""
     lost: float
-    """That, less the least mean loss here; nan where the base has a bound and no optimum to transfer."""
+    """That, less the least mean loss here; nan where the base's optimum is only a bound."""
     interval: SeedInterval
-    """Of `lost`. Not known where no resample of the seeds loses anything: that is the grid, no certainty."""
+    """Of `lost`. Unknown where it is zero in every resample, which says more of the grid than of the loss."""
     interpolated: float
     """The same between the points: on the parabolas, at the vertex of the base."""
     beyond: bool
     """Does the best value of the base lie outside what was tried here?"""
     bound: bool
-    """Is at least so much lost? So it is beyond, and where the best here is the last that was tried."""
+    """Is `lost` a lower bound, because of `beyond` or because the best value here is the last tried?"""
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class Change:
 
     @property
     def untold(self) -> bool:
-        """Has the larger one the higher loss, but one seed alone, which does not tell it from noise?"""
+        """Has the larger one the higher loss, with one seed alone, so that it may be noise?"""
         return self.change > 0 and not self.worse and not self.interval.known
 
 
@@ -163,14 +162,14 @@ class Change:
 class TransferReach:
     """The smallest size of a line from which the optimum transfers to the largest.
 
-    It does where its optimum is within half an octave of the largest's, or where the largest loses with it
-    less than 1 % or than the noise of seeds; and where all sizes between do as well.
+    A size qualifies if its optimum is within half an octave of the largest's, or if with it the largest loses
+    less than 1 % or than the noise of seeds; and if all sizes in between qualify.
     """
 
     along: Along
     largest: Size
     smallest: Size | None
-    """None where not even the second largest will do."""
+    """None if not even the second largest qualifies."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +188,7 @@ class Drawn:
 
 
 def transfers(drawn: Mapping[Size, Drawn], base: Size, scale: Scale) -> Iterator[Transfer]:
-    """To every size from the base, if the base was run and not all of it diverged."""
+    """From the base to every size, unless all of the base diverged."""
     if base not in drawn or math.isnan(drawn[base].optimum.best):
         return
     source = drawn[base]
@@ -214,7 +213,7 @@ def transfers(drawn: Mapping[Size, Drawn], base: Size, scale: Scale) -> Iterator
 
 
 def changes(drawn: Mapping[Size, Drawn], base: Size) -> Iterator[Change]:
-    """Along every line of sizes, step by step. Sizes at which the base's best was not tried are left out."""
+    """Along every line of sizes, without sizes at which the base's best was not tried."""
     if base not in drawn or math.isnan(drawn[base].optimum.best):
         return
     source = drawn[base]
@@ -237,7 +236,7 @@ def changes(drawn: Mapping[Size, Drawn], base: Size) -> Iterator[Change]:
 
 
 def reaches(drawn: Mapping[Size, Drawn], scale: Scale) -> Iterator[TransferReach]:
-    """For every line of sizes: from how small a network does the optimum transfer to its largest?"""
+    """For every line of sizes, the smallest from which the optimum transfers to the largest."""
     for along in ("width", "depth"):
         for line in lines_of([size for size, one in drawn.items() if one.optimum.found], along):
             *smaller, largest = line
@@ -264,7 +263,7 @@ def _good_for(source: Drawn, target: Drawn, scale: Scale) -> bool:
 
 
 def _between(source: Drawn, target: Drawn, scale: Scale) -> float:
-    """What is lost between the points: on the target's parabolas, at the vertex of the source."""
+    """The loss from transfer by the target's parabolas, at the vertex of the source."""
     vertex, _ = source.lowest(scale)
     _, lowest = target.lowest(scale)
     there = losses_at(target.places, target.means[:1], vertex[:1], scale)
@@ -272,14 +271,14 @@ def _between(source: Drawn, target: Drawn, scale: Scale) -> float:
 
 
 def _losses_at_best_of(source: Drawn, target: Drawn) -> tuple[Floats, int]:
-    """The means of the target at the point nearest to the source's best, draw by draw; which in the first."""
+    """By resample, the target's mean at the point nearest to the source's best; its index in the first."""
     best = source.places[np.argmin(source.means, axis=1)]
     nearest = np.argmin(np.abs(target.places[None] - best[:, None]), axis=1)
     return np.take_along_axis(target.means, nearest[:, None], 1)[:, 0], int(nearest[0])
 
 
 def _is_beyond(source: Drawn, target: Drawn) -> bool:
-    """Is the source's best further from all that was tried at the target than half its narrowest step?"""
+    """Is the source's best farther than half the narrowest step from everything tried at the target?"""
     best = source.places[np.argmin(source.means[0])]
     steps = np.diff(target.places)
     return bool(np.abs(target.places - best).min() > (steps.min() / 2 if len(steps) else 0.0) + 1e-9)
