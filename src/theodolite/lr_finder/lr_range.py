@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
+from theodolite.present.figure import ACCENT, QUIET, Figure, Panel, frame, guide, line
 from theodolite.present.result import Block, Heading, Result
 from theodolite.present.text import Column, Table, counted
 
@@ -209,19 +209,10 @@ class LrRange(Result):
         data = []
         for curve in self.curves:
             trials = [trial for trial in curve.trials if math.isfinite(trial.loss)]
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers",
-                    "name": f"seed {curve.seed}",
-                    "x": [trial.rate for trial in trials],
-                    "y": [trial.loss for trial in trials],
-                    "line": {"color": ACCENT, "width": 2},
-                    "marker": {"color": ACCENT, "size": 5},
-                    "hovertemplate": f"seed {curve.seed}, lr %{{x:.2e}}: %{{y:.4g}}<extra></extra>",
-                }
-            )
-        layout = frame(height=280)
+            hover = f"seed {curve.seed}, lr %{{x:.2e}}: %{{y:.4g}}"
+            x, y = [trial.rate for trial in trials], [trial.loss for trial in trials]
+            data.append(line(x, y, markers=5, hover=hover, name=f"seed {curve.seed}"))
+        layout = frame(height=280, x="learning rate", y="loss")
         rates = [trial.rate for curve in self.curves for trial in curve.trials]
         rates += [planned] if planned else []
         low, high = math.log10(min(rates)), math.log10(max(rates))
@@ -229,22 +220,21 @@ class LrRange(Result):
         layout["xaxis"] |= {
             "type": "log",
             "range": [low - air, high + air],
-            "title": {"text": "learning rate", "standoff": 6},
             "exponentformat": "power",
             "dtick": max(1, round((high - low) / 6)),
         }
-        layout["yaxis"] |= {"title": {"text": "loss", "standoff": 6}, "nticks": 6}
+        layout["yaxis"] |= {"nticks": 6}
         start = statistics.fmean(curve.start for curve in self.curves)
-        level = {"xref": "paper", "x0": 0, "x1": 1, "y0": start, "y1": start}
-        layout["shapes"] = [{"type": "line", **level, "line": {"color": FAINT, "width": 1}}]
-        upright = {"yref": "paper", "y0": 0, "y1": 1}
+        layout["shapes"] = [guide(y=start)]
         if self.low is not None and self.high is not None:
             shaded = {"fillcolor": ACCENT, "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
-            layout["shapes"].append({"type": "rect", "x0": self.low, "x1": self.high, **upright, **shaded})
-        for x, dash in ((self.best, "dash"), (planned, "dot")):
-            if x is not None:
-                line = {"color": QUIET, "width": 1, "dash": dash}
-                layout["shapes"].append({"type": "line", "x0": x, "x1": x, **upright, "line": line})
+            sides = {"x0": self.low, "x1": self.high, "yref": "paper", "y0": 0, "y1": 1}
+            layout["shapes"].append({"type": "rect", **sides, **shaded})
+        if self.best is not None:
+            dashed = {"color": QUIET, "width": 1, "dash": "dash"}
+            layout["shapes"].append(guide(x=self.best) | {"line": dashed})
+        if planned is not None:
+            layout["shapes"].append(guide(x=planned))
         return Panel("Loss after each trial", tuple(data), layout)
 
 

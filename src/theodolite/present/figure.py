@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from theodolite.core.files import plain
 from theodolite.present.text import signed
 
 INK, QUIET, FAINT, ACCENT = "var(--ink)", "var(--quiet)", "var(--rule)", "var(--accent)"
@@ -77,11 +78,10 @@ def power_law(
     }
     if falls:  # the line ends in the lower right: speak from the lower left
         label |= {"x": 0.04, "xanchor": "left"}
-    layout = frame(height=190)
+    layout = frame(height=190, x=x_title)
     pad = 0.08 * (math.log10(max(x)) - math.log10(min(x)))
     layout["xaxis"] |= {
         "type": "log",
-        "title": {"text": x_title, "standoff": 6},
         "tickvals": list(x),
         "ticktext": [f"{value:g}" for value in x],
         "range": [math.log10(min(x)) - pad, math.log10(max(x)) + pad],
@@ -106,25 +106,12 @@ def stacked_bars(
 ) -> Panel:
     """Bars that add up, one colour for each part."""
     data = tuple(
-        {
-            "type": "bar",
-            "name": name,
-            "x": list(x),
-            "y": list(heights),
-            "marker": {"color": colors[name], "line": {"width": 0}},
-            "hovertemplate": f"{name}: %{{y:,}}<extra></extra>",
-        }
+        bars(x, heights, color=colors[name], hover=f"{name}: %{{y:,}}") | {"name": name}
         for name, heights in parts.items()
     )
-    layout = frame(height=200)
+    layout = frame(height=200, x=x_title)
     layout |= {"barmode": "stack", "bargap": 0.25 if len(x) <= 26 else 0.0}
-    layout["xaxis"] |= {
-        "type": "category",
-        "title": {"text": x_title, "standoff": 6},
-        "ticks": "",
-        "tickvals": _spaced(x),
-        "tickangle": 0,
-    }
+    layout["xaxis"] |= {"type": "category", "ticks": "", "tickvals": _spaced(x), "tickangle": 0}
     layout["yaxis"] |= {"nticks": 4, "exponentformat": "B", "rangemode": "tozero"}
     return Panel(title, data, layout)
 
@@ -138,10 +125,10 @@ def line(
         "type": "scatter",
         "mode": "lines+markers" if markers else "lines",
         "x": list(x),
-        "y": list(y),
+        "y": plain(list(y)),
         "line": {"color": color, "width": 2} if hover else {"color": color, "width": 1, "dash": "dot"},
     }
-    drawn |= {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
+    drawn |= _hover(hover)
     return drawn | ({"marker": {"color": color, "size": markers}} if markers else {}) | more
 
 
@@ -154,8 +141,41 @@ def guide(*, x: float | None = None, y: float | None = None) -> dict[str, Any]:
     return {"type": "line", **ends, "line": {"color": FAINT, "width": 1}}
 
 
-def frame(*, height: int) -> dict[str, Any]:
-    """A layout with quiet axes and nothing else on it."""
+def bars(
+    x: Sequence[Any], y: Sequence[float | None], *, color: str = ACCENT, hover: str = ""
+) -> dict[str, Any]:
+    """Bars; `hover` is the text under the pointer."""
+    marker = {"color": color, "line": {"width": 0}}
+    return {"type": "bar", "x": list(x), "y": plain(list(y)), "marker": marker, **_hover(hover)}
+
+
+def heat_map(
+    z: Sequence[Sequence[float | None]],
+    *,
+    x: Sequence[Any] | None = None,
+    y: Sequence[Any] | None = None,
+    colors: str = "Viridis",
+    hover: str = "",
+) -> dict[str, Any]:
+    """A matrix as colours, with a thin colour bar."""
+    places = {name: list(value) for name, value in (("x", x), ("y", y)) if value is not None}
+    bar = {"thickness": 10, "outlinewidth": 0}
+    return {
+        "type": "heatmap",
+        **places,
+        "z": plain(z),
+        "colorscale": colors,
+        "colorbar": bar,
+        **_hover(hover),
+    }
+
+
+def _hover(text: str) -> dict[str, str]:
+    return {"hovertemplate": f"{text}<extra></extra>"} if text else {"hoverinfo": "skip"}
+
+
+def frame(*, height: int, x: str = "", y: str = "") -> dict[str, Any]:
+    """A layout with quiet axes, their titles, and nothing else on it."""
     axis = {
         "automargin": True,
         "fixedrange": True,  # a finger that scrolls the page must not drag an axis
@@ -183,9 +203,13 @@ def frame(*, height: int) -> dict[str, Any]:
         "hovermode": "closest",
         "dragmode": False,
         "hoverlabel": {"bgcolor": "var(--paper)", "bordercolor": FAINT, "font": {"color": INK}},
-        "xaxis": dict(axis),
-        "yaxis": dict(axis),
+        "xaxis": axis | _titled(x),
+        "yaxis": axis | _titled(y),
     }
+
+
+def _titled(text: str) -> dict[str, Any]:
+    return {"title": {"text": text, "standoff": 6}} if text else {}
 
 
 def _spaced(labels: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from scipy.special import ndtr, stdtrit
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from theodolite.core import arguments
 from theodolite.core.errors import UseError
 from theodolite.core.files import plain
-from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
+from theodolite.present.figure import FAINT, QUIET, Figure, Panel, bars, frame, heat_map, line
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table
 from theodolite.probes.signal.gradient_statistics import BINS, Covariance
@@ -227,22 +227,15 @@ def _share(part: float, whole: float) -> str:
 def _dots(title: str, names: Sequence[str], points: Sequence[tuple[float, float | None]]) -> Panel:
     """Values with error bars, or a line if they have none."""
     errors = plain([error for _, error in points if error is not None])
-    data: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "markers" if errors else "lines+markers",
-        "x": list(names),
-        "y": plain([y for y, _ in points]),
-        "marker": {"color": ACCENT, "size": 7},
-        "line": {"color": ACCENT, "width": 2},
-        "hovertemplate": "%{x}: %{y:.3g}<extra></extra>",
-    }
+    mode = "markers" if errors else "lines+markers"
+    drawn = line(names, [y for y, _ in points], mode=mode, markers=7, hover="%{x}: %{y:.3g}")
     if errors:
-        data["error_y"] = {"type": "data", "array": errors, "color": QUIET, "thickness": 1}
+        drawn["error_y"] = {"type": "data", "array": errors, "color": QUIET, "thickness": 1}
     layout = frame(height=220)
     layout["xaxis"] |= {"type": "category", "nticks": 8}
     layout["yaxis"] |= {"rangemode": "tozero", "nticks": 5, "exponentformat": "power"}
     layout["yaxis"] |= {"zeroline": True, "zerolinecolor": FAINT}
-    return Panel(title, (data,), layout)
+    return Panel(title, (drawn,), layout)
 
 
 def _histogram(title: str, covariance: Covariance) -> Panel:
@@ -251,41 +244,21 @@ def _histogram(title: str, covariance: Covariance) -> Panel:
     middles = [2 * (at + 0.5) / BINS - 1 for at in range(BINS)]
     total = max(sum(covariance.counts), 1)
     reached = max((abs(x) for x, count in zip(middles, covariance.counts, strict=True) if count), default=0.0)
-    bars = {
-        "type": "bar",
-        "x": middles,
-        "y": [count / total for count in covariance.counts],
-        "marker": {"color": ACCENT, "line": {"width": 0}},
-        "hovertemplate": "%{x:.3f}: %{y:.3f}<extra></extra>",
-    }
-    chance = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": middles,
-        "y": [float(ndtr((x + edge) / noise) - ndtr((x - edge) / noise)) for x in middles],
-        "line": {"color": QUIET, "width": 1, "dash": "dot"},
-        "hoverinfo": "skip",
-    }
-    layout = frame(height=220)
-    layout["bargap"] = 0
+    found = bars(middles, [count / total for count in covariance.counts], hover="%{x:.3f}: %{y:.3f}")
+    by_chance = [float(ndtr((x + edge) / noise) - ndtr((x - edge) / noise)) for x in middles]
+    chance = line(middles, by_chance)
+    layout = frame(height=220, x="correlation") | {"bargap": 0}
     end = min(1.0, max(reached, 3 * noise) + 4 * edge)
-    layout["xaxis"] |= {"title": {"text": "correlation", "standoff": 6}, "range": [-end, end]}
+    layout["xaxis"] |= {"range": [-end, end]}
     layout["yaxis"] |= {"rangemode": "tozero", "nticks": 4, "tickformat": ".0%"}
-    return Panel(title, (bars, chance), layout)
+    return Panel(title, (found, chance), layout)
 
 
 def _heat_map(title: str, matrix: Tensor) -> Panel:
     largest = float(matrix.abs().max()) or 1.0
-    drawn = {
-        "type": "heatmap",
-        "z": matrix.tolist(),
-        "zmin": -largest,
-        "zmax": largest,
-        "colorscale": "RdBu",
-        "colorbar": {"thickness": 10, "outlinewidth": 0, "exponentformat": "power", "nticks": 3},
-        "hovertemplate": "channels %{x} and %{y}: %{z:.3g}<extra></extra>",
-    }
-    layout = frame(height=260)
-    layout["xaxis"] |= {"title": {"text": "channel", "standoff": 6}}
+    drawn = heat_map(matrix.tolist(), colors="RdBu", hover="channels %{x} and %{y}: %{z:.3g}")
+    drawn |= {"zmin": -largest, "zmax": largest}
+    drawn["colorbar"] |= {"exponentformat": "power", "nticks": 3}
+    layout = frame(height=260, x="channel")
     layout["yaxis"] |= {"autorange": "reversed"}
     return Panel(title, (drawn,), layout)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,7 +20,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.progress import Progress, share
 from theodolite.core.size import Size
 from theodolite.planning.plan import Plan
-from theodolite.present.figure import Figure, Panel, frame
+from theodolite.present.figure import Figure, Panel, frame, heat_map
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table
 from theodolite.probes.scaling.first_steps import PROBE_STEP
@@ -127,23 +127,19 @@ class StreamHistory(Result):
         rows = [list(row) for row in zip(*self.values(name), strict=True)]
         shown = [[_height(name, value) for value in row] for row in rows]
         finite = [value for row in shown for value in row if value is not None]
-        bar: dict[str, Any] = {"thickness": 10, "outlinewidth": 0}
+        drawn = heat_map(
+            shown,
+            x=[str(step) for step in self.steps],
+            y=[f"{one.block}.{one.branch}" for one in self.streams[0].branches],
+            hover="step %{x}, block %{y}: %{text}",
+        )
+        drawn["text"] = [[f"{value:.4g}" for value in row] for row in rows]
         if finite and name not in LINEAR:
             ticks = [min(finite) + part / 4 * (max(finite) - min(finite)) for part in range(5)]
-            bar |= {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
-        drawn = {
-            "type": "heatmap",
-            "x": [str(step) for step in self.steps],
-            "y": [f"{one.block}.{one.branch}" for one in self.streams[0].branches],
-            "z": shown,
-            "text": [[f"{value:.4g}" for value in row] for row in rows],
-            "colorscale": "Viridis",
-            "colorbar": bar,
-            "hovertemplate": "step %{x}, block %{y}: %{text}<extra></extra>",
-        }
-        layout = frame(height=260)
-        layout["xaxis"] |= {"type": "category", "title": {"text": "step", "standoff": 6}, "nticks": 8}
-        layout["yaxis"] |= {"type": "category", "title": {"text": "block", "standoff": 6}, "nticks": 12}
+            drawn["colorbar"] |= {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
+        layout = frame(height=260, x="step", y="block")
+        layout["xaxis"] |= {"type": "category", "nticks": 8}
+        layout["yaxis"] |= {"type": "category", "nticks": 12}
         return Panel(TITLES[name], (drawn,), layout)
 
     def _described(self, name: str) -> str:

@@ -32,8 +32,7 @@ from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss, described, require_logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.core.files import plain
-from theodolite.present.figure import ACCENT, FAINT, QUIET, Figure, Panel, frame
+from theodolite.present.figure import FAINT, QUIET, Figure, Panel, bars, frame, line
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table
 from theodolite.probes.example_losses import HALVES, scalar_loss
@@ -198,7 +197,10 @@ class Stream(Result):
             ),
         ]
         if any(one is not None for one in self.skipped_blocks):
-            panels.append(_bars("Loss without the block, minus the loss", self.skipped_blocks))
+            drawn = bars(range(len(counts)), self.skipped_blocks, hover="block %{x}: %{y:.3g}")
+            layout = frame(height=220, x="block")
+            layout["yaxis"] |= {"zeroline": True, "zerolinecolor": FAINT, "nticks": 5}
+            panels.append(Panel("Loss without the block, minus the loss", (drawn,), layout))
         return Figure(
             caption="Root mean squares of the stream, of the branches and of the stream's gradient, from the "
             "first block to the last; and the increase of the loss without each block.",
@@ -354,30 +356,13 @@ def _checked(model: nn.Module, loss: Loss, batch: Batch) -> tuple[nn.Module, Los
     return model, copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss, copied
 
 
-def _lines(title: str, places: Sequence[float], line: Sequence[float], dots: Sequence[float] = ()) -> Panel:
+def _lines(title: str, places: Sequence[float], sizes: Sequence[float], dots: Sequence[float] = ()) -> Panel:
     """A line against depth, and dots at the same places but the first."""
-    shown: dict[str, Any] = {"type": "scatter", "hovertemplate": "block %{x:.1f}: %{y:.3g}<extra></extra>"}
-    data = [
-        shown | {"mode": "lines", "x": list(places), "y": plain(line), "line": {"color": ACCENT, "width": 2}}
-    ]
+    hover = "block %{x:.1f}: %{y:.3g}"
+    data = [line(places, sizes, hover=hover)]
     if dots:
         marker = {"color": QUIET, "size": 5}
-        data.append(shown | {"mode": "markers", "x": list(places[1:]), "y": plain(dots), "marker": marker})
-    layout = frame(height=220)
-    layout["xaxis"] |= {"title": {"text": "block", "standoff": 6}}
+        data.append(line(places[1:], dots, hover=hover, mode="markers", marker=marker))
+    layout = frame(height=220, x="block")
     layout["yaxis"] |= {"type": "log", "exponentformat": "power", "nticks": 5}
     return Panel(title, tuple(data), layout)
-
-
-def _bars(title: str, blocks: Sequence[float | None]) -> Panel:
-    bars = {
-        "type": "bar",
-        "x": list(range(len(blocks))),
-        "y": plain(blocks),
-        "marker": {"color": ACCENT, "line": {"width": 0}},
-        "hovertemplate": "block %{x}: %{y:.3g}<extra></extra>",
-    }
-    layout = frame(height=220)
-    layout["xaxis"] |= {"title": {"text": "block", "standoff": 6}}
-    layout["yaxis"] |= {"zeroline": True, "zerolinecolor": FAINT, "nticks": 5}
-    return Panel(title, (bars,), layout)
