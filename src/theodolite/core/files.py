@@ -144,7 +144,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
             with contextlib.suppress(UseError):
                 return _read(option, value, where)
         return _read(options[-1], value, where)
-    if getattr(origin, "__name__", "") == "ndarray":
+    if getattr(origin, "__name__", "") in ("ndarray", "NDArray"):  # the alias of newer versions of NumPy
         return _array(value, where)
     if getattr(hint, "__name__", "") == "Tensor":  # without importing torch
         import torch
