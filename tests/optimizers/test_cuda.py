@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from theodolite.optimizers import Muon, NonFiniteError, SpectralSphere
+from theodolite.optimizers.hyperball import AdamH, MuonH
 
 from .small import model, plan_for, train
 
@@ -18,26 +19,30 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 @pytest.mark.parametrize("shape", [(256, 64), (64, 256), (3, 64, 96)])
-def test_muon_moves_as_on_the_cpu(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("kind, lr", [(Muon, 10.0), (MuonH, 0.3), (AdamH, 0.3)])
+def test_matrices_move_as_on_the_cpu(kind: Any, lr: float, shape: tuple[int, ...]) -> None:
     axes: Any = ((len(shape) - 1,), (len(shape) - 2,))
     weight, grad = torch.randn(shape), torch.randn(shape)
     moved = []
     for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
         param = nn.Parameter(weight.to(device, dtype))
         param.grad = grad.to(device, dtype)
-        Muon([param], lr=1.0, scale="rms", axes=axes).step()
+        optimizer = kind([param], lr=lr, axes=axes)
+        for _ in range(3):
+            optimizer.step()
         moved.append(param.detach().cpu().double() - weight.double())
     assert (moved[0] - moved[1]).norm() < 0.02 * moved[1].norm()
 
 
-def test_the_sphere_keeps_its_radius() -> None:
+@pytest.mark.parametrize("kind, order", [(SpectralSphere, 2), (AdamH, "fro"), (MuonH, "fro")])
+def test_a_sphere_keeps_its_radius(kind: Any, order: Any) -> None:
     param = nn.Parameter(torch.randn(200, 300, device="cuda"))
-    before = torch.linalg.matrix_norm(param.detach(), 2)
-    optimizer = SpectralSphere([param], lr=0.5)
+    before = torch.linalg.matrix_norm(param.detach(), order)
+    optimizer = kind([param], lr=0.5)
     for _ in range(5):
         param.grad = torch.randn_like(param)
         optimizer.step()
-    torch.testing.assert_close(torch.linalg.matrix_norm(param.detach(), 2), before, rtol=1e-4, atol=0)
+    torch.testing.assert_close(torch.linalg.matrix_norm(param.detach(), order), before, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("fused", [False, True])

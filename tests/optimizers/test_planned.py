@@ -197,7 +197,7 @@ def _cut_otherwise(saved: dict[str, Any]) -> None:
     [
         (
             _without_a_name,
-            r"of another network\. Not in the state: embed\.weight\. Not in this optimizer: embed\.table",
+            r"to another network\. Not in the state: embed\.weight\. Not in this optimizer: embed\.table",
         ),
         (_of_another_width, r"embed\.weight has shape \(17, 16\), and the saved exp_avg \(17, 32\)"),
         (_without_names, r"by position, and it has groups of \[2, .* parameters where this .* \[3, "),

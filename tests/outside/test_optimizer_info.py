@@ -6,6 +6,7 @@ torch ships the table (`torch.testing._internal.common_optimizers`) in its wheel
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import sys
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from theodolite.optimizers import Muon, SpectralSphere
+from theodolite.core.errors import UseError
+from theodolite.optimizers import Muon, SpectralSphere, borrowed
+from theodolite.optimizers.hyperball import AdamH, MuonH
 
 if "expecttest" not in sys.modules:  # which torch's table imports and never uses
     try:
@@ -39,8 +42,14 @@ except ImportError as error:
     pytest.skip(f"torch's table of optimizers cannot be imported: {error}", allow_module_level=True)
 
 
-def _inputs(*given: dict[str, Any]) -> Callable[..., list[Any]]:
-    usual = ({}, {"lr": 0.01}, {"lr": torch.tensor(0.01)}, {"weight_decay": 0.2}, {"lr": 0.01, "eps": 1e-3})
+def _inputs(*given: dict[str, Any], decays: bool = True) -> Callable[..., list[Any]]:
+    usual: tuple[dict[str, Any], ...] = (
+        {},
+        {"lr": 0.01},
+        {"lr": torch.tensor(0.01)},
+        {"lr": 0.01, "eps": 1e-3},
+    )
+    usual += ({"weight_decay": 0.2},) * decays
     return lambda device, dtype=None: [
         torchs.OptimizerInput(params=None, kwargs=kwargs, desc=str(kwargs)) for kwargs in (*usual, *given)
     ]
@@ -50,12 +59,10 @@ def _infos() -> list[Any]:
     ours = {
         Muon: _inputs({"momentum": 0.8, "nesterov": False}, {"scale": "rms", "steps": 6}),
         SpectralSphere: _inputs({"momentum": 0.8, "nesterov": False}, {"radius": 0.5}),
+        AdamH: _inputs({"betas": (0.8, 0.9)}, decays=False),
+        MuonH: _inputs({"momentum": 0.8, "nesterov": False}, {"steps": 6}, decays=False),
     }
-    try:
-        from theodolite.optimizers import borrowed
-    except ModuleNotFoundError:
-        pass
-    else:
+    with contextlib.suppress(UseError):  # pytorch_optimizer may be missing
         ours[borrowed.SOAP] = _inputs({"precondition_frequency": 1}, {"betas": (0.8, 0.9)})
         ours[borrowed.DiffGrad] = _inputs({"foreach": False}, {"ams_bound": True})
         ours[borrowed.ScheduleFreeAdamW] = _inputs({"foreach": False}, {"warmup_steps": 3})
@@ -146,7 +153,8 @@ def test_zero_gradients_move_nothing_without_decay(optimizer: Any, kwargs: dict[
     if "weight_decay" in kwargs or "radius" in kwargs:
         pytest.skip("decays, or goes to its sphere")
     params = _params()
-    one = optimizer(params, **{"weight_decay": 0.0, **copy.deepcopy(kwargs)})
+    still = {} if optimizer in (AdamH, MuonH) else {"weight_decay": 0.0}
+    one = optimizer(params, **still, **copy.deepcopy(kwargs))
     for _ in range(3):
         for param in params:
             param.grad = torch.zeros_like(param)
@@ -157,7 +165,8 @@ def test_zero_gradients_move_nothing_without_decay(optimizer: Any, kwargs: dict[
 @pytest.mark.parametrize("info", ONCE)
 def test_groups_have_their_own_options(info: Any) -> None:
     apart, together = _params(), _params()
-    options = ({"lr": 0.01, "weight_decay": 0.3}, {"lr": 0.05, "weight_decay": 0.0})
+    own = {"eps": 0.3} if info.optim_cls in (AdamH, MuonH) else {"weight_decay": 0.3}
+    options = ({"lr": 0.01, **own}, {"lr": 0.05, **dict.fromkeys(own, 0.0)})
     ones = [info.optim_cls([param], **own) for param, own in zip(apart, options, strict=True)]
     both = info.optim_cls([{"params": [together[0]], **options[0]}, {"params": [together[1]]}], **options[1])
     for step in range(3):

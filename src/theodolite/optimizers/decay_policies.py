@@ -1,4 +1,4 @@
-"""Weight decay as a policy: what decays, and how fast at another size.
+"""Weight-decay policies: which tensors decay, and how decay scales with size.
 
     paper        λ per role, such that λ‖W‖ stays comparable to the update; lr·λ follows the base lr
     independent  every tensor loses the fraction `weight_decay` of itself per step, whatever its learning rate
@@ -6,18 +6,18 @@
     matrices     λ as `paper`, but no gain and no bias decays: the usual rule "no decay on vectors"
     everything   λ as `paper`, and every tensor decays, all gains too
 
-Under the first two, weights and biases decay, and the gain of an Input-Norm, which only linear maps read and
-which would drift without it. The gain of an Output-Norm, which reaches the residual stream, a softmax or
-another nonlinearity, does not, nor does any gain that no norm owns. The last two are what most training code
-does, and are here to compare with.
+Under the first two, weights, biases and the gains of Input-Norms decay. Only linear maps read such a gain,
+and it would drift without decay. The gain of an Output-Norm, which reaches the residual stream, a softmax or
+another nonlinearity, does not decay, nor does a gain without a norm. The last two policies are what most
+training code does.
 
-A vector that multiplies a weight is read by that linear map alone and decays like an Input-Norm's gain. Where
-it is a magnitude times a direction, the magnitude does: decay on a direction that is divided by its own norm
-would change nothing but the size of its steps.
+A vector that multiplies a weight decays like the gain of an Input-Norm. If it is a magnitude times a
+direction, only the magnitude decays: a direction is divided by its own norm, so decay would change only the
+size of its steps.
 
-What stands for a rate by its logarithm, as `A_log` and the bias of the time step in a state-space model, does
-not decay under the first two: decay would pull the rate to that of zero. Nor does, under any policy, what the
-network marks by `_no_weight_decay` or the caller names by `no_decay`.
+Logarithms of rates, such as `A_log` and the bias of the time step in a state-space model, do not decay under
+the first two policies: decay would pull the rate to its value at zero. Parameters that the network marks by
+`_no_weight_decay`, or that the caller names by `no_decay`, decay under no policy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLICIES: tuple[str, ...] = get_args(Policy)
 
 
 def decays(part: Part, policy: Policy = "paper") -> bool:
-    """May this tensor decay at all under a policy?
+    """Does this tensor decay under a policy?
 
     >>> gain = Part("g", (8,), "norm", "gain", 1, 8, False, True, (), (0,), norm="input")
     >>> [policy for policy in POLICIES if decays(gain, policy)]
@@ -66,7 +66,7 @@ def decayed(policy: Policy, part: Part, hyper: Hyper, weight_decay: float) -> fl
 
 
 def kind_of(part: Part) -> str:
-    """What a tensor is to weight decay.
+    """The kind of a tensor, for weight decay.
 
     >>> from dataclasses import replace
     >>> gain = Part("g", (8,), "norm", "gain", 1, 8, False, True, (), (0,), norm="input")
@@ -85,7 +85,7 @@ def kind_of(part: Part) -> str:
 
 
 def gain_kind(part: Part) -> str:
-    """What a gain is, be it zero-centred or not."""
+    """The kind of a gain, zero-centred or not."""
     if part.scale_free:
         return "direction"
     if part.norm and part.op != "norm":

@@ -107,7 +107,7 @@ class AdamH(_Hyperball):
         Wen et al., Fantastic pretraining optimizers and where to find them II: hyperball optimization, 2026.
     """
 
-    keeps_squares = True
+    _keeps_squares = True
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class MatrixLayout:
 
     @staticmethod
     def of(group: dict[str, Any], tensor: Tensor) -> MatrixLayout:
-        """What a group says of a tensor in it."""
+        """The layout of a tensor in a parameter group."""
         axes = group["axes"]
         return MatrixLayout(usual_axes(tensor.ndim) if axes is None else axes, group.get("rows") or ())
 
@@ -59,7 +59,7 @@ class MatrixLayout:
         return found
 
     def places(self, tensor: Tensor, block: int, matrices: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Where the matrices of a block belong: parts of the tensor, and what goes there, in their shape."""
+        """Where the matrices of a block go: parts of the tensor, each with its values, in the same shape."""
         if not self.rows:
             return [(tensor, from_matrices(matrices, tensor, self.axes))]
         spans = self.rows[block]
@@ -74,7 +74,7 @@ class MatrixLayout:
 
 
 def usual_axes(ndim: int) -> Axes:
-    """Of a matrix (out, in), and of a kernel (out, in, …), whose positions are inputs.
+    """The axes of a matrix (out, in), or of a kernel (out, in, …), whose positions are inputs.
 
     >>> usual_axes(2), usual_axes(4)
     (((1,), (0,)), ((1, 2, 3), (0,)))
@@ -83,7 +83,7 @@ def usual_axes(ndim: int) -> Axes:
 
 
 def as_matrices(tensor: Tensor, axes: Axes) -> Tensor:
-    """(stack, out, in): dimensions in neither are a stack of independent matrices.
+    """A tensor as (stack, out, in): dimensions in neither of the axes are a stack of independent matrices.
 
     >>> as_matrices(torch.zeros(8, 3, 5, 5), ((1, 2, 3), (0,))).shape     # a convolution
     torch.Size([1, 8, 75])
@@ -102,7 +102,7 @@ def from_matrices(matrices: Tensor, like: Tensor, axes: Axes) -> Tensor:
 
 
 def check_matrices(optimizer: str, group: dict[str, Any]) -> None:
-    """Refuse, by name, what is not a matrix."""
+    """Refuse, by name, parameters that are not matrices."""
     for name, tensor in zip(names_of(group), group["params"], strict=True):
         shape = tuple(tensor.shape)
         if tensor.ndim < 2:

@@ -27,7 +27,7 @@ class MatrixOptimizer(Optimizer):
     # Attributes of the class, as torch copies the groups and the state of an optimizer and nothing else.
     check_gradients = True
     """Refuse gradients that are not finite? False where somebody else has checked them."""
-    keeps_squares: ClassVar[bool] = False
+    _keeps_squares: ClassVar[bool] = False
     """Are squares of gradients kept? These must be finite too."""
     _replicas: Replicas | None = None
     _last: tuple[object, list[Arrangement]] | None = None
@@ -52,7 +52,7 @@ class MatrixOptimizer(Optimizer):
         check_step(
             self.param_groups,
             {type(self).__name__: self.param_groups},
-            squared=self.param_groups if self.keeps_squares else (),
+            squared=self.param_groups if self._keeps_squares else (),
             look=self.check_gradients,
             over=[] if self._replicas is None else [self._replicas.group],
         )

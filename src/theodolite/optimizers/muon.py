@@ -42,35 +42,35 @@ SCALES: dict[str, Callable[[float, float], float]] = {
 
 
 class Muon(MatrixOptimizer):
-    """Momentum, made orthogonal: `W ← (1 − lr·weight_decay)·W − lr·s·NS(M)`.
+    """Orthogonalised momentum: `W ← (1 − lr·weight_decay)·W − lr·s·NS(M)`.
 
-    `M ← momentum·M + (1 − momentum)·∇W`, and with Nesterov's form NS gets
-    `momentum·M + (1 − momentum)·∇W` once more. NS is the Newton–Schulz iteration, `≈ UVᵀ`, for all
-    matrices of one shape at once, over all groups. It computes in bfloat16 where that is faster (on an
-    accelerator, and on CPUs that multiply it), and in float64 for float64.
+    `M ← momentum·M + (1 − momentum)·∇W`; with Nesterov's form NS gets `momentum·M + (1 − momentum)·∇W` of the
+    new M. NS is the Newton–Schulz iteration, `≈ UVᵀ`, of all matrices of one shape at once, over all groups.
+    It computes in bfloat16 where that is faster (on accelerators, and on CPUs with instructions for it), and
+    in float64 for float64.
 
-    Weights in bfloat16 are read, moved in float32 and rounded once. Shards (`fully_shard`) are sent to one
-    owner of each matrix and back, by two collectives for a whole step; replicas share the work out if they
-    are named. A gradient that is not finite is refused, and nothing has moved then.
+    Weights in bfloat16 are moved in float32 and rounded once. Shards (`fully_shard`) are sent to one owner of
+    each matrix and back, by two collectives for a whole step; replicas divide the work if `shared_over` names
+    them. A gradient that is not finite is refused before anything moves.
 
     Args:
         params: matrices, or groups of them.
         lr: learning rate.
         momentum: of the moving average of gradients.
         nesterov: look one step ahead?
-        weight_decay: decoupled, by the learning rate without its scale.
+        weight_decay: decoupled; times the learning rate without its scale.
         scale: s by name: `none` 1, `original` √max(1, out/in), `rms` 0.2·√max(in, out),
             `spectral` √(out/in).
-        axes: (in, out), the dimensions inputs and outputs run over; the others are a stack of matrices.
-            Without them a tensor of two dimensions is (out, in), one of four or five the kernel of a
-            convolution, (out, in·positions), and one of three has to say. A transposed weight has
-            ((0,), (1,)), experts (expert, out, in) have ((2,), (1,)).
-        rows: blocks of outputs that are matrices by themselves, as in fused queries, keys and values: for
-            each block its half-open ranges.
-        eps: added to the Frobenius norm the matrix is divided by.
+        axes: (in, out), the dimensions of inputs and of outputs; the others are a stack of matrices. By
+            default a tensor of two dimensions is (out, in), and one of four or five the kernel of a
+            convolution, (out, in·positions); one of three needs them. A transposed weight has ((0,), (1,)),
+            experts (expert, out, in) have ((2,), (1,)).
+        rows: blocks of outputs that are matrices by themselves, as in fused queries, keys and values: the
+            half-open ranges of each block.
+        eps: added to the Frobenius norm that a matrix is divided by.
         steps: of Newton–Schulz.
-        shared_over: a DistributedDataParallel model, or the process group of replicas: each of them makes its
-            share of the matrices orthogonal, and one collective gives all to all.
+        shared_over: a DistributedDataParallel model, or the process group of replicas: each replica
+            orthogonalises its share of the matrices, and one collective exchanges the results.
 
     >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
     >>> weight.grad = torch.diag(torch.tensor([3.0, 1.0]))
@@ -99,20 +99,9 @@ class Muon(MatrixOptimizer):
         shared_over: Any = None,
     ) -> None:
         self._replicas = Replicas.of(shared_over)
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "nesterov": nesterov,
-                "weight_decay": weight_decay,
-                "scale": scale,
-                "axes": axes,
-                "rows": rows,
-                "eps": eps,
-                "steps": steps,
-            },
-        )
+        step = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        matrices = {"scale": scale, "axes": axes, "rows": rows, "eps": eps, "steps": steps}
+        super().__init__(params, {**step, **matrices})
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)

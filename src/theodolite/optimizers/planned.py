@@ -1,4 +1,4 @@
-"""The optimizer of a plan: one object, whatever the number of rules."""
+"""The optimizer of a plan: one object for several rules."""
 
 from __future__ import annotations
 
@@ -18,26 +18,23 @@ from theodolite.optimizers.step_checks import check_step
 
 
 class BrokenRatiosWarning(UserWarning):
-    """Something has changed the learning rates of a plan by different factors (TH205)."""
+    """The learning rates of a plan were changed by different factors (TH205)."""
 
 
 class Planned(Optimizer):
-    """One torch optimizer over groups that several optimizers train.
+    """One torch optimizer whose groups are trained by several optimizers. Made by `plan.optimizer(model)`.
 
-    Each group says by `rule` which one. They all work on the groups and the state of this object, which is
-    what schedulers, scalers and checkpoints see. State is loaded by the names of the parameters, and keeps
+    The `rule` of a group names its optimizer. All optimizers share the groups and the state of this object,
+    which schedulers, scalers and checkpoints see. State is loaded by the names of the parameters, and keeps
     its dtype.
-
-    Made by `plan.optimizer(model)`.
 
     Args:
         groups: parameter groups with the keys `param_names`, `rule` and `planned_lr`, as
             `plan.param_groups(model)` gives them.
-        makes: by rule, what makes the optimizer of its groups.
-        defaults: options of a group that has none of its own, as at base size: schedulers take the learning
-            rate in `optimizer.defaults` for the one that training was asked for.
-        check_gradients: refuse a step along a gradient that is not finite? To know it, a step waits for the
-            device.
+        makes: by rule, a function from its groups to the optimizer.
+        defaults: options at base size, for groups that do not set them: some schedulers read the learning
+            rate in `optimizer.defaults`.
+        check_gradients: refuse gradients that are not finite? A step waits for the device then.
 
     >>> weight, bias = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     >>> slow = {"params": [weight], "param_names": ["w"], "rule": "sgd", "lr": 0.1, "planned_lr": 0.1}
@@ -70,7 +67,7 @@ class Planned(Optimizer):
             self._check_group(group)
             group["shapes"] = shapes_of(group)
         inner = self._made(groups)
-        # What only some of them know is no default of all: OneCycleLR takes it for a key of every group.
+        # Only options that all of them have: OneCycleLR expects a default in every group.
         first, *others = (one.defaults for one in inner.values())
         common = {key: first[key] for key in first if all(key in other for other in others)}
         self._inner: dict[str, Optimizer] = {}
@@ -78,9 +75,9 @@ class Planned(Optimizer):
         self._inner = inner
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of every group. A closure is called once, unless the only optimizer calls it oftener.
+        """One step of every group. A closure is called once, unless a single optimizer calls it more often.
 
-        Raises, with nothing moved, where a gradient (NonFiniteError) or a number of a group is not finite.
+        Raises, with nothing moved, if a gradient (NonFiniteError) or an option of a group is not finite.
         """
         inner = list(self._inner.items())
         loss = None
@@ -99,15 +96,15 @@ class Planned(Optimizer):
         return loss
 
     def train(self) -> None:
-        """Parameters are what gradients are taken at; for optimizers that evaluate others (schedule-free)."""
+        """Switch to the parameters at which gradients are taken (schedule-free; else nothing changes)."""
         self._switch("train")
 
     def eval(self) -> None:
-        """Parameters are what is to be evaluated and kept: averages, of schedule-free; else as they are."""
+        """Switch to the parameters to evaluate: averages for schedule-free; else nothing changes."""
         self._switch("eval")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with `param_names` and a `rule`, such as `plan.param_groups(model)` gives."""
+        """Add a group with `param_names` and a `rule`, as `plan.param_groups(model)` gives them."""
         if self._inner:
             self._check_group(param_group)
             spec = find_optimizers().get(param_group["rule"])
@@ -120,11 +117,11 @@ class Planned(Optimizer):
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state, matched by the names of the parameters; their shapes have to agree.
+        """Load a saved state, matched by the names of the parameters; their shapes have to agree.
 
-        Learning rates are afterwards those of the state, as with any torch optimizer. Moments go to the
-        device of their parameter and keep their dtype. A state without names is matched by position if
-        numbers and the shapes of its moments agree.
+        Learning rates become those of the state, as with any torch optimizer. Moments go to the device of
+        their parameter and keep their dtype. A state without names is matched by position if counts and the
+        shapes of its moments agree.
         """
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -135,7 +132,7 @@ class Planned(Optimizer):
         for group, saved in zip(self.param_groups, options, strict=True):
             group.update(saved)
         for rule, one in self._inner.items():
-            # Optimizers mend states of older versions here.
+            # Optimizers update states of older versions here.
             one.__setstate__({"state": self.state, "param_groups": _of(rule, self.param_groups)})
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -159,12 +156,12 @@ class Planned(Optimizer):
         return f"Planned(\n{''.join(lines)})"
 
     def _made(self, groups: list[dict[str, Any]]) -> dict[str, Optimizer]:
-        """The optimizers of some groups, by rule; groups get the options they leave open."""
+        """The optimizers of some groups, by rule; groups get the options that they do not set."""
         inner = {}
         for rule in dict.fromkeys(group["rule"] for group in groups):
             own = _of(rule, groups)
             inner[rule] = one = self._makes[rule](own)
-            one.check_gradients = False  # type: ignore[attr-defined]  # all are looked at together
+            one.check_gradients = False  # type: ignore[attr-defined]  # checked here, all together
             if len(one.param_groups) != len(own):
                 raise UseError(f"make gave {type(one).__name__} other groups than it was given")
             for group, filled in zip(own, one.param_groups, strict=True):
@@ -173,12 +170,12 @@ class Planned(Optimizer):
         return inner
 
     def _share(self, rule: str, one: Optimizer) -> None:
-        """Give an optimizer its groups: lists may have been replaced since, by a checkpoint or a wrapper."""
+        """Give an optimizer its groups: a checkpoint or a wrapper may have replaced the lists."""
         one.state = self.state
         one.param_groups = _of(rule, self.param_groups)
 
     def _checked(self, closure: Callable[[], float]) -> Callable[[], float]:
-        """The closure, which raises if it has made gradients that are not finite."""
+        """The closure, with a check of its gradients."""
 
         def checked() -> float:
             loss = closure()
@@ -214,14 +211,14 @@ class Planned(Optimizer):
             )
         names, params = group.get("param_names"), group["params"]
         if names is None or isinstance(params, Tensor) or len(names) != len(params):
-            raise UseError("a group of a planned optimizer has lists params and param_names of one length")
+            raise UseError("a group of a planned optimizer needs lists params and param_names of one length")
 
     def _check_ratios(self) -> None:
         factors = []
         for group in self.param_groups:
             if isinstance(group["lr"], Tensor):
                 return  # reading it would wait for the device
-            # What was planned not to move has no ratio to the others.
+            # A group that was planned not to move has no ratio to the others.
             factors.append(group["lr"] / group["planned_lr"] if group["planned_lr"] else math.nan)
         known = [factor for factor in factors if not math.isnan(factor)]
         if not known:

@@ -1,4 +1,4 @@
-"""What a saved optimizer state means for the parameters there are: matched by name, dtypes kept."""
+"""Saved optimizer states, matched to the parameters by name, in the dtypes they were saved in."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from theodolite.optimizers.step_checks import names_of
 Group = dict[str, Any]
 
 OWN = ("params", "param_names", "name", "shapes", "rule", "axes", "rows")
-"""What a group is, which no saved state changes."""
+"""Keys of a group that no saved state changes."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "momentum", "hessian_moment")
-"""State that has the shape of its parameter."""
+"""State tensors with the shape of their parameter."""
 
 
 def restored(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[Tensor, Any], list[Group]]:
-    """The state by parameter, and for each group the options it was saved with.
+    """The state by parameter, and for each group the options that its parameters were saved with.
 
-    Groups need not be cut or ordered as they were: the options of a group are those its parameters had. The
-    keys of `saved["state"]` are whatever stands in the saved groups' `params`: numbers, or the names that
-    `torch.distributed.checkpoint` puts there.
+    Groups may be divided and ordered differently. The keys of `saved["state"]` are the entries of the saved
+    groups' `params`: numbers, or the names that `torch.distributed.checkpoint` puts there.
     """
     keys, homes = _named(groups, saved)
     by_key = saved["state"]
@@ -40,22 +39,22 @@ def restored(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[Te
 
 
 def shapes_of(group: Group) -> dict[str, tuple[int, ...]]:
-    """By name: SGD without momentum keeps nothing else that would tell one network from another."""
+    """The shapes of a group's parameters, by name: a state of SGD without momentum tells nothing else."""
     return {
         name: tuple(param.shape) for name, param in zip(group["param_names"], group["params"], strict=True)
     }
 
 
 def refuse_other_shapes(groups: Sequence[Group], saved: Mapping[str, Any]) -> None:
-    """Refuse a saved state, matched by position, whose moments have other shapes than the parameters."""
+    """Refuse a saved state, matched by position, whose moments do not have the shapes of the parameters."""
     keys = [key for group in saved["param_groups"] for key in group["params"]]
     named = [pair for group in groups for pair in zip(names_of(group), group["params"], strict=True)]
-    for key, (name, param) in zip(keys, named, strict=False):  # torch itself compares how many there are
+    for key, (name, param) in zip(keys, named, strict=False):  # torch compares the counts
         _check_shapes(name, param, saved["state"].get(key, {}))
 
 
 def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Group]]:
-    """By the name of each parameter: its key in the saved state, and its saved group."""
+    """By name of each parameter: its key in the saved state, and its saved group."""
     names = [name for group in groups for name in group["param_names"]]
     saved_groups = saved["param_groups"]
     if all(isinstance(key, str) for group in saved_groups for key in group["params"]):
@@ -76,8 +75,8 @@ def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str,
             )
         if not saved["state"]:
             raise UseError(
-                "the saved state has neither names nor moments: nothing in it shows which network it is of. "
-                "Save the state of a planned optimizer, or one after its first step"
+                "the saved state has neither names nor moments, so it cannot be matched to a network. Save "
+                "the state of a planned optimizer, or one after its first step"
             )
         ordered = [(key, group) for group in saved_groups for key in group["params"]]
         found = [(name, key, group) for name, (key, group) in zip(names, ordered, strict=True)]
@@ -85,7 +84,7 @@ def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str,
     unknown = sorted({name for name, _, _ in found} - set(names))
     if missing or unknown:
         raise UseError(
-            "the saved state is of another network."
+            "the saved state belongs to another network."
             + _said(" Not in the state", missing)
             + _said(" Not in this optimizer", unknown)
             + " Load it into the optimizer of the network it was saved with"
@@ -94,7 +93,7 @@ def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def _options(group: Group, homes: Mapping[str, Group]) -> Group:
-    """The options that the parameters of a group were saved with; they have to agree."""
+    """The options that the parameters of a group were saved with; they must agree."""
     first, *others = group["param_names"]
     for key in ("rule", "axes", "rows"):
         if key in homes[first] and key in group and _tupled(homes[first][key]) != _tupled(group[key]):
@@ -116,7 +115,7 @@ def _options(group: Group, homes: Mapping[str, Group]) -> Group:
 
 
 def _moved(value: Any, param: Tensor, group: Group, key: Any = None) -> Any:
-    """The same values on the device of the parameter; counts of steps where their optimizer wants them."""
+    """The same values on the device of the parameter; step counts where the optimizer needs them."""
     if isinstance(value, Tensor):
         if key != "step":
             return value.to(param.device)

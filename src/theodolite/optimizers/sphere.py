@@ -26,20 +26,20 @@ from theodolite.optimizers.step_checks import name_of
 
 
 class SpectralSphere(MatrixOptimizer):
-    """`W ← W − lr·√(out/in)·Φ`, then scaled back to its spectral norm.
+    """Steps of spectral norm `lr·√(out/in)` along a sphere: `W ← W − lr·√(out/in)·Φ`, at a constant `‖W‖₂`.
 
-    Φ is the steepest direction of spectral norm one that leaves `‖W‖₂` as it is: `Φ = msign(M + λΘ)` with
-    the momentum M, `Θ = u₁v₁ᵀ` of the leading singular vectors of W, and λ such that `⟨Θ, Φ⟩ = 0`.
+    Φ is the steepest direction of spectral norm one that does not change `‖W‖₂`: `Φ = msign(M + λΘ)` with the
+    momentum M, `Θ = u₁v₁ᵀ` of the leading singular vectors of W, and λ such that `⟨Θ, Φ⟩ = 0`.
 
     Args:
         params: matrices, or groups of them.
         lr: learning rate.
         momentum: of the moving average of gradients.
         nesterov: look one step ahead?
-        weight_decay: decoupled, before the step. The retraction undoes what it does to the norm.
-        radius: the norm kept is `radius·√(out/in)`; the one the weight has at its first step if not given.
-        axes: (in, out), the dimensions inputs and outputs run over, as `Muon` has them.
-        eps: added to the Frobenius norm the momentum is divided by.
+        weight_decay: decoupled, before the step. The retraction undoes its effect on the norm.
+        radius: the constant norm is `radius·√(out/in)`; by default that of the weight at its first step.
+        axes: (in, out), the dimensions of inputs and of outputs, as for `Muon`.
+        eps: added to the Frobenius norm that the momentum is divided by.
 
     >>> weight = torch.nn.Parameter(torch.diag(torch.tensor([2.0, 1.0])))
     >>> weight.grad = torch.ones(2, 2)
@@ -62,18 +62,8 @@ class SpectralSphere(MatrixOptimizer):
         axes: Axes | None = None,
         eps: float = 1e-8,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "nesterov": nesterov,
-                "weight_decay": weight_decay,
-                "radius": radius,
-                "axes": axes,
-                "eps": eps,
-            },
-        )
+        step = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        super().__init__(params, {**step, "radius": radius, "axes": axes, "eps": eps})
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
@@ -100,7 +90,7 @@ class SpectralSphere(MatrixOptimizer):
         moment = as_matrices(gathered(update, param).to(weight.dtype), axes)
         aspect = math.sqrt(weight.shape[-2] / weight.shape[-1])
         _, direction = leading(weight)
-        # No direction is the steepest for a moment of zero.
+        # A moment of zero has no steepest direction.
         is_there = (moment != 0).any(-1, keepdim=True).any(-2, keepdim=True)
         phi = tangent(normalised(moment, group["eps"]), direction) * is_there
         weight = weight * (1 - lr * group["weight_decay"]) - lr * aspect * phi
@@ -110,7 +100,7 @@ class SpectralSphere(MatrixOptimizer):
 
 @outside_autocast()
 def _radius(group: Group, param: Tensor) -> Tensor:
-    """The spectral norm that is kept: given, or the one that the weight has."""
+    """The spectral norm to keep: the given one, or that of the weight."""
     weight = _matrices(param, MatrixLayout.of(group, param).axes)
     norm, _ = leading(weight)
     if group["radius"] is not None:
@@ -124,7 +114,7 @@ def _radius(group: Group, param: Tensor) -> Tensor:
 
 
 def _matrices(param: Tensor, axes: Axes) -> Tensor:
-    """The whole of a parameter. Singular vectors need more digits than bfloat16 has."""
+    """The whole parameter. Singular vectors need more digits than bfloat16 has."""
     dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
     return as_matrices(gathered(local(param), param).to(dtype), axes)
 
@@ -151,8 +141,8 @@ def tangent(moment: Tensor, direction: Tensor) -> Tensor:
 def leading(matrices: Tensor, width: int = 8, rounds: int = 12) -> tuple[Tensor, Tensor]:
     """The largest singular value σ₁ (…, 1, 1), and `u₁v₁ᵀ`, by subspace iteration.
 
-    Each round is eight power iterations at once, on `(WWᵀ)⁸`, for a few vectors together: one alone would
-    hardly tell the crowded leading singular values of a random matrix apart.
+    Each round is eight power iterations at once, on `(WWᵀ)⁸`, for a few vectors together: a single vector
+    would hardly separate the crowded leading singular values of a random matrix.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     wide = matrices.mT if tall else matrices
