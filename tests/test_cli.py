@@ -446,13 +446,6 @@ def test_what_cannot_be_used_is_refused_in_one_line_and_leaves_nothing(mine, arg
     assert sorted(path.name for path in mine.iterdir() if path.name != "__pycache__") == before
 
 
-def test_more_seeds_than_fit_into_memory_are_refused(mine, capsys):
-    code, _, err = run("study", "goldilocks", "--small", "--seeds", "999999999999", capsys=capsys)
-    assert code == 2
-    assert "less than or equal to 1000" in " ".join(err.split())
-    assert not (mine / "goldilocks").exists()
-
-
 def test_a_fault_of_its_own_is_shown_whole(monkeypatch, capsys):
     def fault():
         raise KeyError("what we did not think of")

@@ -48,7 +48,8 @@ pytestmark = pytest.mark.usefixtures("one_dissection")
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+STUDIES = sorted((ROOT / "studies" / "theodolite_studies").glob("*/page.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "studies" / "README.md", *DOCS, *STUDIES]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 RUN_ON = {
     "python examples/curvature.py": ROOT / "docs" / "tour.md",
@@ -167,8 +168,11 @@ def run_command(command: str) -> str:
 
 def copy_what_commands_read(folder: Path) -> None:
     """Examples, and the results that studies have left."""
-    for name in ("examples", "docs/studies"):
-        shutil.copytree(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    for page in STUDIES:
+        place = folder / page.parent.relative_to(ROOT)
+        place.mkdir(parents=True)
+        shutil.copy(page.with_name("records.jsonl"), place)
 
 
 @pytest.fixture
@@ -298,12 +302,20 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in DOCS:
         assert page.relative_to(ROOT / "docs").as_posix() in navigation
+    for page in STUDIES:
+        assert f"studies/{page.parent.name.replace('_', '-')}.md" in navigation
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_links_of_the_front_pages_lead_somewhere(name: str) -> None:
-    for target in _LINK.findall((ROOT / name).read_text(encoding="utf-8")):
-        assert (ROOT / target).exists(), target
+FRONT = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "studies/README.md")),
+    *STUDIES,
+]
+
+
+@pytest.mark.parametrize("page", FRONT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_pages_outside_the_site_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
 
 
 def rewrite(page: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from statistics import fmean
 
-import theodolite_studies
+from theodolite_studies import transfer
+from theodolite_studies.framework.records import read_records, select
 
 WIDTHS = {128: "#3a8ee6", 256: "#8a6ee0", 512: "#d3549b", 1024: "#e07b39"}
 TITLES = {
@@ -21,13 +21,11 @@ LOSSES, RATES = (1.45, 1.95), (-11, -5)
 
 def main() -> None:
     """Mean held-out loss over seeds against the base learning rate, a line for each width at depth 4."""
-    records = next((Path(theodolite_studies.__file__).parent / "transfer").glob("records*.csv"))
+    _, records = read_records(Path(transfer.__file__).with_name("records.jsonl"))
     losses: dict[tuple[str, int, float], list[float]] = {}
-    for row in csv.DictReader(records.open(encoding="utf-8")):
-        run = row["workload"], row["optimizer"], row["depth"], row["status"]
-        if run == ("gpt-enwik8", "adamw", "4", "finished"):
-            key = row["parameterization"], int(row["width"]), math.log2(float(row["lr"]))
-            losses.setdefault(key, []).append(float(row["held_out"]))
+    for row in select(records, workload="gpt-enwik8", optimizer="adamw", depth=4, status="finished"):
+        key = row["parameterization"], row["width"], math.log2(row["lr"])
+        losses.setdefault(key, []).append(row["held_out"])
     width, height = LEFT + 2 * WIDE + GAP + 12, TOP + HIGH + 44
     pieces = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import inspect
 import io
 import json
 import os
@@ -27,6 +28,7 @@ from unittest import mock
 import typer
 
 from theodolite.cli import app, main
+from theodolite.commands.study import installed
 
 from .attack import Attack
 
@@ -101,17 +103,10 @@ LINES: dict[str, dict[str, list[str]]] = {
     "ledger salvage": {"damaged": ["ledger"], "path": ["new"]},
 }
 """By command, a line that works. Those of studies are `--small`, and end where their work would begin."""
-STUDIES = {
-    "framework.study.pooled": "study",
-    "coordinates.study.pooled": "coordinates",
-    "transfer.study.conduct": "transfer",
-    "scale_vectors.study.conduct": "scale-vectors",
-    "scale_vectors.study.experiments": "scale-vectors",
-    "goldilocks.study.conduct": "goldilocks",
-    "goldilocks.study._measure": "goldilocks",
-}
+BEGINNINGS = ("pooled", "conduct_runs")
+"""In the framework of studies: where their work would begin."""
 SUFFIXES = {
-    "draw": ".jsonl",
+    "records": ".jsonl",
     "summary": ".jsonl",
     "data": ".safetensors",
     "certify": ".safetensors",
@@ -216,6 +211,10 @@ def _commands(group: typer.Typer, name: str = "") -> Iterator[tuple[str, list[Gi
     for inner in group.registered_groups:
         assert inner.typer_instance is not None
         yield from _commands(inner.typer_instance, f"{name} {inner.name}".strip())
+    if not name:
+        for study, entry in installed().items():
+            parameters = inspect.signature(entry.load()).parameters.values()
+            yield f"study {study}", [_given(each.name, each.annotation) for each in parameters]
 
 
 def _given(name: str, hint: Any) -> Given:
@@ -381,8 +380,8 @@ def _set_up(folder: Path) -> Iterator[None]:
         stack.enter_context(mock.patch.dict(os.environ, there))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        for name in STUDIES:
-            stack.enter_context(mock.patch(f"theodolite_studies.{name}", begun))
+        for name in BEGINNINGS:
+            stack.enter_context(mock.patch(f"theodolite_studies.framework.study.{name}", begun))
         stack.callback(signal.signal, signal.SIGALRM, before)
         stack.callback(setattr, sys, "dont_write_bytecode", bytecode)
         stack.callback(signal.alarm, 0)

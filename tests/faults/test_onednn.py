@@ -1,8 +1,9 @@
 """A kernel of torch 2.13's oneDNN writes past its memory on CPUs without AVX-512: nothing of ours calls it.
 
 It is the backward pass of a channels-last 1×1 convolution in float32 with stride 2 and 2 to 7 input channels;
-`theodolite_studies.depth_expansion.images.layout_on` has the words. The mode below looks at every convolution
-that autograd differentiates and refuses such a one before it runs, so these tests are safe on any CPU.
+`theodolite_studies.depth_expansion.training.layout_on` has the words. The mode below looks at every
+convolution that autograd differentiates and refuses such a one before it runs, so these tests are safe on any
+CPU.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ class SvgLine:
     """Otherwise each point is a dot of its own, …"""
     dot: float = 2.6
     """… of this width."""
+    label: str = ""
+    """In the panel: of the first line in the upper left corner, of others in the lower right one."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +69,29 @@ class SvgFigure:
     """Text and colour."""
     columns: Sequence[str]
     rows: Sequence[SvgRow] = field(default_factory=tuple)
+    wide: int = WIDE
+    high: int = HIGH
+    """Of a panel."""
 
     def svg(self) -> str:
         """The drawing."""
-        width = LEFT + max(len(self.columns), 3) * (WIDE + GAP)
-        height = TOP + len(self.rows) * (HIGH + GAP + APART) + BOTTOM - APART
+        wide, high = self.wide, self.high
+        width = LEFT + max(len(self.columns), 3) * (wide + GAP)
+        height = TOP + len(self.rows) * (high + GAP + APART) + BOTTOM - APART
         pieces = [head(width, height, self.title), legend(self.legend)]
         for column, name in enumerate(self.columns):
-            x = LEFT + column * (WIDE + GAP) + WIDE / 2
+            x = LEFT + column * (wide + GAP) + wide / 2
             pieces.append(f'<text x="{x}" y="{TOP - 8}" text-anchor="middle">{escape(name)}</text>')
         for place, row in enumerate(self.rows):
-            top = TOP + place * (HIGH + GAP + APART)
-            pieces.append(turned(row.label, 14, top + HIGH / 2))
+            top = TOP + place * (high + GAP + APART)
+            pieces.append(turned(row.label, 14, top + high / 2))
             for column, lines in enumerate(row.panels):
-                left = LEFT + column * (WIDE + GAP)
-                pieces += _panel(left, top, row, lines, first=column == 0)
+                left = LEFT + column * (wide + GAP)
+                pieces += _panel((left, top, wide, high), row, lines, first=column == 0)
             if row.note:
-                x = LEFT + len(row.panels) * (WIDE + GAP) - GAP
+                x = LEFT + len(row.panels) * (wide + GAP) - GAP
                 pieces.append(
-                    f'<text x="{x}" y="{top + HIGH + 27}" text-anchor="end" font-size="10">'
+                    f'<text x="{x}" y="{top + high + 27}" text-anchor="end" font-size="10">'
                     f"{escape(row.note)}</text>"
                 )
         return "\n".join([*pieces, "</svg>", ""])
@@ -141,29 +147,39 @@ def power_of(base: int, exponent: float) -> str:
     return str(base) + f"{exponent:.0f}".translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _panel(left: float, top: float, row: SvgRow, lines: Sequence[SvgLine], *, first: bool) -> list[str]:
+def _panel(
+    place: tuple[int, int, int, int], row: SvgRow, lines: Sequence[SvgLine], *, first: bool
+) -> list[str]:
+    left, top, wide, high = place
+
     def across(value: float) -> float:
-        return left + WIDE * row.x.part(value)
+        return left + wide * row.x.part(value)
 
     def up(value: float) -> float:
-        return top + HIGH - HIGH * row.y.part(value)
+        return top + high - high * row.y.part(value)
 
-    pieces = [f'<rect x="{left}" y="{top}" width="{WIDE}" height="{HIGH}" fill="none" stroke="{FAINT}"/>']
+    pieces = [f'<rect x="{left}" y="{top}" width="{wide}" height="{high}" fill="none" stroke="{FAINT}"/>']
     for value, text in row.y.ticks.items():
         y, thick = up(value), 2 if value == row.y.strong else 1
-        pieces.append(f'<path d="M{left} {y:.1f}h{WIDE}" stroke="{FAINT}" stroke-width="{thick}"/>')
+        pieces.append(f'<path d="M{left} {y:.1f}h{wide}" stroke="{FAINT}" stroke-width="{thick}"/>')
         if first:
             pieces.append(f'<text x="{left - 5}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     for value, text in row.x.ticks.items():
         x = across(value)
-        pieces.append(f'<path d="M{x:.1f} {top + HIGH}v3" stroke="{INK}"/>')
+        pieces.append(f'<path d="M{x:.1f} {top + high}v3" stroke="{INK}"/>')
         pieces.append(
-            f'<text x="{x:.1f}" y="{top + HIGH + 14}" text-anchor="{_anchor(row.x.part(value))}" '
+            f'<text x="{x:.1f}" y="{top + high + 14}" text-anchor="{_anchor(row.x.part(value))}" '
             f'font-size="9">{text}</text>'
         )
-    for line in lines:
+    for number, line in enumerate(lines):
         good = [place for place, (_, y) in enumerate(line.points) if math.isfinite(y)]
         spots = [(across(line.points[place][0]), up(line.points[place][1])) for place in good]
+        if line.label:
+            corner = (left + wide - 4, top + high - 5, "end") if number else (left + 4, top + 12, "start")
+            pieces.append(
+                f'<text x="{corner[0]}" y="{corner[1]}" text-anchor="{corner[2]}" fill="{line.colour}">'
+                f"{escape(line.label)}</text>"
+            )
         if not line.joined:
             dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in spots)  # much shorter than a circle each
             pieces.append(

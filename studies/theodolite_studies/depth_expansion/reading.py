@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from theodolite.core.batches import Batch
 from theodolite.models import ResNet
 from theodolite.probes.signal.gradient_statistics import alignment_bound
-from theodolite_studies.depth_expansion.images import Images
+from theodolite.probes.signal.signal import signal
+from theodolite_studies.depth_expansion.training import Images
 
 NEAR = 0.1
 """A correlation this small is near zero."""
@@ -27,7 +29,7 @@ HEAT = 16
 
 
 @dataclass(frozen=True)
-class Reader:
+class ReadingSize:
     """How much is looked at."""
 
     images: int
@@ -42,7 +44,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SplitOutcome:
     """Of a split: loss and share right, and the gradients before the readout, (N, C)."""
 
     loss: float
@@ -52,7 +54,7 @@ class Outcome:
     """Norm of the readout bias's gradient."""
 
 
-def read(model: ResNet, train: Images, test: Images, reader: Reader, *, whole: bool) -> dict[str, Any]:
+def read(model: ResNet, train: Images, test: Images, reader: ReadingSize, *, whole: bool) -> dict[str, Any]:
     """A record of a network in eval mode, its norms frozen; it is left as it was.
 
     Points are the ends of the first two stages, where the gradient of an image is that of a shift of its
@@ -96,7 +98,7 @@ def read(model: ResNet, train: Images, test: Images, reader: Reader, *, whole: b
 
 
 @torch.no_grad()
-def outcome(model: ResNet, images: Images, batch: int) -> Outcome:
+def outcome(model: ResNet, images: Images, batch: int) -> SplitOutcome:
     """Losses, and the gradients `Wᵀ(p − y)` before the readout, in closed form.
 
     Their mean is `Wᵀ∇_b L`: where the readout's bias has no gradient left there is none here either, whatever
@@ -110,7 +112,7 @@ def outcome(model: ResNet, images: Images, batch: int) -> Outcome:
         right.append((logits_BK.argmax(1) == labels).double())
         errors.append(logits_BK.softmax(1) - F.one_hot(labels, logits_BK.shape[1]))
     error_NK = torch.cat(errors)
-    return Outcome(
+    return SplitOutcome(
         float(torch.cat(losses).double().mean()),
         float(torch.cat(right).mean()),
         error_NK @ model.readout.weight,
@@ -118,7 +120,7 @@ def outcome(model: ResNet, images: Images, batch: int) -> Outcome:
     )
 
 
-def block_gradients(model: ResNet, images: Images, reader: Reader) -> tuple[list[Tensor], list[Tensor]]:
+def block_gradients(model: ResNet, images: Images, reader: ReadingSize) -> tuple[list[Tensor], list[Tensor]]:
     """After each block: gradients of a shift of the channels, (N, C), and at some entries, (N, entries)."""
     outputs: list[Tensor] = []
     handles = [
@@ -209,7 +211,7 @@ def correlations(gradients_NC: Tensor, *, whole: bool) -> dict[str, Any]:
     return found
 
 
-def alignment(train_NC: Tensor, test_NC: Tensor, reader: Reader) -> dict[str, Any]:
+def alignment(train_NC: Tensor, test_NC: Tensor, reader: ReadingSize) -> dict[str, Any]:
     """How often two mean gradients do not align, `⟨v̄_n, v̄_m⟩ ≤ 0` with n = m, by the samples' size.
 
     Samples are drawn with replacement, so that the images are the whole population: its mean and covariance
@@ -236,6 +238,29 @@ def brief(value: float | Tensor) -> float:
     1.2346e-07
     """
     return float(f"{float(value):.5g}")
+
+
+BATCH = 256
+
+
+def candidates(model: nn.Module, train: Images, test: Images, num: int) -> dict[str, Any]:
+    """By point: ‖M̄‖², and the gains along −M̄ and −M̄S⁻¹ with their standard errors.
+
+    The directions are estimated on `num` images that were trained on, and judged by as many that were not.
+    """
+    found = signal(model, F.cross_entropy, _some(train, num), _some(test, num))
+    names = ("gain", "error", "preconditioned", "preconditioned_error")
+    return {
+        "points": [one.name for one in found.points],
+        "squared": [brief(one.norm**2) for one in found.points],
+        **{name: [brief(getattr(one, name)) for one in found.points] for name in names},
+        "above": len(found.above),
+    }
+
+
+def _some(images: Images, num: int) -> list[Batch]:
+    rows = torch.arange(min(num, len(images)), device=images.labels.device)
+    return [(images.plain(some), images.labels[some]) for some in rows.split(BATCH)]
 
 
 def _course(blocks: Sequence[Tensor]) -> dict[str, list[float]]:

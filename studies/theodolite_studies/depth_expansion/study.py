@@ -1,8 +1,7 @@
 """Residual networks over depth and width: what is left of the signal for one more block?
 
 The experiments on test risk under depth expansion: ResNets of 6n + 2 layers on CIFAR-10, their
-activation gradients after training, and their test losses. What is claimed, with its thresholds, is in
-`depth_expansion_claims`, which was written before anything was run.
+activation gradients after training, and their test losses.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ from torch import nn
 from theodolite.core.building import in_one_line, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.models import ResNet
-from theodolite_studies.depth_expansion.candidates import candidates
-from theodolite_studies.depth_expansion.claims import claims
-from theodolite_studies.depth_expansion.figures import figures
-from theodolite_studies.depth_expansion.images import Images, images_of, layout_on
-from theodolite_studies.depth_expansion.reading import Reader, brief, read
-from theodolite_studies.depth_expansion.tables import notes
-from theodolite_studies.depth_expansion.training import Recipe, train
+from theodolite_studies.depth_expansion.claims import CLAIMS
+from theodolite_studies.depth_expansion.grid import Regimes
+from theodolite_studies.depth_expansion.reading import ReadingSize, brief, candidates, read
+from theodolite_studies.depth_expansion.report import figures, notes
+from theodolite_studies.depth_expansion.training import Images, Recipe, images_of, layout_on, train
+from theodolite_studies.framework.claims import decide
 from theodolite_studies.framework.records import Record
-from theodolite_studies.framework.study import Cell, Study
+from theodolite_studies.framework.study import Cell, Setting, Study
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class Regime:
     recipe: Recipe
 
 
-@dataclass(frozen=True)
-class Setting:
+@dataclass(frozen=True, kw_only=True)
+class ExpansionSetting(Setting):
     """All that is run."""
 
     data: str
@@ -50,12 +48,12 @@ class Setting:
     widths: tuple[int, ...]
     """Channels of the first stage."""
     seeds: tuple[int, ...]
-    reader: Reader
+    reader: ReadingSize
     candidates: int
     """Images of either split that say what one more block would do."""
 
 
-FULL = Setting(
+FULL = ExpansionSetting(
     data="cifar10",
     test=10_000,
     regimes={
@@ -72,10 +70,11 @@ FULL = Setting(
     ),
     widths=(4, 16, 8, 32),
     seeds=(0, 1, 2),
-    reader=Reader(images=8192, entries=256, sizes=(16, 64, 256, 1024, 4096), draws=2000),
+    reader=ReadingSize(images=8192, entries=256, sizes=(16, 64, 256, 1024, 4096), draws=2000),
     candidates=2048,
 )
-SMALL = Setting(
+SMALL = ExpansionSetting(
+    small=True,
     data="templates",
     test=512,
     regimes={
@@ -85,31 +84,30 @@ SMALL = Setting(
     order=(("augmented", (1, 3)), ("fitted", (1, 3))),
     widths=(2, 8),
     seeds=(0, 1),
-    reader=Reader(images=512, entries=64, sizes=(16, 64, 256), draws=500),
+    reader=ReadingSize(images=512, entries=64, sizes=(16, 64, 256), draws=500),
     candidates=128,
 )
 """For a CPU: computed images of 16 × 16, small networks and short runs, to see how it goes."""
 
 
-def cells(small: bool) -> list[Cell]:
+def cells(setting: ExpansionSetting) -> list[Cell]:
     """A regime, depth and width each, the most telling first."""
-    setting = SMALL if small else FULL
     return [
-        {"regime": regime, "depth": depth, "width": width, "small": small}
+        {"regime": regime, "depth": depth, "width": width, "small": setting.small}
         for regime, depths in setting.order
         for depth in depths
         for width in setting.widths
     ]
 
 
-def run(cell: Cell, *, device: str = "cpu") -> Iterator[Record]:
+def run(cell: Cell, setting: ExpansionSetting, device: str) -> list[Record]:
     """A record for each seed."""
-    yield from trained(
-        SMALL if cell["small"] else FULL, cell["regime"], cell["depth"], cell["width"], device=device
-    )
+    return trained(setting, cell["regime"], cell["depth"], cell["width"], device=device)
 
 
-def trained(setting: Setting, regime: str, depth: int, width: int, *, device: str = "cpu") -> list[Record]:
+def trained(
+    setting: ExpansionSetting, regime: str, depth: int, width: int, *, device: str = "cpu"
+) -> list[Record]:
     """Train the networks of all seeds together, and read each."""
     began = time.monotonic()
     chosen, on_gpu = setting.regimes[regime], torch.device(device).type == "cuda"
@@ -168,4 +166,14 @@ def _exact(*, benchmark: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-STUDY = Study("depth-expansion", cells, run, claims, figures, notes)
+STUDY = Study(
+    "depth-expansion",
+    cells,
+    run,
+    lambda regimes: [each for grid in regimes.grids for each in decide(CLAIMS, grid)],
+    figures,
+    notes,
+    data=lambda records, setting: Regimes.of(records),
+    full=FULL,
+    small=SMALL,
+)

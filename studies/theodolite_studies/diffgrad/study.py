@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite_studies.diffgrad.claims import claims, figures, notes
-from theodolite_studies.framework.records import Record
-from theodolite_studies.framework.study import Cell, Study
+from theodolite_studies.diffgrad.report import CLAIMS, figures, notes
+from theodolite_studies.framework.records import Record, short
+from theodolite_studies.framework.study import Cell, Setting, Study
 
 OPTIMIZERS = {"adam": "adamw", "diffgrad": "diffgrad"}
 SEEDS = range(3)
@@ -32,13 +32,13 @@ HELD_OUT = 8
 """Batches."""
 
 
-def cells(small: bool) -> Sequence[Cell]:
+def cells(setting: Setting) -> Sequence[Cell]:
     """Each function from each start, each network from each seed; all learning rates."""
     found: list[Cell] = []
     for part, tasks, seeds in (("function", FUNCTIONS, STARTS), ("network", NETWORKS, SEEDS)):
-        rates = list(RATES[part])[:: 4 if small else 1]
+        rates = list(RATES[part])[:: 4 if setting.small else 1]
         for task in tasks:
-            for seed in list(seeds)[: 1 if small else None]:
+            for seed in list(seeds)[: 1 if setting.small else None]:
                 for optimizer in OPTIMIZERS:
                     lower = [rate - 1 for rate in rates] if optimizer == "adam" else []
                     found += [
@@ -48,7 +48,7 @@ def cells(small: bool) -> Sequence[Cell]:
     return found
 
 
-def run(cell: Cell) -> Iterator[Record]:
+def run(cell: Cell, *_: object) -> Iterator[Record]:
     """One training run: where it ends, and the mean of ξ on the way."""
     torch.manual_seed(cell["seed"])
     part = _of_function if cell["part"] == "function" else _of_network
@@ -133,7 +133,7 @@ def _of_function(cell: Cell) -> Record:
         optimizer.step()
     everywhere = torch.linspace(-1.5, 1.5, 300_001, dtype=torch.float64)
     gap = function(x.detach()).item() - function(everywhere).min().item()
-    return {"loss": _short(gap), "end": _short(x.item()), "factor": _short(factor.mean)}
+    return {"loss": short(gap, 6), "end": short(x.item(), 6), "factor": short(factor.mean, 6)}
 
 
 def _of_network(cell: Cell) -> Record:
@@ -144,15 +144,14 @@ def _of_network(cell: Cell) -> Record:
     for step in range(NETWORK_STEPS):
         loss = _loss(model, batch(cell["seed"], step))
         if not math.isfinite(loss.item()):
-            return {"loss": None, "factor": _short(factor.mean)}
+            return {"loss": None, "factor": short(factor.mean, 6)}
         optimizer.zero_grad()
         loss.backward()
         factor.look()
         optimizer.step()
     with torch.no_grad():
         judged = [_loss(model, batch(cell["seed"], step, held_out=True)).item() for step in range(HELD_OUT)]
-    found = sum(judged) / HELD_OUT
-    return {"loss": _short(found) if math.isfinite(found) else None, "factor": _short(factor.mean)}
+    return {"loss": short(sum(judged) / HELD_OUT, 6), "factor": short(factor.mean, 6)}
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -181,8 +180,4 @@ class _Factor:
         return self._sum / self._num if self._num else math.nan
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-STUDY = Study("diffgrad", cells, run, claims, figures, notes)
+STUDY = Study("diffgrad", cells, run, CLAIMS, figures, notes)

@@ -25,9 +25,9 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.probes.curvature.tracking import track
 from theodolite.probes.steps.drift import drift
-from theodolite_studies.drift.claims import claims, figures, notes
+from theodolite_studies.drift.report import CLAIMS, figures, notes
 from theodolite_studies.framework.records import Record
-from theodolite_studies.framework.study import Cell, Study
+from theodolite_studies.framework.study import Cell, Setting, Study
 
 SEEDS = 5
 TOPS = (0.5, 1.5, 1.9, 2.1)
@@ -40,13 +40,13 @@ POWERS = (1.0, 0.5)
 mse = nn.functional.mse_loss
 
 
-def cells(small: bool) -> list[Cell]:
+def cells(setting: Setting) -> list[Cell]:
     """Parts times seeds."""
-    parts = ("quadratic", "rates") if small else ("quadratic", "network", "rates")
-    return [{"part": part, "seed": seed} for part in parts for seed in range(3 if small else SEEDS)]
+    parts = ("quadratic", "rates") if setting.small else ("quadratic", "network", "rates")
+    return [{"part": part, "seed": seed} for part in parts for seed in range(3 if setting.small else SEEDS)]
 
 
-def run(cell: Cell) -> Iterator[Record]:
+def run(cell: Cell, *_: object) -> Iterator[Record]:
     """The records of one part and seed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -166,4 +166,4 @@ def _moment(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Record:
     return {name: float(f"{value:.4g}") for name, value in numbers.items()}
 
 
-STUDY = Study("drift", cells, run, claims, figures, notes)
+STUDY = Study("drift", cells, run, CLAIMS, figures, notes)

@@ -1,4 +1,4 @@
-"""The language models that the studies train, by name."""
+"""The texts and the language models that several studies train on and train, by name."""
 
 from __future__ import annotations
 
@@ -7,14 +7,26 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from theodolite import data
+from theodolite.core.batches import Batch
 from theodolite.core.errors import UseError
+from theodolite.data.batches import Split, Text
 from theodolite.models import GPT
 from theodolite.models.transformer import Placement
 from theodolite.workloads import Workload, next_token_loss, workload
-from theodolite_studies.framework.texts import batch_of
 
 CONFIGS = Path(__file__).parent / "configs"
 CONTEXT = 128
+TEXTS: Mapping[str, Callable[[Split], Text]] = {"enwik8": data.enwik8, "sotu": data.state_of_the_union}
+
+
+def batch_of(text: str, split: Split, num: int, length: int, seed: int, step: int) -> Batch:
+    """`num` sequences of `length` bytes and the bytes that follow them, by seed and step alone.
+
+    >>> batch_of("sotu", "validation", 2, 16, seed=0, step=0)[0].shape
+    torch.Size([2, 16])
+    """
+    return data.draw_text(TEXTS[text](split), num=num, length=length, seed=seed, step=step)
 
 
 def network(name: str, *, num: int, length: int) -> Workload:

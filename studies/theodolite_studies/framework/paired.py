@@ -1,18 +1,19 @@
-"""Two ways to train, compared seed by seed: mean difference, interval and p, and how many tests stand."""
+"""Paired comparisons: mean difference over seeds, its interval and p, and Holm's rule for many tests."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
 from theodolite.core.errors import UseError
-from theodolite_studies.framework.verdict import Verdict
 
+Verdict = Literal["holds", "fails", "unclear"]
 LEVEL = 0.95
 """Of the interval."""
 
@@ -21,9 +22,9 @@ LEVEL = 0.95
 class Paired:
     """The differences of two ways to train, one for each seed that both have.
 
-    What a seed shares, its batches and its start, cancels: effects can be seen that are far smaller than the
-    spread of the losses. Where one of the two diverged the difference is infinite, and where both did it is
-    unknown: nan. There is no mean then.
+    The batches and the start that a seed shares cancel, so that effects far smaller than the spread of the
+    losses can be seen. The difference is infinite where one of the two diverged, and nan where both did;
+    there is no mean then.
     """
 
     differences: NDArray[np.float64]
@@ -42,7 +43,7 @@ class Paired:
 
     @property
     def p(self) -> float:
-        """How often chance alone would give a mean at least as far from zero, to either side."""
+        """Of the two-sided paired t-test."""
         if not math.isfinite(self._error):
             return math.nan
         if self._error == 0:
@@ -50,7 +51,7 @@ class Paired:
         return 2 * float(stats.t.sf(abs(self.mean) / self._error, len(self.differences) - 1))
 
     def verdict(self, *, below: bool) -> Verdict:
-        """Does the whole interval lie on the claimed side of zero, or on the other, or on both?
+        """Does the whole interval lie on the claimed side of zero?
 
         >>> gain = Paired(np.array([-0.010, -0.012, -0.011]))
         >>> gain.verdict(below=True), gain.verdict(below=False)
@@ -58,7 +59,7 @@ class Paired:
         >>> Paired(np.array([-0.010, 0.012, -0.011])).verdict(below=True)
         'unclear'
 
-        Where runs diverged there is no interval: then all seeds, two or more, have to be on one side.
+        Where runs diverged there is no interval: then all seeds, at least two, must be on one side.
 
         >>> Paired(np.array([math.inf, 0.02, 0.03])).verdict(below=False)
         'holds'
@@ -128,7 +129,7 @@ def less(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.
 
 
 def standing(values: Sequence[float], level: float = 1 - LEVEL) -> tuple[bool, ...]:
-    """Which of many tests stand when all of them together may err once in twenty times, by Holm's rule.
+    """Which of many tests stand if all of them together may err once in twenty times, by Holm's rule.
 
     The smallest p of m has to be at most level/m, the next level/(m − 1), and so on to the first that fails.
 

@@ -1,10 +1,11 @@
-"""The records of a study: one line of JSON for each run that has ended, after one that says what is run."""
+"""The records of a study: a file with a line of JSON for each, after one that says what is run."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ Record = Mapping[str, Any]
 
 
 class Records:
-    """A file that grows by a line whenever a run ends. Whoever kills the study loses no line.
+    """A file that grows by some lines whenever a cell ends. Killing the study loses no cell that has ended.
 
     Args:
-        path: the file; made if it is not there.
-        about: what the study runs. A file about something else is refused, not continued.
+        path: the file; made if it does not exist.
+        about: what the study runs. A file about something else is refused.
+        keys: what tells cells apart. Records of a cell that was being written when the study was killed are
+            dropped.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,7 +33,7 @@ class Records:
     [{'seed': 0, 'loss': 2.5}]
     """
 
-    def __init__(self, path: str | Path, about: Record) -> None:
+    def __init__(self, path: str | Path, about: Record, keys: Sequence[str] = ()) -> None:
         self.path = Path(path)
         self.all: list[Record] = []
         if self.path.exists():
@@ -40,7 +43,11 @@ class Records:
                     f"{self.path} was made with other settings ({_line(header)}). Give --out another path, "
                     "or remove the file"
                 )
-        self._rewrite(about)
+            if keys and self.all and not read_text(self.path).endswith("\n"):
+                torn = key_of(self.all[-1], keys)
+                self.all = [record for record in self.all if key_of(record, keys) != torn]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_records(self.path, about, self.all)
 
     def append(self, records: Iterable[Record]) -> None:
         """Put records at the end, and wait until they are on the disk."""
@@ -51,14 +58,20 @@ class Records:
             os.fsync(file.fileno())
         self.all += records
 
-    def _rewrite(self, about: Record) -> None:
-        """The file with whole lines only."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, "".join(f"{_line(line)}\n" for line in (about, *self.all)))
+
+def write_records(path: Path, about: Record, records: Iterable[Record]) -> None:
+    """Write a whole file of records."""
+    write_whole(path, "".join(f"{_line(line)}\n" for line in (about, *records)))
+
+
+def key_of(record: Record, keys: Iterable[str]) -> str:
+    """The values by which a record is told from others; a list, which is a measurement, is none of them."""
+    values = (record.get(key) for key in keys)
+    return json.dumps([None if isinstance(value, list) else value for value in values])
 
 
 def read_records(path: str | Path) -> tuple[Record, list[Record]]:
-    """What a file is about, and its records. A last line that was not finished is left out."""
+    """What a file is about, and its records. An unfinished last line is left out."""
     path = Path(path)
     if not path.is_file():
         raise UseError(f"{path} is not there: run the study first")
@@ -74,3 +87,33 @@ def read_records(path: str | Path) -> tuple[Record, list[Record]]:
 
 def _line(record: Record) -> str:
     return json.dumps(record, separators=(",", ":"))
+
+
+def select(records: Iterable[Record], **only: Any) -> list[Record]:
+    """The records whose values are as given: equal to it, or accepted by it if it is a function.
+
+    >>> select([{"seed": 0, "lr": 0.1}, {"seed": 1, "lr": 0.5}], lr=lambda lr: lr < 0.3)
+    [{'seed': 0, 'lr': 0.1}]
+    """
+    return [
+        record
+        for record in records
+        if all(
+            wanted(record.get(key)) if callable(wanted) else record.get(key) == wanted
+            for key, wanted in only.items()
+        )
+    ]
+
+
+def distinct(records: Iterable[Record], key: str) -> list[Any]:
+    """The values that the records have, each once, in their order."""
+    return list(dict.fromkeys(record[key] for record in records))
+
+
+def short(value: float, digits: int = 5) -> float | None:
+    """A number of few digits for a file; None if it is not finite, which JSON cannot hold.
+
+    >>> short(1.23456789e-7), short(math.nan)
+    (1.2346e-07, None)
+    """
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None

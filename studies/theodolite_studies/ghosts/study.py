@@ -12,7 +12,8 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite import data
 from theodolite.controllers.safe_step import SafeStep
 from theodolite.core.batches import Batch
 from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import call, logits
+from theodolite.models import GPT
+from theodolite.optimizers import Muon
 from theodolite.probes import Profile, profile
 from theodolite.probes.steps.direction import Direction
-from theodolite_studies.framework.records import Record
-from theodolite_studies.framework.study import Cell, Study
-from theodolite_studies.ghosts.claims import claims, notes
-from theodolite_studies.ghosts.figures import figures
-from theodolite_studies.ghosts.setting import SETTINGS, Setting, adam, muon, sgd
+from theodolite.workloads import next_token_loss
+from theodolite_studies.framework.records import Record, short
+from theodolite_studies.framework.study import Cell, Setting, Study
+from theodolite_studies.ghosts.report import CLAIMS, figures, notes
 
 MULTIPLES = np.geomspace(0.05, 200, 49)
 """Of ρ_a, where the loss along a step is looked at."""
@@ -44,34 +47,118 @@ BEFORE, SPIKE, AFTER = 50, 5, 45
 """Steps of a run with a spike."""
 
 
-def cells(small: bool) -> list[Cell]:
+PIXELS = 8
+LENGTH = 32
+
+
+@dataclass(frozen=True)
+class NetworkTask:
+    """A network and what it is trained on."""
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[int, int], Batch]
+    """`batch(seed, step)`."""
+    loss: Callable[[Tensor, Tensor], Tensor]
+    classes: int
+    """ln of it is the loss of one who knows nothing."""
+    lr: float
+    """Of Adam; of SGD thirty times as much."""
+
+    def model(self, seed: int) -> nn.Module:
+        """The network with the weights of a seed."""
+        with untouched_randomness(seed):
+            return self.build()
+
+
+def adam(model: nn.Module, lr: float) -> Optimizer:
+    """AdamW as everybody has it."""
+    return torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+def sgd(model: nn.Module, lr: float) -> Optimizer:
+    """Plain gradient descent."""
+    return torch.optim.SGD(model.parameters(), lr=30 * lr)
+
+
+def muon(model: nn.Module) -> Optimizer:
+    """Muon for all that is a matrix; vectors do not move."""
+    plain = [tensor for tensor in model.parameters() if tensor.ndim == 2]
+    filters = [tensor for tensor in model.parameters() if tensor.ndim == 4]
+    groups: list[dict[str, Any]] = [{"params": plain}, {"params": filters, "axes": ((1, 2, 3), (0,))}]
+    return Muon([group for group in groups if group["params"]], lr=0.02)
+
+
+def _mlp(norm: bool) -> nn.Module:
+    def hidden(inputs: int) -> list[nn.Module]:
+        return [nn.Linear(inputs, 64), *([nn.LayerNorm(64)] if norm else []), nn.ReLU()]
+
+    return nn.Sequential(*hidden(PIXELS**2), *hidden(64), nn.Linear(64, 10))
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * (PIXELS // 2) ** 2, 10),
+    )
+
+
+def _gpt() -> nn.Module:
+    return GPT(32, 2, vocab=256, context=LENGTH)
+
+
+def _rows(seed: int, step: int) -> Batch:
+    return data.draw_examples(data.mixture(dimensions=PIXELS**2), num=64, seed=seed, step=step)
+
+
+def _images(seed: int, step: int) -> Batch:
+    values, labels = _rows(seed, step)
+    return values.view(-1, 1, PIXELS, PIXELS), labels
+
+
+def _text(seed: int, step: int) -> Batch:
+    return data.draw_text(data.state_of_the_union(), num=8, length=LENGTH, seed=seed, step=step)
+
+
+TASKS = {
+    "mlp": NetworkTask(lambda: _mlp(False), _rows, nn.functional.cross_entropy, 10, 3e-3),
+    "mlp-norm": NetworkTask(lambda: _mlp(True), _rows, nn.functional.cross_entropy, 10, 3e-3),
+    "cnn": NetworkTask(_cnn, _images, nn.functional.cross_entropy, 10, 3e-3),
+    "gpt": NetworkTask(_gpt, _text, next_token_loss, 256, 3e-3),
+}
+"""Two hidden layers of 64 without and with norms, and two convolutions, all on a Gaussian mixture of ten
+classes in 64 dimensions; a GPT of width 32 and depth 2 on bytes of the State of the Union."""
+
+
+def cells(setting: Setting) -> list[Cell]:
     """Part by network and seed; of the small study two networks and two seeds."""
-    networks = ("mlp", "mlp-norm") if small else tuple(SETTINGS)
+    networks = ("mlp", "mlp-norm") if setting.small else tuple(TASKS)
     seeds = {"collapse": 5, "temperature": 5, "spike": 3}
     return [
         {"part": part, "network": network, "seed": seed}
         for part, num in seeds.items()
         for network in networks
-        for seed in range(2 if small else num)
+        for seed in range(2 if setting.small else num)
     ]
 
 
-def run(cell: Cell) -> Iterator[Record]:
+def run(cell: Cell, *_: object) -> Iterator[Record]:
     """The records of a cell."""
     torch.set_num_threads(1)
-    setting, seed = SETTINGS[cell["network"]], int(cell["seed"])
-    yield from {"collapse": _collapse, "temperature": _temperature, "spike": _spike}[cell["part"]](
-        setting, seed
-    )
+    task, seed = TASKS[cell["network"]], int(cell["seed"])
+    yield from {"collapse": _collapse, "temperature": _temperature, "spike": _spike}[cell["part"]](task, seed)
 
 
-def _collapse(setting: Setting, seed: int) -> Iterator[Record]:
-    model = setting.model(seed)
-    optimizer = adam(model, setting.lr)
+def _collapse(task: NetworkTask, seed: int) -> Iterator[Record]:
+    model = task.model(seed)
+    optimizer = adam(model, task.lr)
     for stage, steps in (("start", range(3)), ("trained", range(3, TRAINED))):
-        _train(model, optimizer, setting, seed, steps)
-        batch = setting.batch(seed, TRAINED)
-        _gradients(model, setting, batch)
+        _train(model, optimizer, task, seed, steps)
+        batch = task.batch(seed, TRAINED)
+        _gradients(model, task, batch)
         for name in DIRECTIONS:
             direction: Direction = {
                 "gradient": None,
@@ -79,20 +166,20 @@ def _collapse(setting: Setting, seed: int) -> Iterator[Record]:
                 "adam": optimizer,
                 "muon": muon(model),
             }[name]
-            found = profile(model, setting.loss, batch, direction, lengths=MULTIPLES.tolist())
-            yield {"stage": stage, "direction": name, **_read(found, setting)}
+            found = profile(model, task.loss, batch, direction, lengths=MULTIPLES.tolist())
+            yield {"stage": stage, "direction": name, **_read(found, task)}
 
 
-def _temperature(setting: Setting, seed: int) -> Iterator[Record]:
-    model = setting.model(seed)
-    _train(model, adam(model, setting.lr), setting, seed, range(TRAINED))
-    batch = setting.batch(seed, TRAINED)
+def _temperature(task: NetworkTask, seed: int) -> Iterator[Record]:
+    model = task.model(seed)
+    _train(model, adam(model, task.lr), task, seed, range(TRAINED))
+    batch = task.batch(seed, TRAINED)
     for temperature in TEMPERATURES:
-        found = profile(model, setting.loss, batch, lengths=MULTIPLES.tolist(), temperature=temperature)
-        yield {"temperature": temperature, **_read(found, setting)}
+        found = profile(model, task.loss, batch, lengths=MULTIPLES.tolist(), temperature=temperature)
+        yield {"temperature": temperature, **_read(found, task)}
 
 
-def _spike(setting: Setting, seed: int) -> Iterator[Record]:
+def _spike(task: NetworkTask, seed: int) -> Iterator[Record]:
     for optimizer in ("adam", "sgd"):
         for method in METHODS:
             for factor in FACTORS:
@@ -100,21 +187,21 @@ def _spike(setting: Setting, seed: int) -> Iterator[Record]:
                     "optimizer": optimizer,
                     "method": method,
                     "factor": factor,
-                    **spiked(setting, seed, optimizer, method, factor),
+                    **spiked(task, seed, optimizer, method, factor),
                 }
 
 
-def spiked(setting: Setting, seed: int, optimizer: str, method: str, factor: float) -> dict[str, Any]:
+def spiked(task: NetworkTask, seed: int, optimizer: str, method: str, factor: float) -> dict[str, Any]:
     """One run with a spike: the loss before it and at the end, and what the controller did."""
-    model = setting.model(seed)
-    inside = {"adam": adam, "sgd": sgd}[optimizer](model, setting.lr)
-    safe = SafeStep(inside, model, setting.loss) if method == "safe" else None
+    model = task.model(seed)
+    inside = {"adam": adam, "sgd": sgd}[optimizer](model, task.lr)
+    safe = SafeStep(inside, model, task.loss) if method == "safe" else None
     usual = inside.param_groups[0]["lr"]
     losses = []
     for step in range(BEFORE + SPIKE + AFTER):
         inside.param_groups[0]["lr"] = usual * (factor if BEFORE <= step < BEFORE + SPIKE else 1.0)
-        batch = setting.batch(seed, step)
-        losses.append(_gradients(model, setting, batch))
+        batch = task.batch(seed, step)
+        losses.append(_gradients(model, task, batch))
         if not math.isfinite(losses[-1]):
             break
         if method == "clip":
@@ -125,25 +212,25 @@ def spiked(setting: Setting, seed: int, optimizer: str, method: str, factor: flo
             safe.step(batch)
     ended = len(losses) == BEFORE + SPIKE + AFTER and math.isfinite(losses[-1])
     return {
-        "before": _rounded(float(np.mean(losses[BEFORE - 10 : BEFORE]))),
-        "end": _rounded(float(np.mean(losses[-10:]))) if ended else None,
-        "worst": _rounded(max(losses)) if ended else None,
+        "before": short(float(np.mean(losses[BEFORE - 10 : BEFORE]))),
+        "end": short(float(np.mean(losses[-10:]))) if ended else None,
+        "worst": short(max(losses)) if ended else None,
         "acted": safe.report.share if safe is not None else None,
-        "largest": _rounded(safe.report.largest_after) if safe is not None else None,
+        "largest": short(safe.report.largest_after) if safe is not None else None,
     }
 
 
-def _read(found: Profile, setting: Setting) -> dict[str, Any]:
+def _read(found: Profile, task: NetworkTask) -> dict[str, Any]:
     """Lengths in units of ρ_a; None where nothing happened as far as was looked."""
     unit = found.radius.value
     return {
-        "radius": _rounded(unit),
-        "loss": _rounded(found.radius.loss),
-        "rises": _rounded(found.rises_at / unit),
-        "above": _rounded(found.above_at / unit),
-        "collapse": _rounded(_crossing(found, math.log(setting.classes)) / unit),
-        "quadratic": _rounded(found.radius.quadratic / unit),
-        "ghost": _rounded(abs(found.radius.ghost) / unit),
+        "radius": short(unit),
+        "loss": short(found.radius.loss),
+        "rises": short(found.rises_at / unit),
+        "above": short(found.above_at / unit),
+        "collapse": short(_crossing(found, math.log(task.classes)) / unit),
+        "quadratic": short(found.radius.quadratic / unit),
+        "ghost": short(abs(found.radius.ghost) / unit),
     }
 
 
@@ -158,15 +245,17 @@ def _crossing(found: Profile, level: float) -> float:
     return math.inf
 
 
-def _train(model: nn.Module, optimizer: Optimizer, setting: Setting, seed: int, steps: Sequence[int]) -> None:
+def _train(
+    model: nn.Module, optimizer: Optimizer, task: NetworkTask, seed: int, steps: Sequence[int]
+) -> None:
     for step in steps:
-        _gradients(model, setting, setting.batch(seed, step))
+        _gradients(model, task, task.batch(seed, step))
         optimizer.step()
 
 
-def _gradients(model: nn.Module, setting: Setting, batch: Batch) -> float:
+def _gradients(model: nn.Module, task: NetworkTask, batch: Batch) -> float:
     model.zero_grad()
-    loss = setting.loss(logits(call(model, batch[0])), batch[1])
+    loss = task.loss(logits(call(model, batch[0])), batch[1])
     loss.backward()
     return float(loss.detach())
 
@@ -183,8 +272,4 @@ def _downhill(model: nn.Module, seed: int) -> Mapping[str, Tensor]:
     return {name: tensor * (-1.0 if slope > 0 else 1.0) for name, tensor in step.items()}
 
 
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-STUDY = Study("ghosts", cells, run, claims, figures, notes)
+STUDY = Study("ghosts", cells, run, CLAIMS, figures, notes)

@@ -1,16 +1,149 @@
-"""How the Goldilocks study is run: grids, seeds, how long and on how many images."""
+"""The networks of the Goldilocks study in their five variants, their data, and how the study is run."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
+from torch import nn
+
+from theodolite import data
+from theodolite.core.batches import Batch
 from theodolite.core.errors import UseError
-from theodolite.fleet.run import PRECISIONS, Precision
-from theodolite_studies.goldilocks.networks import LENET, NETWORKS, RESNET, Network
+from theodolite.core.size import Size
+from theodolite.fleet.run import PRECISIONS, Precision, Run
+from theodolite.fleet.training import planned
+from theodolite.models import LeNet5, LeNet300, ResNet4
+from theodolite.models.inhomogeneous import Variant
+from theodolite.workloads import Workload
+from theodolite_studies.framework.records import Record
+from theodolite_studies.framework.study import Setting
 
+Column = Literal["A", "B", "C", "D", "E"]
+VARIANTS: Mapping[Column, Variant] = {
+    "A": "homogeneous",
+    "B": "bias",
+    "C": "residual",
+    "D": "layernorm",
+    "E": "all",
+}
+"""The columns of the paper's figures."""
+NORMED: tuple[Column, ...] = ("D", "E")
+RESIDUAL: tuple[Column, ...] = ("C", "E")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network on its data.
+
+    Args:
+        name: what records call it.
+        build: `build(width, depth, variant=…)`.
+        size: the paper's, where it says one.
+        layers: L, how many there are.
+        branched: ℒ, how many of them lie in residual branches, where the variant has them.
+        columns: the variants that it can have.
+        load: its images, by split.
+    """
+
+    name: str
+    build: Callable[..., nn.Module]
+    size: Size
+    layers: int
+    branched: int
+    columns: tuple[Column, ...]
+    load: Callable[..., data.Examples]
+
+    def workload(self, column: Column, *, images: int = 128, tested: int = 128) -> Workload:
+        """Its training on one full batch, the first images of the training set, at every step.
+
+        The tensors are the same for every seed and step, so that many models share them. It is judged by the
+        first images of the test set.
+        """
+        return _workload(self, column, images, tested)
+
+    def start(self, column: Column, seed: int) -> nn.Module:
+        """The network before training, with the values that a run with this seed starts from."""
+        workload = self.workload(column)
+        run = Run(workload.name, self.size, lr=1.0, optimizer="sgd", parameterization="standard")
+        return planned(run, workload).build(seed)
+
+    def batch(self, seed: int, num: int) -> Batch:
+        """`num` images to measure on, others for each seed."""
+        return data.draw_examples(self.load("train"), num=num, seed=seed, step=0)
+
+
+@functools.lru_cache(maxsize=64)
+def _workload(network: Network, column: Column, images: int, tested: int) -> Workload:
+    # One object for one question: what is found out about a workload is kept with it.
+    return Workload(
+        workload_name(network.name, column),
+        partial(network.build, variant=VARIANTS[column]),
+        partial(_full_batch, network.load, "train", images),
+        nn.functional.cross_entropy,
+        network.size,
+        held_out=partial(_full_batch, network.load, "test", tested),
+    )
+
+
+def workload_name(network: str, column: Column) -> str:
+    """What the ledger calls a variant of a network.
+
+    >>> workload_name("lenet300-fashion", "A")
+    'lenet300-fashion-A'
+    """
+    return f"{network}-{column}"
+
+
+def _full_batch(
+    load: Callable[..., data.Examples], split: data.Split, num: int, seed: int, step: int
+) -> Batch:
+    return _first_images(load, split, num)
+
+
+@functools.lru_cache(maxsize=4)
+def _first_images(load: Callable[..., data.Examples], split: data.Split, num: int) -> Batch:
+    examples = load(split)
+    first = slice(0, num)
+    part = data.Examples(
+        examples.name,
+        examples.values[first],
+        examples.labels[first],
+        examples.classes,
+        examples.mean,
+        examples.std,
+    )
+    return part.inputs(), part.labels
+
+
+LENET = Network("lenet300-fashion", LeNet300, Size(300, 2), 3, 0, ("A", "B", "D"), data.fashion_mnist)
+RESNET = Network(
+    "resnet4-fashion", ResNet4, Size(300, 1), 4, 2, ("A", "B", "C", "D", "E"), data.fashion_mnist
+)
+NETWORKS: Mapping[str, Network] = {
+    network.name: network
+    for network in (
+        LENET,
+        RESNET,
+        Network("lenet5-cifar", LeNet5, Size(6, 2), 5, 0, ("A", "B", "D"), data.cifar10),
+        Network(
+            "resnet4-cifar",
+            partial(ResNet4, inputs=3 * 32 * 32),
+            Size(300, 1),
+            4,
+            2,
+            ("A", "B", "C", "D", "E"),
+            data.cifar10,
+        ),
+    )
+}
+"""By name. The LeNets have no place for an identity path: their layers all change shape."""
+TRAINED: Mapping[Column, Network] = {"A": LENET, "B": LENET, "C": RESNET, "D": LENET, "E": RESNET}
+"""By column of the figures that show accuracy."""
 PARTS: Mapping[str, str] = {
     "zone": "figure 1: the excess at the start, against α, T and both together",
     "logits": "figure 3: are the logits of αθ those of θ times α, with LayerNorm?",
@@ -21,12 +154,14 @@ PARTS: Mapping[str, str] = {
     "neighbours": "beyond the paper: A, B and D of the network that C and E have, over T",
 }
 """By name, in the order of their worth."""
+COURSE_TEMPERATURES = (-4.0, -2.0, 0.0, 2.0, 4.0)
+"""log10 of T at which training is followed: in the middle of the zone, at its edges and outside."""
 DECADES = 3
 """α goes from 10⁻³ to 10³, and T from 10^-3L to 10^3L."""
 
 
 @dataclass(frozen=True)
-class Setting:
+class GoldilocksSetting(Setting):
     """All that decides the numbers, but for the machine. Powers of ten are given by their exponents.
 
     Args:
@@ -71,7 +206,7 @@ class Setting:
     def alphas(self) -> tuple[float, ...]:
         """The α of figure 1.
 
-        >>> Setting(points=5).alphas()
+        >>> GoldilocksSetting(points=5).alphas()
         (-3.0, -1.5, 0.0, 1.5, 3.0)
         """
         return tuple(_spaced(-DECADES, DECADES, self.points))
@@ -84,8 +219,7 @@ class Setting:
     def trained_temperatures(self, network: Network) -> tuple[float, ...]:
         """The T that are trained at: every decade around 1, and two more towards either end of the range.
 
-        >>> from theodolite_studies.goldilocks.networks import LENET
-        >>> Setting().trained_temperatures(LENET)
+        >>> GoldilocksSetting().trained_temperatures(LENET)
         (-9.0, -6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 9.0)
         """
         ends = (-3, -2, 2, 3) if len(self.inner) > 5 else (-3, 3)
@@ -95,7 +229,7 @@ class Setting:
     def trained_alphas(self) -> tuple[float, ...]:
         """The α that are trained at: those at which three layers do what the temperatures do.
 
-        >>> [round(alpha, 2) for alpha in Setting().trained_alphas()]
+        >>> [round(alpha, 2) for alpha in GoldilocksSetting().trained_alphas()]
         [-3.0, -2.0, -1.33, -1.0, -0.67, -0.33, 0.0, 0.33, 0.67, 1.0, 1.33, 2.0, 3.0]
         """
         ends = (-3.0, -2.0, 2.0, 3.0) if len(self.inner) > 5 else (-3.0, 3.0)
@@ -103,27 +237,29 @@ class Setting:
 
     def about(self) -> dict[str, Any]:
         """What a file of records has to agree with to be gone on with. Seeds may be added."""
-        values = {name: value for name, value in dataclasses.asdict(self).items() if name != "seeds"}
-        return {"study": "goldilocks", **values}
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if name not in ("seeds", "small")
+        }
 
     @staticmethod
-    def from_about(about: Mapping[str, Any]) -> Setting:
+    def from_about(about: Record) -> GoldilocksSetting:
         """The inverse of `about`, with the usual seeds.
 
-        >>> Setting.from_about(Setting(epochs=7).about()) == Setting(epochs=7)
+        >>> GoldilocksSetting.from_about(GoldilocksSetting(epochs=7).about()) == GoldilocksSetting(epochs=7)
         True
         """
-        names = {each.name for each in dataclasses.fields(Setting)} - {"seeds"}
-        if about.get("study") != "goldilocks" or names != about.keys() - {"study"}:
-            raise UseError("these are no records of the goldilocks study: they are about something else")
         values: dict[str, Any] = {
             name: tuple(each) if isinstance(each, list) else each for name, each in about.items()
         }
-        return Setting(**{name: values[name] for name in names})
+        values.pop("study", None)
+        if values.keys() != FULL.about().keys():
+            raise UseError("these are no records of the goldilocks study: they are about something else")
+        return GoldilocksSetting(**values)
 
 
-FULL = Setting()
-SMALL = Setting(
+FULL = GoldilocksSetting()
+SMALL = GoldilocksSetting(
+    small=True,
     networks=(LENET.name, RESNET.name),
     points=13,
     epochs=100,

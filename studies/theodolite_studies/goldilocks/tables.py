@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from theodolite_studies.framework.records import Record
-from theodolite_studies.goldilocks.course import TEMPERATURES
-from theodolite_studies.goldilocks.curves import Accuracies, accuracies, curve, zone
-from theodolite_studies.goldilocks.networks import NETWORKS, VARIANTS
+from theodolite_studies.framework.claims import table
+from theodolite_studies.goldilocks.curves import Accuracies, Measured, accuracies, zone
+from theodolite_studies.goldilocks.setting import COURSE_TEMPERATURES, NETWORKS, VARIANTS
 
 MAPS = (
     ("temperature", ("temperature",), "descent, T"),
@@ -20,77 +17,66 @@ MAPS = (
 """Part, rules of the learning rate, and what to call it."""
 
 
-def zones(records: Sequence[Record]) -> str:
+def notes(data: Measured) -> str:
+    """Zones, accuracies and courses, as far as there are records."""
+    return "\n\n".join(each for each in (zones(data), trained(data), courses(data)) if each)
+
+
+def zones(data: Measured) -> str:
     """Where the zones are: a line for each network and variant, with t, G and S at the peak along T."""
-    edges = f"{'T from':>9} {'to':>9}  {'α from':>9} {'to':>9}"
-    lines = [f"{'zone':<20}{'peak':>6}{'t':>6}{'of G':>6}{'of S':>7}  {edges}"]
+    rows = []
     for network in NETWORKS.values():
         for column in network.columns:
-            curves = [
-                curve(records, part="zone", network=network.name, column=column, row=row)
-                for row in ("temperature", "alpha")
-            ]
-            found = [zone(each) for each in curves]
+            curves = [data.curve(network.name, column, row) for row in ("temperature", "alpha")]
             if all(each is None for each in curves):
                 continue
-            peak = ["–"] * 4
-            along = curves[0]
+            found, along = [zone(each) for each in curves], curves[0]
+            peak, edges = ["–"] * 4, ["–"] * 4
             if along is not None and found[0] is not None:
                 top = int(np.nanargmax(along.mean()))
                 names = ("excess", "t", "excess of G", "excess of S")
                 peak = [f"{along.mean(name)[top]:.2f}" for name in names]
-            cells = [
-                "–" if each is None else _edge(edge)
-                for each in found
-                for edge in ((each.low, each.high) if each else (0.0, 0.0))
-            ]
-            lines.append(
-                f"{network.name + ' ' + column:<20}{peak[0]:>6}{peak[1]:>6}{peak[2]:>6}{peak[3]:>7}  "
-                f"{cells[0]:>9} {cells[1]:>9}  {cells[2]:>9} {cells[3]:>9}"
-            )
-    return "\n".join(lines) if len(lines) > 1 else ""
+            for place, each in enumerate(found):
+                if each is not None:
+                    edges[2 * place : 2 * place + 2] = _edge(each.low), _edge(each.high)
+            rows.append((f"{network.name} {column}", *peak, *edges))
+    columns = ("zone", "peak", "t", "of G", "of S", "T from", "to", "α from", "to")
+    return table(columns, rows) if rows else ""
 
 
-def trained(records: Sequence[Record]) -> str:
+def trained(data: Measured) -> str:
     """Accuracies with the best learning rate, at each place; the mean over all rates; what diverged."""
     blocks = []
     for part, rules, name in MAPS:
         by_places: dict[tuple[float, ...], list[tuple[str, Accuracies]]] = {}
         for rule in rules:
             for column in VARIANTS:
-                found = accuracies(records, part=part, column=column, rule=rule)
-                if found is not None:
+                if (found := accuracies(data.records, part=part, column=column, rule=rule)) is not None:
                     label = f"{column}{' identity' if rule == 'identity' else ''}"
                     by_places.setdefault(tuple(found.at), []).append((label, found))
         for places, some in by_places.items():
-            heads = "".join(f"{_exponent(place):>9}" for place in places)
-            lines = [f"{name + ' =':<22}{heads}    mean  diverged"]
+            rows = []
             for label, found in sorted(some, key=lambda pair: pair[0]):
                 for kind in ("train", "test"):
-                    best = "".join(f"{value:>9.3f}" for value in found.best(kind).mean(0))
-                    mean, diverged = getattr(found, kind).mean(), found.diverged.mean()
-                    lines.append(f"{f'{label}, {kind}':<22}{best}{mean:>8.3f}{diverged:>10.0%}")
-            blocks.append("\n".join(lines))
+                    best = (f"{value:.3f}" for value in found.best(kind).mean(0))
+                    mean = f"{getattr(found, kind).mean():.3f}"
+                    rows.append((f"{label}, {kind}", *best, mean, f"{found.diverged.mean():.0%}"))
+            blocks.append(table((f"{name} =", *map(_exponent, places), "mean", "diverged"), rows))
     if not blocks:
         return ""
     return "\n".join(["Accuracy with the best η₀, seeds’ mean; the mean is over all η₀:", *blocks])
 
 
-def courses(records: Sequence[Record]) -> str:
+def courses(data: Measured) -> str:
     """The excess before and after training."""
-    lines = []
+    rows = []
     for column in VARIANTS:
-        cells = []
-        for at in TEMPERATURES:
-            followed = curve(records, part="course", column=column, temperature=at)
-            excess = np.empty(0) if followed is None else followed.mean()
-            cells.append(f"{excess[0]:.2f} → {excess[-1]:.2f}" if len(excess) else "")
+        followed = [data.course(column, at) for at in COURSE_TEMPERATURES]
+        excesses = [np.empty(0) if each is None else each.mean() for each in followed]
+        cells = [f"{excess[0]:.2f} → {excess[-1]:.2f}" if len(excess) else "" for excess in excesses]
         if any(cells):
-            lines.append(f"{column:<14}{''.join(f'{cell:>16}' for cell in cells)}".rstrip())
-    if not lines:
-        return ""
-    heads = "".join(f"{_exponent(at):>16}" for at in TEMPERATURES)
-    return "\n".join([f"{'excess, T =':<14}{heads}", *lines])
+            rows.append((column, *cells))
+    return table(("excess, T =", *map(_exponent, COURSE_TEMPERATURES)), rows) if rows else ""
 
 
 def _exponent(exponent: float) -> str:

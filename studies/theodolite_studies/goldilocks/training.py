@@ -8,8 +8,15 @@ from typing import Any, Literal
 
 from theodolite.fleet.run import Run
 from theodolite_studies.framework.records import Record
-from theodolite_studies.goldilocks.networks import NORMED, RESNET, TRAINED, Column, Network, workload_name
-from theodolite_studies.goldilocks.setting import Setting
+from theodolite_studies.goldilocks.setting import (
+    NORMED,
+    RESNET,
+    TRAINED,
+    Column,
+    GoldilocksSetting,
+    Network,
+    workload_name,
+)
 
 TRAINING_PARTS = ("temperature", "scale", "adam", "neighbours")
 EPS = 1e-8
@@ -18,7 +25,7 @@ Rule = Literal["temperature", "homogeneous", "normed", "identity", "adam"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class MapCell:
     """One square of a map: a column, a temperature or a scale, a learning rate, a seed."""
 
     part: str
@@ -31,7 +38,7 @@ class Cell:
     """log10 of η₀."""
     seed: int
 
-    def run(self, setting: Setting) -> Run:
+    def run(self, setting: GoldilocksSetting) -> Run:
         """How it is trained."""
         adam, scaled = self.rule == "adam", self.part == "scale"
         temperature = 1.0 if scaled else 10.0**self.at
@@ -78,10 +85,10 @@ def exponent_of_rate(rule: Rule, network: Network, at: float, rate: float) -> fl
     return powers[rule] * at + rate
 
 
-def cells(part: str, setting: Setting, seeds: Sequence[int] = ()) -> list[Cell]:
+def map_cells(part: str, setting: GoldilocksSetting, seeds: Sequence[int] = ()) -> list[MapCell]:
     """The cells of a part, the tamest first: engines try the first run to see whether all can be made."""
     found = [
-        Cell(part, network, column, rule, at, rate, seed)
+        MapCell(part, network, column, rule, at, rate, seed)
         for network, column, rule, ats, rates in _maps(part, setting)
         for at in ats
         for rate in rates
@@ -90,7 +97,7 @@ def cells(part: str, setting: Setting, seeds: Sequence[int] = ()) -> list[Cell]:
     return sorted(found, key=lambda cell: (abs(cell.at), cell.rate))
 
 
-def runs_of_a_map(part: str, setting: Setting) -> int:
+def runs_of_a_map(part: str, setting: GoldilocksSetting) -> int:
     """How many runs the largest map of a part takes for each seed."""
     return max(len(ats) * len(rates) for *_, ats, rates in _maps(part, setting))
 
@@ -98,7 +105,7 @@ def runs_of_a_map(part: str, setting: Setting) -> int:
 _Map = tuple[Network, Column, Rule, tuple[float, ...], tuple[float, ...]]
 
 
-def _maps(part: str, setting: Setting) -> Iterator[_Map]:
+def _maps(part: str, setting: GoldilocksSetting) -> Iterator[_Map]:
     if part == "neighbours":
         for column in ("A", "B", "D"):
             yield RESNET, column, "temperature", setting.trained_temperatures(RESNET), setting.rates
@@ -117,7 +124,7 @@ def _maps(part: str, setting: Setting) -> Iterator[_Map]:
                 yield network, column, "identity", small, setting.rates
 
 
-def training_records(rows: Iterable[Mapping[str, Any]], setting: Setting) -> list[Record]:
+def run_records(setting: GoldilocksSetting, rows: Iterable[Mapping[str, Any]]) -> list[Record]:
     """From a ledger's rows: one record for each column, temperature or scale, and seed, over all rates.
 
     None stands for a run that diverged. A map of which a run is missing is left out: parts share runs, so a
@@ -127,8 +134,8 @@ def training_records(rows: Iterable[Mapping[str, Any]], setting: Setting) -> lis
     seeds = sorted({row["seed"] for row in by_identity.values()})
     records: list[Record] = []
     for part in TRAINING_PARTS if seeds else ():
-        by_map: dict[tuple[Any, ...], dict[float, list[Cell]]] = {}
-        for cell in cells(part, setting, seeds):
+        by_map: dict[tuple[Any, ...], dict[float, list[MapCell]]] = {}
+        for cell in map_cells(part, setting, seeds):
             places = by_map.setdefault((cell.network.name, cell.column, cell.rule, cell.seed), {})
             places.setdefault(cell.at, []).append(cell)
         for _, places in sorted(by_map.items()):
@@ -144,7 +151,7 @@ def training_records(rows: Iterable[Mapping[str, Any]], setting: Setting) -> lis
     return records
 
 
-def _record(some: Sequence[Cell], rows: Sequence[Mapping[str, Any]]) -> Record:
+def _record(some: Sequence[MapCell], rows: Sequence[Mapping[str, Any]]) -> Record:
     first = some[0]
     return {
         "part": first.part,

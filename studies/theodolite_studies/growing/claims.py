@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from theodolite_studies.framework.paired import Paired, paired, standing
-from theodolite_studies.framework.records import Record
-from theodolite_studies.framework.verdict import Case, Claim, Verdict, settled
-from theodolite_studies.growing.coverage import DELTA, METHODS, WAYS
-from theodolite_studies.growing.fits import HELD, Envelope, envelope
+from theodolite_studies.framework.claims import Decided, Observation, at_least
+from theodolite_studies.framework.paired import Paired, Verdict, paired, standing
+from theodolite_studies.framework.records import Record, distinct, select
+from theodolite_studies.growing.coverage import DELTA, METHODS, SPLITS
+from theodolite_studies.growing.envelope import HELD, Envelope, envelope
 from theodolite_studies.growing.ranking import (
     SIGNALS,
     Correlation,
@@ -21,8 +21,9 @@ from theodolite_studies.growing.ranking import (
     realised,
     together,
 )
-from theodolite_studies.growing.setting import ADDED
+from theodolite_studies.growing.training import ADDED
 
+PARTS = ("growing", "ranking", "coverage", "envelope")
 DIFFERENCES = (
     ("signal", "random", "the strongest places end better than random ones"),
     ("signal", "even", "and better than evenly spaced ones"),
@@ -39,6 +40,11 @@ DOUBLED = (
     ("stack", "scratch", "and better than the deep network from scratch"),
     ("signal", "even", "six of seven places by the signal are better than the last six"),
 )
+TRAINED = {"new": "the new block alone trained", "all": "everything trained"}
+CERTIFIED = (
+    ("wrong", "certificates on splits of their own are rarely wrong"),
+    ("above", "and the gain that they promise is rarely too large"),
+)
 RANKED = 0.5
 """A rank correlation that would be of use."""
 CLAIMED = ("gain", "preconditioned", "relative", "jumped preconditioned")
@@ -50,144 +56,116 @@ LEVEL = 0.05
 """How often a verdict may be wrong; all paired tests of a part together, by Holm's rule."""
 
 
-def claims(records: Sequence[Record]) -> list[Claim]:
+def claims(records: Sequence[Record]) -> list[Decided]:
     """All that there are records for. The thresholds were written down before anything was run."""
-    parts = {part: [one for one in records if one["part"] == part] for part in PARTS}
+    deciding = (_grown, _ranked, _covered, _enveloped)
     return [
-        *_grown(parts["growing"]),
-        *_ranked(parts["ranking"]),
-        *_covered(parts["coverage"]),
-        *_enveloped(parts["envelope"]),
+        each
+        for part, decide in zip(PARTS, deciding, strict=True)
+        for each in _by_holm(list(decide(select(records, part=part))))
     ]
-
-
-PARTS = ("growing", "ranking", "coverage", "envelope")
 
 
 def losses(records: Sequence[Record], added: int, way: str, column: str = "loss") -> dict[int, float]:
     """By seed, of one way; a mean over the draws of random places."""
     found: dict[int, list[float]] = {}
-    for one in records:
-        if one["added"] == added and one["way"] == way:
-            found.setdefault(one["seed"], []).append(np.inf if one[column] is None else one[column])
+    for one in select(records, added=added, way=way):
+        found.setdefault(one["seed"], []).append(np.inf if one[column] is None else one[column])
     return {seed: float(np.mean(values)) for seed, values in found.items()}
-
-
-def _grown(records: Sequence[Record]) -> list[Claim]:
-    return _together(list(_differences(records)))
-
-
-def _differences(records: Sequence[Record]) -> Iterator[Claim | _Test]:
-    for added in sorted({one["added"] for one in records}):
-        for first, second, name in DIFFERENCES if added == ADDED else DOUBLED:
-            one, other = losses(records, added, first), losses(records, added, second)
-            if one.keys() & other.keys():
-                yield _Test(name, f"{first} − {second} < 0", paired(one, other), f"+{added} blocks")
-        if jumped := losses(records, added, "jump", "first"):
-            gap = paired(jumped, losses(records, added, "jump", "before"))
-            yield _Test("the jump alone lowers the loss", "first − before < 0", gap, f"+{added} blocks")
-        if stacked := losses(records, added, "stack", "first"):
-            gap = paired(stacked, losses(records, added, "stack", "before"))
-            where = Case(f"+{added} blocks", gap.differences)
-            name = "stacking forgets what was learned"
-            yield settled(name, "–", "first − before ≥ 0.1", [where], limit=0.1, below=False, level=LEVEL)
 
 
 @dataclass(frozen=True)
 class _Test:
-    """That a difference is below zero."""
+    """A claim that a difference is below zero."""
 
-    name: str
+    statement: str
     threshold: str
     gap: Paired
     where: str
 
-    def claim(self, *, stands: bool, of: int) -> Claim:
+    def decided(self, *, stands: bool, of: int) -> Decided:
         """A difference that is seen, but does not stand among so many tests, is unclear."""
         verdict, where = self.gap.verdict(below=True), self.where
         # What diverged has no p, and is judged by its sides.
         if verdict != "unclear" and not stands and np.isfinite(self.gap.p):
             verdict, where = "unclear", f"{where}; does not stand among {of} tests"
-        return Claim(self.name, "–", self.threshold, f"{self.gap} ({where})", verdict)
+        return Decided(self.statement, "–", self.threshold, f"{self.gap} ({where})", verdict)
 
 
-def _together(found: Sequence[Claim | _Test]) -> list[Claim]:
-    """The tests of one part, by Holm's rule."""
+def _by_holm(found: Sequence[Decided | _Test]) -> list[Decided]:
+    """The tests of one part together."""
     tests = [each for each in found if isinstance(each, _Test)]
-    stands = dict(zip(map(id, tests), standing([each.gap.p for each in tests], LEVEL), strict=True))
+    stands = iter(standing([each.gap.p for each in tests], LEVEL))
     return [
-        each.claim(stands=stands[id(each)], of=len(tests)) if isinstance(each, _Test) else each
+        each.decided(stands=next(stands), of=len(tests)) if isinstance(each, _Test) else each
         for each in found
     ]
 
 
-def _ranked(records: Sequence[Record]) -> list[Claim]:
-    return _together(list(_rankings(records)))
+def _grown(records: Sequence[Record]) -> Iterator[Decided | _Test]:
+    for added in sorted(distinct(records, "added")):
+        where = f"+{added} blocks"
+        for first, second, name in DIFFERENCES if added == ADDED else DOUBLED:
+            one, other = losses(records, added, first), losses(records, added, second)
+            if one.keys() & other.keys():
+                yield _Test(name, f"{first} − {second} < 0", paired(one, other), where)
+        if jumped := losses(records, added, "jump", "first"):
+            gap = paired(jumped, losses(records, added, "jump", "before"))
+            yield _Test("the jump alone lowers the loss", "first − before < 0", gap, where)
+        if stacked := losses(records, added, "stack", "first"):
+            gap = paired(stacked, losses(records, added, "stack", "before"))
+            decision = at_least(0.1, lambda gap: [Observation(where, gap.differences)], level=LEVEL)(gap)  # noqa: B023
+            assert decision is not None
+            yield Decided("stacking forgets what was learned", "–", "first − before ≥ 0.1", *decision)
 
 
-def _rankings(records: Sequence[Record]) -> Iterator[Claim | _Test]:
+def _ranked(records: Sequence[Record]) -> Iterator[Decided | _Test]:
     if not records:
         return
     moments = sorted(int(moment) for moment in records[0]["gained"])
     first, last = moments[0], moments[-1]
-    for variant, words in (("new", "the new block alone trained"), ("all", "everything trained")):
+    for variant, words in TRAINED.items():
         gained = {moment: realised(records, variant, moment, "gained") for moment in moments}
         for moment, names in ((first, ["gain"]), (last, CLAIMED)):
             for name in names:
-                signals = realised(records, variant, last, name)
-                found = correlation(together(signals, gained[moment]))
-                yield Claim(
-                    f"{SIGNALS[name]} ranks the points as {moment} steps do, {words}",
-                    "–",
-                    f"rank correlation ≥ {RANKED:g}",
-                    str(found),
-                    _above(found, RANKED),
+                found = correlation(together(realised(records, variant, last, name), gained[moment]))
+                yield _correlated(
+                    f"{SIGNALS[name]} ranks the points as {moment} steps do, {words}", found, RANKED
                 )
         agreed = correlation(in_two_orders(records, variant, last))
-        yield Claim(
-            f"two orders of the data rank them alike, {words}",
-            "–",
-            f"rank correlation ≥ {AGREEING:g}",
-            str(agreed),
-            _above(agreed, AGREEING),
-        )
+        yield _correlated(f"two orders of the data rank them alike, {words}", agreed, AGREEING)
         signals, ends = realised(records, variant, last, "gain"), gained[last]
         ahead = [ends[seed].mean() - ends[seed][int(np.argmax(signals[seed]))] for seed in sorted(ends)]
         name = f"the strongest point gains more than the points do in the mean, {words}"
         yield _Test(name, "mean − strongest < 0", Paired(np.array(ahead)), f"{last} steps")
 
 
-def _above(found: Correlation, limit: float) -> Verdict:
+def _correlated(statement: str, found: Correlation, limit: float) -> Decided:
     """By the interval over seeds: it may not reach zero, and the value has to reach the limit."""
     low, high = found.over_seeds
+    verdict: Verdict = "fails" if high < limit else "unclear"
     if found.value >= limit and low > 0:
-        return "holds"
-    return "fails" if high < limit else "unclear"
+        verdict = "holds"
+    return Decided(statement, "–", f"rank correlation ≥ {limit:g}", str(found), verdict)
 
 
-def _covered(records: Sequence[Record]) -> Iterator[Claim]:
-    for way in WAYS:
+def _covered(records: Sequence[Record]) -> Iterator[Decided]:
+    for splits in SPLITS:
         for method in METHODS:
-            own = [one for one in records if one["splits"] == way and one["method"] == method]
+            own = select(records, splits=splits, method=method)
             if not own:
                 continue
-            if way == WAYS[0]:
-                for column, words in (
-                    ("wrong", f"certificates on splits of their own are rarely wrong ({method})"),
-                    ("above", f"and the gain that they promise is rarely too large ({method})"),
-                ):
-                    yield _rare(words, own, column)
+            if splits == SPLITS[0]:
+                for column, name in CERTIFIED:
+                    (low, high), here = _worst(own, column)
+                    verdict: Verdict = "holds" if high <= DELTA else "fails" if low > DELTA else "unclear"
+                    threshold = f"≤ {100 * DELTA:g} % of all tries"
+                    yield Decided(f"{name} ({method})", "≤ δ", threshold, here, verdict)
             else:
                 (low, high), here = _worst(own, "wrong")
-                name = f"and {way} split they are not to be trusted ({method})"
-                verdict: Verdict = "holds" if low > DELTA else "fails" if high <= DELTA else "unclear"
-                yield Claim(name, "–", f"wrong ones > {100 * DELTA:g} %", here, verdict)
-
-
-def _rare(name: str, records: Sequence[Record], column: str) -> Claim:
-    (low, high), here = _worst(records, column)
-    verdict: Verdict = "holds" if high <= DELTA else "fails" if low > DELTA else "unclear"
-    return Claim(name, "≤ δ", f"≤ {100 * DELTA:g} % of all tries", here, verdict)
+                name = f"and {splits} split they are not to be trusted ({method})"
+                verdict = "holds" if low > DELTA else "fails" if high <= DELTA else "unclear"
+                yield Decided(name, "–", f"wrong ones > {100 * DELTA:g} %", here, verdict)
 
 
 def _worst(records: Sequence[Record], column: str) -> tuple[tuple[float, float], str]:
@@ -209,13 +187,17 @@ def share(count: int, of: int) -> tuple[float, float, float]:
     return count / of, float(found.low), float(found.high)
 
 
-def _enveloped(records: Sequence[Record]) -> Iterator[Claim]:
+def _enveloped(records: Sequence[Record]) -> Iterator[Decided | _Test]:
     found = envelope(records)
     if found is None:
         return
-    yield from _together(list(_falls(records)))
+    # More depth, and not only more steps, is what lowers the loss.
+    grown, alone = _last(records, "grown"), _last(records, "alone")
+    if grown.keys() & alone.keys():
+        name = "a network grown block by block ends better than one block"
+        yield _Test(name, "grown − alone < 0", paired(grown, alone), "equal steps")
     beside = f"s {found.s}, of one block for the same steps {found.alone.s if found.alone else '–'}"
-    yield Claim(
+    yield Decided(
         "each block takes a power of what is left",
         "s > 1",
         f"foretells {HELD} stages better than s = 1",
@@ -223,13 +205,19 @@ def _enveloped(records: Sequence[Record]) -> Iterator[Claim]:
         _by_depth(found),
     )
     if found.measured is not None:
-        yield Claim(
+        yield Decided(
             "s gives the exponent in parameters of networks from scratch",
             "r/((2+r)(s−1))",
             f"within a factor of {ALIKE:g}",
             f"foretold {found.foretold}, measured {found.measured}",
             _alike(found),
         )
+
+
+def _last(records: Sequence[Record], kind: str) -> dict[int, float]:
+    own = select(records, kind=kind)
+    end = max((one["steps"] for one in own), default=0)
+    return {one["seed"]: one["loss"] for one in select(own, steps=end) if one["loss"] is not None}
 
 
 def _by_depth(found: Envelope) -> Verdict:
@@ -246,21 +234,6 @@ def _by_depth(found: Envelope) -> Verdict:
         return "unclear"
     apart = found.s.low > found.alone.s.high or found.s.high < found.alone.s.low
     return "holds" if apart else "unclear"
-
-
-def _falls(records: Sequence[Record]) -> Iterator[_Test]:
-    """More depth, and not only more steps, is what lowers the loss."""
-
-    def last(kind: str) -> dict[int, float]:
-        own = [one for one in records if one["kind"] == kind]
-        end = max((one["steps"] for one in own), default=0)
-        return {one["seed"]: one["loss"] for one in own if one["steps"] == end and one["loss"] is not None}
-
-    grown, alone = last("grown"), last("alone")
-    if grown.keys() & alone.keys():
-        gap = paired(grown, alone)
-        name = "a network grown block by block ends better than one block"
-        yield _Test(name, "grown − alone < 0", gap, "equal steps")
 
 
 def _alike(found: Envelope) -> Verdict:

@@ -21,7 +21,7 @@ from theodolite import data
 from theodolite.growing import Certificate, certificate, clip_from
 from theodolite.growing.certificate import Method
 from theodolite_studies.framework.records import Record
-from theodolite_studies.growing.setting import Setting
+from theodolite_studies.growing.training import GrowingSetting
 
 WIDTH, FEATURES, CLASSES, BLOCKS = 12, 64, 4, 3
 UNITS = 1000
@@ -39,22 +39,22 @@ DELTA = 0.05
 METHODS: tuple[Method, ...] = get_args(Method)
 REGIMES: Mapping[str, float] = {"nothing": 0.0, "little": 1.0, "much": 2.0}
 """The strength ε of the block that is missing."""
-WAYS = ("disjoint", "chosen on the third", "all on the third")
+SPLITS = ("disjoint", "chosen on the third", "all on the third")
 """Three splits; the block and its step chosen on the split that certifies; the direction too from there."""
 
 
-def covered(setting: Setting, regime: str, way: str) -> Iterator[Record]:
+def covered(setting: GrowingSetting, regime: str, way: str) -> Iterator[Record]:
     """A record for each kind of bound: over many repetitions, how many certificates were issued and wrong."""
-    problem = Problem.drawn(REGIMES[regime])
+    problem = CoverageProblem.drawn(REGIMES[regime])
     pool = problem.sample("pool", POOL)
     known = problem.losses(pool)
-    tallies = {method: Tally() for method in METHODS}
-    count = setting.repetitions if way == WAYS[0] else -(-setting.repetitions // MISUSED)
+    tallies = {method: CertificateTally() for method in METHODS}
+    count = setting.repetitions if way == SPLITS[0] else -(-setting.repetitions // MISUSED)
     for repetition in range(count):
         splits = [problem.sample(f"{regime} {repetition} {split}", UNITS) for split in range(3)]
-        if way == WAYS[1]:
+        if way == SPLITS[1]:
             splits[1] = splits[2]
-        elif way == WAYS[2]:
+        elif way == SPLITS[2]:
             splits = [splits[2]] * 3
         estimate, choose, certify = splits
         block, change = problem.chosen(estimate, choose)
@@ -69,7 +69,7 @@ def covered(setting: Setting, regime: str, way: str) -> Iterator[Record]:
 
 
 @dataclass
-class Tally:
+class CertificateTally:
     """Certificates, counted."""
 
     issued: int = 0
@@ -99,7 +99,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Sample:
+class UnitSample:
     """Units: what the network makes of them, the features of each block there, their labels."""
 
     logits_NK: Tensor
@@ -108,7 +108,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Problem:
+class CoverageProblem:
     """A network that lacks a block, or does not."""
 
     strength: float
@@ -117,7 +117,7 @@ class Problem:
     missing_DF: Tensor
 
     @staticmethod
-    def drawn(strength: float) -> Problem:
+    def drawn(strength: float) -> CoverageProblem:
         """Always the same weights."""
         generator = data.generator("growing", "coverage")
 
@@ -125,9 +125,9 @@ class Problem:
             return torch.from_numpy(generator.normal(size=shape)) * shape[-1] ** -0.5
 
         inner = tuple(normal(FEATURES, WIDTH) for _ in range(BLOCKS))
-        return Problem(strength, normal(CLASSES, WIDTH), inner, normal(WIDTH, FEATURES))
+        return CoverageProblem(strength, normal(CLASSES, WIDTH), inner, normal(WIDTH, FEATURES))
 
-    def sample(self, name: str, count: int) -> Sample:
+    def sample(self, name: str, count: int) -> UnitSample:
         """Units drawn by name."""
         generator = data.generator("growing", "coverage", str(self.strength), name)
         stream = torch.from_numpy(generator.standard_t(FREEDOM, size=(count, WIDTH)))
@@ -135,16 +135,16 @@ class Problem:
         logits = stream @ self.readout_KD.T
         truth = logits + self.strength * features[0] @ (self.readout_KD @ self.missing_DF).T
         noise = torch.from_numpy(generator.gumbel(size=(count, CLASSES)))
-        return Sample(logits, features, (truth + noise).argmax(-1))
+        return UnitSample(logits, features, (truth + noise).argmax(-1))
 
-    def losses(self, sample: Sample, block: int = 0, change_DF: Tensor | None = None) -> Tensor:
+    def losses(self, sample: UnitSample, block: int = 0, change_DF: Tensor | None = None) -> Tensor:
         """The loss of each unit, with a block or without, (N,)."""
         logits = sample.logits_NK
         if change_DF is not None:
             logits = logits + sample.features[block] @ (self.readout_KD @ change_DF).T
         return torch.nn.functional.cross_entropy(logits, sample.labels_N, reduction="none")
 
-    def direction(self, sample: Sample, block: int) -> Tensor:
+    def direction(self, sample: UnitSample, block: int) -> Tensor:
         """`−MS⁻¹` of one of the blocks, (D, F): `M = E[gφᵀ]`, `S = E[φφᵀ]`."""
         features_NF = sample.features[block]
         error_NK = sample.logits_NK.softmax(-1) - torch.nn.functional.one_hot(sample.labels_N, CLASSES)
@@ -153,7 +153,7 @@ class Problem:
         moment_FF.diagonal().add_(RIDGE * moment_FF.diagonal().mean())
         return -torch.linalg.solve(moment_FF, signal_DF, left=False)
 
-    def chosen(self, estimate: Sample, choose: Sample) -> tuple[int, Tensor]:
+    def chosen(self, estimate: UnitSample, choose: UnitSample) -> tuple[int, Tensor]:
         """The block and the step along −MS⁻¹ that lower the loss of the second sample most."""
         tried = [
             (block, step * direction)

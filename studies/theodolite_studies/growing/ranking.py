@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from theodolite import data
+from theodolite_studies.framework.claims import Array
 from theodolite_studies.framework.records import Record
-from theodolite_studies.growing.setting import Setting
-from theodolite_studies.growing.signals import Look, inserted, looked_at, tried
 from theodolite_studies.growing.training import (
-    Course,
+    GrowingSetting,
     Lesson,
     Pupil,
+    PupilSteps,
     enrolled,
     judged,
     optimizer_of,
     rounded,
     wsd,
 )
+from theodolite_studies.growing.ways import SignalLook, inserted, looked_at, tried
 
 SIGNALS: Mapping[str, str] = {
     "gain": "the gain",
@@ -44,15 +44,14 @@ FEWEST_SEEDS = 3
 """For an interval over seeds: two correlations, which end at ±1, may well be alike by chance."""
 LEVEL = 0.95
 """Of intervals."""
-Array = NDArray[np.float64]
 
 
-def ranked(setting: Setting, seed: int, device: str) -> Iterator[Record]:
+def ranked(setting: GrowingSetting, seed: int, device: str) -> Iterator[Record]:
     """A record for each point, variant and order of the data: its signal, and what was gained there."""
     lesson = Lesson.of(setting, device)
     pupil = enrolled(setting, setting.width, setting.ranked_depth, seed, device)
     factors = wsd(setting.ranked_before, warmup=setting.warmup, decay=0)
-    Course(pupil, lesson, order=seed, first=0, factors=factors).go(setting.ranked_before)
+    PupilSteps(pupil, lesson, order=seed, first=0, factors=factors).go(setting.ranked_before)
     look = looked_at(pupil, lesson, seed)
     known = _signals(pupil, lesson, look, seed)
     at_once = judged(pupil.model, lesson)
@@ -78,7 +77,7 @@ def ranked(setting: Setting, seed: int, device: str) -> Iterator[Record]:
                 }
 
 
-def _signals(pupil: Pupil, lesson: Lesson, look: Look, seed: int) -> dict[int, dict[str, float | None]]:
+def _signals(pupil: Pupil, lesson: Lesson, look: SignalLook, seed: int) -> dict[int, dict[str, float | None]]:
     """By point, everything that could rank it."""
     plain, conditioned = (
         tried(pupil, lesson, look, seed, preconditioned=which).by_point for which in (False, True)
@@ -102,7 +101,7 @@ def _courses(pupil: Pupil, lesson: Lesson, order: str) -> dict[int, float]:
     """The held-out loss at each of the moments of a short training."""
     moments = lesson.setting.moments
     factors = wsd(moments[-1], warmup=moments[0], decay=0)
-    course = Course(pupil, lesson, order=f"after {order}", first=0, factors=factors)
+    course = PupilSteps(pupil, lesson, order=f"after {order}", first=0, factors=factors)
     losses = {}
     for start, end in pairwise((0, *moments)):
         course.go(end - start)

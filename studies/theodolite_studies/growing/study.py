@@ -14,37 +14,34 @@ from theodolite.core.building import one_thread
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.study import Cell, Study
 from theodolite_studies.growing.claims import claims
-from theodolite_studies.growing.coverage import REGIMES, WAYS, covered
+from theodolite_studies.growing.coverage import REGIMES, SPLITS, covered
 from theodolite_studies.growing.envelope import coupled, grown_block_by_block
-from theodolite_studies.growing.figures import figures
 from theodolite_studies.growing.ranking import ranked
-from theodolite_studies.growing.setting import ADDED, FURTHER_SEEDS, SEEDS, setting_of
-from theodolite_studies.growing.tables import notes
+from theodolite_studies.growing.report import figures, notes
+from theodolite_studies.growing.training import ADDED, FULL, FURTHER_SEEDS, SEEDS, SMALL, GrowingSetting
 from theodolite_studies.growing.ways import grown_in_all_ways
 
 
-def cells(small: bool) -> list[Cell]:
+def cells(setting: GrowingSetting) -> list[Cell]:
     """The most telling first; what needs no GPU last."""
-    seeds = SEEDS[:2] if small else SEEDS
-    depth = setting_of(small).depth
+    seeds = SEEDS[:2] if setting.small else SEEDS
     found: list[Cell] = [
         *({"part": "growing", "seed": seed, "added": ADDED} for seed in seeds),
         *({"part": "ranking", "seed": seed} for seed in seeds),
         *({"part": "envelope", "seed": seed, "networks": "grown"} for seed in seeds),
         *({"part": "envelope", "seed": seed, "networks": "coupled"} for seed in seeds),
     ]
-    if not small:
+    if not setting.small:
         found += [
-            *({"part": "growing", "seed": seed, "added": depth} for seed in seeds),
+            *({"part": "growing", "seed": seed, "added": setting.depth} for seed in seeds),
             *({"part": "growing", "seed": seed, "added": ADDED} for seed in FURTHER_SEEDS),
         ]
-    found += [{"part": "coverage", "regime": regime, "splits": way} for way in WAYS for regime in REGIMES]
-    return [{**cell, "small": small} for cell in found]
+    found += [{"part": "coverage", "regime": regime, "splits": way} for way in SPLITS for regime in REGIMES]
+    return [{**cell, "small": setting.small} for cell in found]
 
 
-def run(cell: Cell, *, device: str = "cpu") -> Iterator[Record]:
+def run(cell: Cell, setting: GrowingSetting, device: str) -> Iterator[Record]:
     """The records of a cell."""
-    setting = setting_of(cell["small"])
     with one_thread():
         if cell["part"] == "growing":
             yield from grown_in_all_ways(setting, cell["seed"], cell["added"], device)
@@ -58,4 +55,4 @@ def run(cell: Cell, *, device: str = "cpu") -> Iterator[Record]:
             yield from coupled(setting, cell["seed"], device)
 
 
-STUDY = Study("growing", cells, run, claims, figures, notes)
+STUDY = Study("growing", cells, run, claims, figures, notes, full=FULL, small=SMALL)

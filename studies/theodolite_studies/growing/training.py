@@ -1,4 +1,4 @@
-"""A GPT in training on one device: copied, grown and gone on with; every step of it one CUDA graph.
+"""How the networks of the growing study are trained: a GPT on one device, every step a CUDA graph.
 
 Batches and learning rates are tables on the device, which a step looks up by its number: nothing waits for
 the host. Blocks are compiled once for all depths, outside the network: surgery and probes see it as it is.
@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,25 +25,150 @@ from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.models import GPT
 from theodolite.models.transformer import make_rotation
 from theodolite.workloads import next_token_loss
-from theodolite_studies.framework.texts import TEXTS
-from theodolite_studies.growing.setting import Setting
+from theodolite_studies.framework.networks import TEXTS
+from theodolite_studies.framework.study import Setting
 
 EAGER_STEPS = 3
 """Before a step is captured as a graph; by then optimizers hold all they will hold."""
 Order = str | int
 
 
+@dataclass(frozen=True, kw_only=True)
+class GrowingSetting(Setting):
+    """A byte-level GPT on a text, trained with AdamW at one learning rate for all."""
+
+    text: str
+    """A data set of `theodolite.data`."""
+    length: int
+    num: int
+    """Sequences in a batch."""
+    lr: float
+    precision: Literal["float32", "bfloat16"]
+    warmup: int
+    """Steps of linear warmup, at the start and again after a growth: of those that do not grow too."""
+    decay: int
+    """Steps over which the learning rate falls to zero at the end."""
+    held_out: int
+    """Sequences of the validation part that a network is judged by."""
+    units: int
+    """Sequences that the signal is estimated on; it is measured on as many others."""
+    certify: int
+    """Sequences that a jump is certified on."""
+
+    width: int
+    depth: int
+    """Of the network that is grown."""
+    before: int
+    """Steps before it grows, at a constant learning rate."""
+    after: int
+    """Steps after two blocks were added; who spends less or more on a step makes more or fewer."""
+    looks: int
+    """Points of each curve."""
+    draws: int
+    """Of random places, for each seed."""
+
+    ranked_depth: int
+    """Of the network whose points are ranked."""
+    ranked_before: int
+    moments: tuple[int, ...]
+    """Steps after an insertion at which what it gained is looked at."""
+    orders: int
+    """Of the data behind an insertion: how well do the gains of two agree?"""
+
+    grown_width: int
+    deepest: int
+    """Blocks of the network that is grown from one, block by block."""
+    stage: int
+    """Steps at each depth, at a constant learning rate."""
+    stage_decay: int
+    """Steps of a branch at the end of each depth, over which the learning rate falls to zero."""
+    coupled: tuple[tuple[int, int], ...]
+    """Widths and depths of networks that are trained from scratch: depth grows as width."""
+    coupled_steps: int
+
+    repetitions: int
+    """Of estimate, choose and certify, in each regime of the coverage part; fewer of misused splits."""
+
+
+FULL = GrowingSetting(
+    text="enwik8",
+    length=256,
+    num=64,
+    lr=2.0**-9,
+    precision="bfloat16",
+    warmup=50,
+    decay=250,
+    held_out=512,
+    units=256,
+    certify=4096,
+    width=256,
+    depth=6,
+    before=1500,
+    after=1000,
+    looks=20,
+    draws=3,
+    ranked_depth=12,
+    ranked_before=1000,
+    moments=(10, 30, 100),
+    orders=2,
+    grown_width=128,
+    deepest=8,
+    stage=400,
+    stage_decay=100,
+    coupled=((64, 2), (128, 4), (192, 6), (256, 8)),
+    coupled_steps=1500,
+    repetitions=2000,
+)
+SMALL = GrowingSetting(
+    small=True,
+    text="sotu",
+    length=64,
+    num=8,
+    lr=2.0**-8,
+    precision="float32",
+    warmup=5,
+    decay=10,
+    held_out=32,
+    units=16,
+    certify=64,
+    width=64,
+    depth=2,
+    before=40,
+    after=30,
+    looks=4,
+    draws=2,
+    ranked_depth=3,
+    ranked_before=40,
+    moments=(5, 15),
+    orders=2,
+    grown_width=32,
+    deepest=3,
+    stage=20,
+    stage_decay=5,
+    coupled=((32, 1), (64, 2), (96, 3)),
+    coupled_steps=30,
+    repetitions=100,
+)
+"""For a CPU: the built-in text and short runs, to see how it goes."""
+
+ADDED = 2
+"""Blocks that are added; and as many as there are, which doubles the depth."""
+SEEDS = (0, 1, 2)
+FURTHER_SEEDS = (3, 4)
+"""Of the main part, after all else."""
+
+
 @dataclass(frozen=True)
 class Lesson:
     """The text on the device, and which windows of it are seen when."""
 
-    setting: Setting
+    setting: GrowingSetting
     device: str
     train: Tensor
     validation: Tensor
 
     @staticmethod
-    def of(setting: Setting, device: str) -> Lesson:
+    def of(setting: GrowingSetting, device: str) -> Lesson:
         """The setting's text; brought to the device once in a process."""
         return Lesson(setting, device, *(_text(setting.text, split, device) for split in SPLITS))
 
@@ -84,21 +209,21 @@ class Pupil:
         return Pupil(*copy.deepcopy((self.model, self.optimizer)))
 
 
-def enrolled(setting: Setting, width: int, depth: int, seed: int, device: str) -> Pupil:
+def enrolled(setting: GrowingSetting, width: int, depth: int, seed: int, device: str) -> Pupil:
     """A network with the weights of a seed."""
     with untouched_randomness(seed):
         model = GPT(width, depth, context=setting.length).to(device)
     return Pupil(model, optimizer_of(model.parameters(), setting, device))
 
 
-def optimizer_of(parameters: Any, setting: Setting, device: str) -> AdamW:
+def optimizer_of(parameters: Any, setting: GrowingSetting, device: str) -> AdamW:
     """AdamW whose learning rate is a tensor: a captured step reads it."""
     on_gpu = torch.device(device).type == "cuda"
     lr = torch.tensor(setting.lr, device=device)
     return AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True, capturable=on_gpu)
 
 
-def flops_of(setting: Setting, width: int, depth: int, *, steps: float = 1) -> float:
+def flops_of(setting: GrowingSetting, width: int, depth: int, *, steps: float = 1) -> float:
     """Of some training steps: 6 for each weight and token, attention's products of the causal half too.
 
     A block has 12·width² weights, the readout 256·width; looking up an embedding costs nothing.
@@ -116,7 +241,7 @@ def wsd(steps: int, *, warmup: int, decay: int) -> list[float]:
     return [min(1.0, (step + 1) / max(warmup, 1), (steps - step) / max(decay, 1)) for step in range(steps)]
 
 
-class Course:
+class PupilSteps:
     """Some steps of a pupil, from a place in the order of the data on.
 
     Args:
@@ -214,7 +339,7 @@ def _text(name: str, split: Any, device: str) -> Tensor:
     return TEXTS[name](split).tokens.to(device)
 
 
-def _precision(setting: Setting, device: torch.device) -> torch.autocast:
+def _precision(setting: GrowingSetting, device: torch.device) -> torch.autocast:
     # What autocast keeps would be freed behind a captured graph's back.
     half = setting.precision == "bfloat16"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False)

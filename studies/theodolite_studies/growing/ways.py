@@ -1,24 +1,34 @@
-"""Ways to make a network deeper: where the signal is, evenly, at random, by stacking, from scratch."""
+"""The signal at insertion points, and ways to make a network deeper: by it, evenly, at random, …"""
+
+# B batch, T tokens, D width
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from theodolite import data
+from theodolite.core.building import evaluated
 from theodolite.growing import certificate, clip_from
+from theodolite.growing.line_search import Jump, jump, longest_step
 from theodolite.probes.example_losses import losses_of
+from theodolite.probes.signal.result import PointSignal, Signal
+from theodolite.probes.signal.signal import signal
+from theodolite.surgery import InsertionPoint, InsertionPoints, find_points, insert_block
 from theodolite.workloads import next_token_loss
 from theodolite_studies.framework.records import Record
-from theodolite_studies.growing.setting import ADDED, Setting
-from theodolite_studies.growing.signals import Jumps, Look, inserted, jumped, looked_at, tried
 from theodolite_studies.growing.training import (
-    Course,
+    ADDED,
+    GrowingSetting,
     Lesson,
     Pupil,
+    PupilSteps,
     enrolled,
     flops_of,
     judged,
@@ -26,14 +36,112 @@ from theodolite_studies.growing.training import (
     wsd,
 )
 
+LOOK = 5 / 3
+"""What a sequence costs the signal, in training steps of one: forward and back (1), a candidate beside every
+block (1/3), and the products of gradients and features (less than 1/3)."""
+FORWARD = 1 / 3
 
-def grown_in_all_ways(setting: Setting, seed: int, added: int, device: str) -> Iterator[Record]:
+
+@dataclass(frozen=True)
+class SignalLook:
+    """The signal at all points of a network, and the stream there."""
+
+    points: InsertionPoints
+    inputs: Tensor
+    """For proofs."""
+    signal: Signal
+    squares: tuple[float, ...]
+    """E[h²] of the stream at each point."""
+    cost: float
+    """In sequences that are trained on."""
+
+    def relative(self, one: PointSignal) -> float:
+        """gain·E[h²].
+
+        Whoever doubles the stream of a pre-norm network and all that is written to it changes nothing but the
+        gains, which fall to a quarter. This product stays.
+        """
+        return one.gain * self.squares[one.point.index]
+
+
+def looked_at(pupil: Pupil, lesson: Lesson, order: int | str) -> SignalLook:
+    """SignalLook at a network, on sequences of the training text."""
+    units = lesson.setting.units
+    estimate, judge = (lesson.batches(f"{name} {order}", units) for name in ("estimate", "judge"))
+    inputs = estimate[0][0][:2]
+    points = find_points(pupil.model, inputs)
+    seen = signal(pupil.model, next_token_loss, estimate, judge, points=points)
+    squares = stream_squares(pupil, estimate[0][0])
+    return SignalLook(points, inputs, seen, squares, cost=2 * units * LOOK)
+
+
+@torch.no_grad()
+def stream_squares(pupil: Pupil, tokens_BT: Tensor) -> tuple[float, ...]:
+    """E[h²] before each block and after the last."""
+    streams: list[Tensor] = []
+
+    def before(block: Any, given: tuple[Any, ...]) -> None:
+        streams.append(given[0])
+
+    def after(block: Any, given: Any, x_BTD: Tensor) -> None:
+        streams.append(x_BTD)
+
+    hooks = [block.register_forward_pre_hook(before) for block in pupil.model.blocks]
+    hooks.append(pupil.model.blocks[-1].register_forward_hook(after))
+    try:
+        with evaluated(pupil.model):
+            pupil.model(tokens_BT)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(float(stream.square().mean()) for stream in streams)
+
+
+@dataclass(frozen=True)
+class Jumps:
+    """What jumps would do, by point."""
+
+    by_point: Mapping[int, Jump]
+    cost: float = field(compare=False)
+    """In sequences that are trained on."""
+
+    def best(self, count: int) -> list[int]:
+        """The points where they lower the loss most."""
+        return sorted(sorted(self.by_point, key=lambda index: -self.by_point[index].gain)[:count])
+
+
+def tried(pupil: Pupil, lesson: Lesson, look: SignalLook, order: int | str, *, preconditioned: bool) -> Jumps:
+    """Jump at each point by itself, and come back."""
+    found = {}
+    for one in look.signal.points:
+        other = pupil.copied()
+        inserted(other, look, one.point)
+        found[one.point.index] = jumped(other, lesson, one, order, preconditioned=preconditioned)
+    forwards = sum(1 + len(each.tried) for each in found.values())
+    return Jumps(found, cost=forwards * lesson.setting.num * FORWARD)
+
+
+def inserted(pupil: Pupil, look: SignalLook, point: InsertionPoint) -> None:
+    """A closed copy of its neighbour, in a network that is up to there as it was looked at."""
+    insert_block(pupil.model, look.inputs, point, optimizer=pupil.optimizer, points=look.points)
+
+
+def jumped(pupil: Pupil, lesson: Lesson, one: PointSignal, order: int | str, *, preconditioned: bool) -> Jump:
+    """Move a block that was inserted at a point along its signal, by what a batch of its own says."""
+    batches = lesson.batches(f"choose {order}", lesson.setting.num)
+    directions = one.preconditioned_directions if preconditioned else one.directions
+    slope = one.preconditioned if preconditioned else one.gain
+    cap = longest_step(pupil.model, next_token_loss, batches, one.point.name, directions)
+    return jump(pupil.model, next_token_loss, batches, one.point.name, directions, slope=slope, cap=cap)
+
+
+def grown_in_all_ways(setting: GrowingSetting, seed: int, added: int, device: str) -> Iterator[Record]:
     """A record for each way, of one seed: all go on from one trained network, and spend the same in all."""
     lesson = Lesson.of(setting, device)
     start = time.perf_counter()
     pupil = enrolled(setting, setting.width, setting.depth, seed, device)
     factors = wsd(setting.before, warmup=setting.warmup, decay=0)
-    Course(pupil, lesson, order=seed, first=0, factors=factors).go(setting.before)
+    PupilSteps(pupil, lesson, order=seed, first=0, factors=factors).go(setting.before)
     before = judged(pupil.model, lesson)
     trained = time.perf_counter() - start
     known = Known.of(pupil, lesson, seed)
@@ -85,13 +193,13 @@ class Known:
     pupil: Pupil
     lesson: Lesson
     seed: int
-    look: Look
+    look: SignalLook
     jumps: Jumps
     """Along the preconditioned directions, at each point by itself."""
 
     @staticmethod
     def of(pupil: Pupil, lesson: Lesson, seed: int) -> Known:
-        """Look at the signal, and try a jump at every point."""
+        """SignalLook at the signal, and try a jump at every point."""
         look = looked_at(pupil, lesson, seed)
         return Known(pupil, lesson, seed, look, tried(pupil, lesson, look, seed, preconditioned=True))
 
@@ -108,7 +216,7 @@ class Way:
     draw: int = 0
 
 
-def ways_of(setting: Setting, added: int) -> list[Way]:
+def ways_of(setting: GrowingSetting, added: int) -> list[Way]:
     """All ways; of a network that is doubled fewer, as there is little to choose."""
     chosen = [
         Way("none"),
@@ -174,7 +282,7 @@ def stacked(pupil: Pupil, added: int) -> None:
         pupil.optimizer.param_groups[0]["params"].extend(block.parameters())
 
 
-def inserted_all(pupil: Pupil, look: Look, places: Sequence[int]) -> None:
+def inserted_all(pupil: Pupil, look: SignalLook, places: Sequence[int]) -> None:
     """Closed copies of the neighbours, from the last place on: what is before it keeps its number."""
     for place in sorted(places, reverse=True):
         inserted(pupil, look, look.points.at(place))
@@ -203,7 +311,7 @@ def _jumped(before: Pupil, pupil: Pupil, known: Known, places: Sequence[int]) ->
 class Account:
     """What a pupil may spend, what it has spent, and what it had learned by then."""
 
-    setting: Setting
+    setting: GrowingSetting
     lesson: Lesson
     seed: int
     budget: float
@@ -218,7 +326,7 @@ class Account:
         self.steps = int((self.budget - self.spent) / each)
         factors = wsd(self.steps, warmup=setting.warmup, decay=setting.decay)
         first = setting.before if self.spent else 0
-        course = Course(pupil, self.lesson, order=self.seed, first=first, factors=factors)
+        course = PupilSteps(pupil, self.lesson, order=self.seed, first=first, factors=factors)
         for steps in parts(self.steps, setting.looks):
             course.go(steps)
             self.spent += steps * each

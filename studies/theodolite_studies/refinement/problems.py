@@ -18,7 +18,7 @@ Weights = list[Tensor]
 
 
 @dataclass(frozen=True)
-class Problem:
+class NoisyProblem:
     """What is trained, by which rule, and what it is judged by."""
 
     steps: int
@@ -38,7 +38,7 @@ class Problem:
         return "l1" if self.adam else "l2"
 
 
-def train(problem: Problem, factors: Tensor, rates: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+def train(problem: NoisyProblem, factors: Tensor, rates: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """What each run is judged at the end (inf if it diverged), (R,), and its gradient norms, (R, steps)."""
     draw = torch.Generator().manual_seed(seed)
     weights = [weight.requires_grad_() for weight in problem.start(len(rates))]
@@ -64,7 +64,7 @@ def train(problem: Problem, factors: Tensor, rates: Tensor, seed: int) -> tuple[
     return torch.where(judged.isfinite(), judged, torch.inf), norms
 
 
-def quadratic(seed: int, *, steps: int = 1000) -> Problem:
+def quadratic(seed: int, *, steps: int = 1000) -> NoisyProblem:
     """½ Σ λ_i θ_i², λ from 0.01 to 1, gradients with noise of standard deviation 1; from θ = 10."""
     curved = torch.logspace(-2, 0, 32, dtype=torch.float64)
 
@@ -72,7 +72,7 @@ def quadratic(seed: int, *, steps: int = 1000) -> Problem:
         noise = torch.randn(32, generator=draw, dtype=torch.float64)
         return (0.5 * curved * weights[0].square() + noise * weights[0]).sum(1)
 
-    return Problem(
+    return NoisyProblem(
         steps,
         _halves(-16, 3),
         False,
@@ -82,7 +82,7 @@ def quadratic(seed: int, *, steps: int = 1000) -> Problem:
     )
 
 
-def logistic(seed: int, *, steps: int = 1000) -> Problem:
+def logistic(seed: int, *, steps: int = 1000) -> NoisyProblem:
     """Logistic regression on 500 points of 20 features of unlike size, a tenth of the labels wrong, 4 a step.
 
     Judged by the loss on all points above its minimum.
@@ -102,7 +102,7 @@ def logistic(seed: int, *, steps: int = 1000) -> Problem:
         some = torch.randint(500, (4,), generator=draw)
         return on(weights, points[some], labels[some])
 
-    return Problem(
+    return NoisyProblem(
         steps,
         _halves(-14, 5),
         False,
@@ -112,7 +112,7 @@ def logistic(seed: int, *, steps: int = 1000) -> Problem:
     )
 
 
-def mlp(seed: int, *, steps: int = 500, adam: bool = False) -> Problem:
+def mlp(seed: int, *, steps: int = 500, adam: bool = False) -> NoisyProblem:
     """A tanh network 10–32–32–5 on a mixture of Gaussians, a tenth of the labels wrong, 16 new points a step.
 
     Judged by the loss on 2048 other points.
@@ -141,7 +141,7 @@ def mlp(seed: int, *, steps: int = 500, adam: bool = False) -> Problem:
         logits = torch.baddbmm(weights[5], at, weights[2])
         return -logits.log_softmax(2)[:, torch.arange(len(labels)), labels].mean(1)
 
-    return Problem(
+    return NoisyProblem(
         steps,
         _halves(-18, -2) if adam else _halves(-10, 4),
         adam,
@@ -151,12 +151,12 @@ def mlp(seed: int, *, steps: int = 500, adam: bool = False) -> Problem:
     )
 
 
-def mlp_adam(seed: int, *, steps: int = 500) -> Problem:
+def mlp_adam(seed: int, *, steps: int = 500) -> NoisyProblem:
     """The same network with Adam, whose schedule is refined by l1 norms."""
     return mlp(seed, steps=steps, adam=True)
 
 
-PROBLEMS: dict[str, Callable[..., Problem]] = {
+PROBLEMS: dict[str, Callable[..., NoisyProblem]] = {
     "quadratic": quadratic,
     "logistic": logistic,
     "mlp": mlp,

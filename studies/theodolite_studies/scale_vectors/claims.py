@@ -1,29 +1,49 @@
-"""What the scale-vector study found: claims, with their thresholds, and the table of all arms.
+"""What is claimed of scale vectors: paired differences of training runs, and the gradient flow of a gain.
 
-The claims about training were written before anything was run: the mean of the paired differences has the
-claimed sign, and zero is outside its 95 % interval. In which cell an arm is judged was changed after the
-runs: `scale_vectors_choice` says why. An arm that was not run in full is not judged.
+In which cell of its grid an arm is judged was changed after the runs. The first rule, `left_out`, chose a
+cell for every seed by the other seeds, so that no seed had a say in the choice it was judged by. But where
+cells of an arm tie, seeds change cells in concert: they are no longer independent, and Student's t counts
+them as if they were. `erring` measures it. An arm that was not run in full is not judged.
 """
+
+# D draws, S seeds, C cells
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
-from theodolite_studies.framework.paired import Paired, less, standing
-from theodolite_studies.framework.records import Record
-from theodolite_studies.framework.verdict import Claim, Verdict
-from theodolite_studies.scale_vectors.choice import Floats, best_cell, errors, left_out, one_cell
-from theodolite_studies.scale_vectors.flow_claims import flow_claims
-from theodolite_studies.scale_vectors.study import EXACT, Arm, Setting
+from theodolite_studies.framework.claims import (
+    Array,
+    Claim,
+    Decided,
+    Observation,
+    Observe,
+    all_within,
+    at_least,
+    at_most,
+    decide,
+    each,
+    per,
+)
+from theodolite_studies.framework.paired import LEVEL, Paired, Verdict, less
+from theodolite_studies.framework.records import Record, distinct, select
+from theodolite_studies.scale_vectors.arms import EXACT, Arm, ArmSetting
 
-Cell = tuple[float, float]
+GridCell = tuple[float, float]
 """Learning rate and weight decay."""
-Losses = Mapping[Cell, Mapping[int, float]]
+Losses = Mapping[GridCell, Mapping[int, float]]
 """By cell and seed; infinite of a run that diverged."""
+Rule = Callable[[Array], Array]
+"""From losses (…, seeds, cells) to those by which an arm is judged (…, seeds)."""
+DRAWS = 4000
 
 
 @dataclass(frozen=True)
@@ -38,8 +58,25 @@ class Comparison:
     """Compared at this one; otherwise each arm at the best cell of its grid."""
 
 
+COMPARISONS = (
+    Comparison("removing all gains hurts", "removed cosine paper", "plain cosine paper", False),
+    Comparison("decay helps input gains", "plain cosine paper", "plain cosine matrices", True),
+    Comparison("the same, norms on both sides", "peri cosine paper", "peri cosine matrices", True, 0.5),
+    Comparison("decay harms output gains", "peri cosine everything", "peri cosine paper", False, 0.5),
+    Comparison("a gain for each reader helps", "heterogeneous cosine paper", "plain cosine paper", True),
+    Comparison("gains on both sides help", "both cosine paper", "plain cosine paper", True),
+    Comparison("magnitude and direction help", "direction cosine paper", "plain cosine paper", True),
+    Comparison("all three together help", "all cosine paper", "plain cosine paper", True),
+    Comparison("and against the usual decay", "all cosine paper", "plain cosine matrices", True),
+    Comparison("all three, wsd", "all wsd paper", "plain wsd paper", True),
+    Comparison("all three, 256 × 8", "all 256x8 cosine paper", "plain 256x8 cosine paper", True),
+    Comparison("all three, Muon-Kimi", "all muon-kimi cosine paper", "plain muon-kimi cosine paper", True),
+)
+"""The mean of the paired differences has the claimed sign, and zero is outside its 95 % interval."""
+
+
 @dataclass(frozen=True)
-class Result:
+class Compared:
     """What came out of a comparison."""
 
     comparison: Comparison
@@ -60,167 +97,198 @@ class Result:
         return self.doubt or str(self.difference)
 
 
-COMPARISONS = (
-    Comparison("removing all gains hurts", "removed cosine paper", "plain cosine paper", False),
-    Comparison("decay helps input gains", "plain cosine paper", "plain cosine matrices", True),
-    Comparison("the same, norms on both sides", "peri cosine paper", "peri cosine matrices", True, 0.5),
-    Comparison("decay harms output gains", "peri cosine everything", "peri cosine paper", False, 0.5),
-    Comparison("a gain for each reader helps", "heterogeneous cosine paper", "plain cosine paper", True),
-    Comparison("gains on both sides help", "both cosine paper", "plain cosine paper", True),
-    Comparison("magnitude and direction help", "direction cosine paper", "plain cosine paper", True),
-    Comparison("all three together help", "all cosine paper", "plain cosine paper", True),
-    Comparison("and against the usual decay", "all cosine paper", "plain cosine matrices", True),
-    Comparison("all three, wsd", "all wsd paper", "plain wsd paper", True),
-    Comparison("all three, 256 × 8", "all 256x8 cosine paper", "plain 256x8 cosine paper", True),
-    Comparison("all three, Muon-Kimi", "all muon-kimi cosine paper", "plain muon-kimi cosine paper", True),
-)
+class ArmRuns:
+    """The study's data: the losses of every arm, and the records of the flow."""
 
+    def __init__(self, records: Sequence[Record], setting: ArmSetting) -> None:
+        self.exact = select(records, part=EXACT)
+        self.losses: dict[str, dict[GridCell, dict[int, float]]] = {}
+        for record in records:
+            if "arm" in record:
+                cells = self.losses.setdefault(record["arm"], {})
+                losses = cells.setdefault((record["lr"], record["weight_decay"]), {})
+                losses[record["seed"]] = math.inf if record["loss"] is None else record["loss"]
+        self.arms = {arm.name: arm for arm in setting.arms if arm.name in self.losses}
 
-def claims(records: Sequence[Record], setting: Setting) -> list[Claim]:
-    """All claims that there are records to tell of."""
-    found = [
-        Claim(
-            each.comparison.claim,
-            "lower loss" if each.comparison.below else "higher loss",
-            "interval < 0" if each.comparison.below else "interval > 0",
-            str(each),
-            each.verdict,
-        )
-        for each in compared(records, setting)
-    ]
-    return [*found, *flow_claims([record for record in records if record["part"] == EXACT])]
+    @cached_property
+    def compared(self) -> list[Compared]:
+        """The comparisons whose arms both have runs, each arm in the one cell that is best for it."""
+        found, nothing = [], Paired(np.array([]))
+        for one in COMPARISONS:
+            if one.first not in self.arms or one.second not in self.arms:
+                continue
+            pair = [self.arms[one.first], self.arms[one.second]]
+            doubts = [doubt for arm in pair if (doubt := self._missing(arm, one.weight_decay))]
+            if not doubts and pair[0].num_seeds != pair[1].num_seeds:
+                doubts = [f"{arm.name}: {arm.num_seeds} seeds" for arm in pair]
+            if doubts:
+                found.append(Compared(one, nothing, nothing, "; ".join(doubts)))
+                continue
+            first, second = (self.grid(arm, one.weight_decay) for arm in pair)
+            now, before = (Paired(less(rule(first), rule(second))) for rule in (one_cell, left_out))
+            found.append(Compared(one, now, before))
+        return found
 
+    def grid(self, arm: Arm, weight_decay: float | None = None) -> Array:
+        """(seeds, cells); nan of a run that is missing."""
+        cells, there = arm.cells(weight_decay), self.losses[arm.name]
+        seeds = range(arm.num_seeds)
+        return np.array([[there.get(cell, {}).get(seed, math.nan) for cell in cells] for seed in seeds])
 
-def compared(records: Sequence[Record], setting: Setting) -> list[Result]:
-    """The comparisons whose arms both have runs, each arm in the one cell that is best for it."""
-    there = losses(records)
-    arms = {arm.name: arm for arm in setting.arms if arm.name in there}
-    found = []
-    for each in COMPARISONS:
-        if each.first not in arms or each.second not in arms:
-            continue
-        pair = [arms[each.first], arms[each.second]]
-        doubts = [doubt for arm in pair if (doubt := _missing(arm, there[arm.name], each.weight_decay))]
-        if not doubts and pair[0].num_seeds != pair[1].num_seeds:
-            doubts = [f"{arm.name}: {arm.num_seeds} seeds" for arm in pair]
-        if doubts:
-            nothing = Paired(np.array([]))
-            found.append(Result(each, nothing, nothing, "; ".join(doubts)))
-            continue
-        first, second = (_grid(arm, there[arm.name], each.weight_decay) for arm in pair)
-        now, before = (Paired(less(rule(first), rule(second))) for rule in (one_cell, left_out))
-        found.append(Result(each, now, before))
-    return found
-
-
-def losses(records: Sequence[Record]) -> dict[str, dict[Cell, dict[int, float]]]:
-    """By arm, cell and seed."""
-    arms: dict[str, dict[Cell, dict[int, float]]] = {}
-    for record in records:
-        if "arm" in record:
-            cell = arms.setdefault(record["arm"], {}).setdefault((record["lr"], record["weight_decay"]), {})
-            cell[record["seed"]] = math.inf if record["loss"] is None else record["loss"]
-    return arms
-
-
-def notes(records: Sequence[Record], setting: Setting) -> str:
-    """Which tests stand together, what the change of the rule did, and the means of every arm."""
-    tests = compared(records, setting)
-    parts = [_together(tests), *_changed(tests)] if tests else []
-    return "\n\n".join([*parts, *_means(records, setting)])
-
-
-def _cells(arm: Arm, weight_decay: float | None = None) -> list[Cell]:
-    return [
-        (2.0**exponent, decay)
-        for exponent in arm.exponents
-        for decay in arm.decays
-        if weight_decay in (None, decay)
-    ]
-
-
-def _missing(arm: Arm, there: Losses, weight_decay: float | None) -> str:
-    """What an arm lacks, in words: the best of a part of a grid is not the best of the grid."""
-    cells = _cells(arm, weight_decay)
-    count = sum(seed in there.get(cell, {}) for cell in cells for seed in range(arm.num_seeds))
-    wanted = len(cells) * arm.num_seeds
-    return f"{arm.name}: {count} of {wanted} runs" if count < wanted else ""
-
-
-def _grid(arm: Arm, there: Losses, weight_decay: float | None = None) -> Floats:
-    """(seeds, cells); nan of a run that is missing."""
-    cells = _cells(arm, weight_decay)
-    seeds = range(arm.num_seeds)
-    return np.array([[there.get(cell, {}).get(seed, math.nan) for cell in cells] for seed in seeds])
-
-
-def _together(tests: Sequence[Result]) -> str:
-    stands = standing([each.difference.p for each in tests])
-    names = [each.comparison.claim for each, kept in zip(tests, stands, strict=True) if kept]
-    return (
-        f"{len(tests)} paired tests. By Holm's rule, which lets all of them together err once in twenty "
-        f"times, {len(names) or 'none'} of them stand{': ' + '; '.join(names) if names else ''}."
-    )
-
-
-def _changed(tests: Sequence[Result]) -> Iterator[str]:
-    """How often either rule errs, and what the first one said where it said something else."""
-    now, before = ([f"{100 * share:.0f}" for share in errors(rule)] for rule in (one_cell, left_out))
-    text = (
-        "Each arm is judged in the one cell that is best by the mean over all its seeds. Where there is "
-        "nothing to find\n(simulated, 8 seeds, 6 cells), this gives a verdict in {} % of cases if one cell "
-        "is best in both arms, in {} % if\nall cells tie in both, in {} % if all tie in one of the two. The "
-        "rule was changed after the runs: the first,\nfor each seed the cell that is best for the other "
-        "seeds, gives one in {}, {} and {} %."
-    )
-    yield text.format(*now, *before)
-    moved = [each for each in tests if not each.doubt and str(each.before) != str(each.difference)]
-    if moved:
-        width = max(len(each.comparison.claim) for each in moved)
-        numbers = max(len(str(each.before)) for each in moved)
-        lines = [
-            f"{each.comparison.claim:<{width}}  {each.before!s:<{numbers}}  "
-            f"{each.before.verdict(below=each.comparison.below)}"
-            for each in moved
+    def _missing(self, arm: Arm, weight_decay: float | None) -> str:
+        """What an arm lacks, in words: the best of a part of a grid is not the best of the grid."""
+        there = self.losses[arm.name]
+        found = [
+            seed in there.get(cell, {}) for cell in arm.cells(weight_decay) for seed in range(arm.num_seeds)
         ]
-        yield "\n".join(["Other numbers by the first rule:", *lines])
+        return f"{arm.name}: {sum(found)} of {len(found)} runs" if not all(found) else ""
 
 
-def _means(records: Sequence[Record], setting: Setting) -> Iterator[str]:
-    """A line for each arm that has runs."""
-    there = losses(records)
-    arms = [arm for arm in setting.arms if arm.name in there]
-    if not arms:
-        return
-    width = max(len(arm.name) for arm in arms)
-    lines = ["Held-out loss, mean over the seeds, by log2 lr and weight decay; * is the best of an arm."]
-    open_ones = 0
-    for arm in arms:
-        cells = there[arm.name]
-        means = {cell: float(np.mean(list(by_seed.values()))) for cell, by_seed in sorted(cells.items())}
-        best = _cells(arm)[best_cell(_grid(arm, cells))]
-        shown = "  ".join(
-            f"{math.log2(lr):g}/{decay:g} {mean:.4f}{'*' if (lr, decay) == best else ' '}"
-            for (lr, decay), mean in means.items()
-        )
-        edge = _edge(arm, best)
-        open_ones += bool(edge)
-        seeds = max(len(by_seed) for by_seed in cells.values())
-        lines.append(f"{arm.name:<{width}}  {seeds} seeds  {shown}  {edge}".rstrip())
-    lines.append(
-        f"{open_ones} of {len(arms)} bests are at an edge of what was tried, as said beside them: a better "
-        "cell may lie beyond."
-    )
-    yield "\n".join(lines)
+def best_cell(losses: Array) -> NDArray[np.int_]:
+    """From (…, seeds, cells) to the cell with the lowest mean, among those in which the fewest runs diverged.
+
+    >>> int(best_cell(np.array([[np.inf, np.inf, 0.1], [3.0, 2.0, np.inf], [3.0, 2.0, np.inf]])))
+    1
+    """
+    ended = np.isfinite(losses)
+    means = np.where(ended, losses, 0.0).sum(-2) / np.maximum(ended.sum(-2), 1)
+    fewest = ended.sum(-2) == ended.sum(-2).max(-1, keepdims=True)
+    return np.asarray(np.argmin(np.where(fewest, means, np.inf), -1))
 
 
-def _edge(arm: Arm, best: Cell) -> str:
-    """At which edges of its grid the best cell of an arm is."""
-    said = []
-    values = {"lr": tuple(2.0**exponent for exponent in arm.exponents), "decay": arm.decays}
-    for (name, tried), value in zip(values.items(), best, strict=True):
-        if len(tried) == 1:
-            said.append(f"only {name}")
-        elif value in (min(tried), max(tried)):
-            said.append(f"{'lowest' if value == min(tried) else 'highest'} {name}")
-    return f"({', '.join(said)})" if said else ""
+def one_cell(losses: Array) -> Array:
+    """The losses in the cell that is best by the mean over all seeds.
+
+    >>> one_cell(np.array([[0.5, 2.0], [3.0, 2.0], [3.0, 2.1]]))
+    array([2. , 2. , 2.1])
+    """
+    best = best_cell(losses)
+    return np.asarray(np.take_along_axis(losses, best[..., None, None], -1)[..., 0])
+
+
+def left_out(losses: Array) -> Array:
+    """The first rule: the loss of each seed in the cell that is best by the mean over the other seeds.
+
+    >>> left_out(np.array([[0.5, 2.0], [3.0, 2.0], [3.0, 2.0]]))
+    array([2., 3., 3.])
+    """
+    found = []
+    for seed in range(losses.shape[-2]):
+        best = best_cell(np.delete(losses, seed, -2))
+        found.append(np.take_along_axis(losses[..., seed, :], best[..., None], -1)[..., 0])
+    return np.stack(found, -1)
+
+
+def erring(rule: Rule, first: Sequence[float], second: Sequence[float], *, seeds: int = 8) -> float:
+    """How often two arms that are alike at their best are told apart, by simulation.
+
+    Args:
+        rule: by which both are judged.
+        first: means of the cells of one arm, in standard deviations of a run, above its best cell.
+        second: those of the other.
+        seeds: of both. Runs are independent and normal, which is the worst case: what cells of a seed have in
+            common does not move the choice.
+    """
+    generator = np.random.default_rng(0)
+    judged = [
+        rule(np.array(means) + generator.normal(size=(DRAWS, seeds, len(means)))) for means in (first, second)
+    ]
+    differences_DS = judged[0] - judged[1]
+    errors_D = differences_DS.std(1, ddof=1) / np.sqrt(seeds)
+    limit = stats.t.ppf((1 + LEVEL) / 2, seeds - 1)
+    return float((np.abs(differences_DS.mean(1)) > limit * errors_D).mean())
+
+
+def errors(rule: Rule) -> tuple[float, float, float]:
+    """Where one of six cells is best in both arms, where all tie in both, and where all tie in one."""
+    distinct_means, tied = (0.0, 2.0, 4.0, 6.0, 8.0, 10.0), (0.0,) * 6
+    pairs = ((distinct_means, distinct_means), (tied, tied), (tied, distinct_means))
+    first, second, third = (erring(rule, *pair) for pair in pairs)
+    return first, second, third
+
+
+def claims(data: ArmRuns) -> list[Decided]:
+    """All claims that there are records to tell of."""
+    found = []
+    for one in data.compared:
+        paper, sign = ("lower loss", "<") if one.comparison.below else ("higher loss", ">")
+        found.append(Decided(one.comparison.claim, paper, f"interval {sign} 0", str(one), one.verdict))
+    return [*found, *decide(FLOW_CLAIMS, data.exact)]
+
+
+def _powers(records: Sequence[Record]) -> Array:
+    """Of the step with which the drift goes, by seed, over the finer half of the steps; how far off 1."""
+    found = []
+    for seed in sorted(distinct(records, "seed")):
+        mine = sorted((record["step"], record["drift"]) for record in select(records, seed=seed))
+        steps, drifts = np.array(mine[: len(mine) // 2]).T
+        found.append(float(np.polyfit(np.log(steps), np.log(drifts), 1)[0]))
+    return np.abs(np.array(found) - 1)
+
+
+def _last_power(record: Record) -> float:
+    """Of the time with which a quantity grows, over the last three octaves."""
+    values, times = record["values"], record["times"]
+    return float(np.log2(values[-1] / values[-4]) / np.log2(times[-1] / times[-4]))
+
+
+def _finest(records: Sequence[Record]) -> list[float]:
+    conserved = select(records, kind="conservation")
+    finest = min((record["step"] for record in conserved), default=0.0)
+    return [record["gain"] for record in select(conserved, step=finest)]
+
+
+def _all(name: str, kind: str) -> Callable[[Sequence[Record]], list[float]]:
+    return lambda records: [record[name] for record in select(records, kind=kind) if name in record]
+
+
+def _named(where: str, value: Callable[[Record], float], **only: Any) -> Observe:
+    def observe(records: Sequence[Record]) -> list[Observation]:
+        return [Observation(where, one.values) for one in per("kind", value, **only)(records)]
+
+    return observe
+
+
+FLOW_CLAIMS = (
+    Claim(
+        "γ² − ‖w‖² drifts as the step",
+        "conserved by the flow",
+        "power off 1 by ≤ 0.1",
+        at_most(0.1, each("kind", _powers, lambda kind: "GD", kind="conservation")),
+    ),
+    Claim("γ² follows from ‖a‖", "exact", "off ≤ 0.01", all_within(0.01, _finest)),
+    Claim("dA/dt is the formula's", "exact", "off ≤ 1e-06", all_within(1e-6, _all("error", "flow"))),
+    Claim("dc/dt = 2λ‖w‖² − 2μγ²", "exact", "off ≤ 1e-06", all_within(1e-6, _all("error", "balance"))),
+    Claim("μ = λ: c falls as e^-2λt", "balances", "off ≤ 1e-06", all_within(1e-6, _all("shrunk", "balance"))),
+    Claim(
+        "μ = 0 < λ: γ drifts up",
+        "drifts up",
+        "> 0",
+        at_least(
+            0.0,
+            _named(
+                "mean of c",
+                lambda one: one["drift"],
+                kind="balance",
+                on_weight=bool,
+                on_gain=lambda decay: not decay,
+            ),
+        ),
+    ),
+    Claim(
+        "noise, μ = 0: E‖γ‖² grows on",
+        "no bound",
+        "power ≥ 0.5",
+        at_least(0.5, _named("last 3 octaves", _last_power, kind="noise", on_gain=lambda decay: not decay)),
+    ),
+    Claim(
+        "noise, μ > 0: E‖γ‖² is bounded",
+        "≤ (Dq + ½‖a*‖²)/2μ",
+        "share ≤ 1",
+        at_most(
+            1.0,
+            _named("largest", lambda one: max(one["values"]) / one["bound"], kind="noise", on_gain=bool),
+        ),
+    ),
+)
+"""Of the gradient flow of a scale vector. Thresholds are those of rounding and of the step."""

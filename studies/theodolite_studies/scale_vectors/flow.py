@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from theodolite_studies.framework.claims import Array
 from theodolite_studies.framework.records import Record
-
-Floats = NDArray[np.float64]
 
 WIDTH, OUTPUTS, SAMPLES = 8, 6, 256
 TIME = 2.0
@@ -36,34 +34,34 @@ NOISE, DECAY = 1.0, 1.0
 
 
 @dataclass(frozen=True)
-class Problem:
+class FlowProblem:
     """A teacher, the second moments of the normed inputs, and where the flow starts."""
 
-    target_OD: Floats
-    moments_DD: Floats
-    weight_OD: Floats
-    gain_D: Floats
+    target_OD: Array
+    moments_DD: Array
+    weight_OD: Array
+    gain_D: Array
 
     @staticmethod
-    def drawn(seed: int) -> Problem:
+    def drawn(seed: int) -> FlowProblem:
         """Inputs are normed to a root mean square of one, as RMSNorm does."""
         generator = np.random.default_rng(seed)
         inputs = generator.normal(size=(SAMPLES, WIDTH)) * generator.uniform(0.5, 2.0, size=WIDTH)
         inputs /= np.sqrt((inputs**2).mean(1, keepdims=True))
-        return Problem(
+        return FlowProblem(
             generator.normal(size=(OUTPUTS, WIDTH)),
             inputs.T @ inputs / SAMPLES,
             generator.normal(size=(OUTPUTS, WIDTH)) / np.sqrt(WIDTH),
             generator.uniform(0.5, 1.5, size=WIDTH),
         )
 
-    def gradient(self, weight_OD: Floats, gain_D: Floats) -> Floats:
+    def gradient(self, weight_OD: Array, gain_D: Array) -> Array:
         """`G`, of the effective matrix."""
         return (weight_OD * gain_D - self.target_OD) @ self.moments_DD
 
     def velocity(
-        self, weight_OD: Floats, gain_D: Floats, *, on_weight: float = 0.0, on_gain: float = 0.0
-    ) -> tuple[Floats, Floats]:
+        self, weight_OD: Array, gain_D: Array, *, on_weight: float = 0.0, on_gain: float = 0.0
+    ) -> tuple[Array, Array]:
         """`dW/dt = −G diag γ − λW` and `dγ/dt = −colsum(W∘G) − μγ`."""
         gradient_OD = self.gradient(weight_OD, gain_D)
         return (
@@ -86,7 +84,7 @@ def experiments(seed: int) -> Iterator[Record]:
         yield {"part": "exact", "seed": seed, **record}
 
 
-def balance(weight_OD: Floats, gain_D: Floats) -> Floats:
+def balance(weight_OD: Array, gain_D: Array) -> Array:
     """`c_j = γ_j² − ‖w_j‖²`.
 
     >>> balance(np.array([[1.0, 0.0], [2.0, 3.0]]), np.array([3.0, 1.0]))
@@ -95,7 +93,7 @@ def balance(weight_OD: Floats, gain_D: Floats) -> Floats:
     return gain_D**2 - (weight_OD**2).sum(0)
 
 
-def gain_squared(conserved_D: Floats, effective_OD: Floats) -> Floats:
+def gain_squared(conserved_D: Array, effective_OD: Array) -> Array:
     """`γ_j² = (c_j + √(c_j² + 4‖a_j‖²))/2`: what conservation makes of the gain when the map has grown to A.
 
     >>> gain_squared(np.array([3.0]), np.array([[2.0]]))
@@ -139,7 +137,7 @@ def noisy_gain(seed: int, on_gain: float) -> Record:
 
 def _conservation(seed: int) -> Iterator[Record]:
     """How far `c` has drifted at the end, and how well it foretells the gain, for each step size."""
-    problem = Problem.drawn(seed)
+    problem = FlowProblem.drawn(seed)
     start_D = balance(problem.weight_OD, problem.gain_D)
     for step in STEPS:
         weight_OD, gain_D = problem.weight_OD, problem.gain_D
@@ -158,7 +156,7 @@ def _conservation(seed: int) -> Iterator[Record]:
 
 def _effective_flow(seed: int) -> Record:
     """The formula of `dA/dt` against a central difference of A along the flow."""
-    problem = Problem.drawn(seed)
+    problem = FlowProblem.drawn(seed)
     weight_OD, gain_D = problem.weight_OD, problem.gain_D
     gradient_OD = problem.gradient(weight_OD, gain_D)
     formula_OD = -(gradient_OD * gain_D**2 + weight_OD * (weight_OD * gradient_OD).sum(0))
@@ -169,7 +167,7 @@ def _effective_flow(seed: int) -> Record:
 
 def _balance(seed: int, on_weight: float, on_gain: float) -> Record:
     """`dc/dt` against its formula, and `Σc` before and after."""
-    problem = Problem.drawn(seed)
+    problem = FlowProblem.drawn(seed)
     weight_OD, gain_D = problem.weight_OD, problem.gain_D
     formula_D = 2 * on_weight * (weight_OD**2).sum(0) - 2 * on_gain * gain_D**2
     ahead, behind = (
@@ -193,12 +191,12 @@ def _balance(seed: int, on_weight: float, on_gain: float) -> Record:
 
 
 def _followed(
-    problem: Problem,
+    problem: FlowProblem,
     time: float,
-    weight_OD: Floats | None = None,
-    gain_D: Floats | None = None,
+    weight_OD: Array | None = None,
+    gain_D: Array | None = None,
     **decays: float,
-) -> tuple[Floats, Floats]:
+) -> tuple[Array, Array]:
     """The flow after a short time, by one Runge–Kutta step of order four."""
     weight_OD = problem.weight_OD if weight_OD is None else weight_OD
     gain_D = problem.gain_D if gain_D is None else gain_D
@@ -215,5 +213,5 @@ def _followed(
     )
 
 
-def _largest(error: Floats, against: Floats) -> float:
+def _largest(error: Array, against: Array) -> float:
     return float(np.abs(error).max() / np.abs(against).max())

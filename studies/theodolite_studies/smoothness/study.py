@@ -28,9 +28,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from theodolite.controllers.smoothness import NormalizedSmoothness
 from theodolite.core.calling import Loss
 from theodolite_studies.framework.records import Record
-from theodolite_studies.framework.study import Cell, Study
-from theodolite_studies.smoothness.claims import CONVEX, CURVATURES, claims, slowest
-from theodolite_studies.smoothness.figures import figures
+from theodolite_studies.framework.study import Cell, Setting, Study
+from theodolite_studies.smoothness.report import CLAIMS, CONVEX, CURVATURES, figures, slowest
 
 SEEDS, NETWORK_SEEDS = range(5), range(3)
 STARTS = (1e-3, 1.0, 1e3)
@@ -47,7 +46,7 @@ POINTS = 100
 
 
 @dataclass(frozen=True)
-class Problem:
+class FullBatchProblem:
     """A model at its start, and all of its data."""
 
     model: nn.Module
@@ -66,11 +65,11 @@ class Problem:
         return parameters_to_vector(self.model.parameters()).detach()
 
 
-def cells(small: bool) -> Sequence[Cell]:
+def cells(setting: Setting) -> Sequence[Cell]:
     """Problems by methods by seeds; for logistic regression other first γ too."""
     found: list[Cell] = []
-    for seed in range(1) if small else SEEDS:
-        for problem in ("logistic",) if small else (*CONVEX, "network"):
+    for seed in range(1) if setting.small else SEEDS:
+        for problem in ("logistic",) if setting.small else (*CONVEX, "network"):
             found += [
                 {"problem": problem, "method": method, "gamma": 1.0, "seed": seed}
                 for method in (*CURVATURES, "descent")
@@ -78,13 +77,13 @@ def cells(small: bool) -> Sequence[Cell]:
             ]
         found += [
             {"problem": "logistic", "method": "gauss_newton", "gamma": gamma, "seed": seed}
-            for gamma in (() if small else STARTS)
+            for gamma in (() if setting.small else STARTS)
             if gamma != 1.0
         ]
     return found
 
 
-def run(cell: Cell) -> Iterator[Record]:
+def run(cell: Cell, *_: object) -> Iterator[Record]:
     """One run, as one record."""
     problem = made(cell["problem"], cell["seed"])
     lowest = _lowest(problem) if cell["problem"] in CONVEX else 0.0
@@ -94,7 +93,7 @@ def run(cell: Cell) -> Iterator[Record]:
         yield _stepped(problem, lowest, cell["method"], cell["gamma"])
 
 
-def made(name: str, seed: int) -> Problem:
+def made(name: str, seed: int) -> FullBatchProblem:
     """Features of different sizes, labels with noise: classes overlap, and the convex ones have a minimum."""
     torch.manual_seed(seed)
     scales = torch.logspace(0, -1, FEATURES, dtype=torch.float64)
@@ -103,14 +102,16 @@ def made(name: str, seed: int) -> Problem:
         truth = inputs @ torch.randn(FEATURES, 1, dtype=torch.float64) * 3
         targets = (truth + 2 * torch.randn(NUM, 1, dtype=torch.float64) > 0).double()
         model: nn.Module = nn.Linear(FEATURES, 1)
-        return Problem(_zero(model.double()), binary_cross_entropy_with_logits, inputs, targets)
+        return FullBatchProblem(_zero(model.double()), binary_cross_entropy_with_logits, inputs, targets)
     teacher = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)).double()
     drawn = 6 * teacher(inputs).detach() + 2 * torch.randn(NUM, CLASSES, dtype=torch.float64)
     if name == "softmax":
-        return Problem(_zero(nn.Linear(FEATURES, CLASSES).double()), cross_entropy, inputs, drawn.argmax(1))
+        return FullBatchProblem(
+            _zero(nn.Linear(FEATURES, CLASSES).double()), cross_entropy, inputs, drawn.argmax(1)
+        )
     torch.manual_seed(1000 + seed)
     model = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)).double()
-    return Problem(model, cross_entropy, inputs, drawn.argmax(1))
+    return FullBatchProblem(model, cross_entropy, inputs, drawn.argmax(1))
 
 
 def _zero(model: nn.Module) -> nn.Module:
@@ -119,7 +120,7 @@ def _zero(model: nn.Module) -> nn.Module:
     return model
 
 
-def _stepped(problem: Problem, lowest: float, curvature: Any, gamma: float) -> Record:
+def _stepped(problem: FullBatchProblem, lowest: float, curvature: Any, gamma: float) -> Record:
     stepper = NormalizedSmoothness(
         problem.model,
         problem.loss,
@@ -162,7 +163,7 @@ def _stepped(problem: Problem, lowest: float, curvature: Any, gamma: float) -> R
     }
 
 
-def _descended(problem: Problem, lowest: float) -> Record:
+def _descended(problem: FullBatchProblem, lowest: float) -> Record:
     """x ← x − g/L, with L doubled until f falls by ‖g‖²/(2L), and halved after each step."""
     constant, work = 1.0, 1
     value, gradient = problem.slope()
@@ -192,7 +193,7 @@ def _is_there(losses: Sequence[float], lowest: float) -> bool:
     return losses[-1] - lowest < (LOWEST if lowest else NETWORK_LOWEST) * (losses[0] - lowest)
 
 
-def _lowest(problem: Problem) -> float:
+def _lowest(problem: FullBatchProblem) -> float:
     """The minimum of a convex problem, by scipy."""
     start = problem.vector
 
@@ -240,4 +241,4 @@ def _rounded(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
 
 
-STUDY = Study("smoothness", cells, run, claims, figures)
+STUDY = Study("smoothness", cells, run, CLAIMS, figures)

@@ -7,27 +7,19 @@ holds.
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from theodolite.core.errors import UseError
-from theodolite.core.files import write_whole
-from theodolite.core.progress import Progress
 from theodolite.core.size import Size
-from theodolite.fleet.driver import RunReport, conduct
-from theodolite.fleet.engine import Resources
-from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.run import Precision, Run
 from theodolite.fleet.training import Workloads
 from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization
-from theodolite.sweeping.curves import Row
 from theodolite_studies.framework.networks import network
+from theodolite_studies.framework.records import Record, select
+from theodolite_studies.framework.study import Cell, FleetRuns, Row, Setting, Study, no_cell
+from theodolite_studies.transfer.report import BARE, NetworkFamilies, claims, figures, notes
 
 WIDE = tuple(Size(width, 4) for width in (128, 256, 512, 1024))
 DEEP = tuple(Size(128, depth) for depth in (2, 4, 8, 16, 32, 64))
@@ -40,7 +32,7 @@ first window depends on it."""
 
 
 @dataclass(frozen=True)
-class Part:
+class OptimizerPart:
     """One optimizer on one network over some sizes."""
 
     name: str
@@ -52,12 +44,11 @@ class Part:
     half as many steps."""
 
 
-@dataclass(frozen=True)
-class Setting:
+@dataclass(frozen=True, kw_only=True)
+class TransferSetting(Setting):
     """How every run is trained, and which parts there are, in the order of their worth."""
 
-    name: str
-    parts: tuple[Part, ...]
+    parts: tuple[OptimizerPart, ...]
     base: Size
     steps: int
     warmup: int
@@ -67,7 +58,13 @@ class Setting:
     workloads: Workloads = field(default_factory=dict)
     """Those that are the study's own, by name."""
 
-    def expected(self, part: Part, parameterization: Parameterization, size: Size) -> int:
+    def about(self) -> dict[str, Any]:
+        """How runs are trained; parts may be added."""
+        names = ("steps", "warmup", "held_out", "precision")
+        base = [self.base.width, self.base.depth]
+        return {"base": base, **{name: getattr(self, name) for name in names}}
+
+    def expected(self, part: OptimizerPart, parameterization: Parameterization, size: Size) -> int:
         """log2 of where a window is centred: the plan's stays; the standard one's falls as the width."""
         if parameterization == "plan":
             return part.centre
@@ -82,7 +79,7 @@ class Setting:
         return 2 if work < 8 else 1
 
     def run(
-        self, part: Part, parameterization: Parameterization, size: Size, exponent: int, seed: int
+        self, part: OptimizerPart, parameterization: Parameterization, size: Size, exponent: int, seed: int
     ) -> Run:
         """One run of a part."""
         return Run(
@@ -103,17 +100,16 @@ class Setting:
         )
 
 
-GPT, BARE = "gpt-enwik8", "gpt-enwik8-bare"
-FULL = Setting(
-    "full",
-    (
-        Part("adamw", GPT, "adamw", tuple(dict.fromkeys([*WIDE, *DEEP])), -7),
-        Part("muon-kimi", GPT, "muon-kimi", tuple(dict.fromkeys([*WIDE, *DEEP])), -6),
-        Part("adamw-bare", BARE, "adamw", DEEP, -8),
-        Part("muon-kimi-bare", BARE, "muon-kimi", DEEP, -7),
-        Part("sgd", GPT, "sgd", FOUR, -2),
-        Part("lion", GPT, "lion", FOUR, -9),
-        Part("muon", GPT, "muon", FOUR, -4),
+GPT = "gpt-enwik8"
+FULL = TransferSetting(
+    parts=(
+        OptimizerPart("adamw", GPT, "adamw", tuple(dict.fromkeys([*WIDE, *DEEP])), -7),
+        OptimizerPart("muon-kimi", GPT, "muon-kimi", tuple(dict.fromkeys([*WIDE, *DEEP])), -6),
+        OptimizerPart("adamw-bare", BARE, "adamw", DEEP, -8),
+        OptimizerPart("muon-kimi-bare", BARE, "muon-kimi", DEEP, -7),
+        OptimizerPart("sgd", GPT, "sgd", FOUR, -2),
+        OptimizerPart("lion", GPT, "lion", FOUR, -9),
+        OptimizerPart("muon", GPT, "muon", FOUR, -4),
     ),
     base=Size(128, 4),
     steps=500,
@@ -121,11 +117,13 @@ FULL = Setting(
     held_out=16,
     precision="bfloat16",
 )
-SMALL = Setting(
-    "small",
-    (
-        Part("adamw-bare", "gpt-none", "adamw", tuple(Size(64, depth) for depth in (4, 8, 16, 32)), -8),
-        Part("adamw", "gpt-pre", "adamw", (Size(64, 4), Size(128, 4), Size(64, 16)), -7),
+SMALL = TransferSetting(
+    small=True,
+    parts=(
+        OptimizerPart(
+            "adamw-bare", "gpt-none", "adamw", tuple(Size(64, depth) for depth in (4, 8, 16, 32)), -8
+        ),
+        OptimizerPart("adamw", "gpt-pre", "adamw", (Size(64, 4), Size(128, 4), Size(64, 16)), -7),
     ),
     base=Size(64, 4),
     steps=150,
@@ -137,63 +135,21 @@ SMALL = Setting(
 """For a CPU: the built-in text, small batches and few steps; about an hour on two cores."""
 
 
-def part_names(setting: Setting) -> tuple[str, ...]:
-    """The names of the parts, in order."""
-    return tuple(part.name for part in setting.parts)
-
-
-def make(
-    out: str | Path,
-    *,
-    setting: Setting = FULL,
-    parts: Sequence[str] = (),
-    engine: str = "auto",
-    means: Resources | None = None,
-    progress: Progress | None = None,
-    tell: Callable[[str], None] = print,
-) -> RunReport | None:
-    """Make the runs that the ledger in a folder does not hold, part by part; the report of the last.
-
-    A window whose best learning rate lies at its edge is widened, at most three times. Stops at the first
-    part that was interrupted.
-    """
-    known = part_names(setting)
-    for name in parts:
-        if name not in known:
-            raise UseError(f"the study has no part {name!r}: it has {', '.join(known)}")
-    chosen = [part for part in setting.parts if not parts or part.name in parts]
-    report = None
-    able = dataclasses.replace(means or Resources(), workloads=setting.workloads)
-    with Ledger.open(out, name="transfer", spec=_spec(setting)) as ledger:
-        for part in chosen:
-            for turn in range(ROUNDS + 1):
-                settled = ledger.settled()
-                runs = wanted(setting, part, ledger.rows())
-                left = sum(run.identity not in settled for run in runs)
-                if turn and not left:
-                    break
-                tell(f"{part.name}: {len(runs)} runs, {left} of them to make")
-                report = conduct(runs, ledger, engine=engine, resources=able, progress=progress)
-                if not report.ok:
-                    tell(str(report))
-                if report.stopped:
-                    return report
-    return report
-
-
-def wanted(setting: Setting, part: Part, rows: Sequence[Row]) -> list[Run]:
+def wanted(setting: TransferSetting, name: str, rows: Sequence[Row]) -> list[Run]:
     """The runs of a part: a window of learning rates for each size, widened where its best is at an edge."""
+    part = next(part for part in setting.parts if part.name == name)
     runs = []
     for size in part.sizes:
         for parameterization in PARAMETERIZATIONS:
             centre, reach = setting.expected(part, parameterization, size), setting.reach(size)
-            mine = [
-                row
-                for row in rows
-                if (row["workload"], row["optimizer"], row["parameterization"])
-                == (part.workload, part.optimizer, parameterization)
-                and (row["width"], row["depth"]) == (size.width, size.depth)
-            ]
+            mine = select(
+                rows,
+                workload=part.workload,
+                optimizer=part.optimizer,
+                parameterization=parameterization,
+                width=size.width,
+                depth=size.depth,
+            )
             low, high = _widened(mine, centre, reach, len(setting.seeds))
             for exponent in range(low, high + 1):
                 for seed in setting.seeds:
@@ -227,66 +183,33 @@ def _widened(rows: Sequence[Row], centre: int, reach: int, num_seeds: int) -> tu
     return start - reach * (best == start), stop + reach * (best == stop)
 
 
-COLUMNS = (
-    "workload",
-    "optimizer",
-    "parameterization",
-    "width",
-    "depth",
-    "lr",
-    "seed",
-    "status",
-    "step",
-    "held_out",
-)
+KEYS = ("workload", "optimizer", "parameterization", "width", "depth", "lr", "seed")
 
 
-def summary(rows: Sequence[Row]) -> str:
-    """The small file that the documentation is drawn from: one line of CSV for each run."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    order = sorted(rows, key=lambda row: tuple(row[name] for name in COLUMNS[:7]))
-    for row in order:
+def run_records(setting: TransferSetting, rows: Sequence[Row]) -> Iterator[Record]:
+    """Of each run what claims and figures need."""
+    for row in rows:
         if row["status"] != "failed":
-            loss = None if row["held_out"] is None else f"{row['held_out']:.5f}"
-            writer.writerow({**row, "lr": repr(row["lr"]), "held_out": loss})
-    return out.getvalue()
+            loss = None if row["held_out"] is None else round(row["held_out"], 5)
+            yield {**{name: row[name] for name in (*KEYS, "status", "step")}, "held_out": loss}
 
 
-def write_summary(out: str | Path, path: str | Path) -> None:
-    """The summary of a ledger, as a file."""
-    with Ledger.read(out) as ledger:
-        write_whole(Path(path), summary(ledger.rows()))
+def cells(setting: TransferSetting) -> list[Cell]:
+    """A part each."""
+    return [{"part": part.name} for part in setting.parts]
 
 
-def read_rows(path: str | Path) -> list[Row]:
-    """Rows from a summary, or from a ledger."""
-    path = Path(path).expanduser()
-    if path.suffix != ".csv":
-        with Ledger.read(path) as ledger:
-            return list(ledger.rows())
-    if not path.is_file():
-        raise UseError(f"{path} is not there: run the study first")
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise UseError(f"{path} is no summary of the study: its columns are {reader.fieldnames}")
-        return [_read(row) for row in reader]
-
-
-def _read(row: Mapping[str, str]) -> dict[str, Any]:
-    whole = {name: int(row[name]) for name in ("width", "depth", "seed", "step")}
-    loss = float(row["held_out"]) if row["held_out"] else None
-    return {**row, **whole, "lr": float(row["lr"]), "held_out": loss}
-
-
-def _spec(setting: Setting) -> dict[str, Any]:
-    return {
-        "study": "transfer",
-        "base": [setting.base.width, setting.base.depth],
-        "steps": setting.steps,
-        "warmup": setting.warmup,
-        "held_out": setting.held_out,
-        "precision": setting.precision,
-    }
+STUDY = Study(
+    "transfer",
+    cells,
+    no_cell,
+    claims,
+    figures,
+    notes,
+    data=lambda records, setting: NetworkFamilies(records, setting.base),
+    full=FULL,
+    small=SMALL,
+    fleet=FleetRuns(
+        wanted, run_records, KEYS, workloads=lambda setting: setting.workloads, rounds=ROUNDS + 1
+    ),
+)
