@@ -4,7 +4,7 @@
     python benchmarks/growth.py --device cuda     768 × 12, context 1024, in float32, bfloat16 and autocast
 
 A training pass is forward and backward of the mean loss over all batches, and nothing else: no optimizer. The
-signal takes the same batches, half of their units to estimate directions and half to judge them, and finds
+signal takes the same batches, half of their examples to estimate directions and half to judge them, and finds
 the points itself. Both take turns in one process, and medians are compared. Wanted: at most 3 times.
 """
 
@@ -47,7 +47,7 @@ def compare(kind: str, device: str) -> None:
     half = BATCHES[device] // 2
     works: dict[str, Callable[[], Any]] = {
         "training pass": lambda: train(model, batches, kind),
-        "signal": lambda: look(model, batches[:half], batches[half:], kind),
+        "signal": lambda: measure(model, batches[:half], batches[half:], kind),
     }
     found = turns(works, device)
     print(f"{width} × {DEPTH}, {kind}, {len(batches)} batches of {BATCH[device]} × {context} on {device}")
@@ -74,7 +74,7 @@ def train(model: nn.Module, batches: list[Pair], kind: str) -> None:
     model.zero_grad(set_to_none=True)
 
 
-def look(model: nn.Module, batches: list[Pair], held_out: list[Pair], kind: str) -> th.probes.Signal:
+def measure(model: nn.Module, batches: list[Pair], held_out: list[Pair], kind: str) -> th.probes.Signal:
     """The signal at all points."""
     with precision(kind):
         return th.probes.signal(model, next_token_loss, batches, held_out)

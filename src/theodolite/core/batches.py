@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from theodolite.core.calling import see_inside
+from theodolite.core.calling import described, see_inside
+from theodolite.core.errors import UseError
 
 Batch = tuple[Any, Any]
 """`(inputs, targets)`. Inputs are a tensor, a tuple, a mapping, or an object with tensors in it."""
@@ -23,6 +24,18 @@ def on_device(batch: Batch, device: str) -> Batch:
         lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, see_inside(batch)
     )
     return moved
+
+
+def differentiable(batch: Any, device: str) -> Batch:
+    """A pair (inputs, targets) on a device; tensors made in inference mode, which autograd refuses, are
+    copied."""
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        raise UseError(f"batch is {described(batch)}: give a pair (inputs, targets)")
+    copied: Batch = tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf,
+        on_device((batch[0], batch[1]), device),
+    )
+    return copied
 
 
 def targets_in(batch: Batch) -> int:

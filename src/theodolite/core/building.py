@@ -160,7 +160,10 @@ def in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def kept_generators(data: object) -> Iterator[None]:
-    """Restore the generators of a DataLoader and its samplers at the end."""
+    """Restore the generators of a DataLoader and its samplers at the end.
+
+    Persistent workers in the middle of an epoch continue afterwards: reading uses new ones.
+    """
     if not isinstance(data, DataLoader):
         yield
         return
@@ -171,9 +174,11 @@ def kept_generators(data: object) -> Iterator[None]:
         for value in getattr(owner, "__dict__", {}).values()
         if isinstance(value, torch.Generator)
     }
+    iterator, data._iterator = data._iterator, None
     try:
         yield
     finally:
+        data._iterator = iterator
         for generator, state in states.items():
             generator.set_state(state)
 

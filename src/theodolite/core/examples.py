@@ -6,7 +6,7 @@ Tokens of one sequence depend on each other. A standard error of a mean is over 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ def fingerprints(batches: Batches) -> list[bytes]:
     return found
 
 
-def each_batch(batches: Batches) -> Iterator[Batch]:
+def each_batch(batches: Batches) -> Generator[Batch, None, None]:
     """The batches, one by one, the same in every pass: the random state that drawing them uses is restored.
 
     Batches without examples are left out.

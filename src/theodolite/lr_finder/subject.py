@@ -5,22 +5,22 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.core.batches import Batch, device_of, on_device
-from theodolite.core.building import build_model, in_one_line, kept_generators, untouched_randomness
+from theodolite.core.batches import Batch, Batches, device_of, on_device
+from theodolite.core.building import build_model, in_one_line, untouched_randomness
 from theodolite.core.calling import Loss, described, evaluate
 from theodolite.core.errors import UseError
+from theodolite.core.examples import each_batch
 from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.planning import Plan, plan
@@ -72,7 +72,7 @@ class Subject:
 def subjects(
     workload: Workload | nn.Module | str,
     loss: Loss | None,
-    batches: object,
+    batches: Batches | None,
     optimizer: str | Plan | Make | Optimizer,
     *,
     size: Size | None,
@@ -210,7 +210,7 @@ def _of_module(
 ) -> tuple[str, str, Callable[[int], Subject]]:
     if not any(tensor.requires_grad for tensor in model.parameters()):
         raise UseError(
-            f"no parameter of {type(model).__name__} requires a gradient. Set it on what is trained"
+            f"no parameter of {type(model).__name__} requires a gradient. Set requires_grad on those to train"
         )
     made = _made(optimizer, model)
     device = str(device_of(model))
@@ -278,49 +278,13 @@ def _named(optimizer: str | Plan | Make | Optimizer) -> str:
     return type(optimizer).__name__ if isinstance(optimizer, Optimizer) else "a custom optimizer"
 
 
-def _read(batches: object, most: int) -> tuple[Batch, ...]:
+def _read(batches: Batches, most: int) -> tuple[Batch, ...]:
     """The first batches; the state of a loader is restored."""
-    if isinstance(batches, tuple):
-        return (_pair(batches, "batches"),)
-    if isinstance(batches, Iterator):
-        raise UseError(
-            f"batches is {described(batches)}, which reading would use up. Give a pair, a list of pairs or a "
-            "DataLoader"
-        )
     if isinstance(getattr(batches, "dataset", batches), IterableDataset):
         raise UseError(
             f"batches is {described(batches)}, and an IterableDataset may continue where it was: batches "
             f"read here would be missing later. Give its first batches: list(itertools.islice(data, {most}))"
         )
-    if not isinstance(batches, Iterable) or isinstance(batches, Tensor | str | dict):
-        raise UseError(
-            f"batches is {described(batches)}: give a pair (inputs, targets), a list of pairs or a DataLoader"
-        )
-    with untouched_randomness(), kept_generators(batches), _own_iterator(batches):
-        torch.manual_seed(0)  # a loader that shuffles gives the same order each time
-        found = list(itertools.islice(batches, most))
-    if not found:
-        raise UseError("batches is empty: give at least one batch, a pair (inputs, targets)")
-    return tuple(_pair(batch, f"batch {index} of batches") for index, batch in enumerate(found))
-
-
-def _pair(batch: Any, what: str) -> Batch:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise UseError(f"{what} is {described(batch)}, not a pair (inputs, targets)")
-    tensors = [leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor)]
-    if not tensors or any(tensor.numel() == 0 for tensor in tensors):
-        raise UseError(f"{what} is empty: its inputs are {described(batch[0])}. Give at least one example")
-    return batch[0], batch[1]
-
-
-@contextmanager
-def _own_iterator(batches: object) -> Iterator[None]:
-    """Let persistent workers in the middle of an epoch continue afterwards: reading uses new ones."""
-    if not isinstance(batches, DataLoader):
-        yield
-        return
-    iterator, batches._iterator = batches._iterator, None
-    try:
-        yield
-    finally:
-        batches._iterator = iterator
+    # A seed, so that a loader that shuffles gives the same order each time.
+    with untouched_randomness(0), closing(each_batch(batches)) as each:
+        return tuple(itertools.islice(each, most))

@@ -76,7 +76,7 @@ class Maps(nn.Module):
 
 
 class Flat(nn.Module):
-    """A branch whose last map is given all positions of all units in one dimension."""
+    """A branch whose last map is given all positions of all examples in one dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,13 +168,13 @@ def network(name: str) -> nn.Module:
     return model.double()
 
 
-def batch_for(name: str, units: int, seed: int = 0) -> Batch:
+def batch_for(name: str, examples: int, seed: int = 0) -> Batch:
     """Units for it."""
     generator = torch.Generator().manual_seed(seed)
     if name in ("maps", "resnet"):
-        images = torch.randn(units, 3, 6, 6, generator=generator, dtype=torch.float64)
-        return images, torch.randint(VOCAB, (units,), generator=generator)
-    tokens = torch.randint(VOCAB, (units, 7), generator=generator)
+        images = torch.randn(examples, 3, 6, 6, generator=generator, dtype=torch.float64)
+        return images, torch.randint(VOCAB, (examples,), generator=generator)
+    tokens = torch.randint(VOCAB, (examples, 7), generator=generator)
     return tokens[:, :-1], tokens[:, 1:]
 
 

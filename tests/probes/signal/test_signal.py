@@ -18,30 +18,31 @@ from theodolite.surgery import InsertionPoints, find_points
 
 from .growable import NETWORKS, batch_for, exactly, loss_for, network
 
-UNITS = 5
+EXAMPLES = 5
 BARE = {"experts": 3, "parallel": 3, "encoder": 3, "turned encoder": 3, "Mixtral": 3}
-"""Where some closers are not held by a module that is called: at so many points."""
-BARE_CLOSERS = {"self_attn.out_proj.weight", "self_attn.out_proj.bias"}
+"""Where some output tensors are not held by a module that is called: at so many points."""
+BARE_TENSORS = {"self_attn.out_proj.weight", "self_attn.out_proj.bias"}
 
 
 def gradients(model: nn.Module, name: str, one: PointSignal, points: InsertionPoints) -> dict[str, Tensor]:
-    """By closer: autograd's gradient of the mean of the units' losses, with a block inserted at the point."""
-    inputs, targets = batch_for(name, UNITS)
+    """By output tensor: autograd's gradient of the mean of the examples' losses, with a block inserted at the
+    point."""
+    inputs, targets = batch_for(name, EXAMPLES)
     grown, proof = th.surgery.insert_block(copy.deepcopy(model), inputs, one.point, points=points)
     assert proof.holds
     grown.eval()
     loss, found = loss_for(name), logits(grown(inputs))
-    each = [loss(found[unit : unit + 1], targets[unit : unit + 1]) for unit in range(UNITS)]
+    each = [loss(found[example : example + 1], targets[example : example + 1]) for example in range(EXAMPLES)]
     tensors = dict(grown.named_parameters())
-    closers = [closer.name for closer in one.point.outputs]
-    wanted = [tensors[f"{one.name}.{closer}"] for closer in closers]
+    keys = [key.name for key in one.point.outputs]
+    wanted = [tensors[f"{one.name}.{key}"] for key in keys]
     made = torch.autograd.grad(torch.stack(each).mean(), wanted)
-    return dict(zip(closers, made, strict=True))
+    return dict(zip(keys, made, strict=True))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_directions_are_the_gradient_by_the_output_tensors_of_an_inserted_block(name: str) -> None:
-    model, batch = network(name), batch_for(name, UNITS)
+    model, batch = network(name), batch_for(name, EXAMPLES)
     parts = [(batch[0][:3], batch[1][:3]), (batch[0][3:], batch[1][3:])]
     with exactly(name):
         points = find_points(model, batch[0])
@@ -50,11 +51,11 @@ def test_directions_are_the_gradient_by_the_output_tensors_of_an_inserted_block(
         for one in found.points[:2] if name == "pre" else found.points[1:2]:
             expected = gradients(model, name, one, points)
             assert set(one.directions) == set(expected)
-            for closer, gradient in expected.items():
-                apart = (one.directions[closer] - gradient).abs().max() / gradient.abs().max()
-                assert apart < 1e-10, (one.name, closer)
+            for key, gradient in expected.items():
+                apart = (one.directions[key] - gradient).abs().max() / gradient.abs().max()
+                assert apart < 1e-10, (one.name, key)
     for one in found.points:
-        # Judged by the very units it is the mean of, without forming the gradient of any.
+        # Judged by the very examples it is the mean of, without forming the gradient of any.
         assert one.gain == pytest.approx(one.norm**2, rel=1e-9)
         assert sum(one.shares) == pytest.approx(one.gain, rel=1e-9)
         assert one.alignment == pytest.approx(one.gradient**2, rel=1e-9)
@@ -66,7 +67,7 @@ def test_directions_are_the_gradient_by_the_output_tensors_of_an_inserted_block(
 @pytest.mark.parametrize("name", ["pre", "gated", "peri", "maps", "turned encoder"])
 def test_preconditioned_directions_solve_least_squares(name: str) -> None:
     """`M (S + ρI)⁻¹` of the features that a hook sees before the closing module of an inserted block."""
-    model, batch = network(name), batch_for(name, UNITS)
+    model, batch = network(name), batch_for(name, EXAMPLES)
     ridge = 0.1
     points = find_points(model, batch[0])
     one = signal(model, loss_for(name), batch, batch, points=points, ridge=ridge).points[1]
@@ -79,13 +80,13 @@ def test_preconditioned_directions_solve_least_squares(name: str) -> None:
         grown.eval()(batch[0])
     assert set(one.preconditioned_directions) == set(one.directions)
     expected = square = 0.0
-    for closer, made in one.preconditioned_directions.items():
-        mean, prefix = one.directions[closer], closer.rpartition(".")[0]
-        if closer in BARE_CLOSERS:
+    for key, made in one.preconditioned_directions.items():
+        mean, prefix = one.directions[key], key.rpartition(".")[0]
+        if key in BARE_TENSORS:
             continue
-        if closer.endswith("bias"):
+        if key.endswith("bias"):
             solved = mean / (1 + ridge)
-        elif "norm_out" in closer:
+        elif "norm_out" in key:
             norm = block.get_submodule(prefix)
             squares = nn.functional.layer_norm(seen[prefix], (seen[prefix].shape[-1],), eps=norm.eps)
             moment = squares.detach().flatten(0, -2).square().mean(0)
@@ -100,14 +101,14 @@ def test_preconditioned_directions_solve_least_squares(name: str) -> None:
         torch.testing.assert_close(made, solved, rtol=1e-8, atol=1e-12)
         expected += float((mean * solved).sum())
         square += float(mean.square().sum())
-    for closer in BARE_CLOSERS & set(one.directions):  # scaled as the others are on average
-        mean = one.directions[closer]
+    for key in BARE_TENSORS & set(one.directions):  # scaled as the others are on average
+        mean = one.directions[key]
         solved = expected / square * mean
-        torch.testing.assert_close(one.preconditioned_directions[closer], solved, rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(one.preconditioned_directions[key], solved, rtol=1e-8, atol=1e-12)
     expected += (
         expected
         / square
-        * sum(float(one.directions[closer].square().sum()) for closer in BARE_CLOSERS & set(one.directions))
+        * sum(float(one.directions[key].square().sum()) for key in BARE_TENSORS & set(one.directions))
     )
     assert one.preconditioned == pytest.approx(expected, rel=1e-9)
 
@@ -128,15 +129,15 @@ def test_halves_are_estimated_and_judged_by_the_other_half() -> None:
 
 
 def test_a_fresh_network_gives_the_candidates_its_weights() -> None:
-    model, batch = network("pre"), batch_for("pre", UNITS)
+    model, batch = network("pre"), batch_for("pre", EXAMPLES)
     torch.manual_seed(5)
     fresh = NETWORKS["pre"]().double()
     one = signal(model, loss_for("pre"), batch, batch, fresh=fresh, points=["blocks.1"]).points[0]
     grown, _ = th.surgery.insert_block(copy.deepcopy(model), batch[0], 1, fresh=fresh)
     loss = loss_for("pre")(grown(batch[0]), batch[1])
-    closer = "feed_forward.branch.down.weight"
-    (expected,) = torch.autograd.grad(loss, [grown.get_parameter(f"blocks.1.{closer}")])
-    torch.testing.assert_close(one.directions[closer], expected, rtol=1e-10, atol=1e-14)
+    key = "feed_forward.branch.down.weight"
+    (expected,) = torch.autograd.grad(loss, [grown.get_parameter(f"blocks.1.{key}")])
+    torch.testing.assert_close(one.directions[key], expected, rtol=1e-10, atol=1e-14)
     assert all(tensor.requires_grad for tensor in fresh.parameters())
 
 

@@ -20,7 +20,7 @@ POPULATION, SAMPLE, DRAWS = 2048, 16, 40
 
 
 class World:
-    """A network, and all units there are."""
+    """A network, and all examples there are."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -30,14 +30,14 @@ class World:
         self.points: InsertionPoints = find_points(self.model, self.inputs[:2])
         self.truth = self.look(torch.arange(POPULATION), torch.arange(2))
 
-    def sample(self, units: Tensor) -> Batch:
-        return self.inputs[units], self.targets[units]
+    def sample(self, examples: Tensor) -> Batch:
+        return self.inputs[examples], self.targets[examples]
 
-    def look(self, units: Tensor, held_out: Tensor) -> Signal:
+    def look(self, examples: Tensor, held_out: Tensor) -> Signal:
         return signal(
             self.model,
             nn.functional.cross_entropy,
-            self.sample(units),
+            self.sample(examples),
             self.sample(held_out),
             points=self.points,
         )
@@ -66,9 +66,10 @@ def test_gain_is_unbiased_and_the_norm_is_not(world: World) -> None:
 
 def test_error_is_the_spread_of_gains_and_of_alignments(world: World) -> None:
     draws = torch.Generator().manual_seed(2)
-    units = torch.arange(SAMPLE)
+    examples = torch.arange(SAMPLE)
     looks = [
-        world.look(units, torch.randint(SAMPLE, POPULATION, (SAMPLE,), generator=draws)) for _ in range(DRAWS)
+        world.look(examples, torch.randint(SAMPLE, POPULATION, (SAMPLE,), generator=draws))
+        for _ in range(DRAWS)
     ]
     for at, true in enumerate(world.truth.points):
         each = [look.points[at] for look in looks]
@@ -81,15 +82,15 @@ def test_error_is_the_spread_of_gains_and_of_alignments(world: World) -> None:
         preconditioned = torch.tensor([one.preconditioned for one in each])
         own = torch.tensor([one.preconditioned_error for one in each])
         assert float(preconditioned.std() / own.mean()) == pytest.approx(1, abs=0.4)
-        aligned = float(_aligned(world, at, units))
+        aligned = float(_aligned(world, at, examples))
         held = [one.alignment_interval[0] <= aligned <= one.alignment_interval[1] for one in each]
         assert sum(held) >= 0.8 * DRAWS
 
 
-def _aligned(world: World, at: int, units: Tensor) -> Tensor:
-    """The mean gradient by the stream over some units, times that over all, by autograd."""
+def _aligned(world: World, at: int, examples: Tensor) -> Tensor:
+    """The mean gradient by the stream over some examples, times that over all, by autograd."""
     means = []
-    for which in (units, torch.arange(POPULATION)):
+    for which in (examples, torch.arange(POPULATION)):
         stream = world.model.first(world.inputs[which]).detach()
         for block in list(world.model.blocks)[:at]:
             stream = block(stream)
@@ -114,13 +115,13 @@ def test_small_steps_fall_as_predicted(name: str, kind: str) -> None:
     slope = one.gain if kind == "plain" else one.preconditioned
     grown, _ = th.surgery.insert_block(copy.deepcopy(model), batch[0], one.point, points=points)
     before = losses_of(grown, loss, held_out).mean()
-    tensors = {closer: grown.get_parameter(f"{one.name}.{closer}") for closer in directions}
-    closed = {closer: tensor.detach().clone() for closer, tensor in tensors.items()}
+    tensors = {key: grown.get_parameter(f"{one.name}.{key}") for key in directions}
+    closed = {key: tensor.detach().clone() for key, tensor in tensors.items()}
     ratios = []
     for step in (1e-2, 1e-3, 1e-4):
         with torch.no_grad():
-            for closer, tensor in tensors.items():
-                tensor.copy_(closed[closer] - step * directions[closer])
+            for key, tensor in tensors.items():
+                tensor.copy_(closed[key] - step * directions[key])
         ratios.append(float(before - losses_of(grown, loss, held_out).mean()) / (step * slope))
     off = [abs(ratio - 1) for ratio in ratios]
     assert off[2] < 1e-3

@@ -78,8 +78,8 @@ def test_many_unskewed_products_are_sure() -> None:
     assert not found.notes
 
 
-def _own(model: nn.Module, units: int) -> Batch:
-    x = torch.randn(units, 4)
+def _own(model: nn.Module, examples: int) -> Batch:
+    x = torch.randn(examples, 4)
     with torch.no_grad():
         return x, torch.distributions.Categorical(logits=model(x)).sample()
 
@@ -144,18 +144,18 @@ def test_positions_are_not_taken_for_units() -> None:
         assert one.covariance.trace == pytest.approx(other.covariance.trace, rel=1e-9)
 
 
-def test_bare_closers_have_a_preconditioned_direction() -> None:
+def test_bare_tensors_have_a_preconditioned_direction() -> None:
     torch.manual_seed(0)
     x = torch.randn(64, 4, dtype=torch.float64)
     batch = x, (x[:, 0] > 0).long()
     for one in signal(Classes(scaled=True).double(), F.cross_entropy, batch, batch).points:
-        assert set(one.preconditioned_directions) == {closer.name for closer in one.point.outputs} == {"size"}
+        assert set(one.preconditioned_directions) == {key.name for key in one.point.outputs} == {"size"}
         assert one.preconditioned == pytest.approx(one.norm**2, rel=1e-9)
     both = signal(network("parallel"), next_token_loss, *(batch_for("parallel", 8, seed) for seed in (0, 1)))
     true = signal(network("parallel"), next_token_loss, *(batch_for("parallel", 8, 1) for _ in (0, 1)))
     for one, other in zip(both.points, true.points, strict=True):
-        assert set(one.preconditioned_directions) == {closer.name for closer in one.point.outputs}
-        # Along exactly these directions, by the gradient of the held-out units.
+        assert set(one.preconditioned_directions) == {key.name for key in one.point.outputs}
+        # Along exactly these directions, by the gradient of the held-out examples.
         slope = sum(
             float((made * other.directions[name]).sum())
             for name, made in one.preconditioned_directions.items()
@@ -223,7 +223,7 @@ def test_experts_with_tokens_of_their_own_are_left_to_autograd(first: int, seed:
     parts = [(x[:first], y[:first])] + ([(x[first:], y[first:])] if first < 8 else [])
     one = signal(model, next_token_loss, parts, (others, answers)).points[1]
     grown, _ = th.surgery.insert_block(copy.deepcopy(model), x, one.point)
-    names = [closer.name for closer in one.point.outputs]
+    names = [key.name for key in one.point.outputs]
     wanted = [grown.get_parameter(f"{one.name}.{name}") for name in names]
 
     def gradient(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -233,7 +233,10 @@ def test_experts_with_tokens_of_their_own_are_left_to_autograd(first: int, seed:
     mean = gradient(x, y)
     assert torch.cat([one.directions[name].flatten() for name in names]).allclose(mean, rtol=1e-9, atol=1e-14)
     products = torch.stack(
-        [mean @ gradient(others[unit : unit + 1], answers[unit : unit + 1]) for unit in range(6)]
+        [
+            mean @ gradient(others[example : example + 1], answers[example : example + 1])
+            for example in range(6)
+        ]
     )
     assert one.gain == pytest.approx(float(products.mean()), rel=1e-9)
     assert one.error == pytest.approx(float(products.std()) / 6**0.5, rel=1e-9)

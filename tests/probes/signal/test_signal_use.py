@@ -188,7 +188,7 @@ def take_first(batch: Any) -> Any:
 
 
 def _infinite_for(targets: Tensor) -> Any:
-    """A loss that is infinite for the unit with these targets."""
+    """A loss that is infinite for the example with these targets."""
 
     def loss(found: Tensor, given: Tensor) -> Tensor:
         return LOSS(found, given) + torch.where((given[0] == targets).all(), torch.inf, 0.0)
@@ -197,11 +197,13 @@ def _infinite_for(targets: Tensor) -> Any:
 
 
 def test_experts_that_take_turns_keep_their_own_examples() -> None:
-    """Held-out units of a network with bare closers are run one by one, and give what single runs give."""
+    """Held-out examples of a network with bare tensors are run one by one, and give what single runs give."""
     model, batch = network("experts"), batch_for("experts", 6)
     held_out = batch_for("experts", 4, seed=1)
     found = signal(model, LOSS, batch, held_out)
-    single = [(held_out[0][unit : unit + 1], held_out[1][unit : unit + 1]) for unit in range(4)]
+    single = [
+        (held_out[0][example : example + 1], held_out[1][example : example + 1]) for example in range(4)
+    ]
     close(signal(model, LOSS, batch, single), found, rel=1e-10)
     pooled = th.probes.signal(model, LOSS, held_out, batch)
     for one, other in zip(found.points, pooled.points, strict=True):

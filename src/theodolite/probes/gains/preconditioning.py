@@ -24,11 +24,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.anatomy.recording.undisturbed import undisturbed
-from theodolite.core.batches import Batch, device_of, on_device
+from theodolite.core.batches import Batch, device_of, differentiable
 from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import Loss, described, evaluate
 from theodolite.core.errors import UseError
@@ -128,13 +127,12 @@ def preconditioning(
     >>> 4 <= found.fall <= 5                                              # between the eigenvalues of P
     True
     """
-    inputs, targets = _pair(batch)
     inner = unwrap(model)
     loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
-    inputs, targets = on_device((inputs, targets), str(device_of(inner)))
+    with torch.inference_mode(False):
+        inputs, targets = differentiable(batch, str(device_of(inner)))
     maps = find_maps(inner, inputs)
     with untouched_randomness(0), undisturbed(inner), torch.enable_grad():
-        inputs, targets = tree_map(_own, (inputs, targets))
         gradients = _effective_gradients(inner, loss, inputs, targets, maps)
         effective = [one.effective() for one in maps]
         parameters = {name: tensor for name, tensor in canonical_parameters(inner) if tensor.requires_grad}
@@ -272,17 +270,6 @@ def _update(
     finally:
         for name, parameter in parameters.items():
             parameter.grad = before[name]
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        raise UseError(f"batch is {described(batch)}: give a pair (inputs, targets)")
-    return batch[0], batch[1]
-
-
-def _own(leaf: Any) -> Any:
-    """A copy, as autograd refuses tensors made in inference mode."""
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _inner(one: Tensor, other: Tensor) -> float:

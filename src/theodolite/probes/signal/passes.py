@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from theodolite.core.batches import Batch, on_device
+from theodolite.core.batches import Batch, differentiable
 from theodolite.core.calling import Loss, call
 from theodolite.core.errors import UseError
 from theodolite.core.examples import num_examples, take
@@ -67,7 +65,7 @@ class Runner:
 
     def disagreement(self, batch: Batch) -> str | None:
         """How the examples' own losses differ from the loss of a batch."""
-        inputs, targets = self._moved(batch)
+        inputs, targets = differentiable(batch, str(self.device))
         with torch.no_grad():
             found = checked_logits(call(self.model, inputs), batch)
             self.candidates.leaves.clear()
@@ -75,7 +73,7 @@ class Runner:
 
     def run(self, batch: Batch, index: int, only: int | None = None) -> int:
         """One forward and one backward pass, of the sum of the examples' losses or of one of them."""
-        inputs, targets = self._moved(batch)
+        inputs, targets = differentiable(batch, str(self.device))
         with torch.enable_grad():
             found = checked_logits(call(self.model, inputs), batch)
             losses = example_losses(self.loss, found, targets)
@@ -91,10 +89,6 @@ class Runner:
         if only is None and any(candidate.uneven for candidate in self.candidates.each):
             raise Uneven(self.candidates)
         return len(losses)
-
-    def _moved(self, batch: Batch) -> Batch:
-        moved: Batch = tree_map(_usable, on_device(batch, str(self.device)))
-        return moved
 
 
 class Trial:
@@ -294,11 +288,6 @@ class _Now:
 
     def zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
-
-
-def _usable(leaf: Any) -> Any:
-    """A copy of what was made in inference mode, which autograd refuses."""
-    return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
 
 
 def _shifts(candidate: Candidate, gradient: Tensor, examples: int, device: torch.device) -> Tensor:

@@ -23,11 +23,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.recording.rerun import rerun
-from theodolite.core.batches import Batch, device_of, on_device
+from theodolite.core.batches import Batch, device_of, differentiable
 from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss, described, require_logits
 from theodolite.core.errors import UseError
@@ -339,21 +338,13 @@ def _loss(loss: Loss, found: Tensor, targets: Any) -> Tensor:
 
 
 def _checked(model: nn.Module, loss: Loss, batch: Batch) -> tuple[nn.Module, Loss, Batch]:
-    """The bare model, a copy of a loss with state, and the batch on the model's device.
-
-    Tensors made in inference mode are copied, as autograd refuses them.
-    """
+    """The bare model, a copy of a loss with state, and the batch on the model's device."""
     require_logits(loss, "The residual stream")
     if not isinstance(model, nn.Module):
         raise UseError(f"model is {described(model)}, not a torch.nn.Module")
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        raise UseError(f"batch is {described(batch)}: give a pair (inputs, targets)")
     model = unwrap(model)
-    copied = tree_map(
-        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf,
-        on_device((batch[0], batch[1]), str(device_of(model))),
-    )
-    return model, copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss, copied
+    own = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
+    return model, own, differentiable(batch, str(device_of(model)))
 
 
 def _lines(title: str, places: Sequence[float], sizes: Sequence[float], dots: Sequence[float] = ()) -> Panel:
