@@ -1,8 +1,8 @@
 """diffGrad: `A = ξ·m̂/(√v̂ + eps)` with `ξ = sigmoid(|∇W_before − ∇W|)`, which is between 1/2 and 1.
 
 Entries of gradients decrease as the width grows, so ξ goes to 1/2 and A to AdamW's at half the learning rate:
-see `theodolite study diffgrad`. That is the case its rule is for. Where entries are about one, ξ is up to twice
-as large: a base size with such gradients does not transfer, and multipliers are not absorbed exactly.
+see `theodolite study diffgrad`. That is the case its rule is for. Where entries are about one, ξ is up to
+twice as large: a base size with such gradients does not transfer, and multipliers are not absorbed exactly.
 
 References:
     Dubey et al., diffGrad: an optimization method for convolutional neural networks, 2019.
