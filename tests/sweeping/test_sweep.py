@@ -304,7 +304,7 @@ def test_a_gpu_that_is_not_there_is_refused_unless_a_cluster_may_have_it(tiny, m
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)  # nobody looks for their random states
-    with pytest.raises(UseError, match="device is 'cuda:2', and there are 2 GPUs"):
+    with pytest.raises(UseError, match="device is 'cuda:2', but there are 2 GPUs"):
         sweep("mine.py:tiny", **GOOD, device="cuda:2")
     assert not (tiny / "sweep").exists()
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
