@@ -37,7 +37,13 @@ try:
     # Importing it would forbid everybody in this process to set flags of backends.
     with warnings.catch_warnings(), mock.patch.object(torch.backends, "disable_global_flags"):
         warnings.simplefilter("ignore")  # that hypothesis is missing
-        from torch.testing._internal import common_optimizers as torchs
+        from torch.testing._internal.opinfo.core import DecorateInfo
+
+        # The table of all operations takes seconds to make; the one of optimizers wants a class of it.
+        operations: Any = types.ModuleType("common_methods_invocations")
+        operations.DecorateInfo = DecorateInfo
+        with mock.patch.dict(sys.modules, {"torch.testing._internal.common_methods_invocations": operations}):
+            from torch.testing._internal import common_optimizers as torchs
 except ImportError as error:
     pytest.skip(f"torch's table of optimizers cannot be imported: {error}", allow_module_level=True)
 

@@ -112,7 +112,7 @@ def test_a_schedule_that_is_none_is_refused_at_once(rows):
         rows(build, schedule=3)
 
 
-def test_a_schedule_is_follow_scheduleed_to_its_end(surveyed):
+def test_a_schedule_is_followed_to_its_end(surveyed):
     """A cosine of five thousand steps has hardly bent after a thousand."""
     (finding,) = surveyed(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5000, eta_min=5e-5))
     assert finding.level != "ok"
