@@ -26,19 +26,14 @@ import shlex
 import shutil
 import sys
 import tempfile
-import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import theodolite as th
 from theodolite.cli import main
 from theodolite.core.building import untouched_randomness
 
@@ -239,38 +234,6 @@ def test_examples_open_with_a_command_whose_output_is_documented(example: Path) 
     shown = {command for page, command, output in all_commands() if output.strip()}
     opening = {line.strip() for line in described.splitlines() if line.startswith("    ")}
     assert opening & shown, f"no page shows what {example.name} prints"
-
-
-def recipe(title: str) -> dict[str, Any]:
-    """What the code below a heading of CONTRIBUTING.md defines."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    start = text.index(f"### {title}\n")
-    code = next(block.text for block in blocks(ROOT / "CONTRIBUTING.md") if block.start > start)
-    # Dataclasses look up the module that they stand in.
-    module = types.ModuleType(f"recipe_{title}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, module.__name__, module)
-        exec(compile(code, "CONTRIBUTING.md", "exec"), vars(module))
-    return vars(module)
-
-
-def test_the_section_that_contributors_copy_works() -> None:
-    section = recipe("A survey section and its finding")["section"]
-    with pytest.MonkeyPatch.context() as patch:
-        survey = import_module("theodolite.surveying.survey")
-        patch.setattr(survey, "find_sections", lambda: {"new": section})
-        (finding,) = th.survey("mlp-mixture").findings
-    assert finding.level == "ok"
-    assert 1 < finding.evidence.numbers["loss"] < 10  # ln 10 is guessing
-
-
-def test_the_probe_that_contributors_copy_works(tmp_path: Path) -> None:
-    names = recipe("A probe")
-    model, batch = nn.Linear(3, 2, bias=False), (torch.ones(1, 3), torch.zeros(1, 2))
-    found = names["gradient_norms"](model, nn.functional.mse_loss, batch)
-    gradient = model(batch[0]).T @ batch[0]  # of the mean over two outputs
-    assert found.norms["weight"] == pytest.approx(gradient.norm().item())
-    assert names["GradientNorms"].load(found.save(tmp_path / "norms.json")) == found
 
 
 def codes() -> set[str]:

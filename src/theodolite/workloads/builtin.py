@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -22,37 +24,23 @@ Draw = Callable[[int, int], Batch]
 
 
 def built_in() -> dict[str, Workload]:
-    """The built-in workloads by name. Data are read when the first batch is drawn.
+    """The built-in workloads by name: the `WORKLOADS` of the modules in this folder.
 
-    >>> print(*built_in())
-    gpt-sotu gpt-enwik8 gpt-enwik8-bare mlp-mixture mlp-fashion lenet-fashion resnet-cifar10 modular-addition
+    Data are read when the first batch is drawn.
+
     >>> gpt = built_in()["gpt-sotu"]
     >>> tokens, targets = gpt.batch(0, 0)
     >>> tokens.shape, gpt.size
     (torch.Size([16, 128]), Size(width=128, depth=4))
     """
-    sotu = _texts(data.state_of_the_union, 16, 128)
-    enwik8 = _texts(data.enwik8, 32, 256)
-    mixture = _examples(data.mixture, partial(data.mixture, seed=1))
-    fashion = _examples(data.fashion_mnist, partial(data.fashion_mnist, "test"))
-    cifar10 = _examples(data.cifar10, partial(data.cifar10, "test"))
-    sums = partial(_rows, partial(data.modular_addition, MODULUS), 512), None
-    gpt = partial(GPT, vocab=256, context=256)
-    language, classes = next_token_loss, nn.functional.cross_entropy
-    rows: tuple[tuple[str, Build, tuple[Draw, Draw | None], Loss, Size], ...] = (
-        ("gpt-sotu", partial(GPT, vocab=256, context=128), sotu, language, Size(128, 4)),
-        ("gpt-enwik8", gpt, enwik8, language, Size(128, 4)),
-        ("gpt-enwik8-bare", partial(gpt, norm_placement="none"), enwik8, language, Size(128, 4)),
-        ("mlp-mixture", partial(ResidualMLP, inputs=32, outputs=10), mixture, classes, Size(64, 4)),
-        ("mlp-fashion", partial(ResidualMLP, inputs=784, outputs=10), fashion, classes, Size(128, 4)),
-        ("lenet-fashion", LeNet300, fashion, classes, Size(300, 2)),
-        ("resnet-cifar10", ResNet, cifar10, classes, Size(16, 3)),
-        ("modular-addition", adder, sums, classes, Size(256, 1)),
-    )
-    return {
-        name: Workload(name, build, batch, loss, size, held_out=held_out)
-        for name, build, (batch, held_out), loss, size in rows
-    }
+    package = __name__.rpartition(".")[0]
+    found: dict[str, Workload] = {}
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        for workload in getattr(importlib.import_module(f"{package}.{module.name}"), "WORKLOADS", ()):
+            if workload.name in found:
+                raise TypeError(f"two workloads are called {workload.name!r}")
+            found[workload.name] = workload
+    return found
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -95,3 +83,26 @@ def _windows(load: Callable[[], data.Text], num: int, length: int, seed: int, st
 
 def _rows(load: Callable[[], data.Examples], num: int, seed: int, step: int) -> Batch:
     return data.draw_examples(load(), num=num, seed=seed, step=step)
+
+
+_GPT = partial(GPT, vocab=256, context=256)
+_SOTU, _ENWIK8 = _texts(data.state_of_the_union, 16, 128), _texts(data.enwik8, 32, 256)
+_MIXTURE = _examples(data.mixture, partial(data.mixture, seed=1))
+_FASHION = _examples(data.fashion_mnist, partial(data.fashion_mnist, "test"))
+_CIFAR10 = _examples(data.cifar10, partial(data.cifar10, "test"))
+_SUMS = partial(_rows, partial(data.modular_addition, MODULUS), 512), None
+_CLASSES = nn.functional.cross_entropy
+_TABLE: tuple[tuple[str, Build, tuple[Draw, Draw | None], Loss, Size], ...] = (
+    ("gpt-sotu", partial(GPT, vocab=256, context=128), _SOTU, next_token_loss, Size(128, 4)),
+    ("gpt-enwik8", _GPT, _ENWIK8, next_token_loss, Size(128, 4)),
+    ("gpt-enwik8-bare", partial(_GPT, norm_placement="none"), _ENWIK8, next_token_loss, Size(128, 4)),
+    ("mlp-mixture", partial(ResidualMLP, inputs=32, outputs=10), _MIXTURE, _CLASSES, Size(64, 4)),
+    ("mlp-fashion", partial(ResidualMLP, inputs=784, outputs=10), _FASHION, _CLASSES, Size(128, 4)),
+    ("lenet-fashion", LeNet300, _FASHION, _CLASSES, Size(300, 2)),
+    ("resnet-cifar10", ResNet, _CIFAR10, _CLASSES, Size(16, 3)),
+    ("modular-addition", adder, _SUMS, _CLASSES, Size(256, 1)),
+)
+WORKLOADS = tuple(
+    Workload(name, build, batch, loss, size, held_out=held_out)
+    for name, build, (batch, held_out), loss, size in _TABLE
+)
