@@ -80,18 +80,17 @@ def one_dissection() -> Iterator[None]:
 
 
 @pytest.fixture
-def in_two_processes(tmp_path: Path) -> Callable[[str | Path], None]:
-    """Run a program, a file or a text, as ranks 0 and 1, its arguments a folder and the rank.
+def in_two_processes(tmp_path: Path) -> Callable[[Path], None]:
+    """Run a program as ranks 0 and 1, its arguments a folder and the rank.
 
     Both have to print `done` last.
     """
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("torch.distributed without gloo")
 
-    def run(given: str | Path) -> None:
-        text = given.read_text(encoding="utf-8") if isinstance(given, Path) else given
+    def run(given: Path) -> None:
         program = tmp_path / "program.py"
-        program.write_text(text + ENDING)
+        program.write_text(given.read_text(encoding="utf-8") + ENDING)
         printed = [tmp_path / f"printed by {rank}" for rank in range(2)]
         processes = [
             # Shards would go to a GPU, where gloo cannot use them.

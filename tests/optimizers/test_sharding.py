@@ -17,7 +17,7 @@ from theodolite.optimizers.sharding import shared_out
 def test_two_processes_move_as_one_does_with_few_collectives(
     in_two_processes: Callable[[Path], None],
 ) -> None:
-    in_two_processes(Path(__file__).with_name("two_processes.py"))
+    in_two_processes(Path(__file__).with_name("programs") / "two_processes.py")
 
 
 def test_work_is_shared_out_so_that_nobody_has_much_more() -> None:

@@ -1,7 +1,11 @@
 """SafeStep and probes under DDP, run as rank 0 and rank 1."""
 
+from __future__ import annotations
+
 import re
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +27,7 @@ inputs[1] *= 3  # so that the worst row is in the first half
 mine = inputs[4 * rank : 4 * rank + 4], targets[4 * rank : 4 * rank + 4]
 
 
-def trained(wrap, batch):
+def trained(wrap: Callable[[torch.nn.Module], torch.nn.Module], batch: Any) -> tuple[Any, torch.Tensor]:
     torch.manual_seed(0)
     inside = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
     model = wrap(inside)
@@ -50,42 +54,43 @@ torch.testing.assert_close(shared, alone)
 class Fragile(torch.nn.Linear):
     fails = False
 
-    def forward(self, inputs):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.fails:
             raise torch.OutOfMemoryError("out of memory, as said")
         return super().forward(inputs)
 
 
-def total(logits, targets):
+def total(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits, targets, reduction="sum")
 
 
-def fragile():
+def fragile() -> tuple[Any, SafeStep]:
     torch.manual_seed(0)
     model = DistributedDataParallel(Fragile(6, 3).double())
     safe = SafeStep(torch.optim.Adam(model.parameters(), lr=1.0), model, total)
     return model, safe
 
 
-def refused(act, mine, elsewhere):
+def refused(act: Callable[[], Any], mine: str, elsewhere: str) -> None:
     with pytest.raises((torch.OutOfMemoryError, UseError), match=re.escape(mine if rank == 1 else elsewhere)):
         act()
 
 
-def failing():
+def failing() -> None:
     model.module.fails = rank == 1
     safe.step(mine)
 
 
 ELSEWHERE = "rank 1 failed, so all ranks stop: "
+wrong: Any = mine if rank == 0 else 3
 ignored = mine[0], torch.full_like(mine[1], -100) if rank == 1 else mine[1]
 model, safe = fragile()
 total(model(mine[0]), mine[1]).backward()
 refused(lambda: safe.step(ignored), "is not a cross-entropy", ELSEWHERE)
 refused(lambda: probes.radius(model, total, ignored), "is not a cross-entropy", ELSEWHERE)
 refused(lambda: probes.radius(model, total, ignored, safe.optimizer), "is not a cross-entropy", ELSEWHERE)
-refused(lambda: safe.step(mine if rank == 0 else 3), "batch is 3", ELSEWHERE)
-refused(lambda: probes.profile(model, total, mine if rank == 0 else 3), "batch is 3", ELSEWHERE)
+refused(lambda: safe.step(wrong), "batch is 3", ELSEWHERE)
+refused(lambda: probes.profile(model, total, wrong), "batch is 3", ELSEWHERE)
 safe.step(mine)
 before = [tensor.detach().clone() for tensor in model.parameters()]
 refused(failing, "out of memory", ELSEWHERE)

@@ -44,7 +44,7 @@ def begun(run: Run) -> None:
 
 
 def plain(outcome: Outcome) -> dict[str, Any]:
-    return dataclasses.asdict(dataclasses.replace(outcome, run=outcome.run.to_dict()))
+    return {**dataclasses.asdict(outcome), "run": outcome.run.to_dict()}
 
 
 factor, mixture = 3.0, th.workload("mlp-mixture")

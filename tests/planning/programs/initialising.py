@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ build = partial(th.models.GPT, vocab=61, tied=True)
 plan = th.plan(build, tokens, size=th.Size(64, 2), base=th.Size(32, 1), lr=1e-3)
 whole = plan.build(seed=4)
 torch.manual_seed(rank)
-model = build(64, 2)
+model: Any = build(64, 2)
 for block in model.blocks:
     fully_shard(block)
 fully_shard(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,16 +23,16 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 TOKENS = torch.randint(17, (4, 9), generator=torch.Generator().manual_seed(1))
 
 
-def build(width, depth):
+def build(width: int, depth: int) -> Any:
     return th.models.GPT(width, depth, vocab=17, context=8, head_dim=8, tied=True, experts=2, active=2)
 
 
-def fresh():
+def fresh() -> Any:
     torch.manual_seed(0)
     return build(16, 2)
 
 
-def train(model, optimizer, mine, start=0, steps=3):
+def train(model: Any, optimizer: Any, mine: slice, start: int = 0, steps: int = 3) -> None:
     for step in range(start, start + steps):
         tokens = (TOKENS[mine] + step) % 17
         F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
@@ -39,14 +40,14 @@ def train(model, optimizer, mine, start=0, steps=3):
         optimizer.zero_grad()
 
 
-def whole(model):
+def whole(model: Any) -> list[torch.Tensor]:
     return [
         (param.full_tensor() if hasattr(param, "full_tensor") else param).detach().clone()
         for param in model.parameters()
     ]
 
 
-def sharded():
+def sharded() -> Any:
     model = fresh()
     for block in model.blocks:
         fully_shard(block)
@@ -60,8 +61,8 @@ WRAPS = {
     "fsdp": sharded,
 }
 for rule in ("adamw", "muon-kimi"):
-    sizes = {"size": th.Size(16, 2), "base": th.Size(8, 1)}
-    plan = th.plan(build, TOKENS[:, :-1], **sizes, optimizer=rule, lr=3e-3, weight_decay=0.1)
+    base, size = th.Size(8, 1), th.Size(16, 2)
+    plan = th.plan(build, TOKENS[:, :-1], base=base, size=size, optimizer=rule, lr=3e-3, weight_decay=0.1)
     alone = fresh()
     train(alone, plan.optimizer(alone), ALL)
     expected = whole(alone)

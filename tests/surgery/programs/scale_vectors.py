@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -19,13 +20,13 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 tokens = torch.randint(64, (4, 6), generator=torch.Generator().manual_seed(0))
 
 
-def build():
+def build() -> Any:
     torch.manual_seed(0)
     model = th.models.GPT(32, 1, vocab=64, head_dim=16, norm="layer", bias=True, gated=True).double()
     return th.surgery.convert(model, tokens)
 
 
-def step(model, batch):
+def step(model: Any, batch: torch.Tensor) -> dict[str, torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for _ in range(2):
         torch.nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.roll(-1, 1).flatten()).backward()

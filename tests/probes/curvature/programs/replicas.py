@@ -30,7 +30,7 @@ X, Y = torch.randn(16, 6, generator=GENERATOR), torch.randint(3, (16,), generato
 
 def main(folder: str, rank: int) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 2)  # type: ignore[attr-defined]
+    store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     products_are_averaged(rank)
     traces_are_exact(rank)

@@ -110,7 +110,7 @@ def compare(rule: str) -> None:
             dist.broadcast(other, 0)
             assert torch.equal(tensor, other), "replicas differ"
     WORKED.clear()
-    sharded = fully_shard(Net())
+    sharded: Any = fully_shard(Net())
     calls, found = train(sharded, made(rule, sharded))
     if rule.startswith("muon-"):
         assert calls == {"alltoall_base_": 2, "allreduce_": 1}, calls
@@ -118,7 +118,7 @@ def compare(rule: str) -> None:
         assert len(WORKED) == 3, WORKED
         assert all(0 < count < len(SHAPES) for count in WORKED), WORKED
     check(found, "shards")
-    across = fully_shard(
+    across: Any = fully_shard(
         Net(), shard_placement_fn=lambda param: Shard(1) if param.shape[1] % 2 == 0 else None
     )
     check(train(across, made(rule, across))[1], "columns")
