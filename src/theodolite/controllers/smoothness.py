@@ -20,7 +20,7 @@ from theodolite.core.finite import not_finite
 from theodolite.core.replicas import on_all_ranks
 from theodolite.present.result import Block, Result
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.operator import Derivatives, Hessian, Operator
+from theodolite.probes.curvature.operator import Hessian, Operator
 from theodolite.probes.curvature.score import score
 
 Curvature = Literal["gauss_newton", "hessian", "fisher"]
@@ -169,7 +169,7 @@ class NormalizedSmoothness:
         """
         objective = Objective(self._model, self._loss, batch)
         _refuse_not_finite("", dict(canonical_parameters(objective.model)), "Load finite weights")
-        here = Hessian(Derivatives(objective))
+        here = Hessian(objective)
         loss, gradient = here.loss, here.gradient
         _refuse_not_finite("the gradient of ", objective.split(gradient), "Check the batch and the loss")
         norm = float(gradient.norm())

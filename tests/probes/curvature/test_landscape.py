@@ -329,7 +329,7 @@ def test_where_the_loss_doubles() -> None:
     x, y = torch.ones(1, 1).double(), torch.full((1, 1), 1.0).double()
     # L(a) = (2 + a)² towards weight 4: twice 4 at 2√2 − 2 ahead, and at −2√2 − 2 behind.
     found = landscape(
-        model, F.mse_loss, (x, y), axes=[{"weight": torch.full((1, 1), 4.0)}], radius=5, num=401
+        model, F.mse_loss, (x, y), axes=[{"weight": torch.full((1, 1), 4.0)}], radius=5, num=101
     )
     low, high = found.slices[0].doubles
     assert high == pytest.approx(2 * math.sqrt(2) - 2, abs=1e-3)

@@ -260,8 +260,8 @@ def test_another_operation_without_a_second_derivative(name):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (iter([]), "only once"),
-        ([], "no batches"),
+        (iter([]), "more than once"),
+        ([], "empty"),
         ([torch.ones(2), torch.ones(2), torch.ones(2)], "pairs"),
         (7, "7|int"),
         (None, "None|a loss and a batch"),

@@ -27,19 +27,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from theodolite.anatomy.names import canonical_modules, unwrap
+from theodolite.anatomy.names import canonical_modules
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.core.files import plain
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table
 from theodolite.probes.curvature.objective import Objective
@@ -68,34 +66,24 @@ class Axes:
     """One or two directions."""
 
     kind: AxesKind
-    vectors: tuple[State, ...]
-    """By axis, by canonical name."""
+    vectors: tuple[State, ...] = field(compare=False)
+    """By axis, by canonical name. Not saved."""
     labels: tuple[str, ...]
+    lengths: tuple[float, ...] = field(init=False)
+    """The Euclidean length of each."""
+    angle: float = field(init=False)
+    """The angle between the two, in degrees; 90 if there is one."""
 
-    @cached_property
-    def lengths(self) -> tuple[float, ...]:
-        """The Euclidean length of each."""
-        return tuple(math.sqrt(_dot(vector, vector)) for vector in self.vectors)
-
-    @cached_property
-    def angle(self) -> float:
-        """The angle between the two, in degrees; 90 if there is one."""
-        if len(self.vectors) == 1:
-            return 90.0
-        cosine = _dot(*self.vectors) / math.prod(self.lengths)
-        return math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
+    def __post_init__(self) -> None:
+        lengths = tuple(math.sqrt(_dot(vector, vector)) for vector in self.vectors)
+        cosine = _dot(*self.vectors) / math.prod(lengths) if len(lengths) == 2 else 0.0
+        object.__setattr__(self, "lengths", lengths)
+        object.__setattr__(self, "angle", math.degrees(math.acos(max(-1.0, min(1.0, cosine)))))
 
     @property
     def orthonormal(self) -> bool:
         """Are they of length 1 and at right angles, to a thousandth?"""
         return all(abs(length - 1) < 1e-3 for length in self.lengths) and abs(self.angle - 90) < 0.06
-
-    def to_dict(self) -> dict[str, Any]:
-        """All but the vectors, as values that JSON knows."""
-        found: dict[str, Any] = plain(
-            {"kind": self.kind, "labels": self.labels, "lengths": self.lengths, "angle": self.angle}
-        )
-        return found
 
     def __str__(self) -> str:
         lengths = " and ".join(f"{length:.4g}" for length in self.lengths)
@@ -110,31 +98,40 @@ class Axes:
 
 def random_axes(objective: Objective, num: int, *, filters: bool, seed: int = 0) -> Axes:
     """Random directions as long as the weights: as a whole, or filter by filter."""
-    generator = torch.Generator().manual_seed(FIRST_SEED + seed)
-    layout = _filter_dimensions(objective) if filters else {}
-    if filters and not layout:
+    dimensions = _filter_dimensions(objective) if filters else {}
+    if filters and not dimensions:
         raise UseError(
             "none of the chosen parameters has filters: all are vectors, or belong to normalisations. "
             "Use axes='random'"
         )
-    dtype = torch.promote_types(objective.dtype, torch.float32)
+    generator = torch.Generator().manual_seed(FIRST_SEED + seed)
+    weights = {name: _wide(tensor.detach()) for name, tensor in objective.tensors.items()}
     vectors = []
     for _ in range(num):
         # Drawn on the CPU, so that all devices and ranks have the same.
-        drawn = {
-            name: torch.randn(shape, generator=generator).to(objective.device, dtype)
-            for name, shape in objective.shapes.items()
-        }
-        vectors.append(_per_filter(drawn, objective, layout) if filters else _overall(drawn, objective))
+        vector = {name: torch.randn(one.shape, generator=generator).to(one) for name, one in weights.items()}
+        if filters:
+            for name, weight in weights.items():
+                others = [dim for dim in range(weight.ndim) if dim != dimensions.get(name)]
+                wanted, own = (
+                    torch.linalg.vector_norm(one, dim=others, keepdim=True) for one in (weight, vector[name])
+                )
+                vector[name] *= wanted / own if name in dimensions else 0.0
+        else:
+            ratio = math.sqrt(_dot(weights, weights) / _dot(vector, vector))
+            if ratio == 0:
+                raise UseError("all parameters are zero, so there is no direction as long as the weights")
+            vector = {name: tensor * ratio for name, tensor in vector.items()}
+        vectors.append(vector)
     kind: AxesKind = "filter" if filters else "random"
     return Axes(kind, tuple(vectors), tuple(f"{kind} {index + 1}" for index in range(num)))
 
 
-def checkpoint_axes(objective: Objective, model: nn.Module, states: Sequence[State]) -> Axes:
+def checkpoint_axes(objective: Objective, states: Sequence[State]) -> Axes:
     """From the weights of the model to those of other states."""
     vectors = []
     for index, state in enumerate(states):
-        there = _read_state(objective, model, state)
+        there = _read_state(objective, state)
         vector = {name: there[name] - _wide(here.detach()) for name, here in objective.tensors.items()}
         if _dot(vector, vector) == 0:
             raise UseError(f"checkpoint {index} has the same weights as the model, so there is no line to it")
@@ -146,14 +143,14 @@ def checkpoint_axes(objective: Objective, model: nn.Module, states: Sequence[Sta
     return axes
 
 
-def _read_state(objective: Objective, model: nn.Module, state: State) -> dict[str, Tensor]:
+def _read_state(objective: Objective, state: State) -> dict[str, Tensor]:
     """The chosen parameters from a state dict of the wrapped or the unwrapped model."""
     if not isinstance(state, Mapping):
         raise UseError(f"a checkpoint is a state dict, not a {type(state).__name__}: give model.state_dict()")
     by_tensor = {id(tensor): name for name, tensor in objective.tensors.items()}
     namings = [
         {name: by_tensor[id(tensor)] for name, tensor in one.named_parameters() if id(tensor) in by_tensor}
-        for one in (model, unwrap(model))
+        for one in (objective.given, objective.model)
     ]
     namings.append({name: name for name in objective.names})
     naming = next((naming for naming in namings if naming.keys() <= state.keys()), None)
@@ -175,27 +172,6 @@ def _read_state(objective: Objective, model: nn.Module, state: State) -> dict[st
 def _dot(one: State, other: State) -> float:
     """The inner product of two directions, in float64."""
     return math.fsum(float((one[name].double() * other[name].double()).sum()) for name in one)
-
-
-def _overall(drawn: State, objective: Objective) -> dict[str, Tensor]:
-    weights = {name: tensor.detach() for name, tensor in objective.tensors.items()}
-    ratio = math.sqrt(_dot(weights, weights) / _dot(drawn, drawn))
-    if ratio == 0:
-        raise UseError("all parameters are zero, so there is no direction as long as the weights")
-    return {name: tensor * ratio for name, tensor in drawn.items()}
-
-
-def _per_filter(drawn: State, objective: Objective, layout: Mapping[str, int]) -> dict[str, Tensor]:
-    found = {}
-    for name, tensor in drawn.items():
-        if name not in layout:
-            found[name] = torch.zeros_like(tensor)
-            continue
-        others = [dim for dim in range(tensor.ndim) if dim != layout[name]]
-        weight = _wide(objective.tensors[name].detach())
-        own, wanted = (torch.linalg.vector_norm(one, dim=others, keepdim=True) for one in (tensor, weight))
-        found[name] = tensor * (wanted / own)
-    return found
 
 
 def _filter_dimensions(objective: Objective) -> dict[str, int]:
@@ -255,12 +231,12 @@ class Slice:
 
 def _first_above(places: NDArray[np.float64], values: NDArray[np.float64], level: float) -> float:
     """Where the values first reach a level, going outwards from 0, with linear interpolation."""
-    for index in range(1, len(places)):
-        if not values[index] < level:  # nan too
-            low, high = values[index - 1], values[index]
-            part = (level - low) / (high - low) if math.isfinite(high) else 1.0
-            return float(places[index - 1] + part * (places[index] - places[index - 1]))
-    return math.inf
+    above = np.flatnonzero(~(values < level))  # nan too
+    if not len(above):
+        return math.inf
+    (low, high), (near, far) = (of[[above[0] - 1, above[0]]] for of in (values, places))
+    part = (level - low) / (high - low) if math.isfinite(high) else 1.0
+    return float(near + part * (far - near))
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,8 +253,8 @@ class Trajectory(Result):
     be at right angles, one number for all."""
     away: tuple[float, ...]
     """By checkpoint: its distance from the plane."""
-    last: State
-    """The weights of the last checkpoint, by canonical name."""
+    last: State = field(compare=False)
+    """The weights of the last checkpoint, by canonical name. Not saved."""
 
     @property
     def summary(self) -> str:
@@ -299,11 +275,6 @@ class Trajectory(Result):
         """A row for each checkpoint."""
         rows = [(index, *point, self.away[index]) for index, point in enumerate(self.points.tolist())]
         return Table(("checkpoint", *self.axes.labels, "distance from the plane"), rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All but the weights."""
-        names = ("points", "explained", "away")
-        return {"axes": self.axes.to_dict(), **{name: plain(getattr(self, name)) for name in names}}
 
 
 @exclusive()
@@ -329,7 +300,7 @@ def trajectory(
     True
     """
     objective = Objective(model, lambda logits, targets: logits.sum(), [], parameters=parameters)
-    states = [_read_state(objective, model, state) for state in checkpoints]
+    states = [_read_state(objective, state) for state in checkpoints]
     if len(states) < 2:
         raise UseError(
             f"{len(states)} checkpoints make no path: give at least two state dicts, three for a plane"

@@ -27,10 +27,10 @@ from theodolite.core.replicas import on_all_ranks
 from theodolite.present.result import Block, Result
 from theodolite.probes.curvature.directions import Directions, draw
 from theodolite.probes.curvature.exact_trace import gauss_newton_trace
-from theodolite.probes.curvature.fan import Coupled, Outlook, Unsupported, scout, tangent_passes
+from theodolite.probes.curvature.fan import Coupled, DryRun, Unsupported, dry_run, tangent_passes
 from theodolite.probes.curvature.fan_norms import RULES
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.operator import Derivatives, Hessian
+from theodolite.probes.curvature.operator import Hessian
 from theodolite.probes.curvature.sampling import Estimate
 from theodolite.probes.curvature.score import agrees, score
 
@@ -148,9 +148,10 @@ def curvature(
     >>> found.excess > 0, found.trace.exact, found.route
     (True, True, 'tangents')
     """
-    objective = Objective(model, loss, batch, parameters=parameters, temperature=temperature)
+    objective = Objective(model, loss, batch, parameters=parameters)
+    objective.at(temperature)  # is checked
     rays = draw(objective.shapes, directions, seed=seed, dtype=objective.dtype, device=objective.device)
-    return measure(Objective(model, loss, batch, parameters=parameters), rays, [temperature])[0]
+    return measure(objective, rays, [temperature])[0]
 
 
 def measure(
@@ -206,12 +207,12 @@ def _by_tangents(
     try:
         with objective.conditions():
             for batch, share in objective.draw():
-                outlook = scout(objective, batch, directions, RULES)
+                dry = dry_run(objective, batch, directions, RULES)
                 try:
-                    found = _of_batch(objective, batch, directions, outlook, temperatures)
+                    found = _of_batch(objective, batch, directions, dry, temperatures)
                 except Coupled:
-                    outlook = dataclasses.replace(outlook, separable=False)
-                    found = _of_batch(objective, batch, directions, outlook, temperatures)
+                    dry = dataclasses.replace(dry, separable=False)
+                    found = _of_batch(objective, batch, directions, dry, temperatures)
                 found = _Parts(*(share * one for one in found))
                 total = found if total is None else _Parts(*map(torch.add, total, found))
     except (Unsupported, torch.OutOfMemoryError) as reason:
@@ -220,13 +221,9 @@ def _by_tangents(
 
 
 def _of_batch(
-    objective: Objective,
-    batch: Batch,
-    directions: Directions,
-    outlook: Outlook,
-    temperatures: Sequence[float],
+    objective: Objective, batch: Batch, directions: Directions, dry: DryRun, temperatures: Sequence[float]
 ) -> _Parts:
-    logits, num = outlook.logits, directions.num
+    logits, num = dry.logits, directions.num
     losses = [objective.evaluate(logits / one, batch) for one in temperatures]
     known = objective.cross_entropy(logits, batch)
     if known is not None and not all(
@@ -240,7 +237,7 @@ def _of_batch(
     gauss_newton = logits.new_zeros((len(temperatures), num, num), dtype=torch.float64)
     residual = torch.zeros_like(gauss_newton)
     kept: list[Tensor] = []
-    for part, found in tangent_passes(objective, batch, directions, outlook, seeds):
+    for part, found in tangent_passes(objective, batch, directions, dry, seeds):
         residual += found.residual
         if known is None:
             kept.append(found.tangents)
@@ -253,7 +250,7 @@ def _of_batch(
         for place, (one, point, slope) in enumerate(zip(temperatures, points, scores, strict=True)):
             gauss_newton[place] = _by_autograd(tangents / one, point, slope)
     traces = None
-    if outlook.multilinear and known is not None:
+    if dry.multilinear and known is not None:
         traces = gauss_newton_trace(objective, batch, known, temperatures)
     numbers = residual.new_tensor([losses, traces or [math.nan] * len(losses)])
     return _Parts(gauss_newton, residual, *numbers)
@@ -283,31 +280,26 @@ def _by_products(objective: Objective, directions: Directions, temperatures: Seq
     R = directions.matrix
     rows = []
     for temperature in temperatures:
-        operator = Hessian(Derivatives(objective.at(temperature)))
-        matrices = (R.mT @ (one @ R) for one in (operator.gauss_newton, operator.residual))
-        rows.append(
-            (
-                *(one.double() for one in matrices),
-                torch.tensor(operator.loss, dtype=torch.float64, device=R.device),
-            )
-        )
+        operator = Hessian(objective.at(temperature))
+        matrices = [(R.mT @ (one @ R)).double() for one in (operator.gauss_newton, operator.residual)]
+        rows.append((*matrices, matrices[0].new_tensor(operator.loss)))
     gauss_newton, residual, losses = map(torch.stack, zip(*rows, strict=True))
     return _Parts(gauss_newton, residual, losses, torch.full_like(losses, math.nan))
 
 
 def _not_finite(objective: Objective, temperature: float) -> str:
     """The error for a curvature that is not finite, with the names of the tensors."""
-    operator = Hessian(Derivatives(objective.at(temperature)))
+    operator = Hessian(objective.at(temperature))
     what, found = "the gradient of the loss", operator.gradient
     if bool(found.isfinite().all()):
         what = "the gradient of the loss is finite, but the product of the Hessian with a vector of ones"
         found = operator @ torch.ones_like(found)
-    names = not_finite(objective.split(found))
-    where = f" in {among(names, len(objective.names))}" if names else " in one of the directions"
-    if not names:
-        what = "the Hessian"
+    if names := not_finite(objective.split(found)):
+        what += f" is not finite in {among(names, len(objective.names))}"
+    else:
+        what = "the Hessian is not finite in one of the directions"
     return (
-        f"{what} is not finite{where}, so there is no curvature. Look at the weights and the batch for nan "
+        f"{what}, so there is no curvature. Look at the weights and the batch for nan "
         "and for very large numbers, and at the network for operations without a derivative, such as a "
         "square root or a norm of zeros"
     )

@@ -27,13 +27,9 @@ from theodolite.probes.curvature.eigenvalues import MOST_PRODUCTS, eigenvalues
 from theodolite.probes.curvature.operator import Operator, operator_of
 from theodolite.probes.curvature.sampling import Estimate, Products, mean_of, root_of
 
-PROBES = 8
-STEPS = 64
 MOST_BYTES = 1 << 32
 """Memory for the vectors of probes that run side by side; a single probe may take more."""
 
-MOST_OUTLIERS = 20
-OUTLIER_RTOL = 1e-3
 OUTLIER_PROBES, OUTLIER_STEPS = 4, 32
 WINDOW = 8
 """Steps below a gap that it is compared with."""
@@ -151,8 +147,8 @@ def density(
     loss: Loss | None = None,
     batch: Batches | None = None,
     *,
-    probes: int = PROBES,
-    steps: int = STEPS,
+    probes: int = 8,
+    steps: int = 64,
     parameters: str | Sequence[str] | None = None,
     temperature: float = 1.0,
     seed: int = 0,
@@ -211,11 +207,9 @@ def _quadrature(
     """
     diagonal, beside = _tridiagonal(products, starts, basis, report)
     nodes, weights = torch.empty_like(diagonal), torch.zeros_like(diagonal)
-    for row in range(len(diagonal)):
-        cut = (beside[row] == 0).nonzero()
-        num = int(cut[0]) + 1 if len(cut) else diagonal.shape[1]
-        matrix = torch.diag(diagonal[row, :num])
-        matrix += torch.diag(beside[row, : num - 1], 1) + torch.diag(beside[row, : num - 1], -1)
+    for row, (own, couplings) in enumerate(zip(diagonal, beside, strict=True)):
+        num = next(iter((couplings == 0).nonzero().flatten().tolist()), len(couplings)) + 1
+        matrix = torch.diag(own[:num]) + torch.diag(couplings[: num - 1], -1)  # eigh reads the lower triangle
         values, vectors = torch.linalg.eigh(matrix)
         nodes[row] = values[-1]
         nodes[row, :num], weights[row, :num] = values, vectors[0].square()
@@ -317,7 +311,7 @@ def outliers(
     loss: Loss | None = None,
     batch: Batches | None = None,
     *,
-    most: int = MOST_OUTLIERS,
+    most: int = 20,
     most_products: int = MOST_PRODUCTS,
     parameters: str | Sequence[str] | None = None,
     temperature: float = 1.0,
@@ -353,31 +347,31 @@ def outliers(
         operator,
         k=ends,
         which="ends",
-        rtol=OUTLIER_RTOL,
+        rtol=1e-3,
         most_products=max(most_products, 2 * ends),
         seed=seed,
         progress=part(progress, 0.5, 1.0),
     )
     nodes, order = spectrum.nodes.flatten().sort()
     below = spectrum.weights.flatten()[order].cumsum(0) / len(spectrum.nodes)
-    median = float(nodes[int((below < 0.5).sum())])
-    high, low = found.values[:ends], found.values[ends:].flip(0)
-    num_above, gap_above = _last_wide_gap(high - median)
-    num_below, gap_below = _last_wide_gap(median - low)
+    median = nodes[int((below < 0.5).sum())]
     outside = torch.zeros_like(spectrum.nodes, dtype=torch.bool)
-    if num_below:  # beyond the middle of the gap
-        outside |= spectrum.nodes < float(low[num_below - 1] + low[num_below]) / 2
-    if num_above:
-        outside |= spectrum.nodes > float(high[num_above - 1] + high[num_above]) / 2
+    sides = []
+    for sign, values in ((-1, found.values[ends:].flip(0)), (1, found.values[:ends])):
+        num, gap = _last_wide_gap(sign * (values - median))
+        if num:  # beyond the middle of the gap
+            outside |= sign * spectrum.nodes > sign * (values[num - 1] + values[num]) / 2
+        sides.append((values[:num], float(values[num]), gap))
+    (low, bulk_low, gap_low), (high, bulk_high, gap_high) = sides
     return Outliers(
-        high[:num_above],
-        low[:num_below],
-        (float(low[num_below]), float(high[num_above])),
-        (gap_below, gap_above),
-        mean_of(spectrum.size * (spectrum.weights * outside).sum(1)),
-        found.converged,
-        spectrum.products + found.products,
-        found.status,
+        above=high,
+        below=low,
+        bulk=(bulk_low, bulk_high),
+        gaps=(gap_low, gap_high),
+        by_density=mean_of(spectrum.size * (spectrum.weights * outside).sum(1)),
+        converged=found.converged,
+        products=spectrum.products + found.products,
+        status=found.status,
     )
 
 

@@ -9,8 +9,8 @@ lost.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ from theodolite.probes.curvature.sampling import Products
 
 Which = Literal["largest", "smallest", "magnitude", "ends"]
 
-RTOL = 1e-5
 MOST_PRODUCTS = 1000
 SMALLEST_SCALE = 0.01
 """An eigenvalue below this share of the largest in magnitude has an error relative to that share."""
@@ -47,7 +46,7 @@ class Eigenvalues(Result):
 
     values: Tensor
     """(k,), float64, from the largest down; for `smallest` from the smallest up."""
-    vectors: Tensor
+    vectors: Tensor = field(compare=False)
     """(P, k), a column of length 1 for each value. Not saved."""
     residuals: Tensor
     """(k,), `‖Hv − λv‖`: some eigenvalue lies within this distance of the value."""
@@ -69,10 +68,6 @@ class Eigenvalues(Result):
         yield Table(columns, [row[:2] for row in self.table().rows])
         yield self.status
 
-    def to_dict(self) -> dict[str, Any]:
-        """All but the vectors, which are as large as the model."""
-        return {name: value for name, value in super().to_dict().items() if name != "vectors"}
-
 
 @exclusive()
 @on_all_ranks
@@ -83,7 +78,7 @@ def eigenvalues(
     *,
     k: int = 1,
     which: Which = "largest",
-    rtol: float = RTOL,
+    rtol: float = 1e-5,
     most_products: int = MOST_PRODUCTS,
     most_vectors: int | None = None,
     parameters: str | Sequence[str] | None = None,
@@ -173,7 +168,7 @@ def eigenvalues(
     report(fraction)
     if which == "ends":
         falling = values[wanted].argsort(descending=True)
-        wanted, errors, allowed = wanted[falling], errors[falling], allowed[falling]
+        wanted, errors, allowed = (one[falling] for one in (wanted, errors, allowed))
     # Rounding, or an operator that is not quite symmetric, adds to both.
     noise = krylov.noise + 10 * torch.finfo(values.dtype).eps * float(values.abs().max())
     residuals = residuals[wanted] + noise
@@ -193,15 +188,8 @@ def eigenvalues(
             f"not converged: the products are symmetric only to {krylov.noise:.1g}, and more of them do not "
             f"help. The cause is rounding of {operator.dtype}, or a loss that is not the same each time"
         )
-    return Eigenvalues(
-        values[wanted],
-        krylov.vectors(columns[:, wanted]),
-        residuals,
-        errors,
-        converged=converged,
-        products=products.num,
-        status=status,
-    )
+    vectors = krylov.vectors(columns[:, wanted])
+    return Eigenvalues(values[wanted], vectors, residuals, errors, converged, products.num, status)
 
 
 def _order(values: Tensor, which: Which) -> Tensor:
@@ -284,7 +272,9 @@ class _Krylov:
         alpha = (vector * product).sum()
         product.addcmul_(vector, alpha, value=-1)
         removed = _orthogonalise(product, basis)
-        numbers = torch.stack([alpha, removed[-1], removed[:-1].norm(), removed.norm(), _square(product)])
+        # torch's sum is pairwise, its norm is not: wrong by 0.1 % for 2e7 entries in float32.
+        length = product.square().sum()
+        numbers = torch.stack([alpha, removed[-1], removed[:-1].norm(), removed.norm(), length])
         along, more, odd, taken, square = numbers.tolist()
         self._products.require_finite(along, taken)
         beta = square**0.5 if 1e-30 < square < 1e30 else _length(product)
@@ -326,8 +316,7 @@ class _Krylov:
     def _couple(self, coefficients: Tensor) -> None:
         """`H` between the next vector and those before it."""
         first = self.num - len(coefficients)
-        self._small[first : self.num, self.num] = coefficients
-        self._small[self.num, first : self.num] = coefficients
+        self._small[first : self.num, self.num] = self._small[self.num, first : self.num] = coefficients
 
     def _without_known(self, product: Tensor) -> Tensor:
         """The product with the last vector less its components along those before, known from T."""
@@ -355,11 +344,6 @@ def _orthogonalise(vector: Tensor, basis: Tensor) -> Tensor:
     coefficients = basis @ vector
     vector.addmv_(basis.mT, coefficients, alpha=-1)
     return coefficients
-
-
-def _square(vector: Tensor) -> Tensor:
-    # torch's sum is pairwise, its norm is not: wrong by 0.1 % for 2e7 entries in float32.
-    return vector.square().sum()
 
 
 def _length(vector: Tensor) -> float:

@@ -9,9 +9,8 @@ gradient `δ xᵀ`, whose square is `‖δ‖² ‖x‖²`; that of a convolutio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,18 +33,17 @@ def gauss_newton_trace(
     Every chosen parameter has to be the weight or the bias of one linear map or convolution, called once.
     """
     chosen = objective.stand_ins(grad=True)
-    taps = _Taps(chosen)
-    with taps:
+    with _Calls(chosen) as calls:
         logits = objective.forward(chosen, batch)
-    suited = logits.ndim == 2 and logits.shape[1] <= MOST_CLASSES and known.dim == -1
-    if not suited or not taps.complete or any(len(tap.input) != len(logits) for tap in taps.found):
+    if calls.unknown or calls.unused or logits.ndim != 2 or logits.shape[1] > MOST_CLASSES or known.dim != -1:
         return None
-    if not _apart(logits, taps.found):
+    outputs = [call.output for call in calls.found]
+    if any(len(one) != len(logits) for one in outputs) or not _independent(logits, outputs):
         return None
-    return [_trace(logits, known, taps.found, temperature) for temperature in temperatures]
+    return [_trace(logits, known, calls.found, temperature) for temperature in temperatures]
 
 
-def _apart(logits: Tensor, taps: Sequence[_Tap]) -> bool:
+def _independent(logits: Tensor, outputs: Sequence[Tensor]) -> bool:
     """Are the examples independent? Then the logits of half of them do not depend on the layers of the rest.
 
     Splitting by each binary digit of their index separates every two examples once.
@@ -55,116 +53,90 @@ def _apart(logits: Tensor, taps: Sequence[_Tap]) -> bool:
     digits = (number >> place[:, None]) % 2 == 1
     chosen = torch.cat([digits, ~digits])
     seed = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
-    deltas = torch.autograd.grad(
-        logits,
-        [tap.output for tap in taps],
-        seed * chosen[..., None],
-        retain_graph=True,
-        allow_unused=True,
-        is_grads_batched=True,
+    return not any(bool(one[~chosen].any()) for one in _back(logits, outputs, seed * chosen[..., None]))
+
+
+def _back(logits: Tensor, outputs: Sequence[Tensor], seeds: Tensor) -> tuple[Tensor, ...]:
+    """The derivatives by the outputs, for each of several seeds; zero where there are none."""
+    found = torch.autograd.grad(
+        logits, outputs, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True
     )
-    return not any(one is not None and bool(one[~chosen].any()) for one in deltas)
+    none = [output.new_zeros(()).expand(len(seeds), *output.shape) for output in outputs]
+    return tuple(one if one is not None else zero for one, zero in zip(found, none, strict=True))
 
 
-@dataclass(frozen=True)
-class _Tap:
+def _trace(logits: Tensor, known: CrossEntropy, calls: Sequence[_Call], temperature: float) -> float:
+    p = (logits.detach() / temperature).softmax(1)
+    units = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[:, None]
+    seeds = (known.weights.to(p) * p).sqrt().mT[..., None] * (units - p) / temperature  # (K, B, K)
+    total = torch.zeros((), dtype=torch.float64, device=p.device)
+    for call, deltas in zip(calls, _back(logits, [call.output for call in calls], seeds), strict=True):
+        inputs = call.inputs().detach() if call.weight else None
+        for delta in deltas:
+            total += _square(delta.reshape(*delta.shape[:2], -1), inputs, bias=call.bias).double()
+    return total.item()
+
+
+def _square(delta: Tensor, inputs: Tensor | None, *, bias: bool) -> Tensor:
+    """The squared gradient of weight and bias, summed over examples, from (B, O, L) and (B, I, L)."""
+    found = delta.sum(2).square().sum() if bias else delta.new_zeros(())
+    if inputs is None:
+        return found
+    if delta.shape[2] == 1:
+        return found + (delta.square().sum(1) * inputs.square().sum(1)).sum()
+    return found + (delta @ inputs.mT).square().sum()
+
+
+class _Call(NamedTuple):
     """A call of a linear map or a convolution."""
 
-    input: Tensor
     output: Tensor
-    weight: Tensor | None
-    """None if it was not chosen."""
+    inputs: Callable[[], Tensor]
+    """(B, I, L), unfolded for a convolution."""
+    weight: bool
+    """Was the weight chosen?"""
     bias: bool
-    options: Mapping[str, Any] | None
-    """Of a convolution: how its input is unfolded."""
-
-    @property
-    def num_parameters(self) -> int:
-        """The number of chosen parameters it uses, as weight or bias."""
-        return (self.weight is not None) + self.bias
-
-    def squares(self, delta: Tensor) -> Tensor:
-        """The squared gradient of weight and bias, summed over the examples."""
-        found = delta.new_zeros(())
-        if self.options is None:
-            if self.weight is not None:
-                found = found + (delta.square().sum(1) * self.input.detach().square().sum(1)).sum()
-            return found + delta.square().sum() if self.bias else found
-        if self.weight is not None:
-            patches = nn.functional.unfold(self.input.detach(), self.weight.shape[2:], **self.options)
-            found = found + (delta.flatten(2) @ patches.mT).square().sum()
-        return found + delta.flatten(2).sum(2).square().sum() if self.bias else found
 
 
-class _Taps(TorchFunctionMode):
-    """Records inputs and outputs of the maps that the chosen parameters belong to."""
+class _Calls(TorchFunctionMode):
+    """Records the maps that the chosen parameters belong to."""
 
     def __init__(self, chosen: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.found: list[_Tap] = []
-        self._left = {id(tensor) for tensor in chosen.values()}
-        self._chosen = set(self._left)
-        self._strange = False
-
-    @property
-    def complete(self) -> bool:
-        """Was every chosen parameter used in a map, and nowhere else?"""
-        return not self._left and not self._strange
+        self.found: list[_Call] = []
+        self.unused = {id(tensor) for tensor in chosen.values()}
+        self.unknown = False
+        """Was a parameter used in any other way?"""
+        self._chosen = set(self.unused)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         value = func(*args, **kwargs)
         met = [id(leaf) for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._chosen]
-        if not met or not isinstance(value, Tensor):  # shapes and the like
-            held = tree_leaves(value) if isinstance(value, (tuple, list)) else []
-            self._strange |= bool(met) and any(isinstance(leaf, Tensor) for leaf in held)
+        if not met or not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):  # shapes and the like
             return value
-        tapping = {"linear": self._linear, "conv2d": self._convolution}.get(getattr(func, "__name__", ""))
-        tap = None if tapping is None else tapping(value, *args, **kwargs)
-        if tap is None or not self._left.issuperset(met) or len(met) != tap.num_parameters:
-            self._strange = True
+        read = {"linear": self._linear, "conv2d": self._convolution}.get(getattr(func, "__name__", ""))
+        call = None if read is None else read(value, *args, **kwargs)
+        if call is None or not self.unused.issuperset(met) or len(met) != call.weight + call.bias:
+            self.unknown = True
         else:
-            self._left.difference_update(met)
-            self.found.append(tap)
+            self.unused.difference_update(met)
+            self.found.append(call)
         return value
 
-    def _linear(
-        self, value: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
-    ) -> _Tap | None:
+    def _linear(self, value: Tensor, input: Tensor, weight: Tensor, bias: Any = None) -> _Call | None:
         if input.ndim != 2:
             return None
-        return _Tap(input, value, self._own(weight), self._own(bias) is not None, None)
+        return _Call(value, lambda: input[..., None], id(weight) in self._chosen, id(bias) in self._chosen)
 
     def _convolution(
-        self,
-        value: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> _Tap | None:
-        if groups != 1 or isinstance(padding, str) or input.ndim != 4:
+        self, value: Tensor, input: Tensor, weight: Tensor, bias: Any = None, *args: Any, **kwargs: Any
+    ) -> _Call | None:
+        options = dict(zip(("stride", "padding", "dilation", "groups"), args, strict=False)) | kwargs
+        if options.pop("groups", 1) != 1 or isinstance(options.get("padding"), str) or input.ndim != 4:
             return None
-        options = {"stride": stride, "padding": padding, "dilation": dilation}
-        return _Tap(input, value, self._own(weight), self._own(bias) is not None, options)
 
-    def _own(self, parameter: Tensor | None) -> Tensor | None:
-        return parameter if id(parameter) in self._chosen else None
+        def inputs() -> Tensor:
+            return nn.functional.unfold(input, weight.shape[2:], **options)
 
-
-def _trace(logits: Tensor, known: CrossEntropy, taps: Sequence[_Tap], temperature: float) -> float:
-    p = (logits.detach() / temperature).softmax(1)
-    weights = known.weights.to(p)
-    units = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[:, None]
-    seeds = (weights * p).sqrt().mT[..., None] * (units - p) / temperature  # (K, B, K)
-    outputs = [tap.output for tap in taps]
-    deltas = torch.autograd.grad(
-        logits, outputs, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True
-    )
-    found = [
-        tap.squares(one) for tap, many in zip(taps, deltas, strict=True) if many is not None for one in many
-    ]
-    return torch.stack(found).double().sum().item()
+        return _Call(value, inputs, id(weight) in self._chosen, id(bias) in self._chosen)

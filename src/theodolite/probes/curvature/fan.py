@@ -85,7 +85,7 @@ class Fan(TorchFunctionMode):
         kwargs = kwargs or {}
         if not any(self.active(leaf) for leaf in tree_leaves((args, dict(kwargs)))):
             return func(*args, **kwargs)
-        name = _name(func)
+        name = operation_name(func)
         rule = self._rules.get(name)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise Unsupported(f"{name} inside of torch.func has no rule")
@@ -118,35 +118,40 @@ class Fan(TorchFunctionMode):
         found = self._tangents.get(value)
         return found if isinstance(found, Columns) else None
 
-    def plant(self, parameter: Tensor, columns: Columns) -> None:
-        """Set the tangents of a parameter."""
-        self._tangents[parameter] = columns
+    def start(self, chosen: Mapping[str, Tensor], directions: Directions) -> None:
+        """Set the tangents of the parameters."""
+        for name, tensor in chosen.items():
+            self._tangents[tensor] = directions.columns[name]
 
-    def spread(self, value: Tensor, tangents: Callable[[], Tensor]) -> Tensor:
-        """Set the tangents of a value; while operations are listed, only mark it as active."""
-        self.largest = max(self.largest, value.numel())
-        self._tangents[value] = None if self.curved is not None else tangents()
-        return value
+    def record(
+        self,
+        value: Tensor,
+        tangents: Callable[[], Tensor | Columns],
+        second: Callable[[Tensor], Tensor] | None = None,
+        *,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Record the result of an operation: its tangents and, if it is not linear, `second(δ) = ⟨δ, D²f⟩`.
 
-    def bend(
-        self, value: Tensor, second: Callable[[Tensor], Tensor], *, weight: Tensor | None = None
-    ) -> None:
-        """List a nonlinear operation; or add `second(δ) = ⟨δ, D²f⟩`, (d, d) for one seed.
-
-        `weight` is the parameter, if the operation is a product of a parameter and a value.
+        While operations are listed, neither is computed. `weight` is the parameter, if the operation is a
+        product of a parameter and a value.
         """
-        if self.curved is not None:
+        self.largest = max(self.largest, value.numel())
+        if self.curved is None:
+            if second is not None:
+                found = torch.stack([second(adjoint) for adjoint in next(self._adjoints)]).double()
+                self.total = found if self.total is None else self.total + found
+        elif second is not None:
             self.curved.append(value)
             self.multilinear &= weight is not None and id(weight) not in self._met
             self._met.add(id(weight))
-            return
-        found = torch.stack([second(adjoint) for adjoint in next(self._adjoints)]).double()
-        self.total = found if self.total is None else self.total + found
+        self._tangents[value] = None if self.curved is not None else tangents()
+        return value
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """What a forward pass demands of tangents. Made by `scout`."""
+class DryRun:
+    """What a forward pass demands of tangents. Made by `dry_run`."""
 
     rules: Mapping[str, Rule]
     logits: Tensor
@@ -171,7 +176,7 @@ class TangentPass:
     """`Rᵀg` for the gradient of the trial seed, (d,)."""
 
 
-def scout(objective: Objective, batch: Batch, directions: Directions, rules: Mapping[str, Rule]) -> Outlook:
+def dry_run(objective: Objective, batch: Batch, directions: Directions, rules: Mapping[str, Rule]) -> DryRun:
     """Run the network once to see whether all its operations have rules; raises Unsupported if not.
 
     Call this and `tangent_passes` under `objective.conditions()`.
@@ -181,22 +186,22 @@ def scout(objective: Objective, batch: Batch, directions: Directions, rules: Map
         logits = _forward(objective, batch, directions, fan, objective.stand_ins(grad=False))
     tensors = [leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor)]
     lengths = {one.shape[0] if one.ndim else 0 for one in (*tensors, logits)}
-    return Outlook(rules, logits, fan.largest, fan.multilinear, separable=len(lengths) == 1)
+    return DryRun(rules, logits, fan.largest, fan.multilinear, separable=len(lengths) == 1)
 
 
 def tangent_passes(
-    objective: Objective, batch: Batch, directions: Directions, outlook: Outlook, seeds: Sequence[Tensor]
+    objective: Objective, batch: Batch, directions: Directions, dry: DryRun, seeds: Sequence[Tensor]
 ) -> Iterator[tuple[slice, TangentPass]]:
     """Passes over parts of a batch, each with the slice of its examples; their residuals add up.
 
     Raises Coupled, at the latest after the last part, if the batch must not be split.
     """
-    count = len(outlook.logits) if outlook.logits.ndim else 1
-    most = _examples_at_once(outlook, directions.num, count)
+    count = len(dry.logits) if dry.logits.ndim else 1
+    most = _examples_at_once(dry, directions.num, count)
     # Gradients are compared for a random seed, as that of the loss may be zero.
-    trial = torch.randn(outlook.logits.shape, generator=torch.Generator().manual_seed(0)).to(outlook.logits)
+    trial = torch.randn(dry.logits.shape, generator=torch.Generator().manual_seed(0)).to(dry.logits)
     if most >= count:
-        yield slice(0, count), _project(objective, batch, directions, outlook.rules, seeds, trial)
+        yield slice(0, count), _project(objective, batch, directions, dry.rules, seeds, trial)
         return
     slopes = torch.zeros(directions.num, dtype=torch.float64, device=trial.device)
     size = slopes.new_zeros(())
@@ -205,12 +210,12 @@ def tangent_passes(
         inputs = tree_map(lambda leaf: leaf[part] if isinstance(leaf, Tensor) else leaf, batch[0])  # noqa: B023
         some = [one[part] for one in seeds]
         try:
-            found = _project(objective, (inputs, None), directions, outlook.rules, some, trial[part])
+            found = _project(objective, (inputs, None), directions, dry.rules, some, trial[part])
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise Coupled from error
-        if not _same_logits(found.logits, outlook.logits[part]):
+        if not _same_logits(found.logits, dry.logits[part]):
             raise Coupled
         slopes += found.slopes
         size = size + _rounding(found.tangents, trial[part])
@@ -245,7 +250,13 @@ def _project(
     assert fan.curved is not None
     if not all(value.requires_grad for value in fan.curved):
         raise Unsupported("a part of the forward pass is without gradients")
-    adjoints = _adjoints(logits, fan.curved, seeds)
+    adjoints: list[Tensor] = []  # by operation: δ of each seed, (r, …)
+    if curved := list(fan.curved):
+        by_seed = [
+            torch.autograd.grad(logits, curved, one, retain_graph=True, materialize_grads=True)
+            for one in seeds
+        ]
+        adjoints = [torch.stack(column).detach() for column in zip(*by_seed, strict=True)]
     gradient = torch.autograd.grad(logits, list(chosen.values()), trial, allow_unused=True)
     slopes = directions.pulled(dict(zip(chosen, require_used(chosen, gradient), strict=True)))
     del logits
@@ -265,24 +276,12 @@ def _project(
 def _forward(
     objective: Objective, batch: Batch, directions: Directions, fan: Fan, chosen: dict[str, Tensor]
 ) -> Tensor:
-    for name, tensor in chosen.items():
-        fan.plant(tensor, directions.columns[name])
+    fan.start(chosen, directions)
     with fan:
         logits = objective.forward(chosen, batch)
     if not fan.active(logits):
         raise Unsupported("the logits are made in a way that cannot be followed")
     return logits
-
-
-def _adjoints(logits: Tensor, curved: Sequence[Tensor], seeds: Sequence[Tensor]) -> list[Tensor]:
-    """By operation: δ of each seed, (r, …)."""
-    if not curved:
-        return []
-    by_seed = [
-        torch.autograd.grad(logits, list(curved), one, retain_graph=True, materialize_grads=True)
-        for one in seeds
-    ]
-    return [torch.stack(column).detach() for column in zip(*by_seed, strict=True)]
 
 
 def _near(one: Tensor, other: Tensor, size: Tensor, dtype: torch.dtype) -> bool:
@@ -295,11 +294,11 @@ def _rounding(tangents: Tensor, seed: Tensor) -> Tensor:
     return tangents.double().norm() * seed.double().norm() * 1e-3
 
 
-def _examples_at_once(outlook: Outlook, num: int, count: int) -> int:
-    if not outlook.separable:
+def _examples_at_once(dry: DryRun, num: int, count: int) -> int:
+    if not dry.separable:
         return count
-    logits = outlook.logits
-    each = max(1, num * outlook.largest * logits.element_size() // count)
+    logits = dry.logits
+    each = max(1, num * dry.largest * logits.element_size() // count)
     if logits.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(logits.device)
         free += torch.cuda.memory_reserved(logits.device) - torch.cuda.memory_allocated(logits.device)
@@ -318,7 +317,7 @@ def _is_differentiable(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _name(function: Any) -> str:
+def operation_name(function: Any) -> str:
     """A function's name: `add` for `torch.add`, `Tensor.add` and `+`; `mT` for the property."""
     name: str = getattr(function, "__name__", "")
     if name == "__get__":

@@ -11,8 +11,8 @@ With p the softmax of u and `ũ_i = u̇_i − Σ p u̇_i`: `ṗ_i = p ũ_i`, `D�
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,26 +39,28 @@ def _normalised(fan: Fan, x: Tensor, dims: Sequence[int], eps: float, *, centred
     value = centre / spread
     if not fan.active(x):
         return value
-    count = math.prod(x.shape[dim] for dim in dims)
-    if fan.curved is not None:
-        fan.bend(value, lambda adjoint: adjoint)
-        return fan.spread(value, lambda: x)
-    moved = fan.tangents(x)
-    if centred:
-        moved = moved - moved.mean(inner, keepdim=True)
-    along = (value * moved).mean(inner, keepdim=True)
+
+    @cache
+    def moved() -> tuple[Tensor, Tensor]:
+        """`c_i` and `m_i`."""
+        found = fan.tangents(x)
+        found = found - found.mean(inner, keepdim=True) if centred else found
+        return found, (value * found).mean(inner, keepdim=True)
+
+    def tangents() -> Tensor:
+        changes, along = moved()
+        return (changes - value * along) / spread
 
     def second(adjoint: Tensor) -> Tensor:
+        changes, along = moved()
         scaled = adjoint / spread.square()
-        pushed = (scaled * moved).sum(inner).flatten(1)
         pull = (scaled * value).sum(dims, keepdim=True)
         rows = along.sum(inner).flatten(1)
-        mixed = pushed @ rows.mT
-        curved = weighted(moved, (pull / count).expand_as(x))
+        mixed = (scaled * changes).sum(inner).flatten(1) @ rows.mT
+        curved = weighted(changes, (pull * pull.numel() / x.numel()).expand_as(x))
         return -mixed - mixed.mT + (rows * (3 * pull).reshape(-1)) @ rows.mT - curved
 
-    fan.bend(value, second)
-    return fan.spread(value, lambda: (moved - value * along) / spread)
+    return fan.record(value, tangents, second)
 
 
 def _affine(fan: Fan, x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Sequence[int]) -> Tensor:
@@ -71,22 +73,17 @@ def _layer_norm(
     fan: Fan,
     func: Any,
     input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: Any = 1e-5,
 ) -> Tensor:
     found = _normalised(fan, input, range(-len(normalized_shape), 0), eps, centred=True)
     return _affine(fan, found, weight, bias, tuple(normalized_shape))
 
 
 def _rms_norm(
-    fan: Fan,
-    func: Any,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
+    fan: Fan, func: Any, input: Tensor, normalized_shape: Any, weight: Any = None, eps: Any = None
 ) -> Tensor:
     small = torch.finfo(input.dtype).eps if eps is None else eps
     found = _normalised(fan, input, range(-len(normalized_shape), 0), small, centred=False)
@@ -94,13 +91,7 @@ def _rms_norm(
 
 
 def _group_norm(
-    fan: Fan,
-    func: Any,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
+    fan: Fan, func: Any, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: Any = 1e-5
 ) -> Tensor:
     grouped = reshape(fan, input, (len(input), num_groups, -1))
     found = reshape(fan, _normalised(fan, grouped, [2], eps, centred=True), tuple(input.shape))
@@ -131,12 +122,7 @@ def _batch_norm(
 
 
 def _softmax(
-    fan: Fan,
-    func: Any,
-    input: Tensor,
-    dim: int | None = None,
-    _stacklevel: int = 3,
-    dtype: torch.dtype | None = None,
+    fan: Fan, func: Any, input: Tensor, dim: Any = None, _stacklevel: int = 3, dtype: Any = None
 ) -> Tensor:
     if dim is None or not fan.active(input):
         raise Unsupported("softmax of this form has no rule")
@@ -144,17 +130,16 @@ def _softmax(
         input = structural(fan, torch.Tensor.to, input, dtype)
     dim = dim % input.ndim
     p = input.softmax(dim)
-    if fan.curved is not None:
-        fan.bend(p, lambda adjoint: adjoint)
-        return fan.spread(p, lambda: p)
-    moved = fan.tangents(input)
-    centred = moved - (p * moved).sum(dim + 1, keepdim=True)
+
+    @cache
+    def centred() -> Tensor:
+        moved = fan.tangents(input)
+        return moved - (p * moved).sum(dim + 1, keepdim=True)
 
     def second(adjoint: Tensor) -> Tensor:
-        return weighted(centred, p * (adjoint - (p * adjoint).sum(dim, keepdim=True)))
+        return weighted(centred(), p * (adjoint - (p * adjoint).sum(dim, keepdim=True)))
 
-    fan.bend(p, second)
-    return fan.spread(p, lambda: p * centred)
+    return fan.record(p, lambda: p * centred(), second)
 
 
 def _attention(

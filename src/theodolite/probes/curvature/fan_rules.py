@@ -8,7 +8,7 @@ For `y = f(u)` a rule gives the tangents `ẏ_i = Df[u̇_i]` and, where f is not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,19 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from theodolite.probes.curvature.fan import Fan, Rule, Unsupported
+from theodolite.probes.curvature.fan import Fan, Rule, Unsupported, operation_name
 
 
 def structural(fan: Fan, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Linear in one tensor or in a list of them: views, sums, casts, cat."""
     if any(isinstance(one, Tensor) for one in tree_leaves(kwargs)):
         raise Unsupported(f"{getattr(func, '__name__', func)} with tensors by keyword has no rule")
-    value = func(*args, **kwargs)
-    outputs = value if isinstance(value, (tuple, list)) else (value,)
-    if fan.curved is not None:
-        for output in outputs:
-            fan.spread(output, lambda: value)
-        return value
 
     def moving(leaf: Any) -> tuple[Any, Any]:
         """The tangents of an argument, or itself, and its dimension in vmap."""
@@ -40,11 +34,16 @@ def structural(fan: Fan, func: Any, *args: Any, **kwargs: Any) -> Any:
         constant = leaf.new_zeros(()).expand(fan.num, *leaf.shape)
         return fan.tangents(leaf) if fan.active(leaf) else constant, 0
 
-    inputs, dims = zip(*map(moving, args), strict=True)
-    found = torch.vmap(lambda *inner: func(*inner, **kwargs), in_dims=dims)(*inputs)
-    several = found if isinstance(found, (tuple, list)) else (found,)
-    for output, tangents in zip(outputs, several, strict=True):
-        fan.spread(output, lambda tangents=tangents: tangents)  # type: ignore[misc]
+    @cache
+    def moved() -> Any:
+        inputs, dims = zip(*map(moving, args), strict=True)
+        return torch.vmap(lambda *inner: func(*inner, **kwargs), in_dims=dims)(*inputs)
+
+    value = func(*args, **kwargs)
+    if not isinstance(value, (tuple, list)):
+        return fan.record(value, moved)
+    for index, output in enumerate(value):
+        fan.record(output, lambda index=index: moved()[index])  # type: ignore[misc]
     return value
 
 
@@ -66,20 +65,20 @@ def _getitem(fan: Fan, func: Any, x: Tensor, index: Any) -> Tensor:
             raise Unsupported("indexing of this form has no rule")
         return found
 
-    return fan.spread(value, tangents)
+    return fan.record(value, tangents)
 
 
 def _masked_fill(fan: Fan, func: Any, x: Tensor, mask: Tensor, value: Any) -> Tensor:
     if fan.active(value):
         raise Unsupported("masked_fill with a moving value has no rule")
-    return fan.spread(func(x, mask, value), lambda: fan.tangents(x).masked_fill(mask, 0.0))
+    return fan.record(func(x, mask, value), lambda: fan.tangents(x).masked_fill(mask, 0.0))
 
 
 def _pad(
     fan: Fan, func: Any, input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Tensor:
     filled = None if mode != "constant" else 0.0
-    return fan.spread(
+    return fan.record(
         func(input, pad, mode, value),
         lambda: torch.vmap(lambda one: func(one, pad, mode, filled))(fan.tangents(input)),
     )
@@ -94,7 +93,7 @@ def _where(fan: Fan, func: Any, condition: Tensor, x: Any, y: Any) -> Tensor:
         found: Tensor = torch.where(condition, parts[0], parts[1])
         return found.expand(fan.num, *value.shape)
 
-    return fan.spread(value, tangents)
+    return fan.record(value, tangents)
 
 
 def _dropout(
@@ -103,49 +102,61 @@ def _dropout(
     if inplace:
         raise Unsupported("dropout in place has no rule")
     if not training or p == 0:
-        return fan.spread(x.clone(), lambda: fan.tangents(x))
+        return fan.record(x.clone(), lambda: fan.tangents(x))
     mask = nn.functional.dropout(torch.ones_like(x), p, training)
-    return fan.spread(x * mask, lambda: fan.tangents(x) * mask)
+    return fan.record(x * mask, lambda: fan.tangents(x) * mask)
 
 
 def add(fan: Fan, x: Any, y: Any, alpha: float = 1) -> Tensor:
     """`x + alpha·y`, with broadcasting."""
-    value = x + y if alpha == 1 else x - y if alpha == -1 else x + alpha * y
+    value = x + alpha * y
 
     def tangents() -> Tensor:
-        parts = [
-            lifted(fan, one, value.ndim) * factor if factor != 1 else lifted(fan, one, value.ndim)
-            for one, factor in ((x, 1), (y, alpha))
-            if fan.active(one)
-        ]
+        parts = [lifted(fan, x, value.ndim)] if fan.active(x) else []
+        if fan.active(y):
+            moved = lifted(fan, y, value.ndim)
+            parts.append(moved if alpha == 1 else alpha * moved)
         return _total(parts).expand(fan.num, *value.shape)
 
-    return fan.spread(value, tangents)
+    return fan.record(value, tangents)
 
 
 def multiply(fan: Fan, x: Any, y: Any) -> Tensor:
     """`x ∘ y`, with broadcasting."""
     value = x * y
+    ndim = value.ndim
+    parts = lambda: lifted(fan, x, ndim) * y, lambda: lifted(fan, y, ndim) * x
+    return _product(fan, value, x, y, parts, lambda adjoint: lifted(fan, x, ndim) * adjoint)
+
+
+def _product(
+    fan: Fan,
+    value: Tensor,
+    x: Any,
+    y: Any,
+    parts: tuple[Callable[[], Tensor], Callable[[], Tensor]],
+    pulled: Callable[[Tensor], Tensor],
+    *,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """`f(x, y)`, linear in both, with parts `f(ẋ, y)` and `f(x, ẏ)`; `⟨δ, f(ẋ, ẏ)⟩ = ⟨pulled(δ), ẏ⟩`."""
 
     def tangents() -> Tensor:
-        parts = [lifted(fan, one, value.ndim) * other for one, other in ((x, y), (y, x)) if fan.active(one)]
-        return _total(parts).expand(fan.num, *value.shape)
+        return _total([part() for one, part in zip((x, y), parts, strict=True) if fan.active(one)])
 
     def second(adjoint: Tensor) -> Tensor:
-        one = (lifted(fan, x, value.ndim) * adjoint).expand(fan.num, *value.shape)
-        return both_ways(one, lifted(fan, y, value.ndim).expand(fan.num, *value.shape))
+        return both_ways(*torch.broadcast_tensors(pulled(adjoint), lifted(fan, y, value.ndim)))
 
-    if fan.active(x) and fan.active(y):
-        fan.bend(value, second)
-    return fan.spread(value, tangents)
+    bilinear = fan.active(x) and fan.active(y)
+    return fan.record(value, tangents, second if bilinear else None, weight=weight)
 
 
 def _divide(fan: Fan, func: Any, x: Any, y: Any, *, rounding_mode: Any = None) -> Tensor:
     if rounding_mode is not None:
         raise Unsupported("div with rounding has no rule")
     if fan.active(y):
-        return multiply(fan, x, _smooth(fan, torch.reciprocal, y))
-    return fan.spread(x / y, lambda: lifted(fan, x, max(x.ndim, getattr(y, "ndim", 0))) / y)
+        return multiply(fan, x, _elementwise(fan, torch.reciprocal, y))
+    return fan.record(x / y, lambda: lifted(fan, x, max(x.ndim, getattr(y, "ndim", 0))) / y)
 
 
 def matmul(fan: Fan, x: Tensor, y: Tensor) -> Tensor:
@@ -156,20 +167,9 @@ def matmul(fan: Fan, x: Tensor, y: Tensor) -> Tensor:
     if y.ndim == 2 and (columns is not None or not fan.active(y)):
         return _linear_map(fan, x, y.mT, None if columns is None else columns.transposed)
     value = x @ y
-
-    def tangents() -> Tensor:
-        parts = [lifted(fan, x, value.ndim) @ y] if fan.active(x) else []
-        return _total([*parts, x @ lifted(fan, y, value.ndim)] if fan.active(y) else parts)
-
-    def second(adjoint: Tensor) -> Tensor:
-        other = lifted(fan, y, value.ndim)
-        pulled = lifted(fan, x, value.ndim).mT @ adjoint
-        shape = torch.broadcast_shapes(pulled.shape, other.shape)
-        return both_ways(pulled.expand(shape), other.expand(shape))
-
-    if fan.active(x) and fan.active(y):
-        fan.bend(value, second)
-    return fan.spread(value, tangents)
+    ndim = value.ndim
+    parts = lambda: lifted(fan, x, ndim) @ y, lambda: x @ lifted(fan, y, ndim)
+    return _product(fan, value, x, y, parts, lambda adjoint: lifted(fan, x, ndim).mT @ adjoint)
 
 
 def _linear(fan: Fan, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -211,34 +211,23 @@ def _linear_map(fan: Fan, x: Tensor, weight: Tensor, columns: Any) -> Tensor:
         pulled = columns.transposed.apply(adjoint.reshape(-1, adjoint.shape[-1]))
         return both_ways(pulled, moved())
 
-    if columns is not None and fan.active(x):
-        fan.bend(value, second, weight=weight)
-    return fan.spread(value, tangents)
+    bilinear = columns is not None and fan.active(x)
+    return fan.record(value, tangents, second if bilinear else None, weight=weight)
 
 
-def _embedding(
-    fan: Fan,
-    func: Any,
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
-    if func is not nn.functional.embedding or max_norm is not None or scale_grad_by_freq:
+def _embedding(fan: Fan, func: Any, input: Tensor, weight: Tensor, **options: Any) -> Tensor:
+    if func is not nn.functional.embedding or options["max_norm"] or options["scale_grad_by_freq"]:
         raise Unsupported("an embedding of this form has no rule")
-    columns = fan.columns(weight)
+    columns, padding = fan.columns(weight), options["padding_idx"]
 
     def tangents() -> Tensor:
         found = fan.tangents(weight)[:, input] if columns is None else columns.rows(input)
-        if padding_idx is None:
+        if padding is None:
             return found
         # Autograd gives the padding row no gradient.
-        return found * (input != padding_idx % len(weight))[..., None]
+        return found * (input != padding % len(weight))[..., None]
 
-    return fan.spread(nn.functional.embedding(input, weight, padding_idx), tangents)
+    return fan.record(nn.functional.embedding(input, weight, padding), tangents)
 
 
 def _convolution(
@@ -262,19 +251,15 @@ def _convolution(
     value = func(input, weight, None, **options)
     outputs, inputs = weight.shape[:2]
 
-    def tangents() -> Tensor:
-        parts = []
-        if fan.active(weight):
-            stacked = fan.tangents(weight).flatten(0, 1)
-            parts.append(
-                func(input, stacked, None, **options).unflatten(1, (fan.num, outputs)).transpose(0, 1)
-            )
-        if fan.active(input):
-            moved = func(fan.tangents(input).flatten(0, 1), weight, None, **options)
-            parts.append(moved.unflatten(0, (fan.num, len(input))))
-        return _total(parts)
+    def by_weight() -> Tensor:
+        found = func(input, fan.tangents(weight).flatten(0, 1), None, **options)
+        return found.unflatten(1, (fan.num, outputs)).transpose(0, 1)
 
-    def second(adjoint: Tensor) -> Tensor:
+    def by_input() -> Tensor:
+        found = func(fan.tangents(input).flatten(0, 1), weight, None, **options)
+        return found.unflatten(0, (fan.num, len(input)))
+
+    def pulled(adjoint: Tensor) -> Tensor:
         back = {1: nn.functional.conv_transpose1d, 2: nn.functional.conv_transpose2d}[places]
         extra = [
             size - ((out - 1) * step - 2 * pad + spread * (kernel - 1) + 1)
@@ -283,15 +268,11 @@ def _convolution(
             )
         ]
         stacked = fan.tangents(weight).transpose(0, 1).flatten(1, 2)  # (O, d·I, …)
-        pulled = back(adjoint, stacked, None, stride, padding, extra, 1, dilation)
-        return both_ways(pulled.unflatten(1, (fan.num, inputs)).transpose(0, 1), fan.tangents(input))
+        found = back(adjoint, stacked, None, stride, padding, extra, 1, dilation)
+        return found.unflatten(1, (fan.num, inputs)).transpose(0, 1)
 
-    if fan.active(weight) and fan.active(input):
-        fan.bend(value, second, weight=weight)
-    fan.spread(value, tangents)
-    if bias is None:
-        return value
-    return add(fan, value, reshape(fan, bias, (-1, *[1] * places)))
+    _product(fan, value, weight, input, (by_weight, by_input), pulled, weight=weight)
+    return value if bias is None else add(fan, value, reshape(fan, bias, (-1, *[1] * places)))
 
 
 def _max_pool(fan: Fan, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -307,54 +288,33 @@ def _max_pool(fan: Fan, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> 
         found = fan.tangents(input).flatten(3).gather(3, flat.expand(fan.num, *flat.shape))
         return found.reshape(fan.num, *value.shape)
 
-    return fan.spread(value, tangents)
+    return fan.record(value, tangents)
 
 
-def _average_pool(fan: Fan, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    value = func(input, *args, **kwargs)
-    return fan.spread(
-        value,
-        lambda: func(fan.tangents(input).flatten(0, 1), *args, **kwargs).unflatten(0, (fan.num, len(input))),
-    )
-
-
-def _straight(fan: Fan, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Elementwise and piecewise linear, such as ReLU."""
-    _require_one_moving(fan, func, args, kwargs)
-    return fan.spread(
-        func(x, *args, **kwargs),
-        lambda: fan.tangents(x) * _derivatives(func, x, args, kwargs, second=False)[0],
-    )
-
-
-def _smooth(fan: Fan, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Elementwise: `ẏ = f′ u̇`, `⟨δ, D²f⟩ = Σ δ f″ u̇_i u̇_j`."""
-    _require_one_moving(fan, func, args, kwargs)
-    value = func(x, *args, **kwargs)
-    derivatives = cache(lambda: _derivatives(func, x, args, kwargs, second=True))
-    fan.bend(value, lambda adjoint: weighted(fan.tangents(x), adjoint * derivatives()[1]))
-    return fan.spread(value, lambda: fan.tangents(x) * derivatives()[0])
-
-
-def _require_one_moving(fan: Fan, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    name = getattr(func, "__name__", func)
+def _elementwise(fan: Fan, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`ẏ = f′ u̇`; unless f is piecewise linear, `⟨δ, D²f⟩ = Σ δ f″ u̇_i u̇_j`."""
+    name = operation_name(func)
     if any(fan.active(one) for one in (*args, *kwargs.values())):
         raise Unsupported(f"{name} of two moving values has no rule")
     if kwargs.get("inplace"):
         raise Unsupported(f"{name} in place has no rule")
+    smooth = name not in _PIECEWISE_LINEAR.split()
 
+    @cache
+    def derivatives() -> tuple[Tensor, Tensor]:
+        """`f′` and `f″`."""
+        with torch.enable_grad():
+            point = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(func(point, *args, **kwargs).sum(), point, create_graph=smooth)
+            if not slope.requires_grad:
+                return slope, torch.zeros_like(slope)
+            return slope.detach(), torch.autograd.grad(slope.sum(), point)[0]
 
-def _derivatives(
-    func: Any, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any], *, second: bool
-) -> tuple[Tensor, Tensor]:
-    """`f′`, and `f″` if it is asked for."""
-    with torch.enable_grad():
-        point = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(func(point, *args, **kwargs).sum(), point, create_graph=second)
-        if not second or not slope.requires_grad:
-            return slope.detach(), torch.zeros_like(slope)
-        (bend,) = torch.autograd.grad(slope.sum(), point)
-    return slope.detach(), bend
+    def second(adjoint: Tensor) -> Tensor:
+        return weighted(fan.tangents(x), adjoint * derivatives()[1])
+
+    value = func(x, *args, **kwargs)
+    return fan.record(value, lambda: fan.tangents(x) * derivatives()[0], second if smooth else None)
 
 
 def _power(fan: Fan, func: Any, x: Any, exponent: Any) -> Tensor:
@@ -362,7 +322,7 @@ def _power(fan: Fan, func: Any, x: Any, exponent: Any) -> Tensor:
         exponent = exponent.item()
     if not isinstance(exponent, (int, float)):
         raise Unsupported("a moving exponent has no rule")
-    return _smooth(fan, torch.pow, x, exponent)
+    return _elementwise(fan, torch.pow, x, exponent)
 
 
 def lifted(fan: Fan, x: Tensor, ndim: int) -> Tensor:
@@ -404,19 +364,19 @@ _STRUCTURAL = (
     "view reshape flatten unflatten transpose permute T mT t contiguous expand expand_as unsqueeze squeeze "
     "chunk split tensor_split split_with_sizes unbind cat concat stack sum mean neg to type float double "
     "type_as clone repeat repeat_interleave narrow select movedim swapaxes roll flip tril triu cumsum "
-    "view_as reshape_as broadcast_to index_select"
+    "view_as reshape_as broadcast_to index_select avg_pool1d avg_pool2d adaptive_avg_pool1d "
+    "adaptive_avg_pool2d"
 )
 _SMOOTH = (
     "gelu silu tanh sigmoid softplus exp log sqrt rsqrt square reciprocal sin cos elu selu celu mish erf "
     "logsigmoid log1p expm1 softsign"
 )
-_STRAIGHT = (
+_PIECEWISE_LINEAR = (
     "relu leaky_relu abs clamp clamp_min clamp_max relu6 hardtanh hardshrink softshrink threshold _threshold"
 )
 ARITHMETIC: dict[str, Rule] = {
     **dict.fromkeys(_STRUCTURAL.split(), structural),
-    **dict.fromkeys(_SMOOTH.split(), _smooth),
-    **dict.fromkeys(_STRAIGHT.split(), _straight),
+    **dict.fromkeys((*_SMOOTH.split(), *_PIECEWISE_LINEAR.split()), _elementwise),
     "getitem": _getitem,
     "masked_fill": _masked_fill,
     "where": _where,
@@ -428,7 +388,7 @@ ARITHMETIC: dict[str, Rule] = {
     **dict.fromkeys(("mul", "rmul", "multiply"), _named(multiply)),
     **dict.fromkeys(("div", "truediv", "true_divide"), _divide),
     **dict.fromkeys(
-        ("rtruediv", "rdiv"), lambda fan, func, x, y: multiply(fan, _smooth(fan, torch.reciprocal, x), y)
+        ("rtruediv", "rdiv"), lambda fan, func, x, y: multiply(fan, _elementwise(fan, torch.reciprocal, x), y)
     ),
     **dict.fromkeys(("matmul", "bmm", "mm"), _named(matmul)),
     "linear": _linear,
@@ -436,8 +396,5 @@ ARITHMETIC: dict[str, Rule] = {
     "embedding": _embedding,
     **dict.fromkeys(("conv1d", "conv2d"), _convolution),
     **dict.fromkeys(("max_pool1d", "max_pool2d"), _max_pool),
-    **dict.fromkeys(
-        ("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"), _average_pool
-    ),
     "pow": _power,
 }

@@ -33,7 +33,6 @@ from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.core.files import plain
 from theodolite.core.progress import Progress, share
 from theodolite.core.replicas import on_all_ranks
 from theodolite.present.result import Block, Result
@@ -42,7 +41,7 @@ from theodolite.probes.curvature.axes import Axes, Slice, State, Trajectory, che
 from theodolite.probes.curvature.eigenvalues import eigenvalues
 from theodolite.probes.curvature.landscape_figures import plane_figure, slices_figure
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.operator import hessian
+from theodolite.probes.curvature.operator import Hessian
 from theodolite.probes.curvature.rescaling import exchanged
 
 Named = Literal["random", "filter", "hessian"]
@@ -98,17 +97,9 @@ class Landscape(Result):
 
     def table(self) -> Table:
         """The loss at every point of the grid."""
-        points = np.stack(np.meshgrid(*self.places, indexing="ij"), -1).reshape(-1, len(self.places))
-        values = self.values.reshape(-1).tolist()
-        rows = [(*point, value) for point, value in zip(points.tolist(), values, strict=True)]
+        columns = [*np.meshgrid(*self.places, indexing="ij"), self.values]
+        rows = np.stack([column.ravel() for column in columns], 1).tolist()
         return Table((*self.axes.labels, "loss"), rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All but the vectors of the axes, which are as large as the model."""
-        names = ("loss", "batch_norm", "no_hessian", "places", "values", "slices")
-        found = {name: plain(getattr(self, name)) for name in names}
-        path = None if self.path is None else self.path.to_dict()
-        return {"axes": self.axes.to_dict(), "path": path, **found}
 
     def _lines(self) -> Iterator[str]:
         shape = " × ".join(str(len(places)) for places in self.places)
@@ -194,6 +185,7 @@ def landscape(
     one_of("dimensions", dimensions, (1, 2))
     if num is not None:
         whole("num", num, least=3)
+    ends: Any = None
     if radius is not None:
         ends = (-radius, radius) if isinstance(radius, (int, float)) else tuple(radius)
         if len(ends) != 2 or not all(map(is_number, ends)) or not ends[0] < ends[1]:
@@ -205,24 +197,23 @@ def landscape(
             _require_names(path.last, objective)
             stack.enter_context(exchanged(objective.tensors, lambda name, before: path.last[name]))
         stack.enter_context(_batch_norms(objective.model, batch_norm))
-        chosen = _axes(axes, objective, model, dimensions, seed)
+        chosen = _axes(axes, objective, dimensions, seed)
         points = num or NUM_POINTS[len(chosen.vectors)]
-        grid = [np.linspace(low, high, points) for low, high in _ranges(chosen, radius, path)]
+        grid = [np.linspace(low, high, points) for low, high in _ranges(chosen, ends, path)]
         lines = [_with_centre(places) for places in grid]
         found = losses(objective, chosen, _places(grid, lines), report=share(progress, "landscape")).numpy()
-        exact, no_hessian = _exact(objective, model, chosen)
+        exact, no_hessian = _exact(objective, chosen)
     shape = tuple(len(places) for places in grid)
-    values, rest = found[: math.prod(shape)].reshape(shape), found[math.prod(shape) :]
+    values, *rest = np.split(found, np.cumsum([math.prod(shape), *map(len, lines[:-1])]))
     slices = []
-    for label, places, line, bent in zip(chosen.labels, grid, lines, exact, strict=True):
-        own, rest = rest[: len(line)], rest[len(line) :]
+    for label, places, line, own, bent in zip(chosen.labels, grid, lines, rest, exact, strict=True):
         step = places[1] - places[0]
         before, here, after = (float(own[line == place][0]) for place in (-step, 0.0, step))
         slices.append(Slice(label, line, own, float((before - 2 * here + after) / step**2), bent))
     return Landscape(
         axes=chosen,
         places=tuple(grid),
-        values=values,
+        values=values.reshape(shape),
         slices=tuple(slices),
         loss=slices[0].centre,
         batch_norm=batch_norm if _with_statistics(objective.model) else None,
@@ -231,7 +222,7 @@ def landscape(
     )
 
 
-def _axes(axes: Any, objective: Objective, model: nn.Module, dimensions: int, seed: int) -> Axes:
+def _axes(axes: Any, objective: Objective, dimensions: int, seed: int) -> Axes:
     if isinstance(axes, Trajectory):
         return axes.axes
     if isinstance(axes, Axes):
@@ -240,7 +231,7 @@ def _axes(axes: Any, objective: Objective, model: nn.Module, dimensions: int, se
     if not isinstance(axes, str):
         if not isinstance(axes, Sequence) or len(axes) not in (1, 2):
             raise UseError("axes has to be one or two state dicts in a list, as in axes=[state]")
-        return checkpoint_axes(objective, model, axes)
+        return checkpoint_axes(objective, axes)
     if axes not in get_args(Named):
         raise UseError(
             f"axes is {axes!r}: it is {', '.join(map(repr, get_args(Named)))}, one or two state dicts, Axes "
@@ -248,7 +239,7 @@ def _axes(axes: Any, objective: Objective, model: nn.Module, dimensions: int, se
         )
     if axes != "hessian":
         return random_axes(objective, dimensions, filters=axes == "filter", seed=seed)
-    operator = hessian(model, objective.given_loss, objective.batches, parameters=objective.names)
+    operator = Hessian(objective)
     found = eigenvalues(operator, k=dimensions)
     vectors = tuple(operator.split(vector) for vector in found.vectors.mT)
     return Axes("hessian", vectors, tuple(f"λ = {float(value):.4g}" for value in found.values))
@@ -263,17 +254,15 @@ def _require_names(vector: State, objective: Objective) -> None:
         )
 
 
-def _ranges(axes: Axes, radius: float | Range | None, path: Trajectory | None) -> list[Range]:
-    if radius is None and path is not None:
-        ranges = []
+def _ranges(axes: Axes, ends: Range | None, path: Trajectory | None) -> Iterator[Range]:
+    """The ends of the grid, by axis."""
+    if ends is None and path is not None:
         for low, high in zip(path.points.min(0), path.points.max(0), strict=True):
             air = 0.2 * max(high - low, 0.2 * float(np.ptp(path.points)))
-            ranges.append((float(low - air), float(high + air)))
-        return ranges
-    if radius is None:
-        radius = (-0.5, 1.5) if axes.kind == "checkpoints" else 1.0
-    low, high = (-radius, radius) if isinstance(radius, (int, float)) else radius
-    return [(low, high)] * len(axes.vectors)
+            yield float(low - air), float(high + air)
+        return
+    for _ in axes.vectors:
+        yield ends or ((-0.5, 1.5) if axes.kind == "checkpoints" else (-1.0, 1.0))
 
 
 def _with_centre(places: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -294,10 +283,10 @@ def _places(grid: list[NDArray[np.float64]], lines: list[NDArray[np.float64]]) -
     return torch.from_numpy(np.concatenate(found))
 
 
-def _exact(objective: Objective, model: nn.Module, axes: Axes) -> tuple[list[float], str | None]:
+def _exact(objective: Objective, axes: Axes) -> tuple[list[float], str | None]:
     """`d'Hd` along each axis; or nan, and why."""
     try:
-        operator = hessian(model, objective.given_loss, objective.batches, parameters=objective.names)
+        operator = Hessian(objective)
         vectors = [operator.flat(axis) for axis in axes.vectors]
         return [float((vector * (operator @ vector)).sum()) for vector in vectors], None
     except (UseError, torch.OutOfMemoryError) as error:
@@ -323,11 +312,8 @@ def _batch_norms(model: nn.Module, how: BatchNorm) -> Iterator[None]:
 
 def _with_statistics(model: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
     """The modules that store statistics of batches."""
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
-    ]
+    norms = (one for one in model.modules() if isinstance(one, nn.modules.batchnorm._NormBase))
+    return [norm for norm in norms if norm.running_mean is not None]
 
 
 def losses(
@@ -338,30 +324,26 @@ def losses(
     The result may hold nan and inf. Each batch is drawn once for all places, so that a loader that shuffles
     does not add noise.
     """
-    return objective.averaged(lambda: _own_losses(objective, axes, places, report)).cpu()
 
+    def own() -> Tensor:
+        total, before = torch.zeros(len(places), dtype=torch.float64), 0.0
+        at_once = _first_try(objective.device)
+        for batch, weight in objective.draw():
+            done = 0
+            while done < len(places):
+                some = places[done : done + at_once].to(objective.device)
+                values = _losses_at(objective, axes, some, batch)
+                if isinstance(values, int):
+                    at_once = values
+                    continue
+                total[done : done + len(some)] += weight * values
+                done += len(some)
+                if report is not None:
+                    report(before + weight * done / len(places))
+            before += weight
+        return total.to(objective.device)
 
-def _own_losses(
-    objective: Objective, axes: Axes, places: Tensor, report: Callable[[float], None] | None
-) -> Tensor:
-    """The mean over the batches of this process, on the device of the model."""
-    total = torch.zeros(len(places), dtype=torch.float64)
-    before = 0.0
-    at_once = _first_try(objective.device)
-    for batch, weight in objective.draw():
-        done = 0
-        while done < len(places):
-            some = places[done : done + at_once].to(objective.device)
-            values = _losses_at(objective, axes, some, batch)
-            if isinstance(values, int):
-                at_once = values
-                continue
-            total[done : done + len(some)] += weight * values
-            done += len(some)
-            if report is not None:
-                report(before + weight * done / len(places))
-        before += weight
-    return total.to(objective.device)
+    return objective.averaged(own).cpu()
 
 
 def _losses_at(objective: Objective, axes: Axes, places: Tensor, batch: Batch) -> Tensor | int:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from theodolite.core.files import plain
-from theodolite.present.figure import ACCENT, FAINT, INK, QUIET, Figure, Panel, frame
+from theodolite.present.figure import FAINT, QUIET, Figure, Panel, frame, guide, line
+from theodolite.present.text import number
 from theodolite.probes.curvature.axes import Axes, Slice, Trajectory
 
-COLOURS = "Viridis"
 NUM_LEVELS = 16
 
 
@@ -31,7 +31,7 @@ def plane_figure(
         "y": plain(places[1]),
         "z": plain(height(values).T),  # a row for each y
         "text": [[f"{value:.4g}" for value in row] for row in values.T],
-        "colorscale": COLOURS,
+        "colorscale": "Viridis",
         "hovertemplate": "(%{x:.3g}, %{y:.3g}): %{text}<extra></extra>",
     }
     walked = " The line is the path of training, which ends in the centre." if path else ""
@@ -45,14 +45,17 @@ def plane_figure(
 
 def slices_figure(slices: Sequence[Slice]) -> Figure:
     """A panel for each slice."""
-    ends = [" and ".join(map(_end, one.doubles)) for one in slices]
+    ends = [
+        " and ".join(number(end) if math.isfinite(end) else "no place on it" for end in one.doubles)
+        for one in slices
+    ]
     return Figure(
         caption="The loss along each axis through the centre. Dotted: the parabola of d'Hd, the curvature "
         "at the centre.",
         alt=". ".join(
             f"{one.label}: the loss doubles at {end}" for one, end in zip(slices, ends, strict=True)
         ),
-        panels=tuple(_slice(one) for one in slices),
+        panels=tuple(map(_slice, slices)),
     )
 
 
@@ -82,40 +85,21 @@ def _contours(axes: Axes, drawn: dict[str, Any], height: _Height, path: Trajecto
         "line": {"width": 0.6, "color": "rgba(255,255,255,0.55)"},
         "colorbar": {**height.ticks, "thickness": 10, "outlinewidth": 0},
     }
-    centre = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [0.0],
-        "y": [0.0],
-        "marker": {"symbol": "cross-thin", "size": 11, "line": {"color": "#ffffff", "width": 2}},
-        "hoverinfo": "skip",
-    }
-    layout = frame(height=380)
-    for axis, label in zip(("xaxis", "yaxis"), axes.labels, strict=True):
-        layout[axis] |= {"title": {"text": label, "standoff": 6}}
+    data = [contours]
+    if path is not None:
+        x, y = path.points.T[:2].tolist()
+        walked = line(x, y, hover="%{text}", markers=5)
+        walked["text"] = [f"checkpoint {at}, {away:.3g} off the plane" for at, away in enumerate(path.away)]
+        walked["line"]["color"] = walked["marker"]["color"] = "#ffffff"
+        walked["marker"]["line"] = {"color": "#000000", "width": 1}
+        data.append(walked)
+    cross = {"symbol": "cross-thin", "size": 11, "line": {"color": "#ffffff", "width": 2}}
+    data.append(line([0.0], [0.0], mode="markers", marker=cross))
+    layout = frame(height=380, x=axes.labels[0], y=axes.labels[1])
     if axes.orthonormal:  # equal scales show true distances
         layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
         layout["xaxis"] |= {"constrain": "domain"}
-    return Panel("Contours", (contours, *_path(path), centre), layout)
-
-
-def _path(path: Trajectory | None) -> list[dict[str, Any]]:
-    if path is None:
-        return []
-    return [
-        _line(
-            *path.points.T[:2],
-            text=[f"checkpoint {at}, {away:.3g} off the plane" for at, away in enumerate(path.away)],
-            line={"color": "#ffffff", "width": 2},
-            marker={"color": "#ffffff", "size": 5, "line": {"color": "#000000", "width": 1}},
-            hovertemplate="%{text}<extra></extra>",
-        )
-    ]
-
-
-def _line(x: NDArray[np.float64], y: NDArray[np.float64], **style: Any) -> dict[str, Any]:
-    mode = "lines+markers" if "marker" in style else "lines"
-    return {"type": "scatter", "mode": mode, "x": plain(x), "y": plain(y), **style}
+    return Panel("Contours", tuple(data), layout)
 
 
 def _surface(axes: Axes, drawn: dict[str, Any], height: _Height) -> Panel:
@@ -134,36 +118,17 @@ def _surface(axes: Axes, drawn: dict[str, Any], height: _Height) -> Panel:
 
 
 def _slice(one: Slice) -> Panel:
-    data = []
+    places = one.places.tolist()
+    data = [line(places, one.values.tolist(), hover="%{x:.3g}: %{y:.4g}", markers=4)]
     if math.isfinite(one.exact) and math.isfinite(one.centre):
-        dotted = {"color": QUIET, "width": 1.5, "dash": "dot"}
-        data.append(_line(one.places, _parabola(one), line=dotted, hoverinfo="skip"))
-    hover = "%{x:.3g}: %{y:.4g}<extra></extra>"
-    line, marker = {"color": ACCENT, "width": 2}, {"color": ACCENT, "size": 4}
-    data.append(_line(one.places, one.values, line=line, marker=marker, hovertemplate=hover))
+        index = places.index(0)
+        rise, run = (np.diff(of[[index - 1, index + 1]])[0] for of in (one.values, one.places))
+        parabola = one.centre + rise / run * one.places + one.exact / 2 * one.places**2
+        data.insert(0, line(places, parabola.tolist()))
     finite = one.values[np.isfinite(one.values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     air = 0.06 * (high - low) or 1.0
-    layout = frame(height=240)
-    layout["xaxis"] |= {"title": {"text": one.label, "standoff": 6}}
-    layout["yaxis"] |= {
-        "title": {"text": "loss", "standoff": 6},
-        "nticks": 5,
-        "range": [low - air, high + air],
-    }
-    upright = {"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1}
-    layout["shapes"] = [{**upright, "line": {"color": INK, "width": 0.5}}]
+    layout = frame(height=240, x=one.label, y="loss")
+    layout["yaxis"] |= {"nticks": 5, "range": [low - air, high + air]}
+    layout["shapes"] = [guide(x=0)]
     return Panel(one.label, tuple(data), layout)
-
-
-def _parabola(one: Slice) -> NDArray[np.float64]:
-    """The parabola with the loss, the slope and the curvature of the centre."""
-    index = int(np.flatnonzero(one.places == 0)[0])
-    rise, run = (np.diff(of[[index - 1, index + 1]])[0] for of in (one.values, one.places))
-    return one.centre + rise / run * one.places + one.exact / 2 * one.places**2
-
-
-def _end(where: float) -> str:
-    if math.isnan(where):
-        return "–"
-    return f"{where:.3g}" if math.isfinite(where) else "not on it"

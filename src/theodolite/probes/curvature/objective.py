@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fnmatch
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
 from theodolite.core.arguments import did_you_mean, positive
 from theodolite.core.batches import Batch, Batches, on_device
-from theodolite.core.building import kept_generators, seed_generators, untouched_randomness
+from theodolite.core.building import seed_generators, untouched_randomness
 from theodolite.core.calling import (
     Loss,
     ModelLoss,
@@ -38,6 +39,7 @@ from theodolite.core.calling import (
     with_tensors,
 )
 from theodolite.core.errors import UseError
+from theodolite.core.examples import batches_of, count_examples, each_batch, num_examples
 from theodolite.core.higher_order import plain_operators
 from theodolite.core.replicas import group_of, together
 from theodolite.probes.curvature.score import CrossEntropy, LogitLoss, recognise
@@ -49,15 +51,7 @@ SEED = 0
 
 
 class Objective:
-    """The function that is differentiated.
-
-    Args:
-        model: any module, in train or eval mode as it is; wrapped or not.
-        loss: `loss(logits, targets) -> scalar`.
-        batch: a pair, or several.
-        parameters: patterns of names; all that require a gradient if None.
-        temperature: logits are divided by it.
-    """
+    """The function that is differentiated. Its arguments are those of `hessian`."""
 
     def __init__(
         self,
@@ -71,14 +65,14 @@ class Objective:
         self.temperature = positive("temperature", temperature)
         if not isinstance(model, nn.Module):
             raise UseError(f"model is {described(model)}, not a torch.nn.Module")
-        _refuse_shards(model)
-        _refuse_renormed(model)
+        _refuse(model)
         self.group = group_of(model)
         self.given = model
         """The model, wrapped as it was given."""
         self.model = unwrap(model)
-        self.given_loss = _own_copy(loss)
-        """The loss as it was given."""
+        # Probes do not change the buffers of a loss.
+        has_buffers = isinstance(loss, nn.Module) and next(loss.buffers(), None) is not None
+        self.given_loss = copy.deepcopy(loss) if has_buffers else loss
         self.of_logits = not isinstance(loss, OutputLoss | ModelLoss)
         """Is it a loss of the logits? If not, `forward` returns the loss itself."""
         if temperature != 1:
@@ -87,22 +81,22 @@ class Objective:
         """The loss of what `forward` returns."""
         self.batches = batch = _one_pair(batch)
         self.single = isinstance(batch, tuple) and len(batch) == 2
-        if not self.single and not isinstance(batch, Iterable):
-            raise UseError(
-                f"batch is {batch!r}: give a pair (inputs, targets), a list of pairs or a DataLoader"
-            )
-        if not self.single and isinstance(batch, Iterator):
-            raise UseError(
-                f"batch is {described(batch)}, which gives its batches only once, and they are needed "
-                "several times. Give a pair (inputs, targets), a list of pairs or a DataLoader"
-            )
+        if not self.single:
+            batches_of(batch)  # can they be iterated more than once?
         own = {id(tensor): name for name, tensor in self.model.named_parameters()}
         self._all = {name: own[id(tensor)] for name, tensor in canonical_parameters(model)}
         """The model's own names by canonical name; they differ if a submodule is wrapped."""
         self.names = chosen_names(model, parameters)
         self.shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
         self.size = sum(tensor.numel() for tensor in self.tensors.values())
-        self.dtype, self.device = _dtype_and_device(self.tensors)
+        (first, one), *others = self.tensors.items()
+        self.dtype, self.device = one.dtype, one.device
+        for name, other in others:
+            if (other.dtype, other.device) != (one.dtype, one.device):
+                raise UseError(
+                    f"{first} is {one.dtype} on {one.device} and {name} {other.dtype} on {other.device}: "
+                    "vectors need one dtype and one device. Choose among them with parameters=…"
+                )
 
     def at(self, temperature: float) -> Objective:
         """The same at another temperature."""
@@ -133,9 +127,9 @@ class Objective:
         if self.single:
             yield on_device(self.batches, str(self.device)), 1.0
             return
-        count = sum(_examples(pair) for pair in self._pairs())
-        for pair in self._pairs():
-            yield on_device(pair, str(self.device)), _examples(pair) / count
+        count = count_examples(self.batches)
+        for pair in each_batch(self.batches):
+            yield on_device(pair, str(self.device)), num_examples(pair) / count
 
     def stand_ins(self, *, grad: bool) -> dict[str, Tensor]:
         """New tensors that share memory with the chosen parameters, by canonical name."""
@@ -202,13 +196,14 @@ class Objective:
     @contextlib.contextmanager
     def conditions(self) -> Iterator[None]:
         """Settings for a forward pass that can be differentiated twice and has no side effects."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(untouched_randomness())
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            stack.enter_context(_PlainWeightNorm())
-            stack.enter_context(without_checkpoints())
-            stack.enter_context(plain_operators())
-            stack.enter_context(torch.enable_grad())
+        with (
+            untouched_randomness(),
+            sdpa_kernel(SDPBackend.MATH),
+            _PlainWeightNorm(),
+            without_checkpoints(),
+            plain_operators(),
+            torch.enable_grad(),
+        ):
             yield
 
     def together(self, act: Callable[[], T]) -> T:
@@ -251,16 +246,6 @@ class Objective:
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
-    def _pairs(self) -> Iterator[Batch]:
-        empty = True
-        for pair in _repeatable(self.batches):
-            if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-                raise UseError(f"the batches hold {described(pair)}, not pairs (inputs, targets)")
-            empty = False
-            yield pair[0], pair[1]
-        if empty:
-            raise UseError("batch holds no batches at all. Give a pair (inputs, targets) or a list of them")
-
 
 class _PlainWeightNorm(TorchFunctionMode):
     """Weight norm by plain operations: the second derivative of torch's fused one is wrong (torch 2.13)."""
@@ -284,65 +269,33 @@ def without_checkpoints() -> Iterator[None]:
         def apply(function: Any, preserve: bool, *args: Any) -> Any:
             return function(*args)
 
-    names = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Plain}
-    before = {name: getattr(checkpoint, name) for name in names}
-    try:
-        for name, instead in names.items():
-            setattr(checkpoint, name, instead)
+    names: dict[str, Any] = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Plain}
+    with patch.multiple(checkpoint, **names):
         yield
-    finally:
-        for name, own in before.items():
-            setattr(checkpoint, name, own)
 
 
-def _repeatable(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches, with the random state of a DataLoader restored, so that every pass is the same."""
-    with kept_generators(batches):
-        with untouched_randomness():
-            waiting = iter(batches)
-        while True:
-            with untouched_randomness():
-                try:
-                    pair = next(waiting)
-                except StopIteration:
-                    return
-            yield pair
-
-
-def nodes_behind(output: Tensor) -> Iterator[Any]:
-    """Every node of a tensor's autograd graph, once.
-
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> [type(node).__name__ for node in nodes_behind(x.exp().sum())]
-    ['SumBackward0', 'ExpBackward0', 'AccumulateGrad']
-    """
+def _nodes(output: Tensor) -> Iterator[Any]:
+    """Every node of a tensor's autograd graph, once."""
     waiting: list[Any] = [output.grad_fn]
-    seen: set[Any] = set()
+    seen: set[Any] = {None}
     while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        waiting += [above for above, _ in node.next_functions]
+        if (node := waiting.pop()) not in seen:
+            seen.add(node)
+            yield node
+            waiting += [above for above, _ in node.next_functions]
 
 
 def own_functions(output: Tensor) -> list[Any]:
     """The nodes of a tensor's graph that come from an `autograd.Function` written by the user."""
     own = torch.autograd.function.BackwardCFunction
-    return [node for node in nodes_behind(output) if isinstance(node, own)]
+    return [node for node in _nodes(output) if isinstance(node, own)]
 
 
 def _reached(value: Tensor, model: nn.Module) -> str | None:
     """The first of a model's parameters that a value depends on."""
     names = {id(tensor): name for name, tensor in model.named_parameters()}
-    met = (names.get(id(getattr(node, "variable", None))) for node in nodes_behind(value))
+    met = (names.get(id(getattr(node, "variable", None))) for node in _nodes(value))
     return next((name for name in met if name is not None), None)
-
-
-def _own_copy(loss: Loss) -> Loss:
-    """A copy of a loss module with buffers, so that probes do not change them."""
-    return copy.deepcopy(loss) if isinstance(loss, nn.Module) and any(True for _ in loss.buffers()) else loss
 
 
 def _one_pair(batch: Any) -> Any:
@@ -352,17 +305,6 @@ def _one_pair(batch: Any) -> Any:
     first, second = batch
     paired = isinstance(first, (tuple, list)) and len(first) == 2 and not isinstance(second, Tensor)
     return batch if paired else (first, second)
-
-
-def _dtype_and_device(tensors: Mapping[str, Tensor]) -> tuple[torch.dtype, torch.device]:
-    (first, one), *others = tensors.items()
-    for name, other in others:
-        if (other.dtype, other.device) != (one.dtype, one.device):
-            raise UseError(
-                f"{first} is {one.dtype} on {one.device} and {name} {other.dtype} on {other.device}: "
-                "vectors need one dtype and one device. Choose among them with parameters=…"
-            )
-    return one.dtype, one.device
 
 
 def chosen_names(model: nn.Module, patterns: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -381,16 +323,15 @@ def chosen_names(model: nn.Module, patterns: str | Sequence[str] | None) -> tupl
             )
     else:
         patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-        aliases = [name for name, _ in all_parameter_names(model)]
+        aliases = list(all_parameter_names(model))
+        wanted: set[int] = set()
         for pattern in patterns:
-            if pattern not in aliases and not fnmatch.filter(aliases, pattern):
-                hint = did_you_mean(pattern, aliases) or f" The first is {aliases[0]!r}"
+            met = {id(tensor) for name, tensor in aliases if name == pattern or fnmatchcase(name, pattern)}
+            if not met:
+                hint = did_you_mean(pattern, [name for name, _ in aliases])
+                hint = hint or f" The first is {aliases[0][0]!r}"
                 raise UseError(f"parameters: {pattern!r} matches none of the {len(tensors)} names.{hint}")
-        wanted = {
-            id(tensor)
-            for name, tensor in all_parameter_names(model)
-            if any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        }
+            wanted |= met
         names = [name for name, tensor in tensors.items() if id(tensor) in wanted]
         if not names:
             raise UseError("parameters is empty: give at least one pattern, or leave it out for all of them")
@@ -403,28 +344,19 @@ def chosen_names(model: nn.Module, patterns: str | Sequence[str] | None) -> tupl
     return tuple(names)
 
 
-def _examples(pair: Batch) -> int:
-    """The number of examples in a batch: the length of its first tensor."""
-    tensors = [leaf for leaf in tree_leaves(pair[0]) if isinstance(leaf, Tensor)]
-    return tensors[0].shape[0] if tensors and tensors[0].ndim else 1
-
-
-def _refuse_renormed(model: nn.Module) -> None:
+def _refuse(model: nn.Module) -> None:
+    """Refuse models whose loss is no function of their parameters, or cannot be differentiated twice."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
             raise UseError(
                 f"{name} is {module}, which changes its weights in every forward pass (max_norm), so the "
                 "loss is no function of them. Set its max_norm to None while you measure"
             )
-
-
-def _refuse_shards(model: nn.Module) -> None:
     for name, tensor in model.named_parameters():
         if type(tensor).__name__ in ("DTensor", "FlatParameter"):
             raise UseError(
                 f"{name} is sharded ({type(tensor).__name__}), and what gathers shards during a backward "
-                "pass cannot be differentiated again. Measure an unsharded copy: build the model once more, "
-                "and load "
-                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+                "pass cannot be differentiated again. Measure an unsharded copy: build the model again, and "
+                "load torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
                 "options=StateDictOptions(full_state_dict=True)) into it"
             )

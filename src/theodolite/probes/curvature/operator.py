@@ -53,6 +53,8 @@ class Operator:
         self.size = objective.size
         """P, the number of entries of a vector."""
         self.dtype, self.device = objective.dtype, objective.device
+        self.flat, self.split = objective.flat, objective.split
+        """A dict of tensors by name as one vector (P,), and back."""
         self.products = 0
         """The number of products so far."""
 
@@ -71,16 +73,8 @@ class Operator:
         block = vector.to(self.device, self.dtype)
         rows = block[None] if block.ndim == 1 else block.mT.contiguous()
         self.products += len(rows)
-        found = self._source.products(self._kind, rows)
+        found = self._source.mean(lambda point: self._source.block(point, self._kind, rows))
         return found[0] if vector.ndim == 1 else found.mT
-
-    def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A dict by name as a vector (P,)."""
-        return self._source.objective.flat(tensors)
-
-    def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """A vector (P,) as a dict by name."""
-        return self._source.objective.split(flat)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._kind}, {self.size:,} parameters in {len(self.names)} tensors)"
@@ -89,8 +83,8 @@ class Operator:
 class Hessian(Operator):
     """The Hessian `H = G + S` of a loss. Made by `hessian`."""
 
-    def __init__(self, source: Derivatives) -> None:
-        super().__init__(source, "hessian")
+    def __init__(self, objective: Objective) -> None:
+        super().__init__(Derivatives(objective), "hessian")
 
     @property
     def gauss_newton(self) -> Operator:
@@ -113,12 +107,12 @@ class Hessian(Operator):
     @property
     def gradient(self) -> Tensor:
         """The gradient of the loss, (P,)."""
-        return self._source.gradient()
+        return self._source.mean(lambda point: _joined(point.slope).detach())
 
     @property
     def loss(self) -> float:
         """The loss."""
-        return self._source.value()
+        return float(self._source.mean(lambda point: point.loss))
 
 
 @exclusive()
@@ -149,7 +143,7 @@ def hessian(
     >>> H.residual @ torch.tensor([1.0, 2.0], dtype=torch.float64)
     tensor([0., 0.], dtype=torch.float64)
     """
-    return Hessian(Derivatives(Objective(model, loss, batch, parameters=parameters, temperature=temperature)))
+    return Hessian(Objective(model, loss, batch, parameters=parameters, temperature=temperature))
 
 
 def operator_of(
@@ -182,23 +176,8 @@ class Derivatives:
         self._batched: dict[Kind, bool] = {}
 
     @exclusive()
-    def products(self, kind: Kind, rows: Tensor) -> Tensor:
-        """(k, P) → (k, P)."""
-        return self._mean(lambda point: self._block(point, kind, rows))
-
-    @exclusive()
-    def gradient(self) -> Tensor:
-        """(P,)."""
-        return self._mean(lambda point: _joined(point.slope).detach())
-
-    @exclusive()
-    def value(self) -> float:
-        """The loss."""
-        device = self.objective.device
-        return float(self._mean(lambda point: torch.tensor(point.loss, dtype=torch.float64, device=device)))
-
-    def _mean(self, measure: Callable[[BatchDerivatives], Tensor]) -> Tensor:
-        """The mean over all batches and ranks."""
+    def mean(self, measure: Callable[[BatchDerivatives], Tensor]) -> Tensor:
+        """The mean over all batches and ranks of what is measured on each."""
 
         def own() -> Tensor:
             if self.objective.single:
@@ -217,7 +196,8 @@ class Derivatives:
             self._last = state, BatchDerivatives(self.objective, batch)
         return self._last[1]
 
-    def _block(self, point: BatchDerivatives, kind: Kind, rows: Tensor) -> Tensor:
+    def block(self, point: BatchDerivatives, kind: Kind, rows: Tensor) -> Tensor:
+        """Products with rows, (k, P) → (k, P)."""
         # On a CPU a block of vectors is no faster than one after the other, and takes more memory.
         if len(rows) == 1 or rows.device.type == "cpu" or not self._batches(point, kind, rows[:2]):
             return torch.stack([self._product(point, kind, row) for row in rows])
@@ -227,30 +207,27 @@ class Derivatives:
             some = rows[done : done + self._at_once]
             try:
                 found.append(self._product(point, kind, some, many=True))
+                done += len(some)
             except torch.OutOfMemoryError:
                 if self._at_once == 1:
                     raise
-                self._at_once = max(1, min(self._at_once, len(some)) // 2)
+                self._at_once = max(1, len(some) // 2)
                 torch.cuda.empty_cache()
-                continue
-            done += len(some)
         return torch.cat(found)
 
     def _batches(self, point: BatchDerivatives, kind: Kind, rows: Tensor) -> bool:
         """Does vmap work for this network? It fails, or is wrong, for some operations."""
         if kind not in self._batched:
             alone = torch.stack([self._product(point, kind, row) for row in rows])
-            try:
+            self._batched[kind] = False
+            with contextlib.suppress(RuntimeError):
                 together = self._product(point, kind, rows, many=True)
                 off = float((together - alone).abs().max() / alone.abs().max().clamp(min=1e-30))
                 self._batched[kind] = off < 1e-3
-            except RuntimeError:
-                self._batched[kind] = False
         return self._batched[kind]
 
     def _product(self, point: BatchDerivatives, kind: Kind, rows: Tensor, *, many: bool = False) -> Tensor:
-        vectors = list(self.objective.split(rows).values())
-        return _joined(point.product(kind, vectors, many=many), many=many)
+        return _joined(point.product(kind, list(self.objective.split(rows).values()), many=many), many=many)
 
 
 class BatchDerivatives:
@@ -261,7 +238,8 @@ class BatchDerivatives:
         self._names, self._leaves = tuple(chosen), tuple(chosen.values())
         with objective.conditions():
             self.logits = objective.forward(chosen, batch)
-            self.loss = objective.evaluate(self.logits, batch)
+            loss = objective.evaluate(self.logits, batch)
+            self.loss = torch.tensor(loss, dtype=torch.float64, device=objective.device)
             if not self.logits.requires_grad:
                 raise UseError(
                     f"the loss does not depend on {self._names[0]}, nor on any other parameter chosen"
@@ -348,7 +326,7 @@ def _naming_culprit() -> Iterator[None]:
         operation = re.search(r"derivative for '?(?:aten::)?(\w+)'? is not implemented", str(error))
         if operation is None:
             raise
-        raise UseError(_no_second_derivative(operation[1])) from error
+        raise _no_second_derivative(operation[1]) from error
 
 
 @contextlib.contextmanager
@@ -366,18 +344,16 @@ def _watching_own_functions(output: Tensor) -> Iterator[None]:
 
         return node.register_hook(look)
 
-    handles = [watch(node) for node in own_functions(output)]
-    try:
+    with contextlib.ExitStack() as stack:
+        for node in own_functions(output):
+            stack.callback(watch(node).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
     if culprits:
-        raise UseError(_no_second_derivative(culprits[-1]))
+        raise _no_second_derivative(culprits[-1])
 
 
-def _no_second_derivative(culprit: str) -> str:
-    return (
+def _no_second_derivative(culprit: str) -> UseError:
+    return UseError(
         f"{culprit} has no second derivative, so the loss has no Hessian by autograd. Exchange it for an "
         "operation that has one while you measure"
     )
@@ -396,6 +372,4 @@ def require_used(names: Iterable[str], gradients: Sequence[Tensor | None]) -> tu
 
 def _joined(tensors: Sequence[Tensor], *, many: bool = False) -> Tensor:
     """Tensors as one vector (P,); with `many`, stacked ones (k, *shape) as (k, P)."""
-    return torch.cat(
-        [tensor.reshape(len(tensor), -1) if many else tensor.reshape(-1) for tensor in tensors], dim=-1
-    )
+    return torch.cat([tensor.reshape(*tensor.shape[:many], -1) for tensor in tensors], dim=-1)

@@ -17,7 +17,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ TORCH_NORMS = (
 # Version numbers of tensors while they are scaled. No two blocks share one, so autograd does not accept a
 # graph from one block in the next, or outside.
 _VERSIONS = itertools.count(2**30)
+
+_set_versions = torch._C._autograd._unsafe_set_version_counter
 
 _SCALING: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
 """The threads inside `scaled`, by model."""
@@ -101,12 +103,12 @@ def tempered(model: nn.Module, temperature: float) -> Iterator[nn.Module]:
     def divide(module: nn.Module, inputs: Any, output: Any) -> Any:
         return replace_logits(output, logits(output) / temperature)
 
-    with ExitStack() as stack:
-        if is_compiled(model):  # compiled code ignores new hooks
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+    with uncompiled(model):
         hook = unwrap(model).register_forward_hook(divide)
-        stack.callback(hook.remove)
-        yield model
+        try:
+            yield model
+        finally:
+            hook.remove()
 
 
 @exclusive()
@@ -132,9 +134,9 @@ def along_temperature(
     temperatures = list(temperatures)
     if not temperatures:
         raise UseError("temperatures is empty: give at least one")
-    for temperature in temperatures:
-        Objective(model, loss, batch, parameters=parameters, temperature=temperature)  # each is checked
     objective = Objective(model, loss, batch, parameters=parameters)
+    for temperature in temperatures:
+        objective.at(temperature)  # each is checked
     rays = draw(objective.shapes, directions, seed=seed, dtype=objective.dtype, device=objective.device)
     return measure(objective, rays, temperatures)
 
@@ -259,12 +261,15 @@ def is_normalisation(module: nn.Module) -> bool:
     return any(_ignores_scale(module, shape) for shape in ((4, 3, length), (4, length, 3, 3)))
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Is the model, or a module in it, compiled by `torch.compile`?"""
-    return any(
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run a model without its compiled code, which ignores new hooks and tensors."""
+    compiled = any(
         type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
     )
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        yield
 
 
 @contextmanager
@@ -296,7 +301,3 @@ def _ignores_scale(module: nn.Module, shape: tuple[int, ...]) -> bool:
     except Exception:  # it takes other inputs
         return False
     return bool(apart < 0.01 * spread)
-
-
-def _set_versions(tensors: tuple[Tensor, ...], versions: tuple[int, ...]) -> None:
-    torch._C._autograd._unsafe_set_version_counter(tensors, versions)

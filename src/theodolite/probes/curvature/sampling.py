@@ -95,9 +95,7 @@ class Products:
 
     def of_vector(self, vector: Tensor) -> Tensor:
         """`H v`, (P,)."""
-        self.num += 1
-        self._last = (self.operator @ vector).detach().to(self.dtype)
-        return self._last
+        return self.of_rows(vector[None])[0]
 
     def of_rows(self, rows: Tensor) -> Tensor:
         """`H v` of each row, (k, P)."""

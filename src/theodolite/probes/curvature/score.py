@@ -82,71 +82,74 @@ def recognise(loss: LogitLoss, logits: Tensor, targets: Any) -> CrossEntropy | N
         return None
 
 
+def _derivatives(
+    loss: LogitLoss, point: Tensor, targets: Any, direction: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The first derivative at a point, and the second along a direction; None if there is none."""
+    (first,) = torch.autograd.grad(loss(point, targets), point, create_graph=True)
+    second = torch.autograd.grad(first, point, direction)[0] if first.requires_grad else None
+    return first.detach(), second
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """A copy in at least float32 to differentiate by: in bf16 and fp16 rounding is too large."""
+    return logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
+
+
 def _sums_to_zero(loss: LogitLoss, logits: Tensor, targets: Any, dim: int) -> bool:
     """Does the derivative sum to zero over the classes, as `p − q` does?"""
-    # In bf16 and fp16 rounding is too large.
-    point = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
+    point = _wide(logits)
     (first,) = torch.autograd.grad(loss(point, targets), point)
     # Where the softmax is saturated, the rest is rounding.
     return bool(first.sum(dim).abs().max() <= 1e-3 * first.abs().max() + 1e-6)
 
 
+@torch.enable_grad()
 def agrees(known: CrossEntropy, loss: LogitLoss, logits: Tensor, targets: Any) -> bool:
     """Are the loss's derivatives at these logits those of the cross-entropy, up to rounding?
 
     A loss that clamps its logits is a cross-entropy for small logits only.
     """
-    with torch.enable_grad():
-        point = logits.detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
-        direction = torch.randn(point.shape, generator=torch.Generator().manual_seed(SEED)).to(point)
-        value = loss(point, targets)
-        if not value.requires_grad:
-            return False
-        (first,) = torch.autograd.grad(value, point, create_graph=True)
-        (second,) = torch.autograd.grad(first, point, direction) if first.requires_grad else (None,)
-        expected = known(point)
-        (curved,) = torch.autograd.grad(expected, point, direction)
+    point = _wide(logits)
+    direction = torch.randn(point.shape, generator=torch.Generator().manual_seed(SEED)).to(point)
+    if not loss(point, targets).requires_grad:
+        return False
+    first, second = _derivatives(loss, point, targets, direction)
     if second is None:
         return False
-    largest = known.weights.max()
+    expected = known(point)
+    (curved,) = torch.autograd.grad(expected, point, direction)
     apart = torch.maximum((first - expected).abs().max(), (second - curved).abs().max())
     close = 1e-9 if point.dtype == torch.float64 else 1e-5
-    return bool(apart <= close * largest)
+    return bool(apart <= close * known.weights.max())
 
 
 def _recognise(loss: LogitLoss, logits: Tensor, targets: Any, dim: int) -> CrossEntropy | None:
     dtype = torch.promote_types(logits.dtype, torch.float32)
     close = 1e-9 if dtype == torch.float64 else 1e-4
     generator = torch.Generator().manual_seed(SEED)
-
-    def normal() -> Tensor:
-        return torch.randn(logits.shape, generator=generator, dtype=dtype).to(logits.device)
-
     found: list[tuple[Tensor, Tensor]] = []
     for _ in range(2):
-        point, direction = normal().requires_grad_(), normal()
-        (first,) = torch.autograd.grad(loss(point, targets), point, create_graph=True)
-        if not first.requires_grad:
+        drawn = torch.randn(2, *logits.shape, generator=generator, dtype=dtype).to(logits.device)
+        point, direction = drawn[0].requires_grad_(), drawn[1]
+        first, second = _derivatives(loss, point, targets, direction)
+        if second is None:
             return None
-        (second,) = torch.autograd.grad(first, point, direction)
-        with torch.no_grad():
-            p = point.softmax(dim)
-            expected = p * (direction - (p * direction).sum(dim, keepdim=True))
-            weights = (second * expected).sum(dim, keepdim=True) / expected.square().sum(dim, keepdim=True)
-            largest = weights.abs().max()
-            weights = torch.where(weights.abs() <= close * largest, torch.zeros_like(weights), weights)
-            off = (second - weights * expected).abs().max()
-            if not bool(largest > 0) or bool(off > close * largest) or bool((weights < 0).any()):
-                return None
-            counted = weights > 0
-            q = torch.where(counted, p - first.detach() / torch.where(counted, weights, 1.0), p.new_zeros(()))
-            found.append((weights, q))
+        p = point.detach().softmax(dim)
+        expected = p * (direction - (p * direction).sum(dim, keepdim=True))
+        weights = (second * expected).sum(dim, keepdim=True) / expected.square().sum(dim, keepdim=True)
+        largest = weights.abs().max()
+        weights = torch.where(weights.abs() <= close * largest, 0.0, weights)
+        off = (second - weights * expected).abs().max()
+        if not bool(largest > 0) or bool(off > close * largest) or bool((weights < 0).any()):
+            return None
+        counted = weights > 0
+        found.append((weights, torch.where(counted, p - first / torch.where(counted, weights, 1.0), 0.0)))
     (weights, q), (again, q_again) = found
     changed = (weights - again).abs().max() > close * weights.max()
     if bool(changed) or bool((q - q_again).abs().max() > 100 * close):
         return None
-    top = q.argmax(dim, keepdim=True)
-    one_hot = torch.zeros_like(q).scatter(dim, top, 1.0)
+    one_hot = torch.zeros_like(q).scatter(dim, q.argmax(dim, keepdim=True), 1.0)
     hard = not bool(((q - one_hot).abs() * (weights > 0)).max() > max(close / 10, 1e-9))
     return CrossEntropy(weights, one_hot if hard else q, hard, dim)
 

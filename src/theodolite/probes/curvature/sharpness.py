@@ -34,8 +34,6 @@ from theodolite.probes.curvature.eigenvalues import MOST_PRODUCTS, eigenvalues
 from theodolite.probes.curvature.operator import Hessian, Operator
 from theodolite.probes.curvature.sampling import Estimate
 
-RTOL = 1e-3
-
 
 @dataclass(frozen=True)
 class Sharpness(Result):
@@ -74,7 +72,7 @@ def sharpness(
     loss: Loss | None = None,
     batch: Batches | None = None,
     *,
-    rtol: float = RTOL,
+    rtol: float = 1e-3,
     most_products: int = MOST_PRODUCTS,
     parameters: str | Sequence[str] | None = None,
     temperature: float = 1.0,
@@ -115,12 +113,11 @@ def edge(operator: Hessian, model: nn.Module, optimizer: Optimizer) -> Estimate:
     """
     bound = _bound(optimizer)
     groups = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
-    found = {name: groups.get(id(tensor)) for name, tensor in canonical_parameters(model)}
+    tensors = dict(canonical_parameters(model))
     rates: dict[str, Tensor] = {}
     decays: dict[str, Tensor] = {}
     for name in operator.names:
-        group = found[name]
-        if group is None:
+        if (group := groups.get(id(tensors[name]))) is None:
             raise UseError(
                 f"{name} requires a gradient and is not in the optimizer, so it has no learning rate. "
                 "Freeze it, or give it to the optimizer"

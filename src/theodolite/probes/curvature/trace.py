@@ -28,8 +28,6 @@ from theodolite.present.result import Block, Result
 from theodolite.probes.curvature.operator import Operator, operator_of
 from theodolite.probes.curvature.sampling import Estimate, Products, mean_of, root_of
 
-RTOL = 0.01
-MOST_PRODUCTS = 2000
 PILOT = 10
 """Test vectors from which the cost of each method is predicted."""
 MOST_BYTES = 1 << 31
@@ -68,9 +66,9 @@ def trace(
     loss: Loss | None = None,
     batch: Batches | None = None,
     *,
-    rtol: float = RTOL,
+    rtol: float = 0.01,
     atol: float = 0.0,
-    most_products: int = MOST_PRODUCTS,
+    most_products: int = 2000,
     parameters: str | Sequence[str] | None = None,
     temperature: float = 1.0,
     seed: int = 0,
@@ -136,8 +134,9 @@ def trace(
             deflated.add(*samples.draw(min(vectors, deflated.num, left // 2)))
             found["xtrace"] = deflated.estimate()
         else:
-            deflated = None
-            samples.draw_in_chunks(min(plain, samples.num, left))
+            deflated, num = None, min(plain, samples.num, left)
+            for done in range(0, num, at_once := _at_once(operator.size)):
+                samples.draw(min(at_once, num - done))
         found["hutchinson"] = samples.trace
     return Trace(
         value,
@@ -180,12 +179,6 @@ class _Samples:
         self._squares += _squares(images).tolist()
         self._products.require_finite(*self._forms[-num:], *self._squares[-num:])
         return tests, images
-
-    def draw_in_chunks(self, num: int) -> None:
-        """Draw `num` more test vectors in chunks, and keep only their forms."""
-        at_once = max(1, AT_ONCE // self._products.size)
-        for done in range(0, num, at_once):
-            self.draw(min(at_once, num - done))
 
 
 class XTrace:
@@ -262,17 +255,21 @@ class XTrace:
 def _exact(products: Products) -> Trace:
     """From all columns of the operator."""
     value, square = 0.0, 0.0
-    at_once = max(1, AT_ONCE // products.size)
-    for first in range(0, products.size, at_once):
-        last = min(first + at_once, products.size)
-        units = torch.zeros(last - first, products.size, dtype=products.dtype, device=products.device)
-        units[range(last - first), range(first, last)] = 1
+    for first in range(0, products.size, at_once := _at_once(products.size)):
+        num = min(at_once, products.size - first)
+        units = torch.zeros(num, products.size, dtype=products.dtype, device=products.device)
+        units[:, first:].fill_diagonal_(1)
         images = products.of_rows(units)
         value += float((units * images).sum(dtype=torch.float64))
         square += float(_squares(images).sum())
         products.require_finite(value, square)
     frobenius = Estimate(math.sqrt(square), 0.0)
     return Trace(value, 0.0, frobenius, "exact", True, products.num, f"{products.num} products")
+
+
+def _at_once(size: int) -> int:
+    """Vectors of this size in a block."""
+    return max(1, AT_ONCE // size)
 
 
 def _squares(images: Tensor) -> Tensor:

@@ -13,12 +13,13 @@ all time since the start:
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from typing import Any, ClassVar
 
@@ -34,13 +35,13 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.files import plain
 from theodolite.core.replicas import together
-from theodolite.present.figure import ACCENT, Figure, Panel, frame
+from theodolite.present.figure import ACCENT, Figure, Panel, frame, line
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, number
 from theodolite.probes.curvature.curvature import Curvature, curvature
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, hessian
-from theodolite.probes.curvature.rescaling import is_compiled
+from theodolite.probes.curvature.rescaling import uncompiled
 from theodolite.probes.curvature.sampling import NORMAL_95
 from theodolite.probes.curvature.sharpness import edge, sharpness
 
@@ -104,8 +105,7 @@ class Tracking(Result):
         """The median cost of a measurement, in gradients on the same batch."""
         if not self.rows:
             return math.nan
-        ordered = sorted(row.seconds for row in self.rows)
-        return ordered[len(ordered) // 2] / self.gradient_seconds
+        return statistics.median_high(row.seconds for row in self.rows) / self.gradient_seconds
 
     def values(self, name: str) -> tuple[float, ...]:
         """One measure, in the order of the rows."""
@@ -161,20 +161,16 @@ class Tracking(Result):
         values = self.values(name)
         errors = [row.errors[name] for row in self.rows]
         bars = [NORMAL_95 * error if error > 0 else 0.0 for error in errors]
-        drawn: dict[str, Any] = {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": [row.step for row in self.rows],
-            "y": plain(values),
-            "line": {"color": ACCENT, "width": 2},
-            "marker": {"color": ACCENT, "size": 5},
-            "hovertemplate": f"step %{{x}}: {escape(name)} %{{y:.4g}}<extra></extra>",
-        }
+        drawn = line(
+            [row.step for row in self.rows],
+            values,
+            hover=f"step %{{x}}: {escape(name)} %{{y:.4g}}",
+            markers=5,
+        )
         if any(bars):
             style = {"color": ACCENT, "thickness": 1, "width": 0}
             drawn["error_y"] = {"type": "data", "array": plain(bars), **style}
-        layout = frame(height=230)
-        layout["xaxis"] |= {"title": {"text": "step", "standoff": 6}}
+        layout = frame(height=230, x="step")
         finite = [value for value in values if math.isfinite(value)]
         if finite and min(finite) > 0 and max(finite) > FAR_APART * min(finite):
             layout["yaxis"] |= {"type": "log", "exponentformat": "power"}
@@ -224,7 +220,7 @@ def track(
     measures = together(model, lambda: _checked(optimizer, measure, every, most_share))
     objective = together(model, lambda: Objective(model, loss, batch))
     tracking = Tracking(tuple(measures), every, most_share)
-    clock = _Clock(objective)
+    clock = _clock(objective)
     tracking.gradient_seconds = together(model, lambda: _time_gradient(objective))
     tracking.measuring = clock()
     _measure(tracking, measures, optimizer, objective, clock, strict=True)
@@ -293,7 +289,7 @@ def _checked(
     found: dict[str, Callable[[_Moment], Any]] = {}
     for name, one in pairs:
         if callable(one):
-            found[name] = _own(one)
+            found[name] = partial(_own, one)
         elif one in NAMED:
             found[name] = NAMED[one]
         else:
@@ -306,12 +302,9 @@ def _checked(
     return found
 
 
-def _own(measure: Measure) -> Callable[[_Moment], Any]:
-    def measured(now: _Moment) -> Any:
-        with _undisturbed(now.model):
-            return measure(now.model, now.loss, now.batch)
-
-    return measured
+def _own(measure: Measure, now: _Moment) -> Any:
+    with _undisturbed(now.model):
+        return measure(now.model, now.loss, now.batch)
 
 
 @contextmanager
@@ -320,12 +313,8 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with ExitStack() as stack:
-        stack.enter_context(untouched_randomness())
-        if is_compiled(model):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        # A DDP replica that is called with gradients waits for the backward pass of the others.
-        stack.enter_context(torch.no_grad())
+    # A DDP replica that is called with gradients waits for the backward pass of the others.
+    with untouched_randomness(), uncompiled(model), torch.no_grad():
         try:
             for parameter, _ in grads:
                 parameter.grad = None
@@ -340,18 +329,16 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-class _Clock:
-    """Seconds since it was made, with the GPU synchronised."""
+def _clock(objective: Objective) -> Callable[[], float]:
+    """A clock that starts at 0, with the GPU synchronised."""
 
-    def __init__(self, objective: Objective) -> None:
-        self._device = objective.device
-        self._start = 0.0
-        self._start = self()
+    def now() -> float:
+        if objective.device.type == "cuda":
+            torch.cuda.synchronize(objective.device)
+        return time.perf_counter()
 
-    def __call__(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter() - self._start
+    start = now()
+    return lambda: now() - start
 
 
 @exclusive()
@@ -360,7 +347,7 @@ def _measure(
     measures: Mapping[str, Callable[[_Moment], Any]],
     optimizer: Optimizer,
     objective: Objective,
-    clock: _Clock,
+    clock: Callable[[], float],
     *,
     strict: bool,
 ) -> None:
@@ -396,7 +383,7 @@ def _number(name: str, found: Any) -> tuple[float, float]:
         ) from None
 
 
-def _affordable(tracking: Tracking, objective: Objective, clock: _Clock) -> bool:
+def _affordable(tracking: Tracking, objective: Objective, clock: Callable[[], float]) -> bool:
     """Would one more measurement stay within the share, on all ranks?"""
     if tracking.most_share is None:
         return True
@@ -409,18 +396,15 @@ def _affordable(tracking: Tracking, objective: Objective, clock: _Clock) -> bool
 @exclusive()
 def _time_gradient(objective: Objective) -> float:
     """Seconds for one gradient: the least of a few."""
-    clock = _Clock(objective)
-    took = math.inf
+    took = []
     for _ in range(TIMED):
-        start = clock()
+        clock = _clock(objective)
         objective.gradient()
-        took = min(took, clock() - start)
-    return took
+        took.append(clock())
+    return min(took)
 
 
 def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     """The hook, not compiled if a whole training step is."""
-    if "torch._dynamo" not in sys.modules:  # nothing can be compiled; importing it takes seconds
-        return hook
-    disabled: Callable[..., None] = torch.compiler.disable(hook)
-    return disabled
+    # Without dynamo nothing can be compiled, and importing it takes seconds.
+    return torch.compiler.disable(hook) if "torch._dynamo" in sys.modules else hook
