@@ -58,9 +58,9 @@ class Coupled(Exception):
 class Fan(TorchFunctionMode):
     """Runs rules during a forward pass: first to list the nonlinear operations, then to carry tangents."""
 
-    def __init__(self, rules: Mapping[str, Rule], num: int) -> None:
+    def __init__(self, rules: Mapping[str, Rule], directions: Directions) -> None:
         super().__init__()
-        self._rules, self.num = rules, num
+        self._rules, self._directions, self.num = rules, directions, directions.num
         self.curved: list[Tensor] | None = []
         """Outputs of the nonlinear operations, while they are being listed; None afterwards."""
         self.multilinear = True
@@ -100,7 +100,12 @@ class Fan(TorchFunctionMode):
         found = func(*args, **kwargs)
         # Autograd holds shapes, comparisons and indices constant too. What returns None may have changed a
         # tensor in place.
-        if name != "detach" and (found is None or any(map(_is_differentiable, tree_leaves(found)))):
+        moving = (
+            leaf.is_floating_point() or leaf.is_complex()
+            for leaf in tree_leaves(found)
+            if isinstance(leaf, Tensor)
+        )
+        if name != "detach" and (found is None or any(moving)):
             raise Unsupported(f"{name} has no rule")
         return found
 
@@ -118,10 +123,15 @@ class Fan(TorchFunctionMode):
         found = self._tangents.get(value)
         return found if isinstance(found, Columns) else None
 
-    def start(self, chosen: Mapping[str, Tensor], directions: Directions) -> None:
-        """Set the tangents of the parameters."""
+    def forward(self, objective: Objective, batch: Batch, chosen: dict[str, Tensor]) -> Tensor:
+        """The logits, with the chosen parameters replaced."""
         for name, tensor in chosen.items():
-            self._tangents[tensor] = directions.columns[name]
+            self._tangents[tensor] = self._directions.columns[name]
+        with self:
+            logits = objective.forward(chosen, batch)
+        if not self.active(logits):
+            raise Unsupported("the logits are made in a way that cannot be followed")
+        return logits
 
     def record(
         self,
@@ -181,9 +191,9 @@ def dry_run(objective: Objective, batch: Batch, directions: Directions, rules: M
 
     Call this and `tangent_passes` under `objective.conditions()`.
     """
-    fan = Fan(rules, directions.num)
+    fan = Fan(rules, directions)
     with torch.no_grad():
-        logits = _forward(objective, batch, directions, fan, objective.stand_ins(grad=False))
+        logits = fan.forward(objective, batch, objective.stand_ins(grad=False))
     tensors = [leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor)]
     lengths = {one.shape[0] if one.ndim else 0 for one in (*tensors, logits)}
     return DryRun(rules, logits, fan.largest, fan.multilinear, separable=len(lengths) == 1)
@@ -241,9 +251,9 @@ def _project(
     The gradient of one more seed, `trial`, is taken by autograd and from the tangents of the logits: where
     the two differ, the tangents missed something in the network.
     """
-    fan = Fan(rules, directions.num)
+    fan = Fan(rules, directions)
     chosen = objective.stand_ins(grad=True)
-    logits = _forward(objective, batch, directions, fan, chosen)
+    logits = fan.forward(objective, batch, chosen)
     if own := own_functions(logits):
         # Its backward pass need not be the derivative of its forward pass.
         raise Unsupported(f"{type(own[0]).__name__.removesuffix('Backward')} is an autograd.Function")
@@ -262,7 +272,7 @@ def _project(
     del logits
     fan.carry(adjoints)
     with torch.no_grad():
-        logits = _forward(objective, batch, directions, fan, objective.stand_ins(grad=False))
+        logits = fan.forward(objective, batch, objective.stand_ins(grad=False))
         tangents = fan.tangents(logits)
     found = (tangents.reshape(fan.num, -1) @ trial.flatten()).double()
     if not _near(found, slopes, _rounding(tangents, trial), trial.dtype):
@@ -271,17 +281,6 @@ def _project(
     if total is None:
         total = tangents.new_zeros((len(seeds), fan.num, fan.num), dtype=torch.float64)
     return TangentPass(logits, tangents, total, slopes)
-
-
-def _forward(
-    objective: Objective, batch: Batch, directions: Directions, fan: Fan, chosen: dict[str, Tensor]
-) -> Tensor:
-    fan.start(chosen, directions)
-    with fan:
-        logits = objective.forward(chosen, batch)
-    if not fan.active(logits):
-        raise Unsupported("the logits are made in a way that cannot be followed")
-    return logits
 
 
 def _near(one: Tensor, other: Tensor, size: Tensor, dtype: torch.dtype) -> bool:
@@ -311,10 +310,6 @@ def _same_logits(one: Tensor, other: Tensor) -> bool:
         return False
     close = 1e-3 if one.dtype in (torch.float16, torch.bfloat16) else 1e3 * torch.finfo(one.dtype).eps
     return bool((one - other).abs().max() <= close * other.abs().max())
-
-
-def _is_differentiable(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def operation_name(function: Any) -> str:
