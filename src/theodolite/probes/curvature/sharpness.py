@@ -31,7 +31,7 @@ from theodolite.core.progress import Progress
 from theodolite.core.replicas import on_all_ranks
 from theodolite.present.result import Block, Result
 from theodolite.probes.curvature.eigenvalues import MOST_PRODUCTS, eigenvalues
-from theodolite.probes.curvature.operator import Hessian, Operator
+from theodolite.probes.curvature.operator import Hessian, Operator, operator_of
 from theodolite.probes.curvature.sampling import Estimate
 
 
@@ -86,17 +86,8 @@ def sharpness(
     >>> print(sharpness(model, nn.functional.mse_loss, batch))
     λ_max 9 ± ..., 2/λ_max 0.2222; converged after 2 products
     """
-    found = eigenvalues(
-        model,
-        loss,
-        batch,
-        rtol=rtol,
-        most_products=most_products,
-        parameters=parameters,
-        temperature=temperature,
-        seed=seed,
-        progress=progress,
-    )
+    operator = operator_of(model, loss, batch, parameters=parameters, temperature=temperature)
+    found = eigenvalues(operator, rtol=rtol, most_products=most_products, seed=seed, progress=progress)
     value, error, residual = (float(one[0]) for one in (found.values, found.errors, found.residuals))
     return Sharpness(value, error, residual, found.converged, found.products, found.status)
 

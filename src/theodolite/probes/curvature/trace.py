@@ -138,15 +138,8 @@ def trace(
             for done in range(0, num, at_once := _at_once(operator.size)):
                 samples.draw(min(at_once, num - done))
         found["hutchinson"] = samples.trace
-    return Trace(
-        value,
-        error,
-        samples.frobenius,
-        method,
-        converged=error <= allowed,
-        products=products.num,
-        status=_status(found[method], allowed, products.num, rtol),
-    )
+    status = _status(found[method], allowed, products.num, rtol)
+    return Trace(value, error, samples.frobenius, method, error <= allowed, products.num, status)
 
 
 class _Samples:
