@@ -17,6 +17,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -158,15 +159,12 @@ class Decay(Result):
     def blocks(self) -> Iterator[Block]:
         """The verdict, one row for each kind of tensor but plain weights, and the reasons."""
         yield self._summary()
-        yield Table(
-            ("tensor", "what it is", "decay now", "should be", "verdict"),
-            [
-                (name, one.kind, _now(one.now), _should(one), "" if one.verdict == "right" else one.verdict)
-                for name, one in _folded(
-                    row for row in self.rows if (row.kind, row.verdict) != ("weight", "right")
-                )
-            ],
-        )
+        shown = _folded(row for row in self.rows if (row.kind, row.verdict) != ("weight", "right"))
+        rows = [
+            (name, one.kind, _now(one.now), _should(one), "" if one.verdict == "right" else one.verdict)
+            for name, one in shown
+        ]
+        yield Table(("tensor", "what it is", "decay now", "should be", "verdict"), rows)
         said = []
         for verdict in ("wrong", "advice", "note"):
             reasons: dict[str, dict[str, None]] = {}
@@ -175,35 +173,24 @@ class Decay(Result):
                     reasons.setdefault(row.why, {})[row.kind] = None
             said += [f"{verdict}: {', '.join(kinds)}: {why}." for why, kinds in reasons.items()]
         if any(row.should is not None for row in self.wrong):
-            said.append(
+            said += [
                 "apply() corrects the optimizer's groups; groups() makes such groups for a new optimizer."
-            )
+            ]
         if self.advised:
-            said.append(
+            said += [
                 "The advice is the scale-vector paper's and may not pay off. apply(inputs=True) and "
                 "groups(inputs=True) follow it: tune λ again then."
-            )
+            ]
         yield "\n".join(said)
 
     def table(self) -> Table:
         """One row for each tensor."""
         columns = ("tensor", "what it is", "state", "weight decay", "lr·λ", "should be", "verdict", "why")
-        return Table(
-            columns,
-            [
-                (
-                    row.name,
-                    row.kind,
-                    row.now.state,
-                    row.now.weight_decay,
-                    row.now.rate,
-                    row.should,
-                    row.verdict,
-                    row.why,
-                )
-                for row in self.rows
-            ],
-        )
+        rows = [
+            (*(row.name, row.kind, now.state, now.weight_decay, now.rate), row.should, row.verdict, row.why)
+            for row, now in ((row, row.now) for row in self.rows)
+        ]
+        return Table(columns, rows)
 
     def _summary(self) -> str:
         gains, wrong = self.gains, [row for row in self.wrong if row.part.kind == "gain"]
@@ -280,11 +267,10 @@ def decay(
             "precision: give the optimizer that was made from this model's parameters"
         )
     anatomy = dissect(model, inputs, roles=roles)
-    weights = [
-        (anatomy[name], how) for name, how in found.items() if name in anatomy and _is_weight(anatomy[name])
-    ]
-    rows = (_treated(anatomy[name], how, weights) for name, how in found.items() if name in anatomy)
-    return Decay(tuple(rows), optimizers, tensors, strangers)
+    known = [(anatomy[name], how) for name, how in found.items() if name in anatomy]
+    weights = [(part, how) for part, how in known if kind_of(part) in ("weight", "tied table")]
+    rows = tuple(_treated(part, how, weights) for part, how in known)
+    return Decay(rows, optimizers, tensors, strangers)
 
 
 def _listed(optimizer: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]:
@@ -297,10 +283,6 @@ def _listed(optimizer: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]
     if not several:
         raise UseError("optimizer is an empty list: give at least one optimizer")
     return several
-
-
-def _is_weight(part: Part) -> bool:
-    return kind_of(part) in ("weight", "tied table")
 
 
 def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]) -> Treatment:
@@ -316,8 +298,9 @@ def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]
     if now.state == "absent":
         return treatment(None, "note", "in no group: it has a gradient and is never trained")
     if now.state == "unknown":
-        why = f"{now.rule} has no option weight_decay: whether it decays is not known"
-        return treatment(None, "note", why)
+        return treatment(
+            None, "note", f"{now.rule} has no option weight_decay: whether it decays is not known"
+        )
     if part.role == "gain":
         return treatment(*_gain_verdict(part, now, _usual(now, weights)))
     decaying, why = now.weight_decay > 0, ""
@@ -362,7 +345,7 @@ def _usual(now: Handling, weights: Iterable[tuple[Part, Handling]]) -> float:
     First choice are weights of the same optimizer at the same learning rate; then those at another learning
     rate, scaled so that lr·λ is the same; then those of another optimizer.
     """
-    nearest: dict[int, dict[float, int]] = {}
+    nearest: dict[int, Counter[float]] = {}
     for part, how in weights:
         if how.state != "trained" or how.weight_decay <= 0:
             continue
@@ -372,12 +355,8 @@ def _usual(now: Handling, weights: Iterable[tuple[Part, Handling]]) -> float:
             rank, value = 0, how.weight_decay
         else:
             rank, value = 1, how.weight_decay * how.lr / now.lr
-        counts = nearest.setdefault(rank, {})
-        counts[value] = counts.get(value, 0) + part.numel
-    if not nearest:
-        return 0.0
-    counts = nearest[min(nearest)]
-    return max(counts, key=lambda value: counts[value])
+        nearest.setdefault(rank, Counter())[value] += part.numel
+    return nearest[min(nearest)].most_common(1)[0][0] if nearest else 0.0
 
 
 def _folded(rows: Iterable[Treatment]) -> list[tuple[str, Treatment]]:
