@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -96,11 +96,18 @@ def follow(
             sizes.append(_sizes(last, first, lone))
             branches.append(rms(*last.branches))
             stream.append(rms(*last.stream))
-            if not all(math.isfinite(value) for value in sizes[-1].values()):
+            if not all(map(math.isfinite, sizes[-1].values())):
                 break
-    finished = all(math.isfinite(value) for value in sizes[-1].values())
+    finished = all(map(math.isfinite, sizes[-1].values()))
     missing = [math.nan] * (steps + 1 - len(sizes))
-    names = [name for name in sizes[0] if _is_wide(name, plan) and all(name in one for one in sizes)]
+    # Not a router's scores or a bottleneck: narrow outputs may start smaller in a wider network, as logits
+    # do, and a softmax ignores a number that is added to all scores.
+    wide = {name for name, row in plan.rows.items() if row.role in ("input", "hidden")}
+    names = [
+        name
+        for name in sizes[0]
+        if all(name in one for one in sizes) and (LAYER not in name or name.partition(LAYER)[2] in wide)
+    ]
     return Track(
         size=plan.size,
         seed=seed,
@@ -128,14 +135,9 @@ def rms(*tensors: Tensor) -> tuple[float, ...]:
     >>> rms(torch.tensor([3 + 4j]))
     (5.0,)
     """
-    if not tensors:
-        return ()
-    # One transfer from the device for all of them.
-    return tuple(torch.stack([_rms(tensor) for tensor in tensors]).tolist())
-
-
-def _rms(tensor: Tensor) -> Tensor:
-    return (tensor.abs() if tensor.is_complex() else tensor).double().square().mean().sqrt()
+    real = [tensor.abs() if tensor.is_complex() else tensor for tensor in tensors]
+    found = [tensor.double().square().mean().sqrt() for tensor in real]
+    return tuple(torch.stack(found).tolist()) if found else ()  # one transfer from the device
 
 
 def _sizes(now: Activations, before: Activations, lone: Collection[tuple[int, int]] = ()) -> dict[str, float]:
@@ -144,32 +146,21 @@ def _sizes(now: Activations, before: Activations, lone: Collection[tuple[int, in
         first, middle, last = 0, (len(now.stream) - 1) // 2, -1
         chosen = rms(*(now.stream[index] for index in (first, middle, last)))
         sizes |= dict(zip(("stream.first", "stream.middle", "stream"), chosen, strict=True))
-    sizes |= _by_kind("branch", _kinds(now.layout, lone), now.branches)
+    sizes |= _by_kind("branch", now.layout, lone, now.branches)
     sizes |= {f"{LAYER}{name}": _rms_of_all(values) for name, values in now.outside.items()}
     (sizes["logits"],) = rms(now.logits)
     if now.stream:
         (sizes["change of stream"],) = rms(now.stream[-1] - before.stream[-1])
-    moved = tuple(one - other for one, other in zip(now.branches, before.branches, strict=True))
-    sizes |= _by_kind("change of branch", _kinds(now.layout, lone), moved)
+    moved = [one - other for one, other in zip(now.branches, before.branches, strict=True)]
+    sizes |= _by_kind("change of branch", now.layout, lone, moved)
     for name, values in now.outside.items():
         were = before.outside.get(name, ())
-        if [one.shape for one in values] == [
-            one.shape for one in were
-        ]:  # shapes change where routing picks rows
-            moved = tuple(one - other for one, other in zip(values, were, strict=True))
+        # Shapes change where routing picks rows.
+        if [one.shape for one in values] == [one.shape for one in were]:
+            moved = [one - other for one, other in zip(values, were, strict=True)]
             sizes[f"change of {LAYER}{name}"] = _rms_of_all(moved)
     (sizes["change of logits"],) = rms(now.logits - before.logits)
     return sizes
-
-
-def _is_wide(quantity: str, plan: Plan) -> bool:
-    """Does the layer's number of outputs grow with the width, unlike a router's scores or a bottleneck?
-
-    Narrow outputs may start smaller in a wider network, as logits do, and a softmax ignores a number that is
-    added to all scores.
-    """
-    _, is_layer, name = quantity.partition(LAYER)
-    return not is_layer or plan[name].role in ("input", "hidden")
 
 
 def _rms_of_all(tensors: Sequence[Tensor]) -> float:
@@ -179,13 +170,13 @@ def _rms_of_all(tensors: Sequence[Tensor]) -> float:
 
 
 def _by_kind(
-    name: str, kinds: Iterable[tuple[int, list[int]]], tensors: tuple[Tensor, ...]
+    name: str, layout: ActivationLayout, lone: Collection[tuple[int, int]], tensors: Sequence[Tensor]
 ) -> dict[str, float]:
     """The root mean square over all blocks, for each block's first branch, second branch, …"""
     each = rms(*tensors)
     return {
         f"{name}.{kind}": math.sqrt(sum(each[index] ** 2 for index in members) / len(members))
-        for kind, members in kinds
+        for kind, members in _kinds(layout, lone)
     }
 
 
