@@ -45,6 +45,7 @@ Verdict = Literal["right", "wrong", "advice", "note"]
 """`wrong` is certain; `advice` is the paper's: a gain that only linear maps read could decay."""
 
 ONLY_STEPS = "only its direction counts: decay shortens it, which lengthens its steps, and does nothing else"
+UNREAD_ROWS = "rows that are not looked up get no gradient and only decay: those of rare tokens fade"
 RATE = "it is the logarithm of a rate, and decay pulls that to zero"
 
 
@@ -286,44 +287,36 @@ def _listed(optimizer: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]
 
 
 def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]) -> Treatment:
-    kind = kind_of(part)
-
-    def treatment(should: float | None, verdict: Verdict, why: str = "") -> Treatment:
-        return Treatment(part, kind, now, should, verdict, why)
-
-    if now.state == "twice":
-        return treatment(None, "wrong", f"{now.count} groups train it: each step moves it twice")
-    if now.state == "frozen":
-        return treatment(0.0, "right")
-    if now.state == "absent":
-        return treatment(None, "note", "in no group: it has a gradient and is never trained")
-    if now.state == "unknown":
-        return treatment(
-            None, "note", f"{now.rule} has no option weight_decay: whether it decays is not known"
-        )
+    kind, decaying = kind_of(part), now.weight_decay > 0
+    by_state: dict[str, tuple[float | None, Verdict, str]] = {
+        "twice": (None, "wrong", f"{now.count} groups train it: each step moves it twice"),
+        "frozen": (0.0, "right", ""),
+        "absent": (None, "note", "in no group: it has a gradient and is never trained"),
+        "unknown": (None, "note", f"{now.rule} has no option weight_decay: whether it decays is not known"),
+    }
+    if now.state in by_state:
+        return Treatment(part, kind, now, *by_state[now.state])
     if part.role == "gain":
-        return treatment(*_gain_verdict(part, now, _usual(now, weights)))
-    decaying, why = now.weight_decay > 0, ""
-    if kind == "unused":
-        why = "nothing in the forward pass reads it: no step moves it, and decay only shrinks it"
-    elif part.rate and decaying:
-        why = RATE
-    elif kind == "bias":
-        why = "a convention: a bias may decay or not, and little depends on it"
-    elif kind == "table" and decaying:
-        why = "rows that are not looked up get no gradient and only decay: those of rare tokens fade"
-    elif kind == "tied table":
-        why = "embedding and readout are one tensor: decay applies to both or to neither" + (
-            "; the readout gives every row a gradient" if decaying else ""
-        )
-    elif part.scale_free and decaying:
-        why = ONLY_STEPS
-    elif now.rule in WITHOUT_DECAY:
-        why = ""
-    elif kind == "weight" and not decaying and any(how.weight_decay > 0 for _, how in weights):
-        why = "a weight that does not decay, while others do"
+        return Treatment(part, kind, now, *_gain_verdict(part, now, _usual(now, weights)))
+    others_decay = any(how.weight_decay > 0 for _, how in weights)
+    tied = "embedding and readout are one tensor: decay applies to both or to neither"
+    reasons = (
+        (
+            kind == "unused",
+            "nothing in the forward pass reads it: no step moves it, and decay only shrinks it",
+        ),
+        (part.rate and decaying, RATE),
+        (kind == "bias", "a convention: a bias may decay or not, and little depends on it"),
+        (kind == "table" and decaying, UNREAD_ROWS),
+        (kind == "tied table" and decaying, f"{tied}; the readout gives every row a gradient"),
+        (kind == "tied table", tied),
+        (part.scale_free and decaying, ONLY_STEPS),
+        (now.rule in WITHOUT_DECAY, ""),
+        (kind == "weight" and not decaying and others_decay, "a weight that does not decay, while others do"),
+    )
+    why = next((why for applies, why in reasons if applies), "")
     should = now.weight_decay if kind == "weight" and decaying else None
-    return treatment(should, "note" if why else "right", why)
+    return Treatment(part, kind, now, should, "note" if why else "right", why)
 
 
 def _gain_verdict(part: Part, now: Handling, usual: float) -> tuple[float, Verdict, str]:

@@ -324,22 +324,22 @@ def _counted(objective: Objective, logits: Tensor, targets: Any, dim: int) -> Te
     return by_rows(slope, dim).abs().amax(1) > 0
 
 
-def bounds(slopes: Tensor, dim: int = -1) -> Tensor:
+def bounds(slopes: Tensor) -> Tensor:
     """`π/Δ` of each row, infinite where all slopes are equal; (…, K) → (…).
 
     >>> bounds(torch.tensor([[0.0, math.pi], [1.0, 1.0]]))
     tensor([1.0000,    inf], dtype=torch.float64)
     """
-    return math.pi / (slopes.amax(dim).double() - slopes.amin(dim).double())
+    return math.pi / (slopes.amax(-1).double() - slopes.amin(-1).double())
 
 
-def binary_radii(logits: Tensor, slopes: Tensor, dim: int = -1) -> Tensor:
+def binary_radii(logits: Tensor, slopes: Tensor) -> Tensor:
     """`√(δ² + π²)/Δ` of each row of two classes; (…, 2) → (…).
 
     >>> binary_radii(torch.tensor([math.sqrt(3) * math.pi, 0.0]), torch.tensor([0.0, math.pi]))
     tensor(2.0000, dtype=torch.float64)
     """
-    (z, other_z), (a, other_a) = logits.double().unbind(dim), slopes.double().unbind(dim)
+    (z, other_z), (a, other_a) = logits.double().unbind(-1), slopes.double().unbind(-1)
     return torch.sqrt((z - other_z).square() + math.pi**2) / (a - other_a).abs()
 
 
