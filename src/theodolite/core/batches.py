@@ -38,6 +38,13 @@ def differentiable(batch: Any, device: str) -> Batch:
     return copied
 
 
+def in_float64(batch: Any) -> Any:
+    """The batch with its floating-point tensors in float64."""
+    return tree_map(
+        lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch
+    )
+
+
 def targets_in(batch: Batch) -> int:
     """The number of targets in a batch: the elements of their first tensor.
 

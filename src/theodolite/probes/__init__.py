@@ -28,70 +28,22 @@ from theodolite.probes.steps.update import optimizer_step
 from theodolite.probes.stream.history import StreamHistory, stream_history
 from theodolite.probes.stream.stream import Stream, stream
 
-__all__ = [
-    # the first steps of training
-    "Assumptions",
-    "Coordinates",
-    "Slope",
-    "Spectral",
-    "SpectralNorm",
-    "Track",
-    "assumptions",
-    "coordinates",
-    "spectral",
-    "spectral_norm",
-    # second derivatives
-    "Hessian",
-    "Operator",
-    "hessian",
-    "Curvature",
-    "Estimate",
-    "curvature",
-    "along_scale",
-    "along_temperature",
-    "scaled",
-    "tempered",
-    # the spectrum
-    "Density",
-    "Eigenvalues",
-    "Outliers",
-    "Sharpness",
-    "Trace",
-    "density",
-    "eigenvalues",
-    "outliers",
-    "sharpness",
-    "trace",
-    # the landscape
-    "Landscape",
-    "Tracking",
-    "Trajectory",
-    "landscape",
-    "track",
-    "trajectory",
-    # scale vectors
-    "Amplification",
-    "Preconditioning",
-    "amplification",
-    "preconditioning",
-    # the optimizer's groups
-    "Decay",
-    "decay",
-    # the residual stream
-    "Stream",
-    "StreamHistory",
-    "stream",
-    "stream_history",
-    # one more block
-    "PointSignal",
-    "Signal",
-    "signal",
-    # along a step
-    "Drift",
-    "drift",
-    "Profile",
-    "Radius",
-    "optimizer_step",
-    "profile",
-    "radius",
-]
+# the first steps of training
+__all__ = ["Assumptions", "Coordinates", "Slope", "Spectral", "SpectralNorm", "Track"]
+__all__ += ["assumptions", "coordinates", "spectral", "spectral_norm"]
+# second derivatives
+__all__ += ["Hessian", "Operator", "hessian", "Curvature", "Estimate", "curvature"]
+__all__ += ["along_scale", "along_temperature", "scaled", "tempered"]
+# the spectrum
+__all__ += ["Density", "Eigenvalues", "Outliers", "Sharpness", "Trace"]
+__all__ += ["density", "eigenvalues", "outliers", "sharpness", "trace"]
+# the landscape
+__all__ += ["Landscape", "Tracking", "Trajectory", "landscape", "track", "trajectory"]
+# scale vectors, and the optimizer's groups
+__all__ += ["Amplification", "Preconditioning", "amplification", "preconditioning", "Decay", "decay"]
+# the residual stream
+__all__ += ["Stream", "StreamHistory", "stream", "stream_history"]
+# one more block
+__all__ += ["PointSignal", "Signal", "signal"]
+# along a step
+__all__ += ["Drift", "drift", "Profile", "Radius", "optimizer_step", "profile", "radius"]

@@ -1,4 +1,4 @@
-"""A network at rest: what a probe may do to it while it looks, and nothing of it remains."""
+"""Run a network in eval mode without gradients, and restore everything."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _KERNELS = (
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Eval mode, no compilation, no gradients unless they are enabled inside; all is as before at the end.
+    """Eval mode, no compilation, no gradients unless they are enabled inside; all is restored at the end.
 
-    As `undisturbed`, but with the fast kernels that a first derivative may use, and with no cache of keys and
-    values, and with the generators of random numbers as they were.
+    As `undisturbed`, but with the fast kernels that a first derivative may use, without a cache of keys and
+    values, and without changes of the random number generators.
 
     >>> model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2)).train()
     >>> with at_rest(model):

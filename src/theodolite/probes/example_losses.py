@@ -108,7 +108,7 @@ def losses_of(
             found = checked_logits(call(model, inputs), batch)
             parts.append(example_losses(loss, found, targets).double())
             if not index:
-                _disagreement(loss, found, targets, parts[0])
+                disagreement(loss, found, targets, parts[0])
             if finite:
                 refuse_infinite(parts[-1], index)
             if isinstance(batches, Sized):
@@ -116,12 +116,13 @@ def losses_of(
     return torch.cat(parts).cpu()
 
 
-def disagreement(loss: Loss, found: Tensor, targets: Any) -> str | None:
+@torch.no_grad()
+def disagreement(loss: Loss, found: Tensor, targets: Any, own: Tensor | None = None) -> str | None:
     """How the loss of a batch differs from those of its examples, as a sentence; None if it does not.
 
     They agree if the mean or the sum over examples is the loss of the batch. A loss that is something else
     for an example alone is refused: class weights that cancel in a batch of one, or a comparison between
-    examples.
+    examples. `own` are the examples' losses, if they are known.
 
     >>> found, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     >>> disagreement(nn.functional.cross_entropy, found, targets)
@@ -129,8 +130,37 @@ def disagreement(loss: Loss, found: Tensor, targets: Any) -> str | None:
     Traceback (most recent call last):
     theodolite.UseError: ...
     """
-    with torch.no_grad():
-        return _disagreement(loss, found, targets, example_losses(loss, found, targets))
+    own = (example_losses(loss, found, targets) if own is None else own).double()
+    if len(own) < 2 or not bool(own.isfinite().all()):
+        return None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            together = float(loss(found.float() if found.dtype in HALVES else found, targets))
+    except Exception:  # a loss that takes one example at a time has no batch loss to compare with
+        return None
+    mean, total = float(own.mean()), float(own.sum())
+    # Losses may have both signs, so rounding is relative to their sizes, not to their mean.
+    close = AGREEMENT * float(own.abs().mean())
+    agree = abs(together - mean) <= close or abs(together - total) <= len(own) * close
+    if agree or not math.isfinite(together):
+        return None
+    if isinstance(getattr(loss, "weight", None), Tensor):
+        raise UseError(
+            f"{type(loss).__name__}(weight=…) divides by the weights of the batch, so they cancel for an "
+            f"example alone: the mean over the examples' own losses is {mean:.3g}, the loss of the batch "
+            f"{together:.3g}. Give loss = lambda logits, y: (w[y] * cross_entropy(logits, y, "
+            "reduction='none')).mean(), or reduction='sum'"
+        )
+    if float(own.abs().max()) <= AGREEMENT * abs(together):
+        raise UseError(
+            f"the loss of an example alone is 0, that of {len(own)} together {together:.3g}: the loss "
+            "compares the examples of a batch, so none has a loss of its own. Put what is compared into one "
+            "example, as a pair in one row, or use another loss"
+        )
+    return (
+        f"the mean over the examples' own losses, {mean:.3g}, differs from the loss of the batch, "
+        f"{together:.3g}: results are about the former, in which every example counts the same"
+    )
 
 
 def checked_logits(output: Any, batch: Batch) -> Tensor:
@@ -162,40 +192,3 @@ def scalar_loss(value: Any) -> Tensor:
             f"loss(logits, targets) returned {described(value)}, not one number. Reduce it, as with .mean()"
         )
     return value.reshape(())
-
-
-def _disagreement(loss: Loss, found: Tensor, targets: Any, own: Tensor) -> str | None:
-    if len(own) < 2 or not bool(own.isfinite().all()):
-        return None
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            together = float(loss(found.float() if found.dtype in HALVES else found, targets))
-    except Exception:  # a loss that takes one example at a time has no batch loss to compare with
-        return None
-    own = own.detach().double()
-    mean, total = float(own.mean()), float(own.sum())
-    # Losses may have both signs, so rounding is relative to their sizes, not to their mean.
-    close = AGREEMENT * float(own.abs().mean())
-    if (
-        not math.isfinite(together)
-        or abs(together - mean) <= close
-        or abs(together - total) <= len(own) * close
-    ):
-        return None
-    if isinstance(getattr(loss, "weight", None), Tensor):
-        raise UseError(
-            f"{type(loss).__name__}(weight=…) divides by the weights of the batch, so they cancel for an "
-            f"example alone: the mean over the examples' own losses is {mean:.3g}, the loss of the batch "
-            f"{together:.3g}. Give loss = lambda logits, y: (w[y] * cross_entropy(logits, y, "
-            "reduction='none')).mean(), or reduction='sum'"
-        )
-    if float(own.abs().max()) <= AGREEMENT * abs(together):
-        raise UseError(
-            f"the loss of an example alone is 0, that of {len(own)} together {together:.3g}: the loss "
-            "compares the examples of a batch, so none has a loss of its own. Put what is compared into one "
-            "example, as a pair in one row, or use another loss"
-        )
-    return (
-        f"the mean over the examples' own losses, {mean:.3g}, differs from the loss of the batch, "
-        f"{together:.3g}: results are about the former, in which every example counts the same"
-    )

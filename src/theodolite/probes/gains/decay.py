@@ -17,6 +17,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -44,6 +45,7 @@ Verdict = Literal["right", "wrong", "advice", "note"]
 """`wrong` is certain; `advice` is the paper's: a gain that only linear maps read could decay."""
 
 ONLY_STEPS = "only its direction counts: decay shortens it, which lengthens its steps, and does nothing else"
+UNREAD_ROWS = "rows that are not looked up get no gradient and only decay: those of rare tokens fade"
 RATE = "it is the logarithm of a rate, and decay pulls that to zero"
 
 
@@ -158,15 +160,12 @@ class Decay(Result):
     def blocks(self) -> Iterator[Block]:
         """The verdict, one row for each kind of tensor but plain weights, and the reasons."""
         yield self._summary()
-        yield Table(
-            ("tensor", "what it is", "decay now", "should be", "verdict"),
-            [
-                (name, one.kind, _now(one.now), _should(one), "" if one.verdict == "right" else one.verdict)
-                for name, one in _folded(
-                    row for row in self.rows if (row.kind, row.verdict) != ("weight", "right")
-                )
-            ],
-        )
+        shown = _folded(row for row in self.rows if (row.kind, row.verdict) != ("weight", "right"))
+        rows = [
+            (name, one.kind, _now(one.now), _should(one), "" if one.verdict == "right" else one.verdict)
+            for name, one in shown
+        ]
+        yield Table(("tensor", "what it is", "decay now", "should be", "verdict"), rows)
         said = []
         for verdict in ("wrong", "advice", "note"):
             reasons: dict[str, dict[str, None]] = {}
@@ -175,35 +174,24 @@ class Decay(Result):
                     reasons.setdefault(row.why, {})[row.kind] = None
             said += [f"{verdict}: {', '.join(kinds)}: {why}." for why, kinds in reasons.items()]
         if any(row.should is not None for row in self.wrong):
-            said.append(
+            said += [
                 "apply() corrects the optimizer's groups; groups() makes such groups for a new optimizer."
-            )
+            ]
         if self.advised:
-            said.append(
+            said += [
                 "The advice is the scale-vector paper's and may not pay off. apply(inputs=True) and "
                 "groups(inputs=True) follow it: tune λ again then."
-            )
+            ]
         yield "\n".join(said)
 
     def table(self) -> Table:
         """One row for each tensor."""
         columns = ("tensor", "what it is", "state", "weight decay", "lr·λ", "should be", "verdict", "why")
-        return Table(
-            columns,
-            [
-                (
-                    row.name,
-                    row.kind,
-                    row.now.state,
-                    row.now.weight_decay,
-                    row.now.rate,
-                    row.should,
-                    row.verdict,
-                    row.why,
-                )
-                for row in self.rows
-            ],
-        )
+        rows = [
+            (*(row.name, row.kind, now.state, now.weight_decay, now.rate), row.should, row.verdict, row.why)
+            for row, now in ((row, row.now) for row in self.rows)
+        ]
+        return Table(columns, rows)
 
     def _summary(self) -> str:
         gains, wrong = self.gains, [row for row in self.wrong if row.part.kind == "gain"]
@@ -280,11 +268,10 @@ def decay(
             "precision: give the optimizer that was made from this model's parameters"
         )
     anatomy = dissect(model, inputs, roles=roles)
-    weights = [
-        (anatomy[name], how) for name, how in found.items() if name in anatomy and _is_weight(anatomy[name])
-    ]
-    rows = (_treated(anatomy[name], how, weights) for name, how in found.items() if name in anatomy)
-    return Decay(tuple(rows), optimizers, tensors, strangers)
+    known = [(anatomy[name], how) for name, how in found.items() if name in anatomy]
+    weights = [(part, how) for part, how in known if kind_of(part) in ("weight", "tied table")]
+    rows = tuple(_treated(part, how, weights) for part, how in known)
+    return Decay(rows, optimizers, tensors, strangers)
 
 
 def _listed(optimizer: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]:
@@ -299,48 +286,37 @@ def _listed(optimizer: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]
     return several
 
 
-def _is_weight(part: Part) -> bool:
-    return kind_of(part) in ("weight", "tied table")
-
-
 def _treated(part: Part, now: Handling, weights: Sequence[tuple[Part, Handling]]) -> Treatment:
-    kind = kind_of(part)
-
-    def treatment(should: float | None, verdict: Verdict, why: str = "") -> Treatment:
-        return Treatment(part, kind, now, should, verdict, why)
-
-    if now.state == "twice":
-        return treatment(None, "wrong", f"{now.count} groups train it: each step moves it twice")
-    if now.state == "frozen":
-        return treatment(0.0, "right")
-    if now.state == "absent":
-        return treatment(None, "note", "in no group: it has a gradient and is never trained")
-    if now.state == "unknown":
-        why = f"{now.rule} has no option weight_decay: whether it decays is not known"
-        return treatment(None, "note", why)
+    kind, decaying = kind_of(part), now.weight_decay > 0
+    by_state: dict[str, tuple[float | None, Verdict, str]] = {
+        "twice": (None, "wrong", f"{now.count} groups train it: each step moves it twice"),
+        "frozen": (0.0, "right", ""),
+        "absent": (None, "note", "in no group: it has a gradient and is never trained"),
+        "unknown": (None, "note", f"{now.rule} has no option weight_decay: whether it decays is not known"),
+    }
+    if now.state in by_state:
+        return Treatment(part, kind, now, *by_state[now.state])
     if part.role == "gain":
-        return treatment(*_gain_verdict(part, now, _usual(now, weights)))
-    decaying, why = now.weight_decay > 0, ""
-    if kind == "unused":
-        why = "nothing in the forward pass reads it: no step moves it, and decay only shrinks it"
-    elif part.rate and decaying:
-        why = RATE
-    elif kind == "bias":
-        why = "a convention: a bias may decay or not, and little depends on it"
-    elif kind == "table" and decaying:
-        why = "rows that are not looked up get no gradient and only decay: those of rare tokens fade"
-    elif kind == "tied table":
-        why = "embedding and readout are one tensor: decay applies to both or to neither" + (
-            "; the readout gives every row a gradient" if decaying else ""
-        )
-    elif part.scale_free and decaying:
-        why = ONLY_STEPS
-    elif now.rule in WITHOUT_DECAY:
-        why = ""
-    elif kind == "weight" and not decaying and any(how.weight_decay > 0 for _, how in weights):
-        why = "a weight that does not decay, while others do"
+        return Treatment(part, kind, now, *_gain_verdict(part, now, _usual(now, weights)))
+    others_decay = any(how.weight_decay > 0 for _, how in weights)
+    tied = "embedding and readout are one tensor: decay applies to both or to neither"
+    reasons = (
+        (
+            kind == "unused",
+            "nothing in the forward pass reads it: no step moves it, and decay only shrinks it",
+        ),
+        (part.rate and decaying, RATE),
+        (kind == "bias", "a convention: a bias may decay or not, and little depends on it"),
+        (kind == "table" and decaying, UNREAD_ROWS),
+        (kind == "tied table" and decaying, f"{tied}; the readout gives every row a gradient"),
+        (kind == "tied table", tied),
+        (part.scale_free and decaying, ONLY_STEPS),
+        (now.rule in WITHOUT_DECAY, ""),
+        (kind == "weight" and not decaying and others_decay, "a weight that does not decay, while others do"),
+    )
+    why = next((why for applies, why in reasons if applies), "")
     should = now.weight_decay if kind == "weight" and decaying else None
-    return treatment(should, "note" if why else "right", why)
+    return Treatment(part, kind, now, should, "note" if why else "right", why)
 
 
 def _gain_verdict(part: Part, now: Handling, usual: float) -> tuple[float, Verdict, str]:
@@ -362,7 +338,7 @@ def _usual(now: Handling, weights: Iterable[tuple[Part, Handling]]) -> float:
     First choice are weights of the same optimizer at the same learning rate; then those at another learning
     rate, scaled so that lr·λ is the same; then those of another optimizer.
     """
-    nearest: dict[int, dict[float, int]] = {}
+    nearest: dict[int, Counter[float]] = {}
     for part, how in weights:
         if how.state != "trained" or how.weight_decay <= 0:
             continue
@@ -372,12 +348,8 @@ def _usual(now: Handling, weights: Iterable[tuple[Part, Handling]]) -> float:
             rank, value = 0, how.weight_decay
         else:
             rank, value = 1, how.weight_decay * how.lr / now.lr
-        counts = nearest.setdefault(rank, {})
-        counts[value] = counts.get(value, 0) + part.numel
-    if not nearest:
-        return 0.0
-    counts = nearest[min(nearest)]
-    return max(counts, key=lambda value: counts[value])
+        nearest.setdefault(rank, Counter())[value] += part.numel
+    return nearest[min(nearest)].most_common(1)[0][0] if nearest else 0.0
 
 
 def _folded(rows: Iterable[Treatment]) -> list[tuple[str, Treatment]]:

@@ -27,8 +27,6 @@ DECOUPLED = {"Adafactor", "Lion"} | {
 """Classes that shrink W beside the step, with all whose name contains AdamW."""
 WITHOUT_DECAY = {spec.class_name for spec in OPTIMIZERS.values() if not spec.decays}
 """Classes that keep the norm of what they train."""
-OPTIONS = ("decoupled_weight_decay", "weight_decouple")
-"""The option of a group that decides it: in torch, in pytorch_optimizer."""
 MEMBERS = ("params", "param_names")
 """Keys of a group with one entry for each tensor; all others are options."""
 
@@ -65,15 +63,12 @@ def handlings(
                 places.setdefault(id(tensor), []).append(how)
     found = {}
     for name, tensor in tensors.items():
-        own = places.pop(id(tensor), [])
+        own = places.pop(id(tensor), [Handling("absent")])
         if not tensor.requires_grad:
-            found[name] = Handling("frozen")
-        elif not own:
-            found[name] = Handling("absent")
+            own = [Handling("frozen")]
         elif len(own) > 1:
-            found[name] = Handling("twice", max(how.weight_decay for how in own), count=len(own))
-        else:
-            found[name] = own[0]
+            own = [Handling("twice", max(how.weight_decay for how in own), count=len(own))]
+        (found[name],) = own
     return found, len(places)
 
 
@@ -85,7 +80,7 @@ def is_decoupled(optimizer: Any, group: Mapping[str, Any]) -> bool | None:
     >>> is_decoupled(adam, adam.param_groups[0]), is_decoupled(adamw, adamw.param_groups[0])
     (False, True)
     """
-    for option in OPTIONS:
+    for option in ("decoupled_weight_decay", "weight_decouple"):  # in torch, in pytorch_optimizer
         if option in group:
             return bool(group[option])
     names = {kind.__name__ for kind in type(_layers(optimizer, group)[-1]).__mro__}
@@ -129,7 +124,12 @@ def regrouped(groups: Sequence[Mapping[str, Any]], due: Mapping[int, float]) -> 
         if stays != own:
             group["weight_decay"] = stays
     for source, decay, members in moving:
-        options = {key: _own_copy(value) for key, value in source.items() if key not in (*MEMBERS, "name")}
+        options = {
+            # Schedules change a learning rate that is a tensor in place, so each group gets its own.
+            key: value.clone() if isinstance(value, Tensor) else value
+            for key, value in source.items()
+            if key not in (*MEMBERS, "name")
+        }
         options["weight_decay"] = decay
         home = next((group for group in made if _alike(group, options)), None)
         if home is None:
@@ -188,15 +188,10 @@ def _by_decay(group: Mapping[str, Any], due: Mapping[int, float]) -> dict[float,
 def _alike(group: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Does the group have exactly these options?"""
     own = {key: value for key, value in group.items() if key not in (*MEMBERS, "name")}
-    return own.keys() == options.keys() and all(_equal(own[key], options[key]) for key in own)
 
+    def equal(one: Any, other: Any) -> bool:
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            return one.device == other.device and bool(torch.equal(one, other))
+        return type(one) is type(other) and bool(one == other)
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.device == other.device and bool(torch.equal(one, other))
-    return type(one) is type(other) and bool(one == other)
-
-
-def _own_copy(value: Any) -> Any:
-    """Schedules change a learning rate that is a tensor in place, so each group gets its own."""
-    return value.clone() if isinstance(value, Tensor) else value
+    return own.keys() == options.keys() and all(equal(own[key], options[key]) for key in own)

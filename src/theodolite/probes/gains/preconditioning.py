@@ -1,13 +1,12 @@
 """How a norm's gain changes the speed at which the linear maps behind it learn.
 
-`y = W(γ∘n)` has the effective matrix `A = W diag γ`, column by column `a_j = γ_j w_j`. With `G = ∂L/∂A` a
-gradient step on W and γ moves it, to first order in the step, by
+With the scale vectors of `scale_vectors`, `A = W diag γ` and `G = ∂L/∂A`, a gradient step on W and γ moves A,
+to first order in the step, by
 
     dA = −[G diag γ² + W diag(colsum(W∘G))],    da_j = −P_j g_j,    P_j = γ_j²I + w_j w_jᵀ
 
 against −G if A itself were trained: the vector is a preconditioner. P_j has the eigenvalue `γ_j² + ‖w_j‖²`
-along w_j and γ_j² across it. Gradient flow conserves `c_j = γ_j² − ‖w_j‖²`, so
-`γ_j² = (c_j + √(c_j² + 4‖a_j‖²))/2`: as the map grows, so does its learning rate.
+along w_j and γ_j² across it. As the map grows, so does its learning rate.
 
 References:
     Negligible in size, significant in effect: on scale vectors in large language models, 2026.
@@ -18,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -40,7 +39,6 @@ from theodolite.probes.gains.scale_vectors import (
     find_maps,
     find_vectors,
     obstacles,
-    raw_names,
     replaced,
 )
 from theodolite.probes.steps.update import optimizer_step
@@ -75,29 +73,17 @@ class Preconditioning(Result):
 
     def blocks(self) -> Iterator[Block]:
         """Medians over the columns of each scale vector, and the speed of the maps."""
-        yield Table(
-            (
-                "scale vector",
-                "columns",
-                "γ²",
-                "‖w‖²",
-                *(
-                    Column(name, lambda value: number(value, 4))
-                    for name in ("γ²+‖w‖²", "10 %", "90 %", "γ²−‖w‖²")
-                ),
-            ),
-            [_vector_row(one) for one in self.vectors],
-        )
+        names = ("γ²+‖w‖²", "10 %", "90 %", "γ²−‖w‖²")
+        speeds = [Column(name, lambda value: number(value, 4)) for name in names]
+        rows = [_vector_row(one) for one in self.vectors]
+        yield Table(("scale vector", "columns", "γ²", "‖w‖²", *speeds), rows)
         yield obstacles(self.vectors)
         yield self.table()
 
     def table(self) -> Table:
         """One row for each map."""
-        return Table(
-            ("map", "‖dA‖/‖G‖", "fall", "‖ΔA‖/‖A‖", "by W alone"),
-            [(one.weight, one.move, one.fall, one.step, one.step_by_weight) for one in self.maps]
-            + [("all", None, self.fall, None, None)],
-        )
+        rows = [*map(astuple, self.maps), ("all", None, self.fall, None, None)]
+        return Table(("map", "‖dA‖/‖G‖", "fall", "‖ΔA‖/‖A‖", "by W alone"), rows)
 
 
 @exclusive()
@@ -142,11 +128,9 @@ def preconditioning(
         by_weight = steps
         if optimizer is not None:
             update = _update(inner, parameters, slopes, optimizer)
-            weights = raw_names(inner, maps)
-            steps = _pushed(effective, parameters, update)
-            by_weight = _pushed(
-                effective, parameters, {name: update[name] for name in update.keys() & weights}
-            )
+            raw = {id(one.raw) for one in maps}
+            alone = {name: step for name, step in update.items() if id(parameters[name]) in raw}
+            steps, by_weight = (_pushed(effective, parameters, one) for one in (update, alone))
         vectors = find_vectors(inner, maps)
     rows = [
         MapMove(
@@ -184,32 +168,24 @@ def _effective_gradients(
             others[bias] = bias.tensor.detach() + added.view_as(bias.tensor)
     with replaced({**others, **leaves}):
         value = _evaluated(model, loss, inputs, targets)
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-    return [
-        torch.zeros_like(leaf) if gradient is None else gradient
-        for leaf, gradient in zip(leaves.values(), found, strict=True)
-    ]
+        return list(torch.autograd.grad(value, list(leaves.values()), materialize_grads=True))
 
 
 def _evaluated(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
-    with replaced(_copied_buffers(model)):
+    copies = {id(tensor): tensor.clone() for tensor in model.buffers()}  # a pass may write to them
+    buffers = {
+        Held(module, name): copies[id(tensor)]
+        for module in model.modules()
+        for name, tensor in module._buffers.items()
+        if tensor is not None
+    }
+    with replaced(buffers):
         value = evaluate(loss, model, (inputs, targets))
     if value.dim() or not bool(value.isfinite()):
         raise UseError(
             f"the loss is {described(value)} of value {value.tolist()}: it has to be one finite number"
         )
     return value
-
-
-def _copied_buffers(model: nn.Module) -> dict[Held, Tensor]:
-    """A copy of every buffer, which a pass may write to, for each place that holds it."""
-    copies = {id(tensor): tensor.clone() for tensor in model.buffers()}
-    return {
-        Held(module, name): copies[id(tensor)]
-        for module in model.modules()
-        for name, tensor in module._buffers.items()
-        if tensor is not None
-    }
 
 
 def _slopes(value: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
@@ -241,15 +217,10 @@ def _pushed(
     used = [(one, chosen[name]) for one, name in zip(back, chosen, strict=True) if one is not None]
     if not used:
         return moves
-    found = torch.autograd.grad(
-        [one for one, _ in used],
-        covectors,
-        [tangent for _, tangent in used],
-        allow_unused=True,
-    )
+    products, used_tangents = zip(*used, strict=True)
+    found = torch.autograd.grad(products, covectors, used_tangents, materialize_grads=True)
     for place, move in zip(moving, found, strict=True):
-        if move is not None:
-            moves[place] = move.detach()
+        moves[place] = move.detach()
     return moves
 
 

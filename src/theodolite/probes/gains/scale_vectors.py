@@ -16,14 +16,14 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from theodolite.anatomy.names import canonical_parameters, unwrap
+from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.part import AnatomyError
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
@@ -49,7 +49,11 @@ class ScaledMap:
     @property
     def raw(self) -> Tensor:
         """W, without the vectors of surgery."""
-        return _raw(self.held)
+        if parametrize.is_parametrized(self.held.module, self.held.attribute):
+            lists: Any = self.held.module.parametrizations
+            original: Tensor = lists[self.held.attribute].original
+            return original
+        return self.held.tensor
 
     def effective(self) -> Tensor:
         """A, with its graph."""
@@ -85,11 +89,6 @@ class ScaleVector:
     def balance(self) -> Tensor:
         """`γ_j² − ‖w_j‖²`, which gradient flow conserves; nan if there is an obstacle."""
         return self._known(self.gain_squares - self.weight_squares)
-
-    @property
-    def effective_squares(self) -> Tensor:
-        """`‖a_j‖² = γ_j²‖w_j‖²`."""
-        return self.gain_squares * self.weight_squares
 
     def _known(self, values: Tensor) -> Tensor:
         return torch.full_like(values, torch.nan) if self.obstacle else values
@@ -151,38 +150,28 @@ class Amplification(Result):
         if not self.rows:
             yield "nothing is recorded yet: call record(step)"
             return
-        ends = [(self.curve(vector)[0], self.curve(vector)[-1]) for vector in self.vectors]
         pair = [Column(name, side="right") for name in ("steps", "γ²", "γ²+‖w‖²", "by flow", "γ²−‖w‖²")]
-        yield Table(
-            ("scale vector", *pair),
-            [
-                (
-                    first.vector,
-                    f"{first.step} → {last.step}",
-                    _change(first.gain, last.gain),
-                    _change(first.speed, last.speed),
-                    number(last.flow),
-                    _change(first.balance, last.balance),
-                )
-                for first, last in ends
-            ],
-        )
+        rows = []
+        for vector in self.vectors:
+            curve = self.curve(vector)
+            first, last = curve[0], curve[-1]
+            gain, speed, balance = (
+                _change(getattr(first, name), getattr(last, name)) for name in ("gain", "speed", "balance")
+            )
+            steps = f"{first.step} → {last.step}"
+            rows.append((vector, steps, gain, speed, number(last.flow), balance))
+        yield Table(("scale vector", *pair), rows)
         yield obstacles(find_vectors(self.model, self.maps))
 
     def table(self) -> Table:
         """Every record of every vector."""
-        return Table(
-            ("step", "scale vector", "γ²", "‖w‖²", "γ²+‖w‖²", "by flow", "γ²−‖w‖²"),
-            [
-                (row.step, row.vector, row.gain, row.weight, row.speed, row.flow, row.balance)
-                for row in self.rows
-            ],
-        )
+        columns = ("step", "scale vector", "γ²", "‖w‖²", "γ²+‖w‖²", "by flow", "γ²−‖w‖²")
+        return Table(columns, [astuple(row) for row in self.rows])
 
     @torch.no_grad()
     def _read(self, step: int, one: ScaleVector) -> AmplificationRow:
         start = self._first.setdefault(one.name, one.balance.clone())
-        flow = (start.square() + 4 * one.effective_squares).sqrt()
+        flow = (start.square() + 4 * one.gain_squares * one.weight_squares).sqrt()  # ‖a_j‖² = γ_j²‖w_j‖²
         columns = one.gain_squares, one.weight_squares, one.speeds, flow, one.balance
         return AmplificationRow(step, one.name, *(values.mean().item() for values in columns))
 
@@ -248,8 +237,11 @@ def find_vectors(model: nn.Module, maps: Sequence[ScaledMap]) -> tuple[ScaleVect
     for name, readers in shared.items():
         gamma = readers[0].gamma().double()
         squares = torch.zeros_like(gamma)
-        for one in readers:
-            squares += _into_channels(_column_squares(one.raw, one.reader), one.reader, len(gamma))
+        for one in readers:  # ‖w_j‖² over rows and stacked matrices, at the entry of γ that input j reads
+            others = [axis for axis in range(one.raw.dim()) if axis != one.reader.shape.in_axis]
+            channels = torch.tensor(one.reader.channels, device=gamma.device)
+            columns = one.raw.double().square().sum(others)
+            squares.index_add_(0, channels[channels >= 0], columns[channels >= 0])
         weights = tuple(one.weight for one in readers)
         outputs = any(name in converted and converted[name][1].outputs for name in weights)
         plain = not parametrize.is_parametrized(readers[0].gain.module, readers[0].gain.attribute)
@@ -264,12 +256,6 @@ def obstacles(vectors: Sequence[ScaleVector]) -> str:
     return "\n".join(f"– for {count} of {len(vectors)} scale vectors: {why}." for why, count in found.items())
 
 
-def raw_names(model: nn.Module, maps: Sequence[ScaledMap]) -> set[str]:
-    """The canonical names of the weights, without their vectors."""
-    weights = {id(one.raw) for one in maps}
-    return {name for name, tensor in canonical_parameters(model) if id(tensor) in weights}
-
-
 @contextlib.contextmanager
 def replaced(values: Mapping[Held, Tensor]) -> Iterator[None]:
     """Let the network use other tensors in these places, parametrized or not."""
@@ -280,10 +266,8 @@ def replaced(values: Mapping[Held, Tensor]) -> Iterator[None]:
                 lists: Any = where.module.parametrizations
                 handles.append(lists[where.attribute].register_forward_hook(lambda *_, value=value: value))
                 continue
-            module = where.module
-            registry: dict[str, Any] = (
-                module._parameters if where.attribute in module._parameters else module._buffers
-            )
+            parameters, buffers = where.module._parameters, where.module._buffers
+            registry: dict[str, Any] = parameters if where.attribute in parameters else buffers
             before.append((registry, where.attribute, registry[where.attribute]))
             registry[where.attribute] = value
         yield
@@ -295,14 +279,11 @@ def replaced(values: Mapping[Held, Tensor]) -> Iterator[None]:
 
 
 def _copied(model: nn.Module, *, hollow: bool) -> nn.Module:
-    tensors = [*model.parameters(), *model.buffers()]
-    empty = {
-        id(each): nn.Parameter(each.detach().to("meta"), each.requires_grad)
-        if isinstance(each, nn.Parameter)
-        else each.detach().to("meta")
-        for each in tensors
-    }
-    return copy.deepcopy(model, dict(empty) if hollow else None)
+    tensors = [*model.parameters(), *model.buffers()] if hollow else []
+    empty = {id(each): each.detach().to("meta") for each in tensors}
+    for each in model.parameters() if hollow else ():
+        empty[id(each)] = nn.Parameter(empty[id(each)], each.requires_grad)
+    return copy.deepcopy(model, dict[int, Any](empty))
 
 
 def _own_vectors(one: ScaledMap, how: Any) -> Iterator[ScaleVector]:
@@ -322,28 +303,6 @@ def _obstacle(plain: bool, trained: Sequence[Tensor], outputs: bool) -> str:
     if not plain:
         return "γ is a magnitude times a direction, and these are what is trained"
     return "a vector on the output side moves the columns too" if outputs else ""
-
-
-def _column_squares(weight: Tensor, reader: GainReader) -> Tensor:
-    """‖w_j‖² by input, over the rows and all matrices of a stack."""
-    shape = reader.shape
-    others = [axis for axis in range(weight.dim()) if axis != shape.in_axis]
-    return weight.double().square().sum(others)
-
-
-def _into_channels(squares: Tensor, reader: GainReader, length: int) -> Tensor:
-    """Sum values by input into the entries of the gain."""
-    channels = torch.tensor(reader.channels, device=squares.device)
-    found = squares.new_zeros(length)
-    return found.index_add_(0, channels[channels >= 0], squares[channels >= 0])
-
-
-def _raw(where: Held) -> Tensor:
-    if parametrize.is_parametrized(where.module, where.attribute):
-        lists: Any = where.module.parametrizations
-        original: Tensor = lists[where.attribute].original
-        return original
-    return where.tensor
 
 
 def _change(first: float, last: float) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any, ClassVar
 
@@ -39,6 +40,7 @@ from theodolite.core.higher_order import plain_operators
 from theodolite.planning.plan import Plan
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table, counted
+from theodolite.probes.scaling.first_steps import rms
 from theodolite.probes.scaling.spectral_norm import rms_norms
 from theodolite.workloads import Workload
 
@@ -165,11 +167,7 @@ def _norms(values: Mapping[str, Tensor], anatomy: Anatomy) -> dict[str, float]:
 
 
 def _root_mean_squares(values: Mapping[str, Tensor]) -> dict[str, float]:
-    return {name: _rms(value) for name, value in values.items()}
-
-
-def _rms(tensor: Tensor) -> float:
-    return tensor.float().square().mean().sqrt().item()
+    return dict(zip(values, rms(*values.values()), strict=True))
 
 
 @torch.no_grad()
@@ -177,15 +175,12 @@ def _features(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
     """The output of each module with a weight of its own; of a module called twice, the last."""
     found: dict[str, Tensor] = {}
 
-    def keeper(name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, arguments: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                found[name] = output.detach().clone()
-
-        return keep
+    def keep(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            found[name] = output.detach().clone()
 
     handles = [
-        module.register_forward_hook(keeper(name))
+        module.register_forward_hook(partial(keep, name))
         for name, module in canonical_modules(model)
         if any(tensor is not None and tensor.ndim > 1 for tensor in module._parameters.values())
     ]
@@ -206,10 +201,10 @@ def _activations(model: nn.Module, inputs: Any) -> tuple[float, ...]:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             # In place as well (`relu_`), so the size before is taken before.
             known = func.overloadpacket.__name__.rstrip("_") in ACTIVATIONS
-            before = _rms(args[0]) if known else 0.0
+            before = rms(args[0])[0] if known else 0.0
             result = func(*args, **(kwargs or {}))
-            if known and before > 0:
-                ratios.append(_rms(result) / before)
+            if before > 0:
+                ratios.append(rms(result)[0] / before)
             return result
 
     with evaluated(model), plain_operators(), Recording():
@@ -220,16 +215,13 @@ def _activations(model: nn.Module, inputs: Any) -> tuple[float, ...]:
 def _alignment(workload: Workload, model: nn.Module, batch: Batch, anatomy: Anatomy) -> dict[str, float]:
     examples = [take(batch, [index]) for index in range(min(_num_examples(workload, batch), MOST_EXAMPLES))]
     tensors = dict(canonical_parameters(model))
-    total: dict[str, Tensor] = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    total = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     sizes = dict.fromkeys(tensors, 0.0)
     with evaluated(model):
         for example in examples:
             loss = workload.evaluate(model, example)
-            found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
-            gradients = {
-                name: torch.zeros_like(tensors[name]) if gradient is None else gradient
-                for name, gradient in zip(tensors, found, strict=True)
-            }
+            found = torch.autograd.grad(loss, list(tensors.values()), materialize_grads=True)
+            gradients = dict(zip(tensors, found, strict=True))
             for name, size in _norms(gradients, anatomy).items():
                 total[name] += gradients[name]
                 sizes[name] += size

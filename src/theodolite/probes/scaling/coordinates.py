@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from scipy.special import stdtrit
+import torch
 
 from theodolite.anatomy import dissect
 from theodolite.core import arguments
@@ -29,6 +29,7 @@ from theodolite.planning.parameterization import (
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, counted
 from theodolite.probes.scaling.first_steps import Track, follow
+from theodolite.probes.signal.gradient_statistics import mean_interval
 from theodolite.workloads import Workload
 
 Axis = Literal["width", "depth"]
@@ -198,32 +199,27 @@ def coordinates(
         Yang et al., Tensor Programs V, 2022, appendix D.
     """
     sizes = list(dict.fromkeys(sizes))
-    _check_sizes(sizes)
+    for size in sizes:
+        if not isinstance(size, Size):
+            raise UseError(f"sizes holds {size!r}: give Sizes, for example [Size(64, 4), Size(256, 4)]")
+    if all(len({getattr(size, axis) for size in sizes}) == len(sizes) for axis in AXES):
+        raise UseError(
+            f"sizes are {', '.join(map(str, sizes))}: give at least two of equal depth, to compare widths, "
+            "or two of equal width, to compare depths"
+        )
     chosen = arguments.seeds("seeds", seeds)
     arguments.whole("steps", steps, least=1)
     arguments.one_of("parameterization", parameterization, PARAMETERIZATIONS)
     inputs = workload.draw(chosen[0], 0)[0]
-    needed = [*sizes, *([base] if parameterization == "plan" else [])]
-    anatomies = dict(planning.pop("anatomies", {}))
-    for size in needed:
-        if size not in anatomies:
-            anatomies[size] = dissect(workload.build, inputs, size=size, roles=planning.get("roles"))
+    needed = {*sizes, *([base] if parameterization == "plan" else [])}
+    roles = planning.get("roles")
+    anatomies = {size: dissect(workload.build, inputs, size=size, roles=roles) for size in needed}
+    options = dict(optimizer=optimizer, lr=lr, weight_decay=weight_decay, anatomies=anatomies, **planning)
     tell = progress or silent
     tracks: list[Track] = []
     for size in sizes:
-        made = plan_for(
-            workload.build,
-            inputs,
-            size,
-            parameterization=parameterization,
-            base=base,
-            optimizer=optimizer,
-            lr=lr,
-            weight_decay=weight_decay,
-            anatomies=anatomies,
-            **planning,
-        )
-        made = with_zero_readout(made)
+        plan = plan_for(workload.build, inputs, size, parameterization=parameterization, base=base, **options)
+        made = with_zero_readout(plan)
         lone = lone_branches(anatomies[size], [anatomies[one] for one in sizes if one.depth != size.depth])
         for seed in chosen:
             tell(f"{workload.name} {size}, seed {seed}", len(tracks) / len(sizes) / len(chosen))
@@ -244,15 +240,19 @@ def fit_slopes(tracks: Iterable[Track], *, step: int = -1) -> tuple[Slope, ...]:
     ]
     found = []
     for axis in AXES:
+        every = [[one for one in tracks if one.seed == seed] for seed in sorted({one.seed for one in tracks})]
         seeds = [
-            chosen
-            for seed in sorted({track.seed for track in tracks})
-            if _varies(chosen := [track for track in tracks if track.seed == seed], axis)
+            one
+            for one in every
+            if any(len({track.size for track in group}) > 1 for group in _groups(one, axis))
         ]
         for name in names if seeds else ():
             slopes = [_slope(chosen, name, axis, step) for chosen in seeds]
             expected = tracks[0].expected.get(name, 0.0) if axis == "depth" else 0.0
-            found.append(_mean_slope(name, axis, slopes, expected))
+            mean, low, high = slopes[0], math.nan, math.nan
+            if len(slopes) > 1:
+                mean, low, high = mean_interval(torch.tensor(slopes, dtype=torch.float64))
+            found.append(Slope(name, axis, mean, low, high, expected))
     return tuple(found)
 
 
@@ -261,27 +261,6 @@ def worst_first(slopes: Iterable[Slope]) -> tuple[Slope, ...]:
     return tuple(
         sorted(slopes, key=lambda one: abs(one.excess) if math.isfinite(one.excess) else math.inf)[::-1]
     )
-
-
-def _check_sizes(sizes: Sequence[Size]) -> None:
-    for size in sizes:
-        if not isinstance(size, Size):
-            raise UseError(f"sizes holds {size!r}: give Sizes, for example [Size(64, 4), Size(256, 4)]")
-    if all(len({_along(size, axis) for size in sizes}) == len(sizes) for axis in AXES):
-        raise UseError(
-            f"sizes are {', '.join(map(str, sizes))}: give at least two of equal depth, to compare widths, "
-            "or two of equal width, to compare depths"
-        )
-
-
-def _mean_slope(quantity: str, axis: Axis, slopes: Sequence[float], expected: float) -> Slope:
-    mean = float(np.mean(slopes))
-    low = high = math.nan
-    if len(slopes) > 1:
-        error = float(np.std(slopes, ddof=1)) / math.sqrt(len(slopes))
-        half = float(stdtrit(len(slopes) - 1, 0.975)) * error
-        low, high = mean - half, mean + half
-    return Slope(quantity, axis, mean, low, high, expected)
 
 
 def _slope(tracks: Sequence[Track], name: str, axis: Axis, step: int) -> float:
@@ -296,7 +275,7 @@ def _slope(tracks: Sequence[Track], name: str, axis: Axis, step: int) -> float:
         values = np.array([track.values[name][step] for track in group])
         if not (np.isfinite(values).all() and (values > 0).all()):
             return math.nan
-        x = np.log2([_along(track.size, axis) for track in group])
+        x = np.log2([getattr(track.size, axis) for track in group])
         y = np.log2(values)
         across += float(((x - x.mean()) ** 2).sum())
         covariance += float(((x - x.mean()) * (y - y.mean())).sum())
@@ -305,16 +284,8 @@ def _slope(tracks: Sequence[Track], name: str, axis: Axis, step: int) -> float:
 
 def _groups(tracks: Sequence[Track], axis: Axis) -> list[list[Track]]:
     other: Axis = "depth" if axis == "width" else "width"
-    fixed = sorted({_along(track.size, other) for track in tracks})
-    return [[track for track in tracks if _along(track.size, other) == value] for value in fixed]
-
-
-def _varies(tracks: Sequence[Track], axis: Axis) -> bool:
-    return any(len({track.size for track in group}) > 1 for group in _groups(tracks, axis))
-
-
-def _along(size: Size, axis: Axis) -> int:
-    return size.width if axis == "width" else size.depth
+    fixed = sorted({getattr(track.size, other) for track in tracks})
+    return [[track for track in tracks if getattr(track.size, other) == value] for value in fixed]
 
 
 def _signed(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -85,22 +85,32 @@ def follow(
         model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
         first = last = record_activations(model, probe)
-        sizes = [_sizes(first, first, lone)]
-        branches, stream = [rms(*first.branches)], [rms(*first.stream)]
-        for step in range(steps):
+        sizes, branches, stream = [], [], []
+        for step in range(steps + 1):
+            changes = _sizes(_change(last, first), lone)
+            moved = {
+                f"change of {name}": size for name, size in changes.items() if not name.startswith("stream.")
+            }
+            sizes.append(_sizes(last, lone) | moved)
+            branches.append(rms(*last.branches))
+            stream.append(rms(*last.stream))
+            if step == steps or not all(map(math.isfinite, sizes[-1].values())):
+                break
             batch = on_device(workload.draw(seed, step), device)
             optimizer.zero_grad()
             workload.evaluate(model, batch).backward()
             optimizer.step()
             last = record_activations(model, probe, last.layout)
-            sizes.append(_sizes(last, first, lone))
-            branches.append(rms(*last.branches))
-            stream.append(rms(*last.stream))
-            if not all(math.isfinite(value) for value in sizes[-1].values()):
-                break
-    finished = all(math.isfinite(value) for value in sizes[-1].values())
+    finished = all(map(math.isfinite, sizes[-1].values()))
     missing = [math.nan] * (steps + 1 - len(sizes))
-    names = [name for name in sizes[0] if _is_wide(name, plan) and all(name in one for one in sizes)]
+    # Not a router's scores or a bottleneck: narrow outputs may start smaller in a wider network, as logits
+    # do, and a softmax ignores a number that is added to all scores.
+    wide = {name for name, row in plan.rows.items() if row.role in ("input", "hidden")}
+    names = [
+        name
+        for name in sizes[0]
+        if all(name in one for one in sizes) and (LAYER not in name or name.partition(LAYER)[2] in wide)
+    ]
     return Track(
         size=plan.size,
         seed=seed,
@@ -115,9 +125,7 @@ def follow(
 def activation_sizes(model: nn.Module, inputs: Any) -> dict[str, float]:
     """The root mean squares of the stream, branches and logits of a network, named as in `Track`."""
     found = record_activations(model, inputs)
-    return {
-        name: size for name, size in _sizes(found, found).items() if not name.startswith(("change of", LAYER))
-    }
+    return {name: size for name, size in _sizes(found).items() if not name.startswith(LAYER)}
 
 
 def rms(*tensors: Tensor) -> tuple[float, ...]:
@@ -128,65 +136,45 @@ def rms(*tensors: Tensor) -> tuple[float, ...]:
     >>> rms(torch.tensor([3 + 4j]))
     (5.0,)
     """
-    if not tensors:
-        return ()
-    # One transfer from the device for all of them.
-    return tuple(torch.stack([_rms(tensor) for tensor in tensors]).tolist())
+    real = [tensor.abs() if tensor.is_complex() else tensor for tensor in tensors]
+    found = [tensor.double().square().mean().sqrt() for tensor in real]
+    return tuple(torch.stack(found).tolist()) if found else ()  # one transfer from the device
 
 
-def _rms(tensor: Tensor) -> Tensor:
-    return (tensor.abs() if tensor.is_complex() else tensor).double().square().mean().sqrt()
-
-
-def _sizes(now: Activations, before: Activations, lone: Collection[tuple[int, int]] = ()) -> dict[str, float]:
+def _sizes(found: Activations, lone: Collection[tuple[int, int]] = ()) -> dict[str, float]:
     sizes: dict[str, float] = {}
-    if now.stream:
-        first, middle, last = 0, (len(now.stream) - 1) // 2, -1
-        chosen = rms(*(now.stream[index] for index in (first, middle, last)))
+    if found.stream:
+        middle = (len(found.stream) - 1) // 2
+        chosen = rms(found.stream[0], found.stream[middle], found.stream[-1])
         sizes |= dict(zip(("stream.first", "stream.middle", "stream"), chosen, strict=True))
-    sizes |= _by_kind("branch", _kinds(now.layout, lone), now.branches)
-    sizes |= {f"{LAYER}{name}": _rms_of_all(values) for name, values in now.outside.items()}
-    (sizes["logits"],) = rms(now.logits)
-    if now.stream:
-        (sizes["change of stream"],) = rms(now.stream[-1] - before.stream[-1])
-    moved = tuple(one - other for one, other in zip(now.branches, before.branches, strict=True))
-    sizes |= _by_kind("change of branch", _kinds(now.layout, lone), moved)
-    for name, values in now.outside.items():
-        were = before.outside.get(name, ())
-        if [one.shape for one in values] == [
-            one.shape for one in were
-        ]:  # shapes change where routing picks rows
-            moved = tuple(one - other for one, other in zip(values, were, strict=True))
-            sizes[f"change of {LAYER}{name}"] = _rms_of_all(moved)
-    (sizes["change of logits"],) = rms(now.logits - before.logits)
+    each = rms(*found.branches)
+    for kind, members in _kinds(found.layout, lone):
+        sizes[f"branch.{kind}"] = math.sqrt(sum(each[index] ** 2 for index in members) / len(members))
+    for name, values in found.outside.items():  # several of a recurrent weight: one for each time step
+        (sizes[f"{LAYER}{name}"],) = rms(torch.cat([value.flatten() for value in values]))
+    (sizes["logits"],) = rms(found.logits)
     return sizes
 
 
-def _is_wide(quantity: str, plan: Plan) -> bool:
-    """Does the layer's number of outputs grow with the width, unlike a router's scores or a bottleneck?
+def _change(now: Activations, before: Activations) -> Activations:
+    """The differences, of the stream only at its end."""
 
-    Narrow outputs may start smaller in a wider network, as logits do, and a softmax ignores a number that is
-    added to all scores.
-    """
-    _, is_layer, name = quantity.partition(LAYER)
-    return not is_layer or plan[name].role in ("input", "hidden")
+    def minus(values: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(one - other for one, other in zip(values, others, strict=True))
 
+    def same_shapes(name: str) -> bool:  # they change where routing picks rows
+        were = before.outside.get(name, ())
+        return [one.shape for one in now.outside[name]] == [one.shape for one in were]
 
-def _rms_of_all(tensors: Sequence[Tensor]) -> float:
-    """The root mean square over all of them: a recurrent weight makes one for each time step."""
-    (size,) = rms(torch.cat([tensor.flatten() for tensor in tensors]))
-    return size
-
-
-def _by_kind(
-    name: str, kinds: Iterable[tuple[int, list[int]]], tensors: tuple[Tensor, ...]
-) -> dict[str, float]:
-    """The root mean square over all blocks, for each block's first branch, second branch, …"""
-    each = rms(*tensors)
-    return {
-        f"{name}.{kind}": math.sqrt(sum(each[index] ** 2 for index in members) / len(members))
-        for kind, members in kinds
-    }
+    return Activations(
+        now.layout,
+        branches=minus(now.branches, before.branches),
+        stream=minus(now.stream[-1:], before.stream[-1:]),
+        outside={
+            name: minus(now.outside[name], before.outside[name]) for name in now.outside if same_shapes(name)
+        },
+        logits=now.logits - before.logits,
+    )
 
 
 def _expected(layout: ActivationLayout, lone: Collection[tuple[int, int]]) -> dict[str, float]:

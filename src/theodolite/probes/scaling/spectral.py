@@ -20,17 +20,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import geometric_mean
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.part import Part, fold
 from theodolite.core import arguments
-from theodolite.core.batches import Batch, on_device
+from theodolite.core.batches import Batch, in_float64, on_device
 from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
@@ -80,7 +80,7 @@ class NormHistory:
         2.0
         """
         moved = [step for step in self.steps if step != 0]
-        return math.exp(sum(map(math.log, moved)) / len(moved)) if moved else 0.0
+        return geometric_mean(moved) if moved else 0.0
 
 
 @dataclass(frozen=True)
@@ -195,16 +195,9 @@ class Spectral(Result):
         met = "met" if self.holds() else "not met"
         yield f"{self.size} against {self.base}: the spectral condition is {met}"
         yield self.table()
-        yield "\n".join(
-            [
-                "1.00 is what the condition asks for (start: C1; step and drift: C2)",
-                *(
-                    f"{row.name}: its gradient is zero up to rounding"
-                    for row in self.folded
-                    if row.only_rounding
-                ),
-            ]
-        )
+        lines = ["1.00 is what the condition asks for (start: C1; step and drift: C2)"]
+        rounded = [row.name for row in self.folded if row.only_rounding]
+        yield "\n".join(lines + [f"{name}: its gradient is zero up to rounding" for name in rounded])
 
     def table(self) -> Table:
         """One row for each kind of tensor."""
@@ -362,7 +355,7 @@ def _only_rounding(workload: Workload, model: nn.Module, batch: Batch) -> frozen
     finer = copy.deepcopy(model).double()
     finer.zero_grad()
     try:
-        workload.evaluate(finer, tree_map(_doubled, batch)).backward()
+        workload.evaluate(finer, in_float64(batch)).backward()
     except (RuntimeError, TypeError, UseError):  # the network fixes a dtype
         return frozenset()
     exact = _gradient_sizes(finer)
@@ -375,10 +368,6 @@ def _gradient_sizes(model: nn.Module) -> dict[str, float]:
         for name, tensor in canonical_parameters(model)
         if tensor.grad is not None
     }
-
-
-def _doubled(leaf: Any) -> Any:
-    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 @torch.no_grad()
@@ -420,4 +409,4 @@ def _mean(pattern: str, rows: Sequence[SpectralRow]) -> SpectralRow:
 def _geometric(values: Sequence[float]) -> float:
     if not all(value > 0 for value in values):  # zero, or nan
         return min(values) if all(value >= 0 for value in values) else math.nan
-    return math.exp(sum(map(math.log, values)) / len(values))
+    return geometric_mean(values)

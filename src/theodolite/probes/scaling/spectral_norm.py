@@ -168,7 +168,7 @@ def _lanczos(stack: Tensor, rtol: float, most_steps: int) -> tuple[Tensor, Tenso
     tridiagonal = stack.new_zeros(num, last, last)
     for step in range(last):
         basis[:, step] = vector
-        product = _gram(stack, vector)
+        product = torch.einsum("nij,ni->nj", stack, torch.einsum("nij,nj->ni", stack, vector))
         tridiagonal[:, step, step] = (vector * product).sum(1)
         # Twice, as one pass leaves rounding errors that grow from step to step.
         kept = basis[:, : step + 1]
@@ -190,8 +190,3 @@ def _lanczos(stack: Tensor, rtol: float, most_steps: int) -> tuple[Tensor, Tenso
         if done < last:
             tridiagonal[:, step, done] = tridiagonal[:, done, step] = beta
     raise AssertionError("unreachable")
-
-
-def _gram(stack: Tensor, vectors: Tensor) -> Tensor:
-    """`AᵀA v` for each matrix A and its vector v."""
-    return torch.einsum("nij,ni->nj", stack, torch.einsum("nij,nj->ni", stack, vectors))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,6 @@ from theodolite.surgery.blocks import BlockCall, watched
 
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Relative error up to which a vector counts as multiplying channels."""
-
-
-class Listener(Protocol):
-    """Receives the gradients of a backward pass."""
-
-    def at_site(self, candidate: Candidate, site: Site, gradient: Tensor, features: Tensor) -> None:
-        """The gradient with respect to a site's output, and the site's input."""
-
-    def in_stream(self, candidate: Candidate, gradient: Tensor) -> None:
-        """The gradient with respect to the stream at the point."""
 
 
 class Candidate:
@@ -46,12 +36,10 @@ class Candidate:
         self.entries = 0
         """The number of entries of the stream at the point in the current pass."""
         self.shares: dict[str, float] = {}
-        """By holder: the entries of its output relative to these; constant if all examples have equally
-        many."""
+        """By holder: the entries of its output relative to these; constant if examples have equally many."""
         self.uneven: set[str] = set()
         """Holders whose share has changed."""
-        self.channel = -1
-        self.example = 0
+        self.channel, self.example = -1, 0
         """The dimensions of the stream that hold channels and examples."""
         modules = dict(canonical_modules(self.block))
         grouped: dict[str, dict[str, OutputTensor]] = {}
@@ -91,14 +79,14 @@ class Candidate:
             return
         self.sites.remove(site)
         module, tensors = self.holders[holder]
-        vars(module).pop("forward", None)  # set by `silence`
+        vars(module).pop("forward", None)  # set by `_return_zeros`
         for own, tensor in tensors.items():
             module._parameters[own] = nn.Parameter(torch.full_like(getattr(module, own), tensor.closed))
 
-    def settle(self) -> None:
-        """Leave the tensors of modules that were never called to autograd."""
-        for holder in self.holders.keys() - self.known.keys():
-            self.known[holder] = None
+
+Listener = Callable[[Candidate, Tensor, Site | None, Tensor], None]
+"""Called in a backward pass with a candidate, the gradient with respect to a site's output, the site, and the
+features that it was given; with the gradient of the stream at the point, None, and that gradient again."""
 
 
 class Candidates:
@@ -107,7 +95,7 @@ class Candidates:
     def __init__(self, model: nn.Module, points: Sequence[InsertionPoint], fresh: nn.Module | None) -> None:
         self.each = [Candidate(model, point, fresh) for point in points]
         self.leaves: list[Tensor] = []
-        self.listener: Listener | None = None
+        self._listener: Listener
         self._modules = dict(canonical_modules(model))
 
     @contextmanager
@@ -123,21 +111,22 @@ class Candidates:
                     stack.callback(handle.remove)
             yield
 
-    @contextmanager
-    def heard_by(self, listener: Listener) -> Iterator[None]:
-        """Pass the gradients of backward passes to the listener; drop all leaves at the end."""
-        self.listener = listener
-        try:
-            yield
-        finally:
-            self.listener = None
-            self.leaves.clear()
-
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, listener: Listener) -> None:
         """Compute the gradients of a loss with respect to the candidates' tensors only."""
         wanted = [*self.leaves, *(one for candidate in self.each for one in candidate.whole.values())]
+        self._listener = listener
         torch.autograd.backward(loss, inputs=[one for one in wanted if one.requires_grad])
         self.leaves.clear()
+
+    def give_up_uneven(self) -> None:
+        """Leave modules that were called on some rows of some examples to autograd, and forget all sums."""
+        for candidate in self.each:
+            for holder in tuple(candidate.uneven):
+                candidate.give_up(holder)
+            for site in candidate.sites:
+                site.clear()
+            for tensor in candidate.whole.values():
+                tensor.grad = None
 
     def _running(self, candidate: Candidate) -> Callable[[BlockCall, Tensor], Tensor | None]:
         def change(call: BlockCall, stream: Tensor) -> Tensor | None:
@@ -148,15 +137,14 @@ class Candidates:
                 candidate.zeros = float((returned == 0).double().mean())
             candidate.channels = returned.shape[candidate.channel]
             if returned.requires_grad:
-                returned.register_hook(lambda gradient: self._arrived(candidate, gradient))
+                returned.register_hook(lambda gradient: self._hear(candidate, gradient, None, gradient))
             return returned
 
         return change
 
-    def _arrived(self, candidate: Candidate, gradient: Tensor) -> None:
-        if self.listener is not None:
-            with _full_precision(gradient):
-                self.listener.in_stream(candidate, gradient)
+    def _hear(self, candidate: Candidate, gradient: Tensor, site: Site | None, features: Tensor) -> None:
+        with torch.autocast(gradient.device.type, enabled=False):  # it would round sums
+            self._listener(candidate, gradient, site, features)
 
     def _closing(self, candidate: Candidate, holder: str) -> Callable[[nn.Module, Any, Any], Tensor | None]:
         def close(module: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
@@ -170,7 +158,7 @@ class Candidates:
                 if isinstance(site, GainSite):
                     output = module.forward(*args)  # with an open gain
                 elif isinstance(site, MapSite) and not site.convolves:
-                    silence(module, output)
+                    _return_zeros(module, output)
             site = candidate.known[holder]
             if site is None:
                 return None
@@ -182,9 +170,8 @@ class Candidates:
 
             def arrived(leaf: Tensor) -> None:
                 gradient, leaf.grad = leaf.grad, None
-                if self.listener is not None and gradient is not None and holder not in candidate.uneven:
-                    with _full_precision(gradient):
-                        self.listener.at_site(candidate, site, gradient, features)
+                if gradient is not None and holder not in candidate.uneven:
+                    self._hear(candidate, gradient, site, features)
 
             leaf.register_post_accumulate_grad_hook(arrived)
             self.leaves.append(leaf)
@@ -193,14 +180,10 @@ class Candidates:
         return close
 
 
-def silence(module: nn.Module, output: Tensor) -> None:
+def _return_zeros(module: nn.Module, output: Tensor) -> None:
     """Let a closed linear map return zeros of its output's shape and dtype without a product."""
-    outputs, dtype = output.shape[-1], output.dtype
-
-    def zeros(features: Tensor) -> Tensor:
-        return features.new_zeros((*features.shape[:-1], outputs), dtype=dtype)
-
-    module.forward = zeros
+    outputs, dtype = output.shape[-1:], output.dtype
+    module.forward = lambda features: features.new_zeros(features.shape[:-1] + outputs, dtype=dtype)
 
 
 def make_site(module: nn.Module, tensors: OutputTensors, args: tuple[Any, ...], output: Any) -> Site | None:
@@ -265,18 +248,10 @@ def _share(block: nn.Module, template: nn.Module, outputs: Sequence[OutputTensor
         for name, tensor in module._parameters.items():
             path = f"{prefix}.{name}" if prefix else name
             other = own[prefix]._parameters.get(name) if prefix in own else None
-            if (
-                path not in closed
-                and tensor is not None
-                and other is not None
-                and other.shape == tensor.shape
-            ):
+            if path in closed or tensor is None or other is None:
+                continue
+            if other.shape == tensor.shape:
                 module._parameters[name] = other.detach()  # type: ignore[assignment]
-
-
-def _full_precision(tensor: Tensor) -> torch.autocast:
-    """Without autocast, which would round sums."""
-    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def _channel(stream: Tensor, outputs: int) -> int:

@@ -142,20 +142,8 @@ class Signal(Result):
 
     def table(self) -> Table:
         """One row for each point; * marks a gain above the noise, ? one that is unsure."""
-        columns = (
-            "point",
-            "‖M‖²",
-            "gain",
-            "±",
-            "gain/±",
-            "precond.",
-            "precond. ±",
-            "‖v‖",
-            "aligned",
-            "C",
-            "chance",
-            "above",
-        )
+        columns = ["point", "‖M‖²", "gain", "±", "gain/±", "precond.", "precond. ±"]
+        columns += ["‖v‖", "aligned", "C", "chance", "above"]
         rows = [
             (
                 *(one.name, one.norm**2, one.gain, one.error, one.significance),

@@ -16,10 +16,11 @@ References:
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,14 +32,7 @@ from theodolite.core.batches import Batch, Batches, device_of, on_device
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.calling import Loss, call, logits, require_logits
 from theodolite.core.errors import UseError
-from theodolite.core.examples import (
-    batches_of,
-    count_examples,
-    each_batch,
-    fingerprints,
-    num_examples,
-    take,
-)
+from theodolite.core.examples import batches_of, count_examples, each_batch, num_examples, take
 from theodolite.core.exclusive import exclusive
 from theodolite.core.finite import among, not_finite
 from theodolite.core.progress import Progress
@@ -52,16 +46,7 @@ from theodolite.probes.signal.gradient_statistics import (
     mean_interval,
     misleads,
 )
-from theodolite.probes.signal.passes import (
-    Estimated,
-    Estimating,
-    HeldOut,
-    Judging,
-    Runner,
-    Trial,
-    Uneven,
-    refuse_not_finite,
-)
+from theodolite.probes.signal.passes import Passes, Runner, Uneven, refuse_not_finite
 from theodolite.probes.signal.result import PointSignal, Signal
 from theodolite.probes.signal.sites import WIDEST, wide
 from theodolite.surgery import InsertionPoint, InsertionPoints, find_points
@@ -127,7 +112,7 @@ def signal(
     first = next(iter(each_batch(batches)))
     device = device_of(model)
     known = _points(model, first, device, points)
-    steps = _Steps(progress, batches, held_out)
+    tell = _batch_progress(progress, batches, held_out)
     with ExitStack() as stack:
         for network in (model,) if fresh is None else (model, fresh):
             stack.enter_context(at_rest(network))
@@ -136,51 +121,35 @@ def signal(
         stack.enter_context(candidates.in_stream())
         stack.enter_context(without_checkpoints())
         runner = Runner(model, loss, candidates, device)
-        differs = Trial().run(runner, first)
+        differs = runner.trial(first)
         while True:
             try:
-                passed = _passes(runner, *_samples(batches, held_out), ridge, steps)
+                passes = _run(Passes(runner), *_samples(batches, held_out), ridge, tell)
                 break
-            except Uneven as uneven:
-                uneven.give_up()
+            except Uneven:
+                candidates.give_up_uneven()
     found = Signal(
-        points=tuple(_point(one, passed, matrices) for one in candidates.each),
-        loss=runner.total / runner.examples,
-        estimated_on=passed.estimating.examples,
-        judged_on=passed.judging.examples,
+        points=tuple(_point(one, passes, matrices) for one in candidates.each),
+        loss=passes.total_loss / (passes.estimated_on + passes.judged_on),
+        estimated_on=passes.estimated_on,
+        judged_on=passes.judged_on,
         delta=delta,
         left=known.left,
         notes=(),
     )
-    notes = [*([differs] if differs else []), *_notes(found, passed), *_remarks(candidates)]
+    notes = [*([differs] if differs else []), *_notes(found, passes), *_remarks(candidates)]
     return replace(found, notes=tuple(notes))
 
 
-@dataclass(frozen=True)
-class _Passed:
-    """Both passes over the data."""
-
-    estimating: Estimating
-    judging: Judging
-    estimated: Mapping[Candidate, Estimated]
-    judged: Mapping[Candidate, HeldOut]
-    shared: int
-    """The number of held-out examples that are also in the other sample."""
-
-
-class _Steps:
-    """Reports the fraction of batches that were run, if their number is known."""
-
-    def __init__(self, progress: Progress | None, batches: Batches, held_out: Batches | None) -> None:
-        samples = [batches_of(batches), *([] if held_out is None else [batches_of(held_out)])]
-        self.total = sum(len(one) for one in samples if isinstance(one, Sized))
-        self.progress = progress if all(isinstance(one, Sized) for one in samples) else None
-        self.done = 0
-
-    def took_one(self) -> None:
-        self.done += 1
-        if self.progress is not None:
-            self.progress("signal", min(1.0, self.done / self.total))
+def _batch_progress(
+    progress: Progress | None, batches: Batches, held_out: Batches | None
+) -> Callable[[], None]:
+    """What is called after each batch; it reports the fraction done if the number of batches is known."""
+    samples = [batches_of(one) for one in (batches, held_out) if one is not None]
+    if progress is None or not all(isinstance(one, Sized) for one in samples):
+        return lambda: None
+    total, done = sum(map(len, samples)), itertools.count(1)
+    return lambda: progress("signal", min(1.0, next(done) / total))
 
 
 def _bare(model: nn.Module) -> nn.Module:
@@ -206,7 +175,7 @@ def _points(
         inputs = on_device(take(batch, slice(0, 2)), str(device))[0]
         known = find_points(model, inputs)
         if not known.found:
-            _refuse_weights(model, inputs)
+            _check_finite(model, inputs)
         if points is not None:
             known = InsertionPoints(tuple(known.at(one) for one in points), known.left)
     if not known.found:
@@ -215,7 +184,7 @@ def _points(
     return known
 
 
-def _refuse_weights(model: nn.Module, inputs: Any) -> None:
+def _check_finite(model: nn.Module, inputs: Any) -> None:
     """Raise if no points were found because weights or logits are not finite."""
     weights = dict(canonical_parameters(model))
     if bad := not_finite(weights):
@@ -268,58 +237,54 @@ def _refuse_few(examples: int) -> None:
         )
 
 
-def _passes(
-    runner: Runner, estimating_on: Iterable[Batch], judging_on: Iterable[Batch], ridge: float, steps: _Steps
-) -> _Passed:
-    runner.total, runner.examples = 0.0, 0
-    seen: set[bytes] = set()
-    shared = 0
-    estimating = Estimating(runner)
-    for index, batch in enumerate(estimating_on):
-        estimating.add(batch, index)
-        seen.update(fingerprints([batch]))
-        steps.took_one()
-    estimated = estimating.settle(ridge)
-    judging = Judging(runner, estimated)
-    for index, batch in enumerate(judging_on):
-        judging.add(batch, index)
-        shared += sum(one in seen for one in fingerprints([batch]))
-        steps.took_one()
-    _refuse_few(judging.examples)
-    return _Passed(estimating, judging, estimated, judging.settle(), shared)
+def _run(
+    passes: Passes,
+    batches: Iterable[Batch],
+    held_out: Iterable[Batch],
+    ridge: float,
+    tell: Callable[[], None],
+) -> Passes:
+    for index, batch in enumerate(batches):
+        passes.estimate(batch, index)
+        tell()
+    passes.settle(ridge)
+    for index, batch in enumerate(held_out):
+        passes.judge(batch, index)
+        tell()
+    _refuse_few(passes.judged_on)
+    return passes
 
 
-def _point(candidate: Candidate, passed: _Passed, matrices: bool) -> PointSignal:
-    estimated, judged = passed.estimated[candidate], passed.judged[candidate]
-    refuse_not_finite(
-        candidate.point.name, judged.products, judged.alignments, *estimated.directions.values()
-    )
-    plain, preconditioned = judged.products.sum(1).unbind(1)
-    both = estimated.gradients.joined(judged.gradients)
-    covariance = describe(both.covariance, both.examples, keep=matrices)
-    alignment, low, high = mean_interval(judged.alignments)
+def _point(candidate: Candidate, passes: Passes, matrices: bool) -> PointSignal:
+    directions, preconditioned_directions = passes.directions[candidate]
+    products, alignments = (torch.cat(one[candidate]) for one in (passes.products, passes.alignments))
+    refuse_not_finite(candidate.point.name, products, alignments, *directions.values())
+    plain, preconditioned = products.sum(1).unbind(1)
+    examples = passes.estimated_on + passes.judged_on
+    covariance = describe(passes.gradients[candidate].covariance(examples), examples, keep=matrices)
+    alignment, low, high = mean_interval(alignments)
     return PointSignal(
         point=candidate.point,
-        norm=math.sqrt(sum(float(one.double().square().sum()) for one in estimated.directions.values())),
+        norm=math.sqrt(sum(float(one.double().square().sum()) for one in directions.values())),
         gain=float(plain.mean()),
         error=_error(plain),
-        shares=tuple(judged.products[..., 0].mean(0).tolist()),
+        shares=tuple(products[..., 0].mean(0).tolist()),
         preconditioned=float(preconditioned.mean()),
         preconditioned_error=_error(preconditioned),
-        directions=_rounded(candidate, estimated.directions),
-        preconditioned_directions=_rounded(candidate, estimated.preconditioned),
-        gradient=float(estimated.gradients.mean.norm()),
+        directions=_rounded(candidate, directions),
+        preconditioned_directions=_rounded(candidate, preconditioned_directions),
+        gradient=float(passes.means[candidate].norm()),
         alignment=alignment,
         alignment_interval=(low, high),
         alignment_bound=alignment_bound(
-            estimated.gradients.examples,
-            len(judged.alignments),
+            passes.estimated_on,
+            passes.judged_on,
             norm_mu=math.sqrt(max(alignment, 0.0)),
             lambda_max=covariance.largest,
             trace=covariance.trace,
         ),
         covariance=covariance,
-        unsure=passed.judging.one_class or misleads(plain),
+        unsure=passes.one_class or misleads(plain),
     )
 
 
@@ -334,11 +299,11 @@ def _rounded(candidate: Candidate, directions: Mapping[str, Tensor]) -> dict[str
     return {name: directions[name].to(dtype) for name in names if name in directions}
 
 
-def _notes(found: Signal, passed: _Passed) -> Iterator[str]:
+def _notes(found: Signal, passes: Passes) -> Iterator[str]:
     """What to know about the samples."""
-    if passed.shared:
+    if passes.shared:
         yield (
-            f"{passed.shared} of the {found.judged_on} held-out examples have inputs that are also in the "
+            f"{passes.shared} of the {found.judged_on} held-out examples have inputs that are also in the "
             "other sample: the gains are too high by what was learnt from them"
         )
     least = min(found.points, key=lambda one: one.significance)
@@ -348,7 +313,7 @@ def _notes(found: Signal, passed: _Passed) -> Iterator[str]:
             "samples differ? Shuffle the examples, or give a held_out of the same kind"
         )
     seeming = [one for one in found.points if one.unsure and one.significance > found.threshold]
-    if passed.judging.one_class:
+    if passes.one_class:
         why = "all held-out examples are of one class, and those of other classes are not known"
     elif found.judged_on < FEWEST:
         why = f"{found.judged_on} held-out examples are too few to know, {FEWEST} are needed"

@@ -14,7 +14,6 @@ sums are kept, so memory does not grow with the number of examples.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -35,7 +34,7 @@ Directions = tuple[dict[str, Tensor], dict[str, Tensor]]
 """By output tensor: the mean gradient, and the preconditioned one."""
 
 
-class Site(ABC):
+class _Site:
     """A module that ends a branch, with the sums of its gradient."""
 
     def __init__(self, module: nn.Module, tensors: OutputTensors, channel: int) -> None:
@@ -47,32 +46,12 @@ class Site(ABC):
         self.positions = 0
         self.directions = torch.zeros(())
 
-    features: int
-    channels: int
-    """The number of channels that the module makes."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Forget all examples."""
-
-    @abstractmethod
-    def add(self, gradient: Tensor, features: Tensor, examples: int) -> None:
-        """Add the gradient of some examples."""
-
-    @abstractmethod
-    def settle(self, examples: int, ridge: float) -> Directions:
-        """The mean gradient of all examples, and the preconditioned one."""
-
-    @abstractmethod
-    def judge(self, gradient: Tensor, features: Tensor, examples: int) -> Tensor:
-        """For each example the inner products of its gradient with both, (B, 2)."""
-
     def _named(self, *both: Mapping[str, Tensor]) -> Directions:
         plain, other = ({one.name: each[own] for own, one in self.tensors.items()} for each in both)
         return plain, other
 
 
-class MapSite(Site):
+class MapSite(_Site):
     """`y = Wφ + b`: a linear map, or a convolution, which is one of the windows of its input.
 
     >>> linear = nn.Linear(2, 1)
@@ -172,7 +151,7 @@ class MapSite(Site):
         return matrix.T.contiguous() if self.transposed else matrix.reshape(self.weight_shape)
 
 
-class GainSite(Site):
+class GainSite(_Site):
     """`y = z∘u + s`: the gain z of a norm, or any vector that multiplies channels, and its shift."""
 
     def __init__(
@@ -217,48 +196,42 @@ class GainSite(Site):
     def _rows(self, gradient: Tensor, features: Tensor, examples: int) -> tuple[Tensor, Tensor]:
         dtype = wide(gradient.dtype)
         rows, columns = (
-            by_example(one, examples, self.example, self.channel).to(dtype) for one in (gradient, features)
+            by_example(one, examples, self.example, self.channel) for one in (gradient, features)
         )
-        return rows, columns
+        return rows.to(dtype), columns.to(dtype)
+
+
+Site = MapSite | GainSite
 
 
 class GradientSums:
     """Sums of the examples' gradients `v` with respect to a shift of the stream, and of `vvᵀ`, in float64.
 
+    Examples whose gradient is zero need not be added.
+
     >>> sums = GradientSums(2)
     >>> sums.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
-    >>> sums.mean.tolist(), sums.covariance.tolist()
+    >>> sums.mean(2).tolist(), sums.covariance(2).tolist()
     ([2.0, 1.0], [[2.0, -2.0], [-2.0, 2.0]])
     """
 
     def __init__(self, channels: int, device: torch.device | None = None) -> None:
-        self.examples = 0
         self.total = torch.zeros(channels, dtype=torch.float64, device=device)
         self.outer = torch.zeros(channels, channels, dtype=torch.float64, device=device)
 
     def add(self, gradients_BC: Tensor) -> None:
         """Add examples."""
         gradients = gradients_BC.double()
-        self.examples += len(gradients)
         self.total += gradients.sum(0)
         self.outer.addmm_(gradients.T, gradients)
 
-    def joined(self, other: GradientSums) -> GradientSums:
-        """The sums over both samples."""
-        both = GradientSums(0)
-        both.examples = self.examples + other.examples
-        both.total, both.outer = self.total + other.total, self.outer + other.outer
-        return both
-
-    @property
-    def mean(self) -> Tensor:
+    def mean(self, examples: int) -> Tensor:
         """v̄."""
-        return self.total / self.examples
+        return self.total / examples
 
-    @property
-    def covariance(self) -> Tensor:
+    def covariance(self, examples: int) -> Tensor:
         """Σ, unbiased."""
-        return (self.outer - self.examples * torch.outer(self.mean, self.mean)) / (self.examples - 1)
+        return (self.outer - torch.outer(self.total, self.total) / examples) / (examples - 1)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

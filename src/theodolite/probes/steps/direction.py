@@ -42,12 +42,12 @@ def given_step(
             "nothing for minus the gradient"
         )
     extra = [name for name in step if name not in objective.names]
-    moving = [name for name in extra if bool(step[name].any())]
-    if moving if isinstance(direction, Optimizer) else extra:
-        odd = (moving or extra)[0]
+    if isinstance(direction, Optimizer):  # it may train others with a step of zero
+        extra = [name for name in extra if bool(step[name].any())]
+    if extra:
         raise UseError(
-            f"the direction moves {odd!r}, which is not among the {len(objective.names)} parameters that are "
-            f"measured. The first of them is {objective.names[0]!r}; choose others with parameters=…"
+            f"the direction moves {extra[0]!r}, which is not among the {len(objective.names)} parameters "
+            f"that are measured. The first of them is {objective.names[0]!r}; choose others with parameters=…"
         )
     step = {
         name: step[name].detach() if name in step else torch.zeros_like(tensor)

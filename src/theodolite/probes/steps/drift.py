@@ -33,15 +33,14 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import unwrap
 from theodolite.core.arguments import positive, whole
-from theodolite.core.batches import Batch, Batches
+from theodolite.core.batches import Batch, Batches, in_float64
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
@@ -238,7 +237,7 @@ class Descent:
         given = Objective(model, loss, batch, parameters=parameters)
         self._model = copy.deepcopy(unwrap(model)).double()
         self._loss = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
-        self._batch: Batches = _doubled(batch) if given.single else _Doubled(batch)
+        self._batch: Batches = in_float64(batch) if given.single else _Doubled(batch)
         self._objective = Objective(self._model, self._loss, self._batch, parameters=given.names)
         self.start = self._objective.flat(self._objective.tensors).detach().clone()
         """The weights of the network."""
@@ -292,14 +291,7 @@ class _Doubled:
         self._batches = batches
 
     def __iter__(self) -> Iterator[Batch]:
-        return (_doubled(pair) for pair in self._batches)
-
-
-def _doubled(pair: Any) -> Any:
-    def double(leaf: Any) -> Any:
-        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    return tree_map(double, pair)
+        return map(in_float64, self._batches)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from theodolite.present.text import Table
 from theodolite.probes.curvature.axes import Axes
 from theodolite.probes.curvature.landscape import losses
 from theodolite.probes.steps.direction import Direction
-from theodolite.probes.steps.radius import Radius, begun, radius
+from theodolite.probes.steps.radius import Radius, prepare, radius
 
 MULTIPLES = np.geomspace(1e-2, 1e2, 33)
 """Default lengths, in units of the radius."""
@@ -109,11 +109,14 @@ def profile(
     >>> 0 < found.falls_to < found.above_at < math.inf
     True
     """
-    objective, _, step = begun(model, loss, batch, direction, parameters, temperature)
+    multiples = MULTIPLES if lengths is None else np.unique(np.asarray(lengths, dtype=np.float64))
+    if not multiples.size or not (np.isfinite(multiples) & (multiples > 0)).all():
+        raise UseError(f"lengths is {lengths!r}: give at least one positive, finite number")
+    objective, _, step = prepare(model, loss, batch, direction, parameters, temperature)
     measured = radius(model, loss, batch, step, parameters=objective.names, temperature=temperature)
     unit = {name: tensor / measured.length for name, tensor in step.items()}
     scale = measured.value if math.isfinite(measured.value) else measured.length
-    places = np.concatenate([[0.0], scale * _multiples(lengths)])
+    places = np.concatenate([[0.0], scale * multiples])
     line = Axes("checkpoints", (unit,), ("step",))
 
     def at(some: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -122,17 +125,10 @@ def profile(
     values = at(places)
     noise = 16 * torch.finfo(objective.dtype).eps * max(1.0, abs(float(values[0])))
     first, rises = _rises(at, places, values, noise, measured.slope)
+    above = _above(at, places, values, noise, measured.slope)
     finite = np.isfinite(values)
     lowest, falls_to = min([(first, rises), *zip(values[finite], places[finite], strict=True)])
-    return Profile(
-        radius=measured,
-        lengths=places,
-        losses=values,
-        lowest=float(lowest),
-        falls_to=float(falls_to),
-        rises_at=rises,
-        above_at=_above(at, places, values, noise, measured.slope),
-    )
+    return Profile(measured, places, values, float(lowest), float(falls_to), rises, above)
 
 
 Loss1D = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -176,15 +172,6 @@ def _above(
         middle = (low + high) / 2
         low, high = (middle, high) if at(np.array([middle]))[0] <= values[0] + noise else (low, middle)
     return float((low + high) / 2)
-
-
-def _multiples(given: Sequence[float] | None) -> NDArray[np.float64]:
-    if given is None:
-        return MULTIPLES
-    found = np.asarray(given, dtype=np.float64)
-    if found.ndim != 1 or not len(found) or not (np.isfinite(found) & (found > 0)).all():
-        raise UseError(f"lengths is {given!r}: give at least one positive, finite number")
-    return np.unique(found)
 
 
 def _at(where: float, unit: float, end: float) -> str:

@@ -41,7 +41,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.replicas import on_all_ranks, together
 from theodolite.present.result import Block, Result
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.operator import Hessian, Operator, hessian
+from theodolite.probes.curvature.operator import Hessian, hessian
 from theodolite.probes.curvature.score import CrossEntropy
 from theodolite.probes.curvature.sharpness import Sharpness
 from theodolite.probes.curvature.sharpness import sharpness as measure_sharpness
@@ -176,14 +176,19 @@ def radius(
     >>> round(found.value * 3 * 1.4 / math.pi, 4), found.worst, round(found.length, 4)  # a = 3 (0.6, −0.8)
     (1.0, 0, 1.0)
     """
-    objective, operator, step = begun(model, loss, batch, direction, parameters, temperature)
+    objective, operator, step = prepare(model, loss, batch, direction, parameters, temperature)
     length = norm(step)
     unit = {name: (tensor.double() / length).to(objective.dtype) for name, tensor in step.items()}
     rows = objective.together(lambda: _measured(objective, unit, loss))
     worst = min(rows, key=lambda one: float(one.radii.min()))
     radii = torch.cat([one.radii for one in rows])
     exact = [one.exact for one in rows if one.exact is not None]
-    bent, no_hessian = _curvature(operator, unit)
+    curvature, no_hessian = math.nan, None
+    try:
+        product = operator @ unit
+        curvature = float(sum((product[name].double() * unit[name].double()).sum() for name in unit))
+    except UseError as error:
+        no_hessian = str(error)
     sums = [sum(one.loss for one in rows), sum(one.slope for one in rows)]
     means = objective.averaged(lambda: torch.tensor(sums, dtype=torch.float64, device=objective.device))
     return Radius(
@@ -196,13 +201,13 @@ def radius(
         exact=least_of_all(objective, min(exact)) if exact else None,
         loss=float(means[0]),
         slope=float(means[1]),
-        curvature=bent,
+        curvature=curvature,
         no_hessian=no_hessian,
         sharpness=measure_sharpness(operator) if sharpness else None,
     )
 
 
-def begun(
+def prepare(
     model: nn.Module,
     loss: Loss,
     batch: Batches,
@@ -246,21 +251,11 @@ def _measured(objective: Objective, unit: Mapping[str, Tensor], loss: Loss) -> l
         z, a = by_rows(z, known.dim), by_rows(a, known.dim)
         ignored = known.weights.reshape(-1) == 0
         radii = bounds(a).masked_fill(ignored, math.inf).cpu()
-        exact = None
-        if z.shape[1] == 2:
-            exact = float(binary_radii(z, a).masked_fill(ignored, math.inf).min())
+        exactly = binary_radii(z, a).masked_fill(ignored, math.inf) if z.shape[1] == 2 else None
+        exact = None if exactly is None else float(exactly.min())
         least = int(radii.argmin())
         found.append(_Rows(radii, exact, z[least].double().cpu(), a[least].double().cpu(), value, slope))
     return found
-
-
-def _curvature(operator: Operator, unit: Mapping[str, Tensor]) -> tuple[float, str | None]:
-    """`vᵀHv`, or nan and why there is none."""
-    try:
-        product = operator @ dict(unit)
-    except UseError as error:
-        return math.nan, str(error)
-    return float(sum((product[name].double() * unit[name].double()).sum() for name in unit)), None
 
 
 def least_of_all(objective: Objective, value: float) -> float:
@@ -329,22 +324,22 @@ def _counted(objective: Objective, logits: Tensor, targets: Any, dim: int) -> Te
     return by_rows(slope, dim).abs().amax(1) > 0
 
 
-def bounds(slopes: Tensor, dim: int = -1) -> Tensor:
+def bounds(slopes: Tensor) -> Tensor:
     """`π/Δ` of each row, infinite where all slopes are equal; (…, K) → (…).
 
     >>> bounds(torch.tensor([[0.0, math.pi], [1.0, 1.0]]))
     tensor([1.0000,    inf], dtype=torch.float64)
     """
-    return math.pi / (slopes.amax(dim).double() - slopes.amin(dim).double())
+    return math.pi / (slopes.amax(-1).double() - slopes.amin(-1).double())
 
 
-def binary_radii(logits: Tensor, slopes: Tensor, dim: int = -1) -> Tensor:
+def binary_radii(logits: Tensor, slopes: Tensor) -> Tensor:
     """`√(δ² + π²)/Δ` of each row of two classes; (…, 2) → (…).
 
     >>> binary_radii(torch.tensor([math.sqrt(3) * math.pi, 0.0]), torch.tensor([0.0, math.pi]))
     tensor(2.0000, dtype=torch.float64)
     """
-    (z, other_z), (a, other_a) = logits.double().unbind(dim), slopes.double().unbind(dim)
+    (z, other_z), (a, other_a) = logits.double().unbind(-1), slopes.double().unbind(-1)
     return torch.sqrt((z - other_z).square() + math.pi**2) / (a - other_a).abs()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
@@ -62,10 +62,11 @@ def optimizer_step(
             "Call loss.backward() first"
         )
     before = Snapshot(optimizer, model)
+    step = type(optimizer).step.__get__(optimizer)  # without the counter that a scheduler puts around it
     try:
         with untouched_randomness(), no_hooks(optimizer), _kept_graphs(names), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is wrong with a step, the step itself will say
-            take(optimizer, _bare_step(optimizer), closure)
+            warnings.simplefilter("ignore")  # a real step will show them
+            take(optimizer, step, closure)
         return {
             name: parameter.detach() - before.copies[parameter].detach() for parameter, name in names.items()
         }
@@ -92,7 +93,7 @@ def parameter_names(optimizer: Optimizer, model: nn.Module | None) -> dict[Tenso
 
 
 def take(optimizer: Optimizer, step: Callable[..., Any], closure: Closure | None) -> Any:
-    """One step; an optimizer that needs a closure and has none says so."""
+    """Take one step; raise if the optimizer needs a closure and none is given."""
     kind = type(optimizer).__name__
     needs = UseError(
         f"{kind} computes its gradients itself. Give closure=…, a function that zeroes the gradients, calls "
@@ -100,11 +101,8 @@ def take(optimizer: Optimizer, step: Callable[..., Any], closure: Closure | None
     )
     # Of the class: a scheduler puts its own function around the step of the object.
     _, *wanted = inspect.signature(type(optimizer).step).parameters.values()
-    required = [
-        one.name
-        for one in wanted
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [one.name for one in wanted if one.default is one.empty and one.kind not in optional]
     if any(name != "closure" for name in required):
         raise UseError(
             f"the step of {kind} needs {', '.join(required)}, which is not known here. Give the optimizer "
@@ -126,8 +124,8 @@ class Snapshot:
     """All that a step of an optimizer may change: parameters, gradients, state and groups.
 
     With a model also its buffers, and the gradients of its other parameters. `restore` makes everything what
-    it was: the same objects, with the same bits. Attributes of objects in the state are looked into; what has
-    none that can be seen (numpy arrays, generators, `__slots__`) stays as the step left it.
+    it was: the same objects, with the same bits. Objects in the state are restored by their attributes; those
+    without a `__dict__` (numpy arrays, generators, `__slots__`) stay as the step left them.
     """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module | None = None) -> None:
@@ -156,12 +154,12 @@ class Snapshot:
                 continue
             value.clear()
             (value.extend if isinstance(value, (list, deque)) else value.update)(before)
-        for tensor, copy in self.copies.items():
+        for tensor, values in self.copies.items():
             memory = self._memory.get(tensor)
             if memory is not None and memory.data_ptr() != tensor.data_ptr():
                 tensor.data = memory
             with torch.inference_mode() if tensor.is_inference() else nullcontext():
-                _once(tensor, tensor).copy_(_once(copy, tensor))
+                _once(tensor, tensor).copy_(_once(values, tensor))
         for tensor, grad in self._grads:
             tensor.grad = grad
         # Graphs that were made before may still go backward.
@@ -182,16 +180,10 @@ class Snapshot:
             self._containers[id(value)] = value, None
             self._add(value.state, attributes=True)
             self._add(vars(value))
-        elif isinstance(value, dict):
-            self._containers[id(value)] = value, dict(value)
-            for item in [*value.keys(), *value.values()]:
-                self._add(item, attributes=attributes)
-        elif isinstance(value, (list, deque, set)):
-            self._containers[id(value)] = value, tuple(value)
-            for item in list(value):
-                self._add(item, attributes=attributes)
-        elif isinstance(value, (tuple, frozenset)):
-            for item in value:
+        elif isinstance(value, (dict, list, deque, set, tuple, frozenset)):
+            if not isinstance(value, (tuple, frozenset)):
+                self._containers[id(value)] = value, dict(value) if isinstance(value, dict) else tuple(value)
+            for item in [*value, *(value.values() if isinstance(value, dict) else ())]:
                 self._add(item, attributes=attributes)
         elif attributes and not isinstance(value, ModuleType):
             own = getattr(value, "__dict__", None)
@@ -202,25 +194,22 @@ class Snapshot:
 @contextmanager
 def no_hooks(optimizer: Optimizer) -> Iterator[None]:
     """Without the hooks of a step: those of the optimizer, and those of all optimizers."""
-    own = {name: getattr(optimizer, name) for name in _OWN_HOOKS if hasattr(optimizer, name)}
-    every = [getattr(torch_optimizer, name) for name in _ALL_HOOKS]
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    every = [getattr(optimizer, name) for name in names if hasattr(optimizer, name)]
+    every += [torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks]
     copies = [dict(hooks) for hooks in every]
     try:
-        for name in own:
-            setattr(optimizer, name, OrderedDict())
         for hooks in every:
             hooks.clear()
         yield
     finally:
-        for name, hooks in own.items():
-            setattr(optimizer, name, hooks)
-        for hooks, copy in zip(every, copies, strict=True):
-            hooks.update(copy)
+        for hooks, before in zip(every, copies, strict=True):
+            hooks.update(before)
 
 
 @contextmanager
 def _kept_graphs(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Where gradients have graphs, whoever goes backward through them leaves them whole."""
+    """If gradients have graphs, let every backward pass through them retain the graph."""
     if not any(parameter.grad is not None and parameter.grad.requires_grad for parameter in parameters):
         yield
         return
@@ -236,15 +225,8 @@ def _kept_graphs(parameters: Iterable[Tensor]) -> Iterator[None]:
         setattr(torch.autograd, _BACKWARD, run)
 
 
-# All of torch's ways backward call it, also where somebody has imported `grad` by name.
+# Every backward pass of torch calls it, also if somebody has imported `grad` by name.
 _BACKWARD = "_engine_run_backward"
-_OWN_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_ALL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-
-
-def _bare_step(optimizer: Optimizer) -> Callable[..., Any]:
-    """The step as its class has it: schedulers put a counter around that of the object."""
-    return type(optimizer).step.__get__(optimizer)
 
 
 def _once(tensor: Tensor, like: Tensor) -> Tensor:

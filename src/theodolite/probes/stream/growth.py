@@ -53,21 +53,14 @@ class GrowthLaw:
     def __str__(self) -> str:
         if self.kind in ("flat", "falling"):
             return f"{self.kind} ({self.ratio:.3g}× over {self.blocks} blocks)"
+        total = f"{self.ratio:.3g}× over {self.blocks} blocks"
         if self.kind == "unclear":
-            why = "both laws fit about as well"
-            if self.blocks < FEWEST:
-                why = f"{self.blocks} blocks are too few"
-            elif math.isnan(self.evidence):
-                why = "neither law fits"
-            return f"{self.ratio:.3g}× over {self.blocks} blocks; linear or exponential is unclear: {why}"
-        law = (
-            f"RMS² grows by {self.rise:.2g} of its start in each block"
-            if self.kind == "linear"
-            else f"×{self.factor:.3g} in each block"
-        )
-        return (
-            f"{self.kind}, {self.ratio:.3g}× over {self.blocks} blocks: {law} (ΔAIC {abs(self.evidence):.0f})"
-        )
+            why = "neither law fits" if math.isnan(self.evidence) else "both laws fit about as well"
+            why = f"{self.blocks} blocks are too few" if self.blocks < FEWEST else why
+            return f"{total}; linear or exponential is unclear: {why}"
+        rise = f"RMS² grows by {self.rise:.2g} of its start in each block"
+        law = rise if self.kind == "linear" else f"×{self.factor:.3g} in each block"
+        return f"{self.kind}, {total}: {law} (ΔAIC {abs(self.evidence):.0f})"
 
 
 def fit_growth(sizes: Sequence[float]) -> GrowthLaw:
@@ -90,6 +83,7 @@ def fit_growth(sizes: Sequence[float]) -> GrowthLaw:
     factor = math.exp(slope / 2)
     floor = len(places) * NOISE**2
     evidence = len(places) * math.log(max(linear, floor) / max(exponential, floor))
+    steps = np.abs(np.diff(levels if evidence > 0 else squares))
     kind: Kind
     high, low = float(np.sqrt(squares.max())) / sizes[0], float(np.sqrt(squares.min())) / sizes[0]
     if 1 / FLAT < low <= high < FLAT:
@@ -101,7 +95,7 @@ def fit_growth(sizes: Sequence[float]) -> GrowthLaw:
     elif (
         ratio < FLAT
         or min(linear, exponential) > UNEXPLAINED * float(np.square(levels - levels.mean()).sum())
-        or _jumps(levels if evidence > 0 else squares)
+        or steps.max() > ONE_STEP * steps.sum()
     ):
         kind, evidence = "unclear", math.nan
     elif abs(evidence) < SURE:
@@ -109,12 +103,6 @@ def fit_growth(sizes: Sequence[float]) -> GrowthLaw:
     else:
         kind = "exponential" if evidence > 0 else "linear"
     return GrowthLaw(kind, blocks, ratio, factor, rise, evidence)
-
-
-def _jumps(values: np.ndarray) -> bool:
-    """Is more than half of the change in one step?"""
-    steps = np.abs(np.diff(values))
-    return bool(steps.max() > ONE_STEP * steps.sum())
 
 
 def _linear(places: np.ndarray, levels: np.ndarray) -> tuple[float, float]:

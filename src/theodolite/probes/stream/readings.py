@@ -106,13 +106,11 @@ class HeadroomWatch:
         if not made.numel():
             return
         floor = self._floor(op, given, made)
-        if floor is None:
-            self._floors.pop(_storage(made), None)
-        else:
+        self._floors.pop(_storage(made), None)
+        if floor is not None:
             self._floors[_storage(made)] = floor
-        if op in MOVES or op in WHOLE or op.endswith("_like"):
-            return
-        if made.dim() > 1 and made.shape[-1] == 1:  # statistics of a norm stay in float32
+        is_statistic = made.dim() > 1 and made.shape[-1] == 1  # of a norm: it stays in float32
+        if op in MOVES or op in WHOLE or op.endswith("_like") or is_statistic:
             return
         sizes = made.abs() if floor is None else torch.where(made <= floor, 0, made.abs())
         self._sizes.append(sizes.amax().double())
@@ -139,12 +137,11 @@ class HeadroomWatch:
             before = self._floors.get(_storage(tensor)) if tensor.requires_grad else None
             if before is None:
                 continue
-            if _storage(tensor) == _storage(made) and op in MOVES:
+            same = _storage(tensor) == _storage(made)
+            if op in MOVES and (same or not _fits(tensor, made)):
                 found.append(before)
             elif _fits(tensor, made):
                 found.append(_highest(made, tensor <= before))
-            elif op in MOVES:
-                found.append(before)
         constants = [
             one for one in tensors if one.is_floating_point() and not one.requires_grad and one.numel()
         ]
@@ -233,13 +230,11 @@ def _storage(tensor: Tensor) -> int:
 def _where(layout: ActivationLayout, last: int | None) -> str:
     """Where in the network an operation is, in words."""
     index = -1
-    for number, (start, ends, after) in enumerate(
-        zip(layout.starts, layout.branches, layout.stream, strict=True)
-    ):
-        if last == start or last in ends:
+    for number, ends in enumerate(layout.branches):
+        if last == layout.stream[number]:
+            index = number + 1
+        elif last == layout.starts[number] or last in ends:
             index = max(index, number)
-        if last == after:
-            index = max(index, number + 1)
     if index < 0:
         return "before the first block"
     if index >= len(layout.places):

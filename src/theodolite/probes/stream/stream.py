@@ -118,37 +118,15 @@ class Stream(Result):
 
     def table(self) -> Table:
         """One row for each branch."""
-        columns = (
-            "block",
-            "stream",
-            "branch",
-            "f/h",
-            "cosine",
-            "∂L/∂h",
-            "∂L/∂f",
-            "max/med",
-            "−branch",
-            "−block",
-        )
+        columns = {"stream": "stream", "branch": "added", "f/h": "share", "cosine": "cosine"}
+        columns |= {"∂L/∂h": "stream_gradient", "∂L/∂f": "branch_gradient", "max/med": "peak"}
+        columns |= {"−branch": "skipped"}
         rows = [("start", self.start, *[None] * 3, self.start_gradient, *[None] * 4)]
-        rows += [
-            (
-                f"{one.block}.{one.branch}",
-                *(
-                    one.stream,
-                    one.added,
-                    one.share,
-                    one.cosine,
-                    one.stream_gradient,
-                    one.branch_gradient,
-                    one.peak,
-                ),
-                one.skipped,
-                self.skipped_blocks[one.block] if one in self._ends else None,
-            )
-            for one in self.branches
-        ]
-        return Table(columns, rows)
+        for one in self.branches:
+            block = self.skipped_blocks[one.block] if one in self._ends else None
+            values = (getattr(one, name) for name in columns.values())
+            rows.append((f"{one.block}.{one.branch}", *values, block))
+        return Table(("block", *columns, "−block"), rows)
 
     def _summary(self) -> Iterator[str]:
         yield f"stream    {self.growth}"
@@ -182,18 +160,12 @@ class Stream(Result):
             sum(one.block == block for one in self.branches) for block in range(len(self.skipped_blocks))
         ]
         places = [0.0, *(one.block + (one.branch + 1) / counts[one.block] for one in self.branches)]
+        added = [one.added for one in self.branches]
+        sizes = [self.start, *(one.stream for one in self.branches)]
+        gradients = [self.start_gradient, *(one.stream_gradient for one in self.branches)]
         panels = [
-            _lines(
-                "Stream (line) and branches (dots)",
-                places,
-                [self.start, *(one.stream for one in self.branches)],
-                [one.added for one in self.branches],
-            ),
-            _lines(
-                "Gradient in the stream",
-                places,
-                [self.start_gradient, *(one.stream_gradient for one in self.branches)],
-            ),
+            _lines("Stream (line) and branches (dots)", places, sizes, added),
+            _lines("Gradient in the stream", places, gradients),
         ]
         if any(one is not None for one in self.skipped_blocks):
             drawn = bars(range(len(counts)), self.skipped_blocks, hover="block %{x}: %{y:.3g}")
@@ -235,8 +207,13 @@ def stream(
     >>> found.skipped_blocks[1], found.branches[-1].cosine > 0.999, found.branches[0].share > 0.01
     (0.0, True, True)
     """
+    require_logits(loss, "The residual stream")
+    if not isinstance(model, nn.Module):
+        raise UseError(f"model is {described(model)}, not a torch.nn.Module")
+    model = unwrap(model)
+    own = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss  # it may have state
     with torch.inference_mode(False), torch.enable_grad():
-        return _stream(*_checked(model, loss, batch), skip, layout)
+        return _stream(model, own, differentiable(batch, str(device_of(model))), skip, layout)
 
 
 def _stream(
@@ -321,30 +298,17 @@ def _skipped(
     whole = without([])
     assert whole is not None
     each = [without([index]) for index in range(len(layout.places))]
-    blocks: list[float | None] = []
-    for block in dict.fromkeys(place[0] for place in layout.places):
-        members = [index for index, place in enumerate(layout.places) if place[0] == block]
-        blocks.append(each[members[0]] if len(members) == 1 else without(members))
-
-    def minus(losses: list[float | None]) -> list[float | None]:
-        return [None if one is None else one - whole for one in losses]
-
-    return minus(each), minus(blocks)
+    members: dict[int, list[int]] = {}
+    for index, (block, _) in enumerate(layout.places):
+        members.setdefault(block, []).append(index)
+    blocks = [each[some[0]] if len(some) == 1 else without(some) for some in members.values()]
+    added, added_blocks = ([None if one is None else one - whole for one in some] for some in (each, blocks))
+    return added, added_blocks
 
 
 def _loss(loss: Loss, found: Tensor, targets: Any) -> Tensor:
     """The loss of logits; half precision in float32, where small differences are not lost."""
     return scalar_loss(loss(found.float() if found.dtype in HALVES else found, targets))
-
-
-def _checked(model: nn.Module, loss: Loss, batch: Batch) -> tuple[nn.Module, Loss, Batch]:
-    """The bare model, a copy of a loss with state, and the batch on the model's device."""
-    require_logits(loss, "The residual stream")
-    if not isinstance(model, nn.Module):
-        raise UseError(f"model is {described(model)}, not a torch.nn.Module")
-    model = unwrap(model)
-    own = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
-    return model, own, differentiable(batch, str(device_of(model)))
 
 
 def _lines(title: str, places: Sequence[float], sizes: Sequence[float], dots: Sequence[float] = ()) -> Panel:
