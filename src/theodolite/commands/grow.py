@@ -46,7 +46,8 @@ def grow(
     contenders: Annotated[int, typer.Option(min=1, help="Points where a jump is tried.")] = 3,
     delta: Annotated[float, typer.Option(help="Probability that a certificate is wrong.")] = 0.05,
     method: Annotated[
-        Method, typer.Option(help="Of the certificate; betting needs fewer examples. Choose before looking.")
+        Method,
+        typer.Option(help="Bound of the certificate; betting needs fewer examples. Choose beforehand."),
     ] = "bernstein",
     reach: Annotated[float, typer.Option(help="Longest jump, in units of the step radius.")] = 8.0,
     fresh: Annotated[

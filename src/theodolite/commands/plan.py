@@ -28,7 +28,9 @@ def plan(
     ] = None,
     base_depth: Annotated[int | None, typer.Option(help="Depth at which lr was tuned.")] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …: see docs/rules.md.")] = "adamw",
-    lr: Annotated[float | None, typer.Option(help="Learning rate at base size.", show_default=False)] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate at base size; required.", show_default=False)
+    ] = None,
     weight_decay: Annotated[float, typer.Option(help="Weight decay at base size.")] = 0.0,
     eps: Annotated[float | None, typer.Option(help="eps at base size; by default the optimizer's.")] = None,
     decay: Annotated[

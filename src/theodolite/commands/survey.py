@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,11 +19,6 @@ from theodolite.commands.options import (
     roles_of,
 )
 from theodolite.commands.output import print_result
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from theodolite.surveying import Survey
 
 STYLES = {"fail": "red", "warn": "yellow", "note": "blue", "error": "magenta", "ok": "green"}
 
@@ -57,6 +52,8 @@ def survey(
       theodolite survey model.py:workload --strict      for a CI job
     """
     from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
 
     from theodolite.present.bar import Bar
     from theodolite.surveying import Survey
@@ -75,8 +72,15 @@ def survey(
             roles=roles_of(role),
             progress=bar,
         )
+    table = Table.grid(Column(no_wrap=True), Column(no_wrap=True), Column(), padding=(0, 2))
+    for finding in made.ranked:
+        sentence = Text(finding.sentence)
+        if finding.remedy and finding.level != "ok":
+            sentence.append(f"\n→ {finding.remedy}", "dim")
+        level = Text(finding.level, f"bold {STYLES[finding.level]}")
+        table.add_row(level, Text(finding.code, "dim"), sentence)
     console = Console()
-    console.print(_view(made))
+    console.print(Text(made.verdict, "bold"), Text(made.facts, "dim"), Text(), table, sep="\n")
     console.print(f"\n{save(made)}", style="dim", soft_wrap=True)
     if strict and made.at("fail"):
         raise typer.Exit(1)
@@ -101,20 +105,3 @@ def dissect(
 
     anatomy = SurveyContext(*look_up(workload, width, depth), roles=roles_of(role)).anatomy
     print_result(anatomy.to_json() if json else anatomy)
-
-
-def _view(made: Survey) -> RenderableType:
-    """The survey in colours: the verdict, then every finding, most serious first, with its remedy."""
-    from rich.console import Group
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    table = Table.grid(Column(no_wrap=True), Column(no_wrap=True), Column(), padding=(0, 2))
-    for finding in made.ranked:
-        sentence = Text(finding.sentence)
-        if finding.remedy and finding.level != "ok":
-            sentence.append(f"\n→ {finding.remedy}", "dim")
-        table.add_row(
-            Text(finding.level, f"bold {STYLES[finding.level]}"), Text(finding.code, "dim"), sentence
-        )
-    return Group(Text(made.verdict, "bold"), Text(made.facts, "dim"), Text(), table)

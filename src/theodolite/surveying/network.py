@@ -176,12 +176,11 @@ def _signature(parts: Sequence[Part], anatomy: Anatomy, block: int) -> object:
 def _labels(folds: Sequence[Fold]) -> list[str]:
     """The shortest ends of the names that still tell them apart within one lane."""
     names = [one.pattern.removesuffix(".weight").split(".") for one in folds]
-    return [_shortest(name, [other for other in names if other is not name]) for name in names]
-
-
-def _shortest(name: list[str], others: Sequence[list[str]]) -> str:
-    least = 2 if name[-1] == "bias" else 1
-    for length in range(least, len(name)):
-        if all(other[-length:] != name[-length:] for other in others):
-            return ".".join(name[-length:]).removeprefix("*.")
-    return ".".join(name)
+    labels = []
+    for name in names:
+        length = 2 if name[-1] == "bias" else 1
+        while length < len(name) and sum(other[-length:] == name[-length:] for other in names) > 1:
+            length += 1
+        label = ".".join(name[-length:])
+        labels.append(label.removeprefix("*.") if length < len(name) else label)
+    return labels
