@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _require_homes(words)
-        with only_results() if _wants_json(words) else contextlib.nullcontext():
+        for_program = "--json" in words and not {"-h", "--help"} & {*words}
+        with only_results() if for_program else contextlib.nullcontext():
             _commands()(args=words, prog_name="theodolite")
     except UseError as error:
         _refuse(str(error))
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _refuse(f"{error.filename}: {error.strerror}. Give another path")
     except MemoryError as error:
-        _refuse(f"memory is at an end ({error}): ask for less at once")
+        _refuse(f"out of memory ({error}): ask for less at once")
     except Exception as error:
         error.add_note("Please report this as a fault of Theodolite, with these lines and the command.")
         raise
@@ -66,17 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @functools.cache
 def _commands() -> Callable[..., object]:
-    """Made once in a process: from the signatures of all commands."""
+    """Made from the signatures of all commands, once in a process."""
     return typer.main.get_command(app)
 
 
-def _wants_json(words: Sequence[str]) -> bool:
-    """Is a program to read what is printed?"""
-    return "--json" in words and not {"-h", "--help"} & {*words}
-
-
 def _refuse(reason: str) -> NoReturn:
-    """Say in one line what is wrong. A value may be as long as it likes, and have lines of its own."""
+    """Say in one line what is wrong, however long the values in it are."""
     line = " ".join(reason.split("\n"))
     if len(line) > LONGEST:
         line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"

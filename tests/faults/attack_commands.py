@@ -83,7 +83,7 @@ LINES: dict[str, dict[str, list[str]]] = {
     "grow": {
         "checkpoint": ["w.safetensors"],
         "workload": ["w.py:net"],
-        "units": ["24"],
+        "examples": ["24"],
         "out": ["new.html"],
         "write": ["new.safetensors"],
     },

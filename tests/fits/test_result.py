@@ -167,8 +167,8 @@ def test_the_command_passes_on_the_options_of_each_form(table, capsys):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--columns", "parameters"], "write NAME=VALUE"),
-        ([*COLUMNS, "--at", "compute=many"], "'many' is no number"),
+        (["--columns", "parameters"], "--columns parameters: write NAME=COLUMN"),
+        ([*COLUMNS, "--at", "compute=many"], "'many' is no finite number"),
         ([*COLUMNS, "--at", "width=4"], "chinchilla knows --at parameters=…,tokens=… or --at compute=…"),
         ([*COLUMNS, "--budgets", "1e18"], "chinchilla has no option budgets; isoflop has"),
         (["--form", "linear"], "form is 'linear'"),

@@ -59,7 +59,8 @@ def test_gradients_that_are_not_finite_are_named(rows):
     (finding,) = made.at("fail")
     assert finding.code == "TH108"
     assert (
-        "Gradients are not finite in 4 of 6 tensors: first.weight, first.bias and 2 more" in finding.sentence
+        "Gradients are not finite in 4 of 6 tensors (first.weight, first.bias, middle.weight, …)"
+        in finding.sentence
     )
     assert "The last of them in the forward pass is middle.bias." in finding.sentence
     assert [row["tensor"] for row in finding.evidence.rows] == [
@@ -96,7 +97,7 @@ def test_weights_that_are_not_finite_are_named(rows):
         return model
 
     (finding,) = found(rows(build), only=["curvature"])
-    assert "Weights are not finite in 1 of 6 tensors: middle.bias" in finding.sentence
+    assert "Weights are not finite in 1 of 6 tensors (middle.bias)" in finding.sentence
     assert "the output of middle is the first" in finding.sentence
     assert "initialisation" in finding.remedy
 
@@ -108,4 +109,4 @@ def test_a_mask_of_minus_infinity_is_no_fault(rows):
 def test_what_is_too_large_is_looked_at_in_small(rows, monkeypatch):
     monkeypatch.setattr(not_finite, "MOST_PARAMETERS", 1)
     (finding,) = found(rows(Rooted, size=Size(128, 2)), only=["curvature"])
-    assert finding.sentence.startswith("At 64 × 2, the base of the trials,")
+    assert finding.sentence.startswith("At 64 × 2, a smaller network of the trials,")

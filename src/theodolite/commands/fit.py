@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from theodolite.commands.options import Json, pairs
 from theodolite.commands.output import print_result
 from theodolite.core.errors import UseError
 from theodolite.core.files import plain
@@ -36,15 +37,19 @@ def fit(
         typer.Option(metavar="COLUMN=VALUE", help="Only rows with this value; may be repeated."),
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="Of runs of one size and seed only the one of the lowest loss.")
+        bool, typer.Option("--best", help="Keep only the best run of each size and seed.")
     ] = False,
-    drop_worst: Annotated[int, typer.Option(min=0, help="Leave out so many points of the highest loss.")] = 0,
+    drop_worst: Annotated[
+        int, typer.Option(min=0, help="Number of points with the highest loss to leave out.")
+    ] = 0,
     no_offset: Annotated[
         bool, typer.Option("--no-offset", help="power: without the irreducible loss E.")
     ] = False,
     budgets: Annotated[
         str | None,
-        typer.Option(metavar="C,C,…", help="isoflop: the budgets, where they are not plain from the runs."),
+        typer.Option(
+            metavar="C,C,…", help="isoflop: the compute budgets, if they do not follow from the runs."
+        ),
     ] = None,
     growth: Annotated[
         float | None,
@@ -54,9 +59,9 @@ def fit(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE,…", help="Predict there, or split that budget; may be repeated."),
     ] = None,
-    draws: Annotated[int, typer.Option(max=10**6, help="Of the bootstrap.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    draws: Annotated[int, typer.Option(max=10**6, help="Number of bootstrap samples.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
+    json: Json = False,
     out: Annotated[
         Path | None, typer.Option(help="Write a page with figures (fit.html), or .json or .csv.")
     ] = None,
@@ -94,6 +99,7 @@ def fit(
     from theodolite.fits.result import estimates_table
     from theodolite.present.bar import Bar
     from theodolite.present.result import writable
+    from theodolite.sweeping.ranges import parse_number
 
     if out is not None:
         writable(out, Fit.kind, (".html", ".json", ".csv"))  # refused before any work is done
@@ -101,22 +107,17 @@ def fit(
     if no_offset:
         options["offset"] = False
     if budgets is not None:
-        options["budgets"] = [_number(text, f"--budgets {budgets}") for text in budgets.split(",")]
+        options["budgets"] = [parse_number(text) for text in budgets.split(",")]
     if growth is not None:
         options["growth"] = growth
-    places = [
-        {
-            name: _number(value, f"--at {text}")
-            for name, value in _pairs([text], "--at", "compute=1e24").items()
-        }
-        for text in at or ()
-    ]
+    places = [pairs("--at", text.split(","), "NAME=VALUE", "compute=1e24", parse_number) for text in at or ()]
+    renamed = [pair for text in columns or () for pair in text.split(",")]
     with Bar() as bar:
         made = make(
             form,
             file,
-            columns=_pairs(columns, "--columns", 'parameters="Model Size"'),
-            where=_pairs(where, "--where", "optimizer=adamw"),
+            columns=pairs("--columns", renamed, "NAME=COLUMN", 'parameters="Model Size"'),
+            where=pairs("--where", where, "COLUMN=VALUE", "optimizer=adamw"),
             best=best,
             progress=bar,
             **options,
@@ -144,21 +145,3 @@ def _predict(made: Fit, place: dict[str, float]) -> dict[str, FitEstimate]:
     known = [",".join(f"{name}=…" for name in made.form.predicts)] if made.form.predict else []
     known += [f"{made.form.optimal_at}=…"] if made.form.optimal_at else []
     raise UseError(f"{made.name} knows --at {' or --at '.join(known)}, not {', '.join(place)}")
-
-
-def _pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:
-    found = {}
-    for text in given or ():
-        for piece in text.split(","):
-            name, equals, value = (part.strip() for part in piece.partition("="))
-            if not (name and equals and value):
-                raise UseError(f"{option} {text}: write NAME=VALUE, for example {option} {example}")
-            found[name] = value
-    return found
-
-
-def _number(text: str, option: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UseError(f"{option}: {text!r} is no number; write it like 1e21") from None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from theodolite.commands.options import Depth, Width, page_and_data
+from theodolite.commands.options import Depth, Device, Page, Width, page_and_data
 from theodolite.core.errors import UseError
 
 Along = Literal["gradient", "preconditioned"]
@@ -21,8 +20,6 @@ SMALL = 10_000_000
 """Parameters up to which a network is run on one thread."""
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from theodolite.growing.checkpoints import SavedNetwork
 
 
@@ -36,9 +33,7 @@ def grow(
     ],
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Examples: a text, or safetensors with inputs and targets; the workload's own by default."
-        ),
+        typer.Option(help="A text, or safetensors with inputs and targets; by default the workload's data."),
     ] = None,
     certify: Annotated[Path | None, typer.Option(help="Examples to certify on, from another file.")] = None,
     blocks: Annotated[int, typer.Option(min=1, max=1000, help="Blocks to insert, one after the other.")] = 1,
@@ -51,7 +46,8 @@ def grow(
     contenders: Annotated[int, typer.Option(min=1, help="Points where a jump is tried.")] = 3,
     delta: Annotated[float, typer.Option(help="Probability that a certificate is wrong.")] = 0.05,
     method: Annotated[
-        Method, typer.Option(help="Of the certificate; betting needs fewer examples. Choose before looking.")
+        Method,
+        typer.Option(help="Bound of the certificate; betting needs fewer examples. Choose beforehand."),
     ] = "bernstein",
     reach: Annotated[float, typer.Option(help="Longest jump, in units of the step radius.")] = 8.0,
     fresh: Annotated[
@@ -67,25 +63,21 @@ def grow(
     depth: Depth = None,
     plan: Annotated[
         Path | None,
-        typer.Option(
-            help="The plan it was trained under, if the readout is tied and the file does not tell."
-        ),
+        typer.Option(help="The plan of its training, if the readout is tied and not in the file."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Of the split, and of fresh blocks.")] = 0,
-    out: Annotated[Path, typer.Option(help="The page to write; the data go beside it as JSON.")] = Path(
-        "grow.html"
-    ),
+    device: Device = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of the split and of fresh blocks.")] = 0,
+    out: Page = Path("grow.html"),
     write: Annotated[
         Path | None, typer.Option(help="Write the grown network: a folder, or a file of safetensors.")
     ] = None,
 ) -> None:
-    """Would one more block help, where, and how sure is that?
+    """Would one more block lower the loss, where, and how certain is that?
 
-    Splits the examples in three. On the first part it measures the signal at every point between blocks. On
-    the second it inserts a block that changes nothing where the signal is largest, and moves it as far as
-    that helps. On the third, which was not used before, it certifies the fall of the loss. Only a page is
-    written, unless --write is given.
+    Splits the examples into three parts. The first gives the signal at every point between blocks. With the
+    second, a block that changes nothing is inserted where the signal is largest, and moved as far as that
+    helps. The third, not used before, certifies the fall of the loss. Only a page is written, unless --write
+    is given.
 
     Exits with 1 if no block helps or the certificate does not hold.
 
@@ -99,7 +91,7 @@ def grow(
 
       theodolite grow gpt.safetensors --workload gpt-sotu --write grown.safetensors
     """
-    from theodolite.core.building import check_device
+    from theodolite.core.building import check_device, one_thread
     from theodolite.growing import Grown, Splits, split
     from theodolite.growing import grow as make
     from theodolite.growing.checkpoints import build_again, check_target, save
@@ -112,13 +104,13 @@ def grow(
         check_target(checkpoint.expanduser(), write := write.expanduser())
     found = _loaded(checkpoint, workload, width, depth, device, plan)
     drawn = load_examples(found, data, number=examples, batch=batch, length=length)
-    if certify is None:
-        splits = split(drawn, seed=seed)
-    else:
-        first = split(drawn, seed=seed)
+    splits = split(drawn, seed=seed)
+    if certify is not None:
         others = load_examples(found, certify, number=examples, batch=batch, length=length)
-        splits = Splits((*first.estimate, *first.certify), first.choose, others, first.repeated)
-    with Bar() as bar, _threads(found.model):
+        splits = Splits((*splits.estimate, *splits.certify), splits.choose, others, splits.repeated)
+    # One thread is not slower for a small network, and far faster on a busy machine.
+    small = sum(tensor.numel() for tensor in found.model.parameters()) <= SMALL
+    with Bar() as bar, one_thread() if small else nullcontext():
         grown = make(
             found.model,
             found.loss,
@@ -165,15 +157,3 @@ def _loaded(
     for name, factor in found.multipliers.items():
         print(f"The input of {name} is multiplied by {factor:.4g}, as in training", file=sys.stderr)
     return found
-
-
-@contextmanager
-def _threads(model: nn.Module) -> Iterator[None]:
-    """One thread for a small network: not slower, and far faster on a busy machine."""
-    from theodolite.core.building import one_thread
-
-    if sum(tensor.numel() for tensor in model.parameters()) > SMALL:
-        yield
-        return
-    with one_thread():
-        yield

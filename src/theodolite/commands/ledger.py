@@ -17,18 +17,8 @@ ledger_app = typer.Typer(
 
 SHOWN = 40
 """Runs that `show` lists, unless told otherwise."""
-COLUMNS = [
-    "workload",
-    "width",
-    "depth",
-    "optimizer",
-    "parameterization",
-    "lr",
-    "weight_decay",
-    "seed",
-    "steps",
-]
-
+COLUMNS = ["workload", "width", "depth", "optimizer", "parameterization"]
+COLUMNS += ["lr", "weight_decay", "seed", "steps"]
 LedgerPath = Annotated[
     Path, typer.Argument(metavar="LEDGER", help="The folder of a study, or its ledger.sqlite.")
 ]
@@ -37,12 +27,10 @@ LedgerPath = Annotated[
 @ledger_app.command("show")
 def ledger_show(
     path: LedgerPath,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Only those that failed, with the traceback.")
-    ] = False,
-    every: Annotated[bool, typer.Option("--all", help=f"All of them, not the last {SHOWN}.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only failed runs, with tracebacks.")] = False,
+    every: Annotated[bool, typer.Option("--all", help=f"All runs, not the last {SHOWN}.")] = False,
 ) -> None:
-    """What is in a ledger, also while it is being written.
+    """List the runs of a ledger, also while it is being written.
 
     [bold]Examples[/bold]
 
@@ -58,11 +46,9 @@ def ledger_show(
         rows = ledger.rows()
         print(f"{ledger.name}: {_counted(rows)}")
     if failed:
-        for row in rows:
-            if row["status"] == "failed":
-                print(f"\n{row['identity']}, attempt {row['attempts']}\n{row['error']}")
-        return
-    if not rows:
+        for row in (row for row in rows if row["status"] == "failed"):
+            print(f"\n{row['identity']}, attempt {row['attempts']}\n{row['error']}")
+    if failed or not rows:
         return
     same = [name for name in COLUMNS if len({row.get(name) for row in rows}) == 1]
     if same:
@@ -80,7 +66,7 @@ def ledger_show(
     ]
     seconds = Column("seconds", show="{:.1f}".format)
     table = Table(("run", *others, "status", "held_out", seconds), lines)
-    # In a pipe nobody sees the edge of a terminal, and an identity that is cut is none.
+    # In a pipe, identities must not be cut to the width of a terminal.
     print(f"\n{table.text(None if sys.stdout.isatty() else 200)}")
     if len(rows) > SHOWN and not every:
         print(f"These are the last {SHOWN}; --all shows all")
@@ -111,7 +97,7 @@ def ledger_import(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="The .parquet or .csv that export wrote.")],
     path: Annotated[Path, typer.Argument(metavar="LEDGER", help="A new folder, or a new .sqlite.")],
 ) -> None:
-    """Make a new ledger of what was exported. A study goes on with it as with the first.
+    """Make a new ledger from an export. A study can continue with it.
 
     [bold]Example[/bold]
 
@@ -128,10 +114,10 @@ def ledger_salvage(
     damaged: LedgerPath,
     path: Annotated[Path, typer.Argument(metavar="NEW", help="A new folder, or a new .sqlite.")],
 ) -> None:
-    """Make a new ledger of all that can still be read whole in a damaged one, which is left as it is.
+    """Make a new ledger from the intact runs of a damaged one, which stays as it is.
 
-    Every attempt that does not match its digest is named and left out. What is lost can be run again: move
-    the new ledger to the place of the old, and give the study's command.
+    Attempts that do not match their digest are named and left out. To run them again, put the new ledger in
+    the place of the old one and repeat the study's command.
 
     [bold]Example[/bold]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from theodolite.commands.options import Depth, Width, WorkloadName, look_up, sized
+from theodolite.commands.options import Depth, Device, Json, Width, WorkloadName, look_up, page_and_data
 from theodolite.commands.output import print_result
 
 
@@ -17,23 +17,25 @@ def lr(
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …: see docs/rules.md.")] = "adamw",
     width: Width = None,
     depth: Depth = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many: initial weights and batches.")] = 3,
-    low: Annotated[float, typer.Option(help="The lowest rate that is tried.")] = 1e-5,
-    high: Annotated[float, typer.Option(help="The highest.")] = 10.0,
-    steps: Annotated[int, typer.Option(min=1, max=10**6, help="At each rate.")] = 20,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of seeds, of initial weights and batches.")
+    ] = 3,
+    low: Annotated[float, typer.Option(help="Lowest rate to try.")] = 1e-5,
+    high: Annotated[float, typer.Option(help="Highest rate to try.")] = 10.0,
+    steps: Annotated[int, typer.Option(min=1, max=10**6, help="Training steps at each rate.")] = 20,
+    device: Device = "cpu",
+    json: Json = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="PAGE", help="Write a page here; the same as JSON beside it.")
+        Path | None, typer.Option(metavar="PAGE", help="A page to write; its data go beside it as JSON.")
     ] = None,
 ) -> None:
-    """Between which learning rates does training go forward, and where does it go farthest?
+    """Which learning rates lower the loss, and which lowers it most?
 
-    Trains for a few steps at one rate, begins again from the same weights at a higher one, and so on until
+    Trains for a few steps at one rate, starts again from the same weights at a higher one, and so on until
     the loss rises. Prints an interval that all seeds agree on, and the best rate with its spread.
 
-    It takes about fifteen short trainings for each seed. For the rate of a long training, and for what
-    becomes of it when the network grows, use theodolite sweep within this interval.
+    This takes about fifteen short trainings for each seed. For the best rate of a long training, and whether
+    it stays the best when the network grows, use theodolite sweep within this interval.
 
     Exits with 1 if no rate lowers the loss.
 
@@ -49,17 +51,14 @@ def lr(
     """
     from theodolite.lr_finder import LrRange, find_lr
     from theodolite.present.bar import Bar
-    from theodolite.present.result import writable
 
-    if out is not None:  # refuse before any work is done
-        writable(out, LrRange.kind, (".html",))
-        writable(out.with_suffix(".json"), LrRange.kind, (".json",))
-    chosen = look_up(workload)
+    save = None if out is None else page_and_data(out, LrRange)
+    chosen, size = look_up(workload, width, depth)
     with Bar() as bar:
         found = find_lr(
             chosen,
             optimizer=optimizer,
-            size=sized(chosen.size, width, depth),
+            size=size,
             seeds=seeds,
             low=low,
             high=high,
@@ -68,8 +67,7 @@ def lr(
             progress=bar,
         )
     print_result(found.to_json() if json else found)
-    if out is not None:
-        page, data = found.save(out), found.save(out.with_suffix(".json"))
-        print(f"The page is {page}, the same as data {data}", file=sys.stderr)
+    if save is not None:
+        print(save(found), file=sys.stderr)
     if found.best is None:
         raise typer.Exit(1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 WorkloadName = Annotated[
     str,
     typer.Argument(
-        metavar="WORKLOAD",
-        help="A built-in name, file.py:name, or hf:config.json of transformers.",
-        show_default=True,
+        metavar="WORKLOAD", help="A built-in name, file.py:name, or hf:config.json of transformers."
     ),
 ]
 Width = Annotated[int | None, typer.Option(help="Width; the workload's own by default.")]
+Depth = Annotated[int | None, typer.Option(help="Depth; the workload's own by default.")]
 Roles = Annotated[
     list[str] | None,
     typer.Option(
         "--role", metavar="PATTERN=ROLE", help="Role of tensors that cannot be classified; may be repeated."
     ),
 ]
-Depth = Annotated[int | None, typer.Option(help="Depth; the workload's own by default.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Page = Annotated[Path, typer.Option(help="The page to write; its data go beside it as JSON.")]
 
 
 def page_and_data(page: Path, kind: type[Result]) -> Callable[[Result], str]:
@@ -40,20 +41,17 @@ def page_and_data(page: Path, kind: type[Result]) -> Callable[[Result], str]:
     from theodolite.present.result import writable
 
     data = page.with_suffix(".json")
-    writable(page, kind.kind, (".html", ".htm"))
+    writable(page, kind.kind, (".html",))
     writable(data, kind.kind, (".json",))
-
-    def save(result: Result) -> str:
-        return f"The page is {result.save(page)}, its data are in {result.save(data)}"
-
-    return save
+    return lambda result: f"The page is {result.save(page)}, its data are in {result.save(data)}"
 
 
-def look_up(name: str) -> Workload:
-    """The workload that was named."""
+def look_up(name: str, width: int | None = None, depth: int | None = None) -> tuple[Workload, Size]:
+    """The workload of this name, and its size with the given width and depth."""
     from theodolite.workloads import workload
 
-    return workload(name)
+    found = workload(name)
+    return found, sized(found.size, width, depth)
 
 
 def sized(usual: Size, width: int | None, depth: int | None) -> Size:
@@ -62,33 +60,37 @@ def sized(usual: Size, width: int | None, depth: int | None) -> Size:
     return dataclasses.replace(usual, **given)
 
 
-def own_size(name: str, workload: Workload) -> Size:
-    """The size to train at: that of a Hugging Face config, not the small one that is surveyed."""
-    if not name.startswith("hf:"):
-        return workload.size
-    from theodolite.workloads.hugging_face import config_size
+def pairs(
+    option: str,
+    given: Iterable[str] | None,
+    form: str,
+    example: str,
+    read: Callable[[str], Any] = str,
+) -> dict[str, Any]:
+    """The values of a repeated NAME=VALUE option by name; `read` converts a value.
 
-    return config_size(name.removeprefix("hf:"))
+    >>> pairs("--resource", ["GPU=0.25"], "NAME=AMOUNT", "GPU=0.25", float)
+    {'GPU': 0.25}
+    >>> pairs("--resource", ["GPU"], "NAME=AMOUNT", "GPU=0.25", float)
+    Traceback (most recent call last):
+    theodolite.UseError: --resource GPU: write NAME=AMOUNT, for example --resource GPU=0.25
+    """
+    found: dict[str, Any] = {}
+    for text in given or ():
+        name, _, value = (part.strip() for part in text.partition("="))
+        if name in found:
+            raise UseError(f"{option} {name} is given twice: give it once")
+        try:
+            if not name or not value:
+                raise ValueError
+            found[name] = read(value)
+        except UseError:
+            raise
+        except ValueError:
+            raise UseError(f"{option} {text}: write {form}, for example {option} {example}") from None
+    return found
 
 
 def roles_of(given: list[str] | None) -> dict[str, Role] | None:
     """Roles by pattern, from PATTERN=ROLE."""
-    pairs = [text.rpartition("=") for text in given or ()]
-    for text, (pattern, _, _) in zip(given or (), pairs, strict=True):
-        if not pattern:
-            raise UseError(f"--role {text}: write PATTERN=ROLE, for example --role 'blocks.*.scale=gain'")
-    return {pattern: cast("Role", role) for pattern, _, role in pairs} or None
-
-
-def stds_of(given: list[str] | None) -> dict[str, float] | None:
-    """Stds by pattern, from PATTERN=STD."""
-    found = {}
-    for text in given or ():
-        pattern, _, std = text.rpartition("=")
-        try:
-            found[pattern] = float(std)
-        except ValueError:
-            pattern = ""
-        if not pattern:
-            raise UseError(f"--init {text}: write PATTERN=STD, for example --init 'embed.*=0.02'")
-    return found or None
+    return pairs("--role", given, "PATTERN=ROLE", "'blocks.*.scale=gain'") or None

@@ -24,37 +24,30 @@ def only_results() -> Iterator[None]:
     This holds for Python, for libraries that write to the file descriptor, and for processes started here.
     """
     global _results
-    with contextlib.ExitStack() as stack:
-        results = sys.stdout
-        if (real := _own_descriptor(results)) is not None:
-            results = stack.enter_context(real)
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        before, _results = _results, results
-        try:
-            yield
-        finally:
-            _results = before
-
-
-@contextlib.contextmanager
-def _redirected(stream: TextIO, kept: int) -> Iterator[TextIO]:
-    """Point descriptor 1 at standard error; gives a stream to where it pointed before."""
-    with os.fdopen(kept, "w", encoding=stream.encoding, errors=stream.errors) as results:
+    stream, before = sys.stdout, _results
+    kept = _kept_descriptor(stream)
+    _results = stream
+    if kept is not None:
+        _results = os.fdopen(kept, "w", encoding=stream.encoding, errors=stream.errors)
         os.dup2(2, 1)
-        try:
-            yield results
-        finally:
-            results.flush()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept is not None:
+            _results.flush()
             os.dup2(kept, 1)
+            _results.close()
+        _results = before
 
 
-def _own_descriptor(stream: TextIO) -> contextlib.AbstractContextManager[TextIO] | None:
-    """A redirection of descriptor 1, if the stream writes there and there is a standard error."""
+def _kept_descriptor(stream: TextIO) -> int | None:
+    """A copy of descriptor 1, if the stream writes there and there is a standard error."""
     try:
         if stream.fileno() != 1:
             return None
         os.fstat(2)
         stream.flush()
-        return _redirected(stream, os.dup(1))
+        return os.dup(1)
     except (OSError, ValueError, AttributeError):  # replaced by an object that is no file, or closed
         return None

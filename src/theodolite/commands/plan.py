@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from theodolite.commands.options import Roles, WorkloadName, look_up, own_size, roles_of, sized, stds_of
+from theodolite.commands.options import Json, Roles, WorkloadName, look_up, pairs, roles_of, sized
 from theodolite.commands.output import print_result
 from theodolite.core.errors import UseError
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 def plan(
     workload: WorkloadName,
     width: Annotated[
-        int | None, typer.Option(help="To plan for; the workload's or the config's own if not given.")
+        int | None, typer.Option(help="Width to plan for; the workload's or the config's own by default.")
     ] = None,
-    depth: Annotated[int | None, typer.Option(help="The same for the depth.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Depth to plan for.")] = None,
     base_width: Annotated[
-        int | None,
-        typer.Option(
-            help="At which lr and the rest are right; the workload's own, or a small one of a config."
-        ),
+        int | None, typer.Option(help="Width at which lr was tuned; the workload's own by default.")
     ] = None,
-    base_depth: Annotated[int | None, typer.Option(help="The same for the depth.")] = None,
+    base_depth: Annotated[int | None, typer.Option(help="Depth at which lr was tuned.")] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …: see docs/rules.md.")] = "adamw",
-    lr: Annotated[float | None, typer.Option(help="Learning rate at base size.", show_default=False)] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate at base size; required.", show_default=False)
+    ] = None,
     weight_decay: Annotated[float, typer.Option(help="Weight decay at base size.")] = 0.0,
-    eps: Annotated[float | None, typer.Option(help="eps at base size; the optimizer's usual one.")] = None,
+    eps: Annotated[float | None, typer.Option(help="eps at base size; by default the optimizer's.")] = None,
     decay: Annotated[
         str, typer.Option(help="What decays: paper, independent, none, matrices, everything.")
     ] = "paper",
     covers: Annotated[
-        str, typer.Option(help="Weights that a matrix optimizer trains: hidden or all. The rest gets AdamW.")
+        str,
+        typer.Option(help="Weights that a matrix optimizer trains: hidden or all; AdamW trains the rest."),
     ] = "hidden",
     vector_lr: Annotated[
-        float | None, typer.Option(help="Base lr of what a matrix optimizer leaves to AdamW.")
+        float | None, typer.Option(help="Base lr of the tensors that a matrix optimizer leaves to AdamW.")
     ] = None,
     init: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN=STD", help="Std at base size, not the network's own; may be repeated."),
+        typer.Option(metavar="PATTERN=STD", help="Initial std at base size; may be repeated."),
     ] = None,
     role: Roles = None,
     no_decay: Annotated[
@@ -58,7 +58,7 @@ def plan(
     diff: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="Print what differs from a saved plan.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: Json = False,
     out: Annotated[Path | None, typer.Option(help="Save the plan here, for Plan.load.")] = None,
 ) -> None:
     """Which init, learning rate, decay and eps does every tensor need at another size?
@@ -82,9 +82,13 @@ def plan(
     from theodolite.present.result import writable
     from theodolite.surveying import SurveyContext
 
-    chosen = look_up(workload)
-    size = sized(own_size(workload, chosen), width, depth)
-    base = sized(chosen.size, base_width, base_depth)
+    chosen, base = look_up(workload, base_width, base_depth)
+    usual = chosen.size
+    if workload.startswith("hf:"):  # chosen.size is the small one that is surveyed
+        from theodolite.workloads.hugging_face import config_size
+
+        usual = config_size(workload.removeprefix("hf:"))
+    size = sized(usual, width, depth)
     if size == base:
         raise UseError(
             f"from {base} to {size} there is nothing to plan. Give --width or --depth to plan for, or "
@@ -107,7 +111,7 @@ def plan(
         decay=cast("Policy", decay),
         covers=cast("Covers", covers),
         vector_lr=vector_lr,
-        init=stds_of(init),
+        init=pairs("--init", init, "PATTERN=STD", "'embed.*=0.02'", float) or None,
         roles=roles_of(role),
         no_decay=no_decay or (),
     )

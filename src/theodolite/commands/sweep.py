@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from theodolite.commands.options import WorkloadName
+from theodolite.commands.options import Device, Json, WorkloadName, pairs
 from theodolite.commands.output import print_result
 from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
     from theodolite.core.size import Size
-    from theodolite.sweeping import Range, Sweep
 
 USUAL_STEPS = 500
 
@@ -29,30 +28,30 @@ def sweep(
         ),
     ],
     widths: Annotated[
-        str | None, typer.Option(metavar="N,N,…", help="At the depth of the base; 128:1024 doubles.")
+        str | None, typer.Option(metavar="N,N,…", help="Widths, at base depth; 128:1024 is every doubling.")
     ] = None,
-    depths: Annotated[str | None, typer.Option(metavar="N,N,…", help="At the width of the base.")] = None,
-    product: Annotated[
-        bool, typer.Option("--product", help="All combinations of widths and depths.")
-    ] = False,
+    depths: Annotated[str | None, typer.Option(metavar="N,N,…", help="Depths, at base width.")] = None,
+    product: Annotated[bool, typer.Option("--product", help="Combine all widths and depths.")] = False,
     base: Annotated[
         str | None,
-        typer.Option(metavar="WIDTHxDEPTH", help="What the plan starts from; the least of those above."),
+        typer.Option(
+            metavar="WIDTHxDEPTH", help="Size to plan from; the smallest width and depth by default."
+        ),
     ] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …; several with commas.")] = "adamw",
     parameterization: Annotated[str, typer.Option(help="plan, standard or both.")] = "plan,standard",
-    seeds: Annotated[int, typer.Option(help="How many.")] = 3,
-    steps: Annotated[int | None, typer.Option(max=10**9, help="Of every run; 500 if not given.")] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps; a tenth of all if not given.")] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="constant, cosine, linear or wsd; linear if not given.")
+    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 3,
+    steps: Annotated[int | None, typer.Option(max=10**9, help="Steps of each run; 500 by default.")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Warm-up steps; a tenth of all by default.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant, cosine, linear (default) or wsd.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Weight decay at base size; 0 by default.")
     ] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="At base size; 0 if not given.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="float32, tf32, or bfloat16 for autocast; float32 if not given.")
+        str | None, typer.Option(help="float32 (default), tf32, or bfloat16 for autocast.")
     ] = None,
     held_out: Annotated[
-        int | None, typer.Option(max=10**6, help="Batches that a run is judged by; 16 if not given.")
+        int | None, typer.Option(max=10**6, help="Number of held-out batches; 16 by default.")
     ] = None,
     axis: Annotated[
         list[str] | None,
@@ -61,40 +60,38 @@ def sweep(
             help="A further axis, such as weight_decay=0,0.1 or init_scale=0.5:2; may be repeated.",
         ),
     ] = None,
-    over: Annotated[str, typer.Option(help="The quantity whose optimum is sought: lr, or an axis.")] = "lr",
+    over: Annotated[str, typer.Option(help="The quantity to optimise: lr, or an axis.")] = "lr",
     search: Annotated[
         str | None,
         typer.Option(help="tpe: search the base with Optuna, then try around the best at every size."),
     ] = None,
-    trials: Annotated[int, typer.Option(max=10**6, help="Of the search.")] = 20,
+    trials: Annotated[int, typer.Option(max=10**6, help="Trials of the search.")] = 20,
     out: Annotated[Path, typer.Option(help="Folder of the ledger and the page.")] = Path("sweep"),
     engine: Annotated[str, typer.Option(help="auto, serial, processes, vectorised or ray.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes at a time; as many as there are cores.")
-    ] = None,
+    device: Device = "cpu",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; one per core.")] = None,
     chunk: Annotated[int | None, typer.Option(min=1, help="Most models in one vectorised program.")] = None,
     address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster, for --engine ray; auto for the one on this machine.")
+        str | None, typer.Option(help="Address of a Ray cluster; auto for the one on this machine.")
     ] = None,
     resource: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=AMOUNT", help="What a run takes of it, as in GPU=0.25; may be repeated."),
+        typer.Option(metavar="NAME=AMOUNT", help="What one run needs, such as GPU=0.25; may be repeated."),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="A run that takes longer has failed; no limit if not given."),
+        typer.Option(metavar="SECONDS", help="Limit for one run; a run that takes longer has failed."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    json: Json = False,
 ) -> None:
     """Which base learning rate is best at each size, and does it transfer?
 
     Trains the network at every size, learning rate and seed, under the plan and under the
-    standard parameterization. Prints where the optimum is, how far it moves when width or depth
-    doubles, and what is lost by tuning at the base alone.
+    standard parameterization. Prints the optimum, how far it moves when width or depth doubles,
+    and what is lost by tuning at base size alone.
 
-    Runs are kept as they end: the same command again goes on where it was stopped. Further values
-    of --lr, --widths, --seeds, … are added to what is there.
+    Finished runs are kept: the same command continues where it was stopped. Further values of
+    --lr, --widths, --seeds, … add to them.
 
     Exits with 1 if a run failed, with 130 after Ctrl-C.
 
@@ -117,7 +114,7 @@ def sweep(
     from theodolite.sweeping import sweep as conduct
     from theodolite.sweeping.ranges import parse_axis, parse_whole_numbers
 
-    axes = _axes(axis)
+    axes = pairs("--axis", axis, "NAME=X,X,…", "weight_decay=0,0.1", parse_axis)
     options: dict[str, Any] = {"steps": steps, "warmup": warmup, "schedule": schedule}
     options |= {"weight_decay": weight_decay, "precision": precision, "held_out": held_out}
     fields = {name: value for name, value in options.items() if value is not None}
@@ -149,21 +146,16 @@ def sweep(
         jobs=jobs,
         chunk=chunk,
         address=address,
-        per_run=_resources(resource),
+        per_run=pairs("--resource", resource, "NAME=AMOUNT", "GPU=0.25", float),
         timeout=timeout,
         progress=Bar(),
         **fields,
     )
     print_result(made.to_json() if json else made)
-    _finish(made, out)
-
-
-def _finish(made: Sweep, out: Path) -> None:
-    """Write the page, say what was run, and leave with the status that fits."""
     assert made.report is not None
     if made.families:
         page, data = made.save(out / "sweep.html"), made.save(out / "sweep.json")
-        print(f"The page is {page}, the same as data {data}", file=sys.stderr)
+        print(f"The page is {page}, its data are in {data}", file=sys.stderr)
     print(made.report, file=sys.stderr)
     if made.report.failed:
         print(f"Their tracebacks: theodolite ledger show {out} --failed", file=sys.stderr)
@@ -173,42 +165,15 @@ def _finish(made: Sweep, out: Path) -> None:
         raise typer.Exit(1)
 
 
-def _axes(given: list[str] | None) -> dict[str, list[Any] | Range]:
-    from theodolite.sweeping.ranges import parse_axis
-
-    found: dict[str, list[Any] | Range] = {}
-    for text in given or ():
-        name, equals, values = text.partition("=")
-        if not name or not equals or not values:
-            raise UseError(f"--axis {text}: write NAME=VALUES, for example --axis weight_decay=0,0.1")
-        if name in found:
-            raise UseError(f"--axis {name} is given twice: list all its values once")
-        found[name] = parse_axis(values)
-    return found
-
-
-def _resources(given: list[str] | None) -> dict[str, float]:
-    found = {}
-    for text in given or ():
-        name, _, amount = text.partition("=")
-        try:
-            found[name] = float(amount)
-        except ValueError:
-            raise UseError(f"--resource {text}: write NAME=AMOUNT, for example --resource GPU=0.25") from None
-    return found
-
-
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _base(text: str | None) -> Size | None:
-    if text is None:
-        return None
     from theodolite.core.size import Size
 
-    width, _, depth = text.replace("×", "x").partition("x")
+    width, _, depth = (text or "").replace("×", "x").partition("x")
     try:
-        return Size(int(width), int(depth))
+        return None if text is None else Size(int(width), int(depth))
     except ValueError as error:
         raise UseError(f"--base {text}: write WIDTHxDEPTH, for example --base 128x4") from error

@@ -1,4 +1,4 @@
-"""How much a section may compute: work is counted, and batches are cut to what can be afforded.
+"""How much a section may compute: work is counted, and batches are cut to what is affordable.
 
 Work is counted in multiplications of a matrix product, so that a survey gives the same result on every
 machine. The clock ends a section only as a last resort, for work that is not counted; the finding says so.
@@ -66,13 +66,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Work:
-    """What was computed."""
+    """Counts of what was computed: multiplications in matrix products and convolutions, operations, and
+    entries of the tensors that they made."""
 
     multiplications: float
-    """In matrix products and convolutions."""
     operations: int
     entries: int
-    """Of all tensors that operations made."""
 
     @property
     def total(self) -> float:
@@ -117,10 +116,8 @@ def examples_in(batch: Batch) -> int | None:
     >>> examples_in((torch.zeros(256, 8), torch.zeros(256))), examples_in((torch.zeros(2), torch.zeros(3)))
     (256, None)
     """
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    if any(leaf.ndim == 0 for leaf in leaves):
-        return None
-    lengths = {len(leaf) for leaf in leaves}
+    shapes = [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    lengths = {shape[0] if shape else None for shape in shapes}
     return lengths.pop() if len(lengths) == 1 else None
 
 

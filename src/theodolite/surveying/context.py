@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -15,14 +16,14 @@ from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
 from theodolite.anatomy.part import Role
-from theodolite.anatomy.specimen import examine_built, shapes_of
+from theodolite.anatomy.specimen import shapes_of
 from theodolite.core import arguments
 from theodolite.core.batches import Batch
-from theodolite.core.building import build_hollow, build_model, in_one_line
+from theodolite.core.building import build_hollow, build_model, evaluated, in_one_line, untouched_randomness
 from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.surveying.budget import examples_in, first_of
+from theodolite.surveying.budget import Work, examples_in, first_of, pass_work
 from theodolite.workloads import Workload
 
 T = TypeVar("T")
@@ -59,13 +60,12 @@ class SurveyContext:
 
     @cached_property
     def whole_batch(self) -> Batch:
-        """The first batch. Any exception in it becomes a UseError."""
-        with self._blaming(f"batch({self.seed}, 0)"):
-            return self.workload.draw(self.seed, 0)
+        """The first batch."""
+        return self.draw(0)
 
     @cached_property
     def batch(self) -> Batch:
-        """The first batch. Images are cut to about `MOST_NUMBERS` entries.
+        """The first batch, cut to about `MOST_NUMBERS` entries if it holds images.
 
         Tensors of fewer dimensions are not cut: their first one may be the nodes of a graph.
         """
@@ -98,6 +98,28 @@ class SurveyContext:
         except UnclassifiedError as error:
             return error
 
+    def draw(self, step: int, *, held_out: bool = False) -> Batch:
+        """A batch of the survey's seed, or a held-out one. Any exception in it becomes a UseError."""
+        if held_out:
+            with self._blaming(f"the held-out batch of step {step}"):
+                return self.workload.draw_held_out(step)
+        with self._blaming(f"batch({self.seed}, {step})"):
+            return self.workload.draw(self.seed, step)
+
+    def where(self, size: Size) -> str:
+        """Begins the sentence of what was measured at a size."""
+        return f"At {size}" if size == self.size else f"At {size}, a smaller network of the trials,"
+
+    def roles_among(self, names: Iterable[str]) -> dict[str, Role]:
+        """The given roles whose pattern matches one of these tensors: a smaller network may have fewer."""
+        known, given = list(names), self.roles or {}
+        return {pattern: role for pattern, role in given.items() if fnmatch.filter(known, pattern)}
+
+    def forward_work(self, model: nn.Module, batch: Batch) -> Work:
+        """Work of a forward pass and the loss."""
+        with untouched_randomness(self.seed), evaluated(model), torch.no_grad():
+            return pass_work(lambda: self.workload.evaluate(model, batch))
+
     def build(self, size: Size | None = None) -> nn.Module:
         """A model of this size, initialised from the survey's seed."""
         with self._named():
@@ -107,11 +129,6 @@ class SurveyContext:
         """A model on the meta device, if build allows it: for its shapes."""
         with self._named():
             return build_hollow(self.workload.build, size)
-
-    def build_traceable(self, size: Size) -> nn.Module:
-        """A model whose forward pass can be recorded: hollow, unless control flow depends on its values."""
-        with self._named():
-            return examine_built(self.workload.build, size, self.inputs).model
 
     def shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
         """The shapes of all parameters at a size."""

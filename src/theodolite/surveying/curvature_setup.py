@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,15 @@ from torch.utils._pytree import tree_map
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.core.batches import Batch, targets_in
-from theodolite.core.building import in_one_line, untouched_randomness
-from theodolite.core.calling import ModelLoss, OutputLoss, call, evaluate, logits
+from theodolite.core.building import untouched_randomness
+from theodolite.core.calling import ModelLoss, OutputLoss, call, logits
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.probes.curvature.curvature import curvature
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, hessian
 from theodolite.probes.curvature.rescaling import scalable
-from theodolite.surveying.budget import Budget, TooLong, Work, amount, examples_in, few, pass_work
+from theodolite.surveying.budget import Budget, TooLong, Work, amount, examples_in, few
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Value
 from theodolite.surveying.trials import MOST_PARAMETERS, trials_of
@@ -112,25 +112,43 @@ class CurvatureSetup:
     """A new network, and a batch."""
 
     context: SurveyContext = field(repr=False)
-    model: nn.Module = field(repr=False)
-    batch: Batch = field(repr=False)
     size: Size
     effort: CurvatureEffort
-    parameters: tuple[str, ...] = field(repr=False)
-    """Names of those that the loss depends on."""
-    work: float
-    """Of a forward pass, in multiplications."""
-    budget: Budget = field(repr=False)
+    model: nn.Module = field(repr=False)
+    batch: Batch = field(repr=False)
 
     @property
     def workload(self) -> Workload:
         """The surveyed workload."""
         return self.context.workload
 
+    @cached_property
+    def work(self) -> Work:
+        """Of a forward pass."""
+        return self.context.forward_work(self.model, self.batch)
+
     @property
     def planned(self) -> float:
         """Most multiplications of all measurements."""
-        return PRODUCT * (self.effort.products + OTHERS) * self.work
+        return PRODUCT * (self.effort.products + OTHERS) * self.work.total
+
+    @cached_property
+    def budget(self) -> Budget:
+        """For all measurements."""
+        return Budget(self.effort.most, deep=self.context.deep)
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that the loss depends on."""
+        tensors = {name: one for name, one in canonical_parameters(self.model) if one.requires_grad}
+        if not tensors:
+            raise UseError("no parameter requires a gradient, so there is no curvature")
+        with untouched_randomness(self.context.seed), torch.enable_grad():
+            loss = self.workload.evaluate(self.model, self.batch)
+            if not loss.requires_grad:
+                raise UseError("the loss depends on no parameter, so it has no curvature")
+            found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+        return tuple(name for name, one in zip(tensors, found, strict=True) if one is not None)
 
     @property
     def directions(self) -> int:
@@ -139,18 +157,13 @@ class CurvatureSetup:
 
     @property
     def targets(self) -> int:
-        """In the batch."""
+        """The number of targets in the batch."""
         return targets_in(self.batch)
 
     @property
-    def amount(self) -> int | str:
-        """The number of targets, and of how many in the workload's own batch."""
-        return amount(self.batch, self.context.whole_batch)
-
-    @property
     def where(self) -> str:
-        """The size, and why it differs from the surveyed one."""
-        return f"{self.size}" if self.size == self.context.size else f"{self.size}, the base of the trials,"
+        """Begins a sentence."""
+        return self.context.where(self.size)
 
     @property
     def setting(self) -> dict[str, Value]:
@@ -158,7 +171,7 @@ class CurvatureSetup:
         return {
             "size": str(self.size),
             "parameters": self.hessian.size,
-            "targets in the batch": self.amount,
+            "targets in the batch": amount(self.batch, self.context.whole_batch),
             "directions": self.directions,
         }
 
@@ -171,6 +184,11 @@ class CurvatureSetup:
     def hessian(self) -> Hessian:
         """At the start, on the batch."""
         return hessian(self.model, self.workload.loss, self.batch, parameters=self.parameters)
+
+    @cached_property
+    def objective(self) -> Objective:
+        """The loss on the batch."""
+        return Objective(self.model, self.workload.loss, self.batch, parameters=self.parameters)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -187,17 +205,15 @@ class CurvatureSetup:
         """Is the loss the cross-entropy of a softmax of the logits?"""
         if not self.is_of_logits:
             return False
-        objective = Objective(self.model, self.workload.loss, self.batch, parameters=self.parameters)
-        with objective.conditions():
-            return objective.cross_entropy(self.logits, self.batch) is not None
+        with self.objective.conditions():
+            return self.objective.cross_entropy(self.logits, self.batch) is not None
 
     @cached_property
     def is_linear(self) -> bool:
         """Is the loss linear in the output, here and at zero (where no softmax or sigmoid is saturated)?"""
-        objective = Objective(self.model, self.workload.loss, self.batch, parameters=self.parameters)
         places = (self.logits, torch.zeros_like(self.logits))
-        with objective.conditions():
-            return not any(_curves(lambda z: objective.loss(z, self.batch[1]), place) for place in places)
+        with self.objective.conditions():
+            return not any(_curves(lambda z: self.objective.loss(z, self.batch[1]), at) for at in places)
 
     @cached_property
     def is_normed(self) -> bool:
@@ -211,32 +227,14 @@ class CurvatureSetup:
 
     def draw(self, step: int) -> Batch:
         """Another batch, as small as the first."""
-        seed = self.context.seed
-        try:
-            return few(_whole(self.workload.draw(seed, step)), self.targets)
-        except UseError:
-            raise
-        except Exception as error:
-            raise UseError(f"batch({seed}, {step}) failed: {in_one_line(error)}") from error
+        return few(_whole(self.context.draw(step)), self.targets)
 
     def spend(self, products: int) -> None:
         """Count products with the Hessian that come next. Raises TooLong if they are too many."""
         try:
-            self.budget.spend(PRODUCT * products * self.work)
+            self.budget.spend(PRODUCT * products * self.work.total)
         except TooLong as error:
             raise TooLong(f"{error}, at {self.size}") from None
-
-
-def _curves(loss: Callable[[Tensor], Tensor], place: Tensor) -> bool:
-    """Does the loss have a second derivative there, in a random direction?"""
-    place = place.detach().clone().requires_grad_()
-    (slope,) = torch.autograd.grad(loss(place), place, create_graph=True)
-    if not slope.requires_grad:
-        return False
-    (change,) = torch.autograd.grad(
-        slope, place, torch.randn_like(slope), allow_unused=True, materialize_grads=True
-    )
-    return bool(change.any())
 
 
 def find_setup(context: SurveyContext) -> CurvatureSetup:
@@ -251,9 +249,18 @@ def find_setup(context: SurveyContext) -> CurvatureSetup:
         found = _setup(context, base, best) or _setup(context, base, ROUGH, limit=EXTRA)
     if found is None:
         raise TooLong(f"networks of {base} are too large")
-    if not _is_swept(found):
-        return _affordable(_rougher(found))
-    return _affordable(found) if found.effort == ROUGH else found
+    loss, batch, names = context.workload.loss, found.batch, found.parameters
+    # Are all directions measured in one pass? Three of them show it.
+    if curvature(found.model, loss, batch, parameters=names, directions=3).route == "tangents":
+        return _affordable(found) if found.effort == ROUGH else found
+    effort = replace(
+        found.effort,
+        directions=min(found.effort.directions, ROUGH.directions),
+        decades=ROUGH.decades,
+        near=ROUGH.near,
+        most=found.effort.most if context.deep else min(found.effort.most, ROUGH.most),
+    )
+    return _affordable(replace(found, effort=effort))
 
 
 def _setup(
@@ -265,17 +272,43 @@ def _setup(
     model = context.build(size)
     if any(parameter.dtype in HALVES for parameter in model.parameters()):
         model.float()  # half precision is too coarse for second derivatives
-    batch = few(_whole(context.batch), effort.targets)
-    work, entries = _measured(context, model, batch)
-    if work.multiplications > effort.work:
-        share = effort.work / work.multiplications
-        batch = few(batch, max(FEWEST, int(targets_in(batch) * share)))
-        work, entries = _measured(context, model, batch)
-    if work.multiplications > limit * effort.work or entries > effort.logits:
-        return None
-    budget = Budget(effort.most, deep=context.deep)
-    used = _used(context, model, batch)
-    return CurvatureSetup(context, model, batch, size, effort, used, work.total, budget)
+    setup = CurvatureSetup(context, size, effort, model, few(_whole(context.batch), effort.targets))
+    share = effort.work / max(effort.work, setup.work.multiplications)
+    if share < 1:
+        setup = replace(setup, batch=few(setup.batch, max(FEWEST, int(setup.targets * share))))
+    too_large = setup.work.multiplications > limit * effort.work
+    too_large = too_large or (setup.is_of_logits and setup.logits.numel() > effort.logits)
+    return None if too_large else setup
+
+
+def _affordable(setup: CurvatureSetup) -> CurvatureSetup:
+    """With as many examples, and then products for eigenvalues, as the work allows."""
+    effort, targets = setup.effort, setup.targets
+    share = effort.most / setup.planned
+    if share >= 1:
+        return setup
+    each = math.ceil(targets / (examples_in(setup.batch) or 1))
+    fewer = few(setup.batch, max(int(share * targets), min(FEWEST_EXAMPLES * each, targets)))
+    setup = replace(setup, batch=fewer)
+    over = math.ceil((setup.planned - effort.most) / (PRODUCT * setup.work.total))
+    if over > 0:
+        products = max(FEWEST_PRODUCTS, effort.eigenvalues - math.ceil(over / 2))
+        setup = replace(setup, effort=replace(effort, eigenvalues=products))
+    if setup.planned > MOST_EXTRA * effort.most:
+        raise TooLong(f"networks of {setup.size} are too large")
+    return replace(setup, effort=replace(setup.effort, most=max(setup.planned, effort.most)))
+
+
+def _curves(loss: Callable[[Tensor], Tensor], place: Tensor) -> bool:
+    """Does the loss have a second derivative there, in a random direction?"""
+    place = place.detach().clone().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(place), place, create_graph=True)
+    if not slope.requires_grad:
+        return False
+    (change,) = torch.autograd.grad(
+        slope, place, torch.randn_like(slope), allow_unused=True, materialize_grads=True
+    )
+    return bool(change.any())
 
 
 def _whole(batch: Batch) -> Batch:
@@ -284,66 +317,3 @@ def _whole(batch: Batch) -> Batch:
         lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in HALVES else leaf, batch
     )
     return found
-
-
-def _measured(context: SurveyContext, model: nn.Module, batch: Batch) -> tuple[Work, int]:
-    """Work of a forward pass, and the number of entries of the logits."""
-    entries = 0
-
-    def run() -> None:
-        nonlocal entries
-        loss = context.workload.loss
-        if isinstance(loss, OutputLoss | ModelLoss):
-            entries = evaluate(loss, model, batch).numel()
-        else:
-            entries = logits(call(model, batch[0])).numel()
-
-    with untouched_randomness(context.seed), torch.no_grad():
-        work = pass_work(run)
-    return work, entries
-
-
-def _used(context: SurveyContext, model: nn.Module, batch: Batch) -> tuple[str, ...]:
-    """Names of the parameters that the loss depends on."""
-    tensors = {name: tensor for name, tensor in canonical_parameters(model) if tensor.requires_grad}
-    if not tensors:
-        raise UseError("no parameter requires a gradient, so there is no curvature")
-    with untouched_randomness(context.seed), torch.enable_grad():
-        loss = context.workload.evaluate(model, batch)
-        if not loss.requires_grad:
-            raise UseError("the loss depends on no parameter, so it has no curvature")
-        found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
-    return tuple(name for name, one in zip(tensors, found, strict=True) if one is not None)
-
-
-def _is_swept(setup: CurvatureSetup) -> bool:
-    """Are all directions measured in one pass? Three of them show it."""
-    loss, names = setup.workload.loss, setup.parameters
-    return curvature(setup.model, loss, setup.batch, parameters=names, directions=3).route == "tangents"
-
-
-def _rougher(setup: CurvatureSetup) -> CurvatureSetup:
-    """With the directions and places of ROUGH, which take a product each."""
-    effort = setup.effort
-    most = effort.most if setup.context.deep else min(effort.most, ROUGH.most)
-    rough = min(effort.directions, ROUGH.directions)
-    effort = replace(effort, directions=rough, decades=ROUGH.decades, near=ROUGH.near, most=most)
-    return replace(setup, effort=effort, budget=Budget(most, deep=setup.context.deep))
-
-
-def _affordable(setup: CurvatureSetup) -> CurvatureSetup:
-    """With as many examples, and then products for eigenvalues, as the work allows."""
-    share = setup.effort.most / setup.planned
-    if share >= 1:
-        return setup
-    each = math.ceil(setup.targets / (examples_in(setup.batch) or 1))
-    batch = few(setup.batch, max(int(share * setup.targets), min(FEWEST_EXAMPLES * each, setup.targets)))
-    work, _ = _measured(setup.context, setup.model, batch)
-    setup = replace(setup, batch=batch, parameters=_used(setup.context, setup.model, batch), work=work.total)
-    over = math.ceil((setup.planned - setup.effort.most) / (PRODUCT * setup.work))
-    if over > 0:
-        fewer = max(FEWEST_PRODUCTS, setup.effort.eigenvalues - math.ceil(over / 2))
-        setup = replace(setup, effort=replace(setup.effort, eigenvalues=fewer))
-    if setup.planned > MOST_EXTRA * setup.effort.most:
-        raise TooLong(f"networks of {setup.size} are too large")
-    return replace(setup, budget=Budget(max(setup.planned, setup.effort.most), deep=setup.context.deep))

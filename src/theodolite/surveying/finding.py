@@ -109,10 +109,9 @@ class Finding(Result):
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
         """The finding from what `to_dict` gave."""
-        fields: Any = content
         if isinstance(content, dict):
-            fields = {key: value for key, value in content.items() if key != "documentation"}
-        found: Self = read_dataclass(cls, fields, "the finding")
+            content = {key: value for key, value in content.items() if key != "documentation"}
+        found: Self = read_dataclass(cls, content, "the finding")
         return found
 
 
@@ -140,8 +139,10 @@ class Check:
         rows: Sequence[Mapping[str, Value]] = (),
         figures: Sequence[Figure] = (),
     ) -> Finding:
-        """A finding of this check; `title` replaces the usual one."""
-        evidence = Evidence(numbers or {}, tuple(rows), tuple(figures))
+        """A finding of this check; `title` replaces the usual one. Cells that a row lacks are None."""
+        columns = dict.fromkeys(column for row in rows for column in row)
+        table = tuple({column: row.get(column) for column in columns} for row in rows)
+        evidence = Evidence(numbers or {}, table, tuple(figures))
         return Finding(self.code, level, title or self.title, sentence, self.why, remedy, evidence)
 
 
@@ -157,12 +158,12 @@ def all_of(count: int, noun: str) -> str:
 
 
 def times(factor: float) -> str:
-    """A factor in two digits, a large one in three.
+    """A factor in two digits, a large one in three or more.
 
     >>> times(3.14159), times(144.2)
     ('3.1', '144')
     """
-    return f"{factor:.3g}" if factor >= 100 else f"{factor:.2g}"
+    return rounded(factor) if factor >= 100 else f"{factor:.2g}"
 
 
 def rounded(value: float) -> str:

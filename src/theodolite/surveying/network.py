@@ -37,9 +37,8 @@ class DrawnTensor:
     @property
     def cut(self) -> str:
         """The sides on which it is larger than drawn."""
-        return " ".join(
-            name for name, length in (("cut-x", self.width), ("cut-y", self.height)) if length >= CUT
-        )
+        sides = {"cut-x": self.width, "cut-y": self.height}
+        return " ".join(name for name, length in sides.items() if length >= CUT)
 
     @property
     def bands(self) -> list[float]:
@@ -75,78 +74,64 @@ class DrawnStage:
 
 def stages(anatomy: Anatomy) -> list[DrawnStage]:
     """The network from input to output, equal blocks folded."""
-    draw = _Drawing(anatomy)
-    outside = [part for part in anatomy.values() if part.block is None]
-    blocks = _by_block(anatomy)
+    before, blocks, after = _in_blocks(anatomy)
+    inside = [part for parts in blocks.values() for part in parts] or list(anatomy.values())
+    scale = LONGEST / max(max(part.fan_in, part.fan_out) for part in inside)
     if not blocks:
-        return [DrawnStage("the whole network", 1, (draw.lane(outside),))]
-    before, after = _ends(anatomy)
+        return [DrawnStage("the whole network", 1, (_lane(after, scale),))]
     kinds: dict[object, list[int]] = {}
     for block, parts in blocks.items():
         kinds.setdefault(_signature(parts, anatomy, block), []).append(block)
-    drawn = [DrawnStage("before the blocks", 1, (draw.lane(before),))] if before else []
-    for members in kinds.values():
-        title = f"block {members[0]}" if len(members) == 1 else f"blocks {ranges(members)}"
+    drawn = [DrawnStage("before the blocks", 1, (_lane(before, scale),))] if before else []
+    for first, *others in kinds.values():
+        title = f"blocks {ranges((first, *others))}" if others else f"block {first}"
         lanes = tuple(
-            draw.lane([part for part in blocks[members[0]] if part.branch == branch.branch], branch)
+            _lane([part for part in blocks[first] if part.branch == branch.branch], scale, branch)
             for branch in anatomy.branches
-            if branch.block == members[0]
+            if branch.block == first
         )
-        drawn.append(DrawnStage(title, len(members), lanes))
+        drawn.append(DrawnStage(title, 1 + len(others), lanes))
     if after:
-        drawn.append(DrawnStage("after the blocks", 1, (draw.lane(after),)))
+        drawn.append(DrawnStage("after the blocks", 1, (_lane(after, scale),)))
     return drawn
 
 
 def parameters_by_block(anatomy: Anatomy) -> Figure | None:
     """Where the parameters are: a bar for each block, in the colours of the roles."""
-    blocks = _by_block(anatomy)
+    before, blocks, after = _in_blocks(anatomy)
     if not blocks:
         return None
-    before, after = _ends(anatomy)
-    columns: list[tuple[str, Sequence[Part]]] = [(str(block), parts) for block, parts in blocks.items()]
-    columns = [("in", before), *columns, ("out", after)]
+    columns = {"in": before, **{str(block): parts for block, parts in blocks.items()}, "out": after}
     heights = {
-        role: [sum(part.numel for part in parts if part.role == role) for _, parts in columns]
+        role: [_numel(part for part in parts if part.role == role) for parts in columns.values()]
         for role in ROLES
     }
     heights = {role: counts for role, counts in heights.items() if any(counts)}
-    total = anatomy.num_parameters
-    inside = sum(_numel(parts) for parts in blocks.values())
+    total, inside = anatomy.num_parameters, sum(map(_numel, blocks.values()))
     share = f"{100 * inside / total:.0f} %"
     return Figure(
         caption=f"Parameters along the stream. The blocks hold {share} of {total:,}.",
         alt=f"Bars: {_numel(before):,} parameters before the blocks, about {inside // len(blocks):,} in each "
         f"of {len(blocks)} blocks, {_numel(after):,} after them.",
-        panels=(stacked_bars("", [name for name, _ in columns], heights, ROLE_COLORS, x_title="block"),),
+        panels=(stacked_bars("", list(columns), heights, ROLE_COLORS, x_title="block"),),
     )
 
 
-class _Drawing:
-    """Holds the scale that all shapes of one drawing share."""
+def _lane(parts: Sequence[Part], scale: float, branch: Branch | None = None) -> DrawnLane:
+    """A lane; `scale` is that of all lengths in the drawing."""
 
-    def __init__(self, anatomy: Anatomy) -> None:
-        inside = [part for part in anatomy.values() if part.block is not None] or list(anatomy.values())
-        self.longest = max(max(part.fan_in, part.fan_out) for part in inside)
+    def length(fan: int) -> float:
+        return round(min(CUT, max(4.0, scale * fan)), 1)
 
-    def lane(self, parts: Iterable[Part], branch: Branch | None = None) -> DrawnLane:
-        attention = ""
-        if branch is not None and branch.attention is not None:
-            attention = f"attends, {branch.attention.head_dim} per head"
-        folds = fold(_in_order(list(parts)))
-        shapes = tuple(
-            DrawnTensor(one, label, *self.extent(one.part))
-            for one, label in zip(folds, _labels(folds), strict=True)
-        )
-        return DrawnLane(branch.placement if branch else None, attention, shapes)
-
-    def extent(self, part: Part) -> tuple[float, float]:
-        if part.kind != "weight":
-            return 4.0, self.length(max(part.shape, default=1))
-        return self.length(part.fan_in), self.length(part.fan_out)
-
-    def length(self, fan: int) -> float:
-        return round(min(CUT, max(4.0, LONGEST * fan / self.longest)), 1)
+    shapes = []
+    folds = fold(_in_order(parts))
+    for one, label in zip(folds, _labels(folds), strict=True):
+        part = one.part
+        fans = (part.fan_in, part.fan_out) if part.kind == "weight" else (0, max(part.shape, default=1))
+        shapes.append(DrawnTensor(one, label, *map(length, fans)))
+    heads = branch.attention if branch else None
+    attention = f"attends, {heads.head_dim} per head" if heads else ""
+    return DrawnLane(branch.placement if branch else None, attention, tuple(shapes))
 
 
 def _in_order(parts: Sequence[Part]) -> list[Part]:
@@ -162,24 +147,18 @@ def _owner(part: Part) -> str:
     return part.name.rpartition(".")[0] or part.name
 
 
-def _by_block(anatomy: Anatomy) -> dict[int, list[Part]]:
+def _in_blocks(anatomy: Anatomy) -> tuple[list[Part], dict[int, list[Part]], list[Part]]:
+    """The tensors before the blocks, in each of them, and after them; without blocks all are after."""
+    before: list[Part] = []
     blocks: dict[int, list[Part]] = {}
+    after: list[Part] = []
+    has_blocks = any(part.block is not None for part in anatomy.values())
     for part in anatomy.values():
         if part.block is not None:
             blocks.setdefault(part.block, []).append(part)
-    return dict(sorted(blocks.items()))
-
-
-def _ends(anatomy: Anatomy) -> tuple[list[Part], list[Part]]:
-    """The tensors outside of the blocks, before and after them."""
-    parts = list(anatomy.values())
-    first = next(index for index, part in enumerate(parts) if part.block is not None)
-    before: list[Part] = []
-    after: list[Part] = []
-    for index, part in enumerate(parts):
-        if part.block is None:
-            (before if index < first and part.role != "output" else after).append(part)
-    return before, after
+        else:
+            (before if has_blocks and not blocks and part.role != "output" else after).append(part)
+    return before, dict(sorted(blocks.items())), after
 
 
 def _numel(parts: Iterable[Part]) -> int:
@@ -197,12 +176,11 @@ def _signature(parts: Sequence[Part], anatomy: Anatomy, block: int) -> object:
 def _labels(folds: Sequence[Fold]) -> list[str]:
     """The shortest ends of the names that still tell them apart within one lane."""
     names = [one.pattern.removesuffix(".weight").split(".") for one in folds]
-    return [_shortest(name, [other for other in names if other is not name]) for name in names]
-
-
-def _shortest(name: list[str], others: Sequence[list[str]]) -> str:
-    least = 2 if name[-1] == "bias" else 1
-    for length in range(least, len(name)):
-        if all(other[-length:] != name[-length:] for other in others):
-            return ".".join(name[-length:]).removeprefix("*.")
-    return ".".join(name)
+    labels = []
+    for name in names:
+        length = 2 if name[-1] == "bias" else 1
+        while length < len(name) and sum(other[-length:] == name[-length:] for other in names) > 1:
+            length += 1
+        label = ".".join(name[-length:])
+        labels.append(label.removeprefix("*.") if length < len(name) else label)
+    return labels

@@ -1,4 +1,4 @@
-"""The page: one HTML file that carries everything it needs and asks nobody for anything."""
+"""The page of a survey: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from theodolite.anatomy.part import Fold, fold
-from theodolite.present.figure import Figure
 from theodolite.present.page import asset, inlined_json, plotly_script
 from theodolite.surveying.network import ROLE_MEANINGS, parameters_by_block, stages
 from theodolite.surveying.survey import Survey
@@ -21,7 +20,8 @@ def page(survey: Survey) -> str:
 
     anatomy = survey.anatomy
     overview = parameters_by_block(anatomy) if anatomy is not None else None
-    figures = _numbered(survey, overview)
+    figures = [figure for finding in survey.ranked for figure in finding.evidence.figures]
+    figures += [] if overview is None else [overview]
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset),
         autoescape=True,
@@ -45,11 +45,6 @@ def page(survey: Survey) -> str:
         script=asset("page.js"),
         plotly=plotly_script() if figures else "",
     )
-
-
-def _numbered(survey: Survey, overview: Figure | None) -> list[Figure]:
-    found = [figure for finding in survey.ranked for figure in finding.evidence.figures]
-    return found if overview is None else [*found, overview]
 
 
 def _value(value: object) -> str:

@@ -92,7 +92,6 @@ def measuring(
     except (UnclassifiedError, Untried):
         raise
     except errors as error:
-        reason = " ".join(str(error).split()) if isinstance(error, UseError) else in_one_line(error)
         codes = " and ".join(one.code for one in missing)
         lost = f" {codes} {'is' if len(missing) == 1 else 'are'} missing too." if missing else ""
         remedy = (
@@ -100,8 +99,14 @@ def measuring(
             if isinstance(error, TooLong)
             else "Fix what the message names, or skip the section."
         )
-        sentence = f"This could not be measured: {reason.rstrip('.')}.{lost}"
+        sentence = f"This could not be measured: {reason(error)}.{lost}"
         raise Unmeasured(check.finding("note", sentence, remedy=remedy)) from error
+
+
+def reason(error: Exception) -> str:
+    """An error in one line, without a full stop; its type is named unless the caller can fix it."""
+    text = " ".join(str(error).split()) if isinstance(error, UseError) else in_one_line(error)
+    return text.rstrip(".")
 
 
 def attempt(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -111,7 +116,7 @@ def attempt(findings: Iterable[Finding]) -> Iterator[Finding]:
     except UnclassifiedError as error:
         yield ROLES.finding(
             "fail",
-            f"The network could not be dissected. {' '.join(str(error).split())}",
+            f"The network could not be dissected. {reason(error)}.",
             title="Parameters outside any rule",
             remedy="State the tensor's role, as the message says: survey(…, roles={pattern: role}), or on "
             "the command line --role pattern=role. Until then, findings that need the anatomy are missing.",
@@ -119,7 +124,7 @@ def attempt(findings: Iterable[Finding]) -> Iterator[Finding]:
     except Unplannable as error:
         yield PLANNABLE.finding(
             "fail",
-            f"No plan can be made for this network. {' '.join(str(error).split())}.",
+            f"No plan can be made for this network. {reason(error)}.",
             title="Tensors that a plan cannot scale",
             remedy="Change what the message names. Until then, the checks that train under a plan are "
             "missing.",
@@ -127,7 +132,7 @@ def attempt(findings: Iterable[Finding]) -> Iterator[Finding]:
     except Untried as error:
         yield PLANNABLE.finding(
             "note",
-            f"No small network could be trained: {' '.join(str(error).split())}. "
+            f"No small network could be trained: {reason(error)}. "
             "The checks that train under a plan are missing.",
             remedy="Survey the network at a smaller size, or with --deep, which allows larger networks.",
         )

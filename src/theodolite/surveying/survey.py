@@ -19,14 +19,14 @@ from theodolite.anatomy.part import Role
 from theodolite.core.building import one_thread, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.core.files import read_dataclass
+from theodolite.core.files import plain, read_dataclass
 from theodolite.core.progress import Progress, silent
 from theodolite.core.size import Size
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table, counted
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import LEVELS, Finding, Level
-from theodolite.surveying.not_finite import find_non_finite, not_finite_finding
+from theodolite.surveying.not_finite import find_not_finite
 from theodolite.surveying.section import Section, crashed, find_sections
 from theodolite.surveying.trials import Untried
 from theodolite.workloads import Workload
@@ -99,13 +99,8 @@ class Survey(Result):
 
     def table(self) -> Table:
         """One row for each finding."""
-        return Table(
-            ("section", "code", "level", "title", "sentence", "remedy"),
-            [
-                (one.section, one.code, one.level, one.title, one.sentence, one.remedy)
-                for one in self.findings
-            ],
-        )
+        columns = ("section", "code", "level", "title", "sentence", "remedy")
+        return Table(columns, [[getattr(one, name) for name in columns] for one in self.findings])
 
     def page(self) -> str:
         """The survey's own page: findings with evidence, and a drawing of the network."""
@@ -115,13 +110,7 @@ class Survey(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON values, and the verdict."""
-        return {
-            "workload": self.workload,
-            "size": dataclasses.asdict(self.size),
-            "seed": self.seed,
-            "deep": self.deep,
-            "date": self.date,
-            "versions": dict(self.versions),
+        return plain(dataclasses.replace(self, findings=(), anatomy=None)) | {
             "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
             "verdict": self.verdict,
             "findings": [finding.to_dict() for finding in self.findings],
@@ -223,8 +212,8 @@ def _examine(section: Section, context: SurveyContext, sound: bool) -> Iterator[
     try:
         if section.measures or not sound:
             with contextlib.suppress(Untried, UnclassifiedError):  # too large to be tried
-                if bad := context.once(find_non_finite):
-                    yield not_finite_finding(context, bad)
+                if bad := context.once(find_not_finite):
+                    yield bad
                     if section.measures:
                         return
         yield from section.run(context)
@@ -237,11 +226,9 @@ def _examine(section: Section, context: SurveyContext, sound: bool) -> Iterator[
 def _anatomy(context: SurveyContext) -> Anatomy | None:
     try:
         return context.anatomy
-    except UnclassifiedError:
-        return None
-    except UseError:
-        raise
-    except Exception:  # already a finding of the section that asked
+    except Exception as error:  # already a finding of the section that asked
+        if isinstance(error, UseError) and not isinstance(error, UnclassifiedError):
+            raise
         return None
 
 

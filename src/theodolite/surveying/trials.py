@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fnmatch
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy import Anatomy, UnclassifiedError, dissect
 from theodolite.anatomy.part import Role
 from theodolite.core.batches import Batch
-from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.planning import Plan, plan
 from theodolite.planning.counterparts import lone_branches
 from theodolite.present.text import listed
-from theodolite.surveying.budget import examples_in, first_of, pass_work
+from theodolite.surveying.budget import examples_in, first_of
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Finding, Value
 from theodolite.workloads import Workload
 
 OPTIMIZER, LR = "adamw", 2.0**-8
 """What trial networks are trained with. A moderate learning rate; comparing sizes hardly depends on it."""
+TRAINED: dict[str, Value] = {"optimizer": OPTIMIZER, "learning rate": LR}
+"""The same, for the evidence."""
 SMALLEST_WIDTH, SMALLEST_DEPTH = 64, 2
 GROWTHS: Mapping[str, tuple[int, ...]] = {"width": (2, 4), "depth": (4,)}
 """How many times larger than the base trial networks are."""
@@ -39,8 +40,8 @@ DEEP_GROWTHS: Mapping[str, tuple[int, ...]] = {"width": (2, 4, 8), "depth": (2, 
 MOST_PARAMETERS = 30_000_000
 """Of one trial network; eight times as many if the survey is deep."""
 MOST_ENTRIES, FEWEST_EXAMPLES = 512, 4
-"""Unless the survey is deep, batches are cut to about so many input entries, but not below so many
-examples, …"""
+"""Unless the survey is deep, batches are cut to about this number of input entries, but not below this number
+of examples, …"""
 MOST_LOGITS = 4_000_000
 """… unless a large vocabulary makes the logits take most of the time."""
 MOST_WORK, MOST_LEAST_WORK = 4e9, 1.6e10
@@ -48,26 +49,19 @@ MOST_WORK, MOST_LEAST_WORK = 4e9, 1.6e10
 of the wider ones. Beyond that batches are cut to two examples, and then larger networks are left out."""
 OPTIMIZER_WORK = 60
 """Work of an AdamW step for each parameter, in multiplications."""
-MOST_SCHEDULE_STEPS = 20_000
-
-
-Shapes = Mapping[str, tuple[int, ...]]
+MOST_SCHEDULE_STEPS, UNKNOWN_SCHEDULE_STEPS = 20_000, 1000
+"""Steps to which a schedule is followed, and if its end is not known."""
 
 
 class Untried(UseError):
     """No network is small enough to be trained, or none of the small ones can be built."""
 
 
-class Overworked(Untried):
-    """Trial networks take too much work."""
-
-
 class Unplannable(Untried):
     """No plan can be made; the message is the planner's."""
 
 
-@dataclass(frozen=True)
-class PlannedRates:
+class PlannedRates(NamedTuple):
     """The learning rates that training is to use."""
 
     first: float
@@ -106,10 +100,8 @@ class Trials:
 
     @cached_property
     def roles(self) -> dict[str, Role]:
-        """The roles given for tensors that a network of base size has: a pattern must match one."""
-        names = list(self.context.shapes(self.base))
-        given = self.context.roles or {}
-        return {pattern: role for pattern, role in given.items() if fnmatch.filter(names, pattern)}
+        """The roles given for tensors that a network of base size has."""
+        return self.context.roles_among(self.context.shapes(self.base))
 
     @property
     def setting(self) -> dict[str, Value]:
@@ -155,10 +147,8 @@ class Trials:
 
     def forward_work(self, size: Size, workload: Workload | None = None) -> float:
         """Work of a forward pass, in multiplications."""
-        model, workload = self.context.build(size), workload or self.workload
-        batch = workload.draw(self.seed, 0)
-        with untouched_randomness(self.seed), torch.no_grad():
-            return pass_work(lambda: workload.evaluate(model, batch)).total
+        batch = (workload or self.workload).draw(self.seed, 0)
+        return self.context.forward_work(self.context.build(size), batch).total
 
     def step_work(self, size: Size, workload: Workload) -> float:
         """Work of one training step, about, in multiplications."""
@@ -201,49 +191,67 @@ def find_trials(context: SurveyContext) -> Trials:
             depths = _grown(context, base, "depth") if has_depth else ()
             if not widths:
                 raise UseError(f"networks wider than {base} have over {_most(context):,} parameters")
-            trials = _affordable(Trials(context, workload, base, widths, depths))
+            return _plannable(_affordable(Trials(context, workload, base, widths, depths)))
         except UseError as error:
             problem = problem if isinstance(problem, Unplannable) else error
-            continue
-        try:
-            for size in trials.largest:
-                trials.planned(size)
-        except UnclassifiedError as error:  # at the surveyed size all was clear
-            problem = problem if isinstance(problem, Unplannable) else error
-        except UseError as error:
-            problem = Unplannable(str(error))
-        else:
-            return trials
     raise problem if isinstance(problem, Unplannable) else Untried(str(problem))
 
 
 def planned_rates(context: SurveyContext) -> PlannedRates:
     """The first and the highest learning rate: the trials', or what the workload's schedule makes of it."""
-    if context.workload.schedule is None:
-        return PlannedRates(LR, LR)
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=LR)
-    # The section on schedules reports a schedule that fails here or warns.
-    with warnings.catch_warnings(), contextlib.suppress(Exception):
-        warnings.simplefilter("ignore")
-        schedule = context.workload.schedule(optimizer)
-        rates = [float(optimizer.param_groups[0]["lr"])]
-        end = getattr(schedule, "T_max", None) or getattr(schedule, "total_steps", None)
-        for _ in range(min(int(end or MOST_SCHEDULE_STEPS // 20), MOST_SCHEDULE_STEPS) - 1):
-            optimizer.step()  # without gradients it moves nothing
-            schedule.step()
-            rates.append(float(optimizer.param_groups[0]["lr"]))
-        return PlannedRates(rates[0], max(rates))
-    return PlannedRates(LR, LR)
+    rates = [LR]
+    if context.workload.schedule is not None:
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=LR)
+        # The section on schedules reports a schedule that fails here or warns.
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            rates = [rate for (rate,) in follow_schedule(optimizer, context.workload.schedule)]
+    return PlannedRates(rates[0], max(rates))
+
+
+def follow_schedule(
+    optimizer: torch.optim.Optimizer, attach: Callable[[torch.optim.Optimizer], LRScheduler]
+) -> Iterator[list[float]]:
+    """The learning rates of all groups at each step of a schedule, to its end if it has one."""
+    schedule = attach(optimizer)
+    if not hasattr(schedule, "step"):
+        raise UseError(
+            f"it returned a {type(schedule).__name__}, not a scheduler of torch.optim.lr_scheduler"
+        )
+    end = getattr(schedule, "T_max", None) or getattr(schedule, "total_steps", None)
+    for _ in range(min(int(end) + 1, MOST_SCHEDULE_STEPS) if end else UNKNOWN_SCHEDULE_STEPS):
+        yield [float(group["lr"]) for group in optimizer.param_groups]
+        optimizer.step()  # without gradients it moves nothing
+        try:
+            # A plateau is told a constant loss.
+            schedule.step(0.0) if isinstance(schedule, ReduceLROnPlateau) else schedule.step()
+        except ValueError:
+            if isinstance(schedule, OneCycleLR):  # it raises at its end
+                return
+            raise
+
+
+def _plannable(trials: Trials) -> Trials:
+    """The trials, if plans for their largest networks can be made."""
+    try:
+        for size in trials.largest:
+            trials.planned(size)
+    except UnclassifiedError:  # at the surveyed size all was clear
+        raise
+    except UseError as error:
+        raise Unplannable(str(error)) from error
+    return trials
 
 
 def _affordable(trials: Trials) -> Trials:
     """The trials with fewer examples, or fewer sizes, if a forward pass takes much work."""
     if trials.context.deep:
         return trials
-    here = trials.forward_work(trials.base)
-    if all(here * _times(trials.base, size) <= MOST_WORK for size in trials.largest):
+    base, larger = trials.base, trials.larger
+    most = MOST_WORK / trials.forward_work(base)
+    # An upper bound in units of the base's work; for most networks it is enough.
+    if all((size.width / base.width) ** 2 * size.depth / base.depth <= most for size in trials.largest):
         return trials
-    larger = trials.larger
     works = {size: trials.forward_work(size) for size in larger}
     if max(works.values()) > MOST_WORK and (examples_in(trials.workload.draw(trials.seed, 0)) or 0) > 2:
         workload = trials.workload
@@ -254,7 +262,7 @@ def _affordable(trials: Trials) -> Trials:
         works = {size: trials.forward_work(size) for size in larger}
     narrowest = trials.widths[0]
     if works[narrowest] > MOST_LEAST_WORK:
-        raise Overworked(
+        raise UseError(
             f"a forward pass of {narrowest} takes {works[narrowest]:.1g} multiplications, more than the "
             f"limit of {MOST_LEAST_WORK:.1g} for trial networks"
         )
@@ -267,19 +275,22 @@ def _affordable(trials: Trials) -> Trials:
     )
 
 
-def _times(base: Size, size: Size) -> float:
-    """Upper bound on the work of a forward pass, in units of the base's."""
-    return (size.width / base.width) ** 2 * size.depth / base.depth
-
-
 def _bases(context: SurveyContext, has_depth: bool) -> Iterator[Size]:
     """The narrowest and shallowest first."""
-    halvings = [context.size.width >> k for k in range(12) if context.size.width % (1 << k) == 0]
-    widths = sorted(width for width in halvings if width >= SMALLEST_WIDTH) or [context.size.width]
     depths = (SMALLEST_DEPTH, context.size.depth) if has_depth else (context.size.depth,)
     for depth in dict.fromkeys(depths):
-        for width in widths:
+        for width in trial_widths(context.size.width):
             yield Size(width, depth)
+
+
+def trial_widths(width: int) -> list[int]:
+    """Halves of a width down to 64, the narrowest first; the width itself if it has none.
+
+    >>> trial_widths(384), trial_widths(48)
+    ([96, 192, 384], [48])
+    """
+    halves = [width >> k for k in range(12) if width % (1 << k) == 0]
+    return sorted(half for half in halves if half >= SMALLEST_WIDTH) or [width]
 
 
 def _grown(context: SurveyContext, base: Size, axis: Literal["width", "depth"]) -> tuple[Size, ...]:
@@ -288,26 +299,22 @@ def _grown(context: SurveyContext, base: Size, axis: Literal["width", "depth"]) 
     if axis == "depth":
         sizes = [Size(base.width, base.depth * factor) for factor in factors]
         return tuple(size for size in sizes if context.num_parameters(size) <= _most(context))
-    here = context.shapes(base)
+    anatomy, here = context.anatomy, context.shapes(base)
     found = []
     for factor in factors:
         size = Size(base.width * factor, base.depth)
         shapes = context.shapes(size)
-        if not _in_proportion(context.anatomy, here, shapes, factor):
+        # Do the same dimensions grow as at the surveyed size? A narrow network may have too few heads.
+        if any(
+            length != before * (factor if axis in anatomy[name].grown_axes else 1)
+            for name in here
+            if name in anatomy and anatomy[name].trained and name in shapes
+            for axis, (before, length) in enumerate(zip(here[name], shapes[name], strict=True))
+        ):
             raise UseError(f"the tensors of {base} and {size} do not all grow as those at {context.size} do")
         if sum(map(math.prod, shapes.values())) <= _most(context):
             found.append(size)
     return tuple(found)
-
-
-def _in_proportion(anatomy: Anatomy, here: Shapes, grown: Shapes, factor: int) -> bool:
-    """Do the same dimensions grow as at the surveyed size? A narrow network may have too few heads."""
-    return all(
-        size == before * (factor if axis in anatomy[name].grown_axes else 1)
-        for name in here
-        if name in anatomy and anatomy[name].trained and name in grown
-        for axis, (before, size) in enumerate(zip(here[name], grown[name], strict=True))
-    )
 
 
 def _most(context: SurveyContext) -> int:

@@ -44,7 +44,7 @@ def test_the_stream_grows_without_a_plan_and_keeps_its_size_with_one(check):
     assert "to the width" not in finding.sentence
     assert "as the width to the power " in finding.sentence
     assert "at 10× the depth" in finding.sentence
-    assert "Under a plan, all of them keep their size" in finding.sentence
+    assert "Under a plan, all activations keep their size" in finding.sentence
     assert "th.plan" in finding.remedy
     rows = {row["slope of"]: row for row in finding.evidence.rows}
     # Adam moves every layer that reads the width r_n too far, and so the logits.
@@ -85,7 +85,7 @@ def test_a_plan_that_does_not_keep_them_is_a_warning(check):
 def test_where_nothing_moves_with_the_size_all_is_well(check):
     finding = coordinates_kept(dataclasses.replace(check, standard=check.planned))
     assert finding.level == "ok"
-    assert finding.sentence.startswith("Without a plan and with one, all of them keep their size")
+    assert finding.sentence.startswith("Without a plan and with one, all activations keep their size")
 
 
 def test_a_run_that_diverges_is_said(check):
@@ -140,7 +140,7 @@ def test_what_a_single_seed_cannot_tell_is_not_called_well(check):
     kept = bent_by(check.planned, "stream.first", 0.35)
     finding = coordinates_kept(dataclasses.replace(check, planned=kept))
     assert finding.level == "note"
-    assert "all of them keep" not in finding.sentence
+    assert "all activations keep" not in finding.sentence
     assert (
         "It is not known whether the stream.first keeps its size under a plan: it grows as the width to the "
         "power 0.35, and 1 seed on sizes up to 4× the width cannot tell this from the right value."
@@ -154,7 +154,7 @@ def test_what_is_not_known_without_a_plan_is_said_too(check):
     finding = coordinates_kept(doubtful)
     assert finding.level == "note"
     assert finding.sentence.startswith("It is not known whether the branch.1 keeps its size without a plan")
-    assert "Under a plan, all of them keep their size" in finding.sentence
+    assert "Under a plan, all activations keep their size" in finding.sentence
 
 
 @pytest.mark.parametrize("quantity", ["stream.first", "branch.0", "change of branch.1", "layer.embed.weight"])

@@ -19,8 +19,7 @@ from theodolite.surveying import SurveyContext, budget, curvature_setup
 from theodolite.surveying.budget import TooLong
 from theodolite.surveying.curvature_setup import find_setup
 from theodolite.surveying.sections import curvature
-from theodolite.surveying.sections.curvature import edges, section, step_size
-from theodolite.surveying.sections.curvature.edges import Edges, SpectrumEnds, find_spectrum
+from theodolite.surveying.sections.curvature import Edges, SpectrumEnds, find_spectrum, section, step_size
 from theodolite.surveying.sections.curvature.zone import ZoneAxis
 from theodolite.surveying.trials import LR, PlannedRates, planned_rates
 from theodolite.workloads import Workload
@@ -253,7 +252,7 @@ def test_the_preconditioned_operator_is_the_matrix_that_it_says():
     operator = hessian(model, F.cross_entropy, (inputs.double(), targets))
     matrix = operator @ torch.eye(operator.size, dtype=torch.float64)
     diagonal = torch.rand(operator.size, dtype=torch.float64) + 0.1
-    measured = edges.Preconditioned(operator, diagonal)
+    measured = curvature.Preconditioned(operator, diagonal)
     dense = measured @ torch.eye(operator.size, dtype=torch.float64)
     assert torch.allclose(dense, dense.mT)
     expected = np.sort(np.linalg.eigvals((matrix / diagonal[:, None]).numpy()).real)
@@ -266,7 +265,7 @@ def test_the_preconditioned_operator_is_the_matrix_that_it_says():
 def test_momentum_diverges_beyond_38_over_the_sharpness(share, grows):
     """Adam with a fixed preconditioner, in the direction of the largest eigenvalue."""
     sharpness, x, momentum = 3.0, 1.0, 0.0
-    lr = share * edges.ADAM_EDGE / sharpness
+    lr = share * curvature.ADAM_EDGE / sharpness
     for _ in range(2000):
         momentum = 0.9 * momentum + 0.1 * sharpness * x
         x -= lr * momentum
@@ -277,12 +276,12 @@ def test_adams_own_sharpness_is_that_of_gradients_over_several_batches():
     site = squared(0.1)
     model = site.build()
     gradients = []
-    for step in range(edges.BATCHES):
+    for step in range(curvature.BATCHES):
         (gradient,) = torch.autograd.grad(
             site.workload.evaluate(model, rows_of(site, step)), model.readout.weight
         )
         gradients.append(gradient.flatten())
-    diagonal = torch.stack(gradients).square().mean(0).sqrt().double() + edges.EPS
+    diagonal = torch.stack(gradients).square().mean(0).sqrt().double() + curvature.EPS
     phi = (site.batch[0] @ model.features).double()
     matrix = 2 * phi.mT @ phi / len(phi)
     largest = float(torch.linalg.eigvals(matrix / diagonal[:, None]).real.max())
@@ -342,13 +341,13 @@ def test_planned_rates_are_those_of_the_schedule(schedule, first, highest):
 def test_the_farther_of_two_ends_is_the_right_one(monkeypatch):
     at = find_setup(site_of(MLP))
     right, _ = find_spectrum(at)
-    eigenvalues = edges.eigenvalues
+    eigenvalues = curvature.eigenvalues
 
     def short(*args, **options):
         once = eigenvalues(*args, **options)
         return dataclasses.replace(once, values=0.5 * once.values)
 
-    monkeypatch.setattr(edges, "eigenvalues", short)
+    monkeypatch.setattr(curvature, "eigenvalues", short)
     ends, _ = find_spectrum(at)
     assert (ends.largest, ends.smallest) == pytest.approx((right.largest, right.smallest), rel=0.02)
 
@@ -421,7 +420,7 @@ def test_a_large_network_is_measured_at_the_base_of_the_trials():
     site = site_of(MLP, size=Size(4096, 2))
     assert find_setup(site).size == Size(64, 2)
     finding = zone(site)
-    assert "At 64 × 2, the base of the trials, " in finding.sentence
+    assert "At 64 × 2, a smaller network of the trials, " in finding.sentence
     assert finding.evidence.numbers["size"] == "64 × 2"
 
 
@@ -456,7 +455,7 @@ def test_work_can_be_spent_between_findings(monkeypatch):
     """Enough for the zone, not for the spectrum."""
     here = find_setup(site_of(MLP))
     products = here.directions * (1 + len(curvature_setup.QUICK.decades) + len(curvature_setup.QUICK.near))
-    most = curvature_setup.PRODUCT * products * here.work
+    most = curvature_setup.PRODUCT * products * here.work.total
     monkeypatch.setattr(curvature_setup, "QUICK", dataclasses.replace(curvature_setup.QUICK, most=most))
     first, second = examine(site_of(MLP))
     assert (first.code, second.code) == ("TH301", "TH302")

@@ -17,13 +17,15 @@ from theodolite.models import ResidualMLP
 from theodolite.probes import signal
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Finding
-from theodolite.surveying.sections.depth import measurement, one_more, section
-from theodolite.surveying.sections.depth.measurement import (
+from theodolite.surveying.sections import depth as depth_section
+from theodolite.surveying.sections.depth import (
     BrieflyTrained,
     SignalEffort,
     SignalMeasurement,
     draw_judges,
     measure,
+    one_more,
+    section,
     train_briefly,
 )
 from theodolite.surveying.trials import LR
@@ -35,7 +37,7 @@ examine = section.run
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer units than in a survey."""
-    monkeypatch.setattr(measurement, "QUICK", replace(measurement.QUICK, targets=64, sample=256))
+    monkeypatch.setattr(depth_section, "QUICK", replace(depth_section.QUICK, targets=64, sample=256))
 
 
 def findings(workload: Workload) -> list[Finding]:
@@ -132,7 +134,7 @@ class Watched:
             )
             return signal(model, loss, batches, held_out, **options)
 
-        monkeypatch.setattr(measurement, "signal", watching)
+        monkeypatch.setattr(depth_section, "signal", watching)
 
 
 def test_no_unit_counts_twice(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +147,7 @@ def test_no_unit_counts_twice(rows: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         return every[chosen], (every[chosen].sum(1) > 0).long()
 
     effort = SignalEffort(steps=4, targets=40, sample=64, examples=(16, 64), batches=16, work=1e12)
-    monkeypatch.setattr(measurement, "QUICK", effort)
+    monkeypatch.setattr(depth_section, "QUICK", effort)
     watched = Watched(monkeypatch)
     findings(rows(mlp, batch=batch))
     trained = {tuple(row) for step in range(4) for row in batch(0, step)[0].tolist()}
@@ -238,7 +240,7 @@ def test_a_batch_that_cannot_be_drawn_is_named(rows: Any) -> None:
 
     (found,) = findings(rows(mlp, batch=batch))
     assert (found.code, found.level) == ("TH603", "note")
-    assert "batch failed at step 5: OSError: the disk is gone" in found.sentence
+    assert "batch(0, 5) failed: OSError: the disk is gone" in found.sentence
 
 
 class Steep(ResidualMLP):
@@ -277,26 +279,26 @@ def scaled(width: int, depth: int) -> nn.Module:
 def test_units_that_are_run_one_by_one_are_as_many_as_there_is_work_for(
     rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurement, "QUICK", replace(measurement.QUICK, examples=(4, 256), work=1e9))
+    monkeypatch.setattr(depth_section, "QUICK", replace(depth_section.QUICK, examples=(4, 256), work=1e9))
     sites = [SurveyContext(rows(build, batch=product), Size(32, 2)) for build in (mlp, scaled)]
     together, alone = map(train_briefly, sites)
     assert together.examples == 256
-    each = measurement._work_of_one(sites[1], sites[1].build()).total
+    each = depth_section._work_of_one(sites[1], sites[1].build()).total
     assert alone.examples == int(1e9 / (5 * 1.5 * each)) < 256
 
 
 def test_a_costly_network_is_looked_at_in_small(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = rows(mlp, batch=product, size=Size(256, 8))
     site = SurveyContext(workload, workload.size)
-    monkeypatch.setattr(measurement, "ENTRY", 0)  # matrix products alone are counted by hand
-    monkeypatch.setattr(measurement, "QUICK", replace(measurement.QUICK, work=1e8))
+    monkeypatch.setattr(depth_section, "ENTRY", 0)  # matrix products alone are counted by hand
+    monkeypatch.setattr(depth_section, "QUICK", replace(depth_section.QUICK, work=1e8))
     network = train_briefly(site)
     assert network.size == Size(64, 8)  # of the surveyed one 16 targets a step and 16 units are 10⁹
     each = 2 * 8 * 64**2 + 10 * 64
     assert network.examples == int(256 * 1e8 / (each * (3 * 16 * 64 + 5 * 1.5 * 256)))
     found = one_more(measure(site, network, draw_judges(site, network)))
-    assert found.sentence.startswith("At 64 × 8, a small network of the trials, after 16 steps")
-    monkeypatch.setattr(measurement, "QUICK", replace(measurement.QUICK, work=1e3))
+    assert found.sentence.startswith("At 64 × 8, a smaller network of the trials, after 16 steps")
+    monkeypatch.setattr(depth_section, "QUICK", replace(depth_section.QUICK, work=1e3))
     (found,) = examine(site)
     assert "networks of 64 × 2 are too large" in found.sentence
     assert "--deep" in found.remedy

@@ -55,11 +55,13 @@ def test_after_the_surgery_nothing_is_shared(gpt):
         return convert(model, torch.zeros(1, 8, dtype=torch.long))
 
     plain = gpt()
-    findings = found(type(plain)("converted", build, plain.batch, plain.loss, SMALL))
+    smallest = Size(16, 1)
+    findings = found(type(plain)("converted", build, plain.batch, plain.loss, smallest), smallest)
     assert list(findings) == ["TH511"], "the law of the balance is that of plain vectors"
     finding = findings["TH511"]
     assert finding.level == "ok"
-    assert finding.sentence == "9 linear maps read a norm, and no two share a scale vector."
+    # Query, key, value, the feed-forward's first map and the readout.
+    assert finding.sentence == "5 linear maps read a norm, and no two share a scale vector."
 
 
 def test_a_gain_that_surgery_made_of_magnitude_and_direction_is_one_gain(rows):

@@ -57,7 +57,7 @@ def test_a_gpt_breaks_the_condition_by_the_known_powers_and_a_plan_mends_it(grow
     for axis in ("width", "depth"):
         assert all(abs(power) < 0.3 for power in powers(steps, f"{axis}, plan").values())
     assert "at 10× the width, an update of" in steps.sentence
-    assert "Under a plan, all tensors satisfy it" in steps.sentence
+    assert "Under a plan, all tensors satisfy the spectral condition" in steps.sentence
     assert "th.plan" in steps.remedy
 
     # Only the readout starts at another power of the width than a plan would have it: 1/√n for 1/n.
@@ -133,7 +133,9 @@ def good_by_itself(width, depth):
 def test_where_nothing_breaks_all_is_well(rows):
     steps, starts = pair(SurveyContext(rows(good_by_itself), Size(64, 2)))
     assert (steps.level, starts.level) == ("ok", "ok")
-    assert steps.sentence.startswith("Without a plan and with one, all tensors satisfy it")
+    assert steps.sentence.startswith(
+        "Without a plan and with one, all tensors satisfy the spectral condition"
+    )
     assert steps.remedy == ""
 
 

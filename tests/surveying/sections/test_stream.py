@@ -58,6 +58,7 @@ def test_a_deep_transformer_without_norms_raises_every_alarm(gpt: Any) -> None:
     assert "1/L" in found["TH521"].remedy
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_shallow_one_is_worth_a_note(rows: Any) -> None:
     """Each block multiplies RMS² by 3/2."""
     found = findings(rows(lambda width, depth: ResidualMLP(width, depth, inputs=8, outputs=2)), Size(256, 6))
@@ -66,6 +67,7 @@ def test_a_shallow_one_is_worth_a_note(rows: Any) -> None:
     assert found["TH522"].level == "ok"  # 1.5³ is less than 7^1.5
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_new_batch_norm_is_looked_at_as_it_trains() -> None:
     """With the running statistics of a new network the stream would grow exponentially."""
 
@@ -229,4 +231,4 @@ def test_a_large_network_is_looked_at_in_small(rows: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(stream_section, "MOST_PARAMETERS", 1000)
     build = lambda width, depth: Blocks(width, depth, 1.0)  # noqa: E731
     found = findings(rows(build), Size(256, 3))["TH521"]
-    assert found.sentence.startswith("At 64 × 8, a small network of the trials,")
+    assert found.sentence.startswith("At 64 × 8, a smaller network of the trials,")

@@ -17,7 +17,7 @@ from theodolite.probes.scaling.first_steps import LAYER, Track, follow
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Finding, Level, Value, times
 from theodolite.surveying.section import Section, measuring
-from theodolite.surveying.trials import LR, OPTIMIZER, Trials, trials_of
+from theodolite.surveying.trials import LR, OPTIMIZER, TRAINED, Trials, trials_of
 
 STEPS = 3
 SEEDS, DEEP_SEEDS = 1, 3
@@ -96,7 +96,7 @@ def coordinates_kept(pair: CoordinatePair) -> Finding:
         who = "Under a plan" if level == "note" else "Without a plan and with one"
         excesses = (slope.excess for slope in _judged(pair.planned))
         steepest = max((excess for excess in excesses if math.isfinite(excess)), key=abs, default=0.0)
-        said.append(f"{who}, all of them keep their size (largest error of a slope {signed(steepest)}).")
+        said.append(f"{who}, all activations keep their size (largest error of a slope {signed(steepest)}).")
     if left:
         remedy = REMEDIES["bent"]
     elif unsure or (doubts and not bent):
@@ -108,13 +108,8 @@ def coordinates_kept(pair: CoordinatePair) -> Finding:
         " ".join(said),
         title=TITLES.get(level, ""),
         remedy=remedy,
-        numbers={
-            "optimizer": OPTIMIZER,
-            "learning rate": LR,
-            "steps": STEPS,
-            "seeds": _seeds(pair.planned),
-        },
-        rows=list(_rows(pair)),
+        numbers=TRAINED | {"steps": STEPS, "seeds": _seeds(pair.planned)},
+        rows=_rows(pair),
         figures=[_figure(pair, axis) for axis in axes],
     )
 
@@ -140,10 +135,9 @@ def verdict(slope: Slope, growth: float) -> Verdict:
 
 def _tracks(trials: Trials, plans: Sequence[Plan]) -> list[Track]:
     seeds = range(trials.seed, trials.seed + (DEEP_SEEDS if trials.context.deep else SEEDS))
-    silent = [with_zero_readout(plan) for plan in plans]
     return [
         follow(trials.workload, plan, seed=seed, steps=STEPS, lone=trials.lone(plan.size))
-        for plan in silent
+        for plan in map(with_zero_readout, plans)
         for seed in seeds
     ]
 
@@ -200,22 +194,17 @@ def _named(slope: Slope) -> str:
     return slope.quantity.replace(LAYER, "output of ")
 
 
-def _rows(pair: CoordinatePair) -> Iterator[Mapping[str, Value]]:
-    """The slopes of everything that is judged, with width and with depth."""
+def _rows(pair: CoordinatePair) -> list[dict[str, Value]]:
+    """The slopes of everything that is judged, with width and then with depth."""
     rows: dict[str, dict[str, Value]] = {}
-    columns: list[str] = []
-    for how, found in (("", pair.standard), (", plan", pair.planned)):
-        for slope in _judged(found):
-            row = rows.setdefault(slope.quantity, {})
-            known = math.isfinite(slope.value)
-            row[f"{slope.axis}{how}"] = round(slope.value, 2) if known else None
-            columns.append(f"{slope.axis}{how}")
-            if slope.axis == "depth":
-                row["depth, wanted"] = slope.expected
-                columns.append("depth, wanted")
-    ordered = sorted(dict.fromkeys(columns), key=lambda column: "depth" in column)
-    for quantity, row in rows.items():
-        yield {"slope of": quantity, **{column: row.get(column) for column in ordered}}
+    for axis in ("width", "depth"):
+        for how, found in (("", pair.standard), (", plan", pair.planned)):
+            for slope in (one for one in _judged(found) if one.axis == axis):
+                row = rows.setdefault(slope.quantity, {"slope of": slope.quantity})
+                row[f"{axis}{how}"] = round(slope.value, 2) if math.isfinite(slope.value) else None
+                if axis == "depth":
+                    row["depth, wanted"] = slope.expected
+    return list(rows.values())
 
 
 def _figure(pair: CoordinatePair, axis: str) -> Figure:
@@ -246,13 +235,10 @@ def _figure(pair: CoordinatePair, axis: str) -> Figure:
 def _points(found: Coordinates, quantity: str, axis: str) -> tuple[list[float], list[float]]:
     """Sizes along an axis from the base, and the mean over seeds of the quantity after the last step."""
     along: dict[float, list[float]] = {}
+    other = "depth" if axis == "width" else "width"
     for track in found.tracks:
-        width, depth = track.size.width, track.size.depth
-        at, other, same = (
-            (width, depth, found.base.depth) if axis == "width" else (depth, width, found.base.width)
-        )
-        if other == same:
-            along.setdefault(at, []).append(track.values[quantity][-1])
+        if getattr(track.size, other) == getattr(found.base, other):
+            along.setdefault(getattr(track.size, axis), []).append(track.values[quantity][-1])
     return list(along), [sum(values) / len(values) for values in along.values()]
 
 

@@ -60,18 +60,14 @@ def by_role(anatomy: Anatomy, model: nn.Module) -> Finding:
     if not gains:
         return BY_ROLE.finding("ok", "The network has no gains, so none can decay wrongly.")
     layer_norms = [name for name, module in canonical_modules(model) if isinstance(module, nn.LayerNorm)]
-    usual = {
-        "everything": {part.name: True for part in gains},
-        "not vectors": {part.name: len(part.shape) > 1 for part in gains},
-        "not norms, by name": {part.name: not _spared_by_name(part.name, layer_norms) for part in gains},
+    usual = {  # the gains that decay under each rule
+        "everything": gains,
+        "not vectors": [part for part in gains if len(part.shape) > 1],
+        "not norms, by name": [part for part in gains if not _spared_by_name(part.name, layer_norms)],
     }
-    wrong, spared = (
-        {
-            rule: sum(decayed[part.name] is not could and decays(part) is could for part in gains)
-            for rule, decayed in usual.items()
-        }
-        for could in (False, True)
-    )
+    may = sum(map(decays, gains))
+    wrong = {rule: sum(not decays(part) for part in decayed) for rule, decayed in usual.items()}
+    spared = {rule: may - sum(map(decays, decayed)) for rule, decayed in usual.items()}
     common = any(counts[rule] for counts in (wrong, spared) for rule in ("not vectors", "not norms, by name"))
     return BY_ROLE.finding(
         "note" if common else "ok",
@@ -80,7 +76,7 @@ def by_role(anatomy: Anatomy, model: nn.Module) -> Finding:
         numbers={f"wrong by “{rule}”": count for rule, count in wrong.items()}
         | {f"excluded by “{rule}”": count for rule, count in spared.items()},
         rows=[
-            {**_row(one), **{f"decays: {rule}": _word(usual[rule][one.part.name]) for rule in usual}}
+            {**_row(one), **{f"decays: {rule}": _word(one.part in usual[rule]) for rule in usual}}
             for one in fold(gains)
         ],
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from theodolite.anatomy.names import ranges
 from theodolite.anatomy.part import Anatomy, AttentionHeads, fold
 from theodolite.core.size import Size
-from theodolite.present.text import counted, signed
+from theodolite.present.text import counted, listed, signed
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import LEVELS, Check, Finding, Level, Value
 from theodolite.surveying.section import Section
@@ -67,19 +68,8 @@ def width_followed(anatomy: Anatomy) -> Finding:
             f"{', those inside the blocks on both sides' if anatomy.num_blocks else ''}.",
             numbers=numbers,
         )
-    rows: list[dict[str, Value]] = [
-        {
-            "tensor": one.pattern,
-            "blocks": one.blocks,
-            "in": one.part.fan_in,
-            "in grows": one.part.width_in,
-            "out": one.part.fan_out,
-            "out grows": one.part.width_out,
-        }
-        for one in stuck
-    ]
     count = sum(len(one.parts) for one in stuck)
-    names = ", ".join(one.pattern for one in stuck[:3]) + (", …" if len(stuck) > 3 else "")
+    names = listed([one.pattern for one in stuck])
     return WIDTH.finding(
         "note",
         f"{counted(count, 'matrix')} inside the blocks {'has' if count == 1 else 'have'} a side that does "
@@ -88,7 +78,17 @@ def width_followed(anatomy: Anatomy) -> Finding:
         remedy="If this is intended (routers, key/value heads shared by many queries, low-rank adapters), "
         "leave it: a plan gives these tensors a row of their own. If not, derive the fixed number from the "
         "width.",
-        rows=rows,
+        rows=[
+            {
+                "tensor": one.pattern,
+                "blocks": one.blocks,
+                "in": one.part.fan_in,
+                "in grows": one.part.width_in,
+                "out": one.part.fan_out,
+                "out grows": one.part.width_out,
+            }
+            for one in stuck
+        ],
     )
 
 
@@ -108,42 +108,40 @@ def depth_followed(anatomy: Anatomy, added: int = 0) -> Finding:
     numbers: dict[str, Value] = {"depth": depth, "blocks": blocks, "blocks at twice the depth": grown}
     if added:
         numbers["tensors that twice the depth adds"] = added
-    level: Level = "ok"
-    title = remedy = ""
+    finding = partial(DEPTH.finding, numbers=numbers)
     if grown is None:
-        level = "note"
-        sentence = (
+        return finding(
+            "note",
             f"The network has {counted(blocks, 'residual block') if blocks else 'no residual block'}. A "
-            "ready module cannot be built at another depth."
+            "ready module cannot be built at another depth.",
+            remedy="Pass build(width, depth) instead of a module.",
         )
-        remedy = "Pass build(width, depth) instead of a module."
-    elif grown <= blocks and added > 0:
-        level, title = "warn", "Depth that adds layers but no blocks"
-        sentence = (
+    if grown <= blocks and added > 0:
+        return finding(
+            "warn",
             f"Twice the depth adds {counted(added, 'tensor')} but no residual block ({blocks} before, "
-            f"{grown} after). Rules for depth have nothing to act on, and a plan covers the width alone."
+            f"{grown} after). Rules for depth have nothing to act on, and a plan covers the width alone.",
+            title="Depth that adds layers but no blocks",
+            remedy="Put the added layers into residual branches x + f(x), or keep the depth and scale this "
+            "network in width only.",
         )
-        remedy = (
-            "Put the added layers into residual branches x + f(x), or keep the depth and scale this network "
-            "in width only."
-        )
-    elif grown <= blocks:
-        level, title = "note", "Depth that changes nothing"
-        sentence = (
+    if grown <= blocks:
+        return finding(
+            "note",
             f"Twice the depth adds no tensor and no residual block ({blocks} before, {grown} after): build "
-            "ignores depth, and the network can be scaled in width only."
+            "ignores depth, and the network can be scaled in width only.",
+            title="Depth that changes nothing",
+            remedy="To scale in depth, let the second argument of build set the number of residual blocks.",
         )
-        remedy = "To scale in depth, let the second argument of build set the number of residual blocks."
-    elif grown == 2 * blocks:
-        sentence = f"Depth adds blocks: {blocks} at depth {depth}, {grown} at twice that."
-    else:
-        level = "note"
-        sentence = (
-            f"Blocks do not double with depth: {blocks} at depth {depth}, {grown} at twice that. Rules for "
-            "depth use the ratio of the blocks, not of the depths."
-        )
-        remedy = "Choose depths by the number of blocks they give."
-    return DEPTH.finding(level, sentence, title=title, remedy=remedy, numbers=numbers)
+    said = f"{blocks} at depth {depth}, {grown} at twice that."
+    if grown == 2 * blocks:
+        return finding("ok", f"Depth adds blocks: {said}")
+    return finding(
+        "note",
+        f"Blocks do not double with depth: {said} Rules for depth use the ratio of the blocks, not of the "
+        "depths.",
+        remedy="Choose depths by the number of blocks they give.",
+    )
 
 
 def head_size(anatomy: Anatomy) -> Finding:

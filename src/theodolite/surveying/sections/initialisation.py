@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from theodolite.anatomy import dissect
 from theodolite.anatomy.names import canonical_parameters, starred_name
@@ -17,9 +17,8 @@ from theodolite.present.text import counted, listed, signed
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Finding, Level, Value
 from theodolite.surveying.section import Section, measuring
+from theodolite.surveying.trials import trial_widths
 
-SMALLEST_WIDTH = 64
-"""Quick to build, and wide enough to measure a std to about a percent."""
 MOST_PARAMETERS = 250_000_000
 """Of one trial network: a gigabyte in float32."""
 FLAT = 0.2
@@ -136,23 +135,19 @@ def depth_counted(ends: Sequence[BranchEnds], width: int) -> Finding:
 
 def measure(context: SurveyContext) -> tuple[int, list[BranchEnds]]:
     """Build models of growing depth: their width, and the tensors that end their branches."""
-    problem: UseError | None = None
     for width, depths in _trials(context):
         try:
             return width, _ends(context, width, depths)
         except UseError as error:
             problem = error
-    raise problem or UseError("there is no size to try")
+    raise problem
 
 
 def _trials(context: SurveyContext) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Widths to try, each with depths a factor of two apart; the narrowest first unless deep."""
-    halvings = [context.size.width >> k for k in range(10) if context.size.width % (1 << k) == 0]
-    widths = [width for width in halvings if width >= SMALLEST_WIDTH] or [context.size.width]
-    for num in (3 + context.deep, 2):
-        for start in (2, context.size.depth):
-            for width in widths if context.deep else reversed(widths):
-                yield width, tuple(start << k for k in range(num))
+    widths = trial_widths(context.size.width)[:: -1 if context.deep else 1]
+    for num, start, width in product((3 + context.deep, 2), (2, context.size.depth), widths):
+        yield width, tuple(start << k for k in range(num))
 
 
 def _ends(context: SurveyContext, width: int, depths: Sequence[int]) -> list[BranchEnds]:
@@ -166,13 +161,7 @@ def _ends(context: SurveyContext, width: int, depths: Sequence[int]) -> list[Bra
     for depth in depths:
         model = context.build(Size(width, depth))
         tensors = dict(canonical_parameters(model))
-        # A pattern may be for tensors that only a deeper network has.
-        known = {
-            pattern: role
-            for pattern, role in (context.roles or {}).items()
-            if fnmatch.filter(tensors, pattern)
-        }
-        anatomy = dissect(model, context.inputs, roles=known)
+        anatomy = dissect(model, context.inputs, roles=context.roles_among(tensors))
         for part in anatomy.values():
             if part.ends_branch and part.trained and part.role != "bias":
                 # The same at every depth, whatever numbers the blocks have.
@@ -204,7 +193,7 @@ def _law(slope: float) -> str:
     return ""
 
 
-def _rows(ends: Sequence[BranchEnds]) -> Iterator[Mapping[str, Value]]:
+def _rows(ends: Sequence[BranchEnds]) -> Iterator[dict[str, Value]]:
     counts = sorted({count for one in ends for count in one.blocks})
     for one in ends:
         at = dict(zip(one.blocks, one.rms, strict=True))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.present.text import counted
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Finding, Value
-from theodolite.surveying.section import Section
-from theodolite.surveying.trials import MOST_SCHEDULE_STEPS, trials_of
+from theodolite.surveying.section import Section, reason
+from theodolite.surveying.trials import follow_schedule, trials_of
 
 TOLERANCE = 0.01
 """Relative, on a ratio: rounding in schedulers that update the last value stays far below."""
@@ -52,7 +50,7 @@ def examine(context: SurveyContext) -> Iterator[Finding]:
     trials = trials_of(context)
     plan = trials.planned(trials.widths[-1])
     optimizer = plan.optimizer(plan.build(context.seed))
-    change, steps = follow_schedule(context, optimizer, context.workload.schedule)
+    change, steps = largest_change(context, optimizer)
     yield ratios_kept(change, steps, len(optimizer.param_groups))
 
 
@@ -75,46 +73,23 @@ def ratios_kept(change: RatioChange, steps: int, groups: int) -> Finding:
     )
 
 
-def follow_schedule(
-    context: SurveyContext, optimizer: Optimizer, attach: Callable[[Optimizer], LRScheduler]
-) -> tuple[RatioChange, int]:
-    """Step the schedule to its end, if it has one: the worst ratio, and the number of steps."""
-    planned = _rates(optimizer)
-    blamed = f"workload {context.workload.name!r}"
+def largest_change(context: SurveyContext, optimizer: Optimizer) -> tuple[RatioChange, int]:
+    """The largest change of a ratio while the schedule is followed to its end, and the number of steps."""
+    assert context.workload.schedule is not None
+    planned = [float(group["lr"]) for group in optimizer.param_groups]
+    changes: list[RatioChange] = []
     with warnings.catch_warnings():
         # Of the scheduler on the order of calls, and of the optimizer on what is checked here.
         warnings.simplefilter("ignore")
         try:
-            schedule = attach(optimizer)
+            for rates in follow_schedule(optimizer, context.workload.schedule):
+                changes.append(_change(planned, rates, len(changes)))
         except Exception as error:
-            raise UseError(f"{blamed}: schedule(optimizer) failed: {in_one_line(error)}") from error
-        if not hasattr(schedule, "step"):
-            raise UseError(
-                f"{blamed}: schedule(optimizer) returned a {type(schedule).__name__}, not a scheduler of "
-                "torch.optim.lr_scheduler"
+            what = (
+                f"the schedule failed at step {len(changes)}:" if changes else "schedule(optimizer) failed:"
             )
-        worst = _change(planned, _rates(optimizer), 0)
-        end = getattr(schedule, "T_max", None) or getattr(schedule, "total_steps", None)
-        last = min(int(end) + 1, MOST_SCHEDULE_STEPS) if end else MOST_SCHEDULE_STEPS // 20
-        for step in range(1, last):
-            try:
-                optimizer.step()  # without gradients it moves nothing
-                if isinstance(schedule, ReduceLROnPlateau):
-                    schedule.step(0.0)  # a constant loss
-                else:
-                    schedule.step()
-            except Exception as error:
-                if isinstance(schedule, OneCycleLR):  # it raises at its end
-                    return worst, step
-                raise UseError(
-                    f"{blamed}: the schedule failed at step {step}: {in_one_line(error)}"
-                ) from error
-            worst = max(worst, _change(planned, _rates(optimizer), step), key=lambda change: change.factor)
-    return worst, last
-
-
-def _rates(optimizer: Optimizer) -> list[float]:
-    return [float(group["lr"]) for group in optimizer.param_groups]
+            raise UseError(f"workload {context.workload.name!r}: {what} {reason(error)}") from error
+    return max(changes, key=lambda change: change.factor), len(changes)
 
 
 def _change(planned: Sequence[float], found: Sequence[float], step: int) -> RatioChange:

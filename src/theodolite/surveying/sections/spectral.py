@@ -20,7 +20,7 @@ from theodolite.probes.scaling.spectral import (
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Finding, Level, Value, times
 from theodolite.surveying.section import Section, measuring
-from theodolite.surveying.trials import LR, OPTIMIZER, Trials, trials_of
+from theodolite.surveying.trials import TRAINED, Trials, trials_of
 
 STEPS = 3
 NOISE, VECTOR_NOISE = 1.5, 2.0
@@ -114,7 +114,7 @@ def measure(trials: Trials) -> list[SpectralPair]:
 
 def judge(question: Question, pairs: Sequence[SpectralPair]) -> Finding:
     """Which tensors break the condition without a plan, and whether a plan fixes it."""
-    said = [sentence for pair in pairs if (sentence := _without_plan(question, pair))]
+    said = list(filter(None, (_without_plan(question, pair) for pair in pairs)))
     level: Level = "note" if said else "ok"
     remedy = question.remedy if said else ""
     left = [line.name for pair in pairs for line in _broken(pair.planned, question.condition)]
@@ -131,16 +131,23 @@ def judge(question: Question, pairs: Sequence[SpectralPair]) -> Finding:
         remedy = f"Find out what is special about {names}; survey again with --deep to rule out noise."
     else:
         where = "Under a plan" if said else "Without a plan and with one"
-        said.append(f"{where}, all tensors satisfy it (steepest exponent {signed(steepest)}).")
-    if question.condition == "step":
-        said += _unjudged(pairs)
+        said.append(
+            f"{where}, all tensors satisfy the spectral condition (steepest exponent {signed(steepest)})."
+        )
+    measured = [one for pair in pairs for one in (pair.standard, pair.planned)]
+    idle = dict.fromkeys(line.name for one in measured for line in one.folded if line.only_rounding)
+    if question.condition == "step" and idle:
+        said.append(
+            f"Not judged: {listed(list(idle))}. The gradient is zero up to rounding, because nothing there "
+            "reaches the loss."
+        )
     return question.check.finding(
         level,
         " ".join(said),
         title=question.titles.get(level, ""),
         remedy=remedy,
-        numbers={"optimizer": OPTIMIZER, "learning rate": LR, "steps": STEPS},
-        rows=list(_rows(pairs, question.condition)),
+        numbers=TRAINED | {"steps": STEPS},
+        rows=_rows(pairs, question.condition),
     )
 
 
@@ -162,17 +169,6 @@ def _without_plan(question: Question, pair: SpectralPair) -> str:
     )
 
 
-def _unjudged(pairs: Sequence[SpectralPair]) -> Iterator[str]:
-    """The tensors that are left out, if there are any."""
-    measured = (one for pair in pairs for one in (pair.standard, pair.planned))
-    names = dict.fromkeys(line.name for one in measured for line in one.folded if line.only_rounding)
-    if names:
-        yield (
-            f"Not judged: {listed(list(names))}. The gradient is zero up to rounding, because nothing there "
-            "reaches the loss."
-        )
-
-
 def _broken(measured: Spectral, condition: Condition) -> tuple[SpectralRow, ...]:
     least = {"bias": VECTOR_NOISE, "gain": VECTOR_NOISE}
     return tuple(
@@ -187,20 +183,16 @@ def _steepest(measured: Spectral, condition: Condition) -> float:
     return max((power for power in powers if not math.isnan(power)), key=abs, default=0.0)
 
 
-def _rows(pairs: Sequence[SpectralPair], condition: Condition) -> Iterator[Mapping[str, Value]]:
+def _rows(pairs: Sequence[SpectralPair], condition: Condition) -> list[dict[str, Value]]:
     """By which factor each kind of tensor would be off at ten times the size."""
     rows: dict[str, dict[str, Value]] = {}
-    columns: list[str] = []
     for pair in pairs:
-        found = {f"10× {pair.axis}": pair.standard, f"{pair.axis}, plan": pair.planned}
-        columns += found
-        for column, measured in found.items():
-            for line in measured.folded:
-                power = measured.exponent(line.off(condition))
+        for column, found in ((f"10× {pair.axis}", pair.standard), (f"{pair.axis}, plan", pair.planned)):
+            for line in found.folded:
+                power = found.exponent(line.off(condition))
                 row = rows.setdefault(line.name, {"tensor": line.name, "role": line.role})
                 row[column] = None if math.isnan(power) else round(10**power, 2)
-    for row in rows.values():
-        yield {column: row.get(column) for column in ("tensor", "role", *columns)}
+    return list(rows.values())
 
 
 section = Section("Spectral condition", 70, examine, measures=True)

@@ -18,12 +18,11 @@ from theodolite.lr_finder.lr_range import LrRange
 from theodolite.present.figure import QUIET, Figure, Panel, frame, guide, line
 from theodolite.probes.curvature.axes import Axes
 from theodolite.probes.curvature.landscape import losses
-from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.sharpness import sharpness
 from theodolite.probes.steps.direction import norm
 from theodolite.probes.steps.radius import Radius, radius
 from theodolite.probes.steps.update import optimizer_step
-from theodolite.surveying.budget import Budget, TooLong, with_few
+from theodolite.surveying.budget import Budget, TooLong, amount, with_few
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.curvature_setup import CurvatureSetup, find_setup
 from theodolite.surveying.finding import Check, Finding, Level, Value, times
@@ -147,7 +146,7 @@ def within_radius(setup: CurvatureSetup, taken: FirstStep) -> Finding:
     level = _level(taken, beyond=r > 1)
     return RADIUS.finding(
         level,
-        f"At {setup.where} the first step of AdamW at {taken.rate:.2g} is {times(r)} times as long as its "
+        f"{setup.where} the first step of AdamW at {taken.rate:.2g} is {times(r)} times as long as its "
         f"radius ρ_a ({taken.length:.3g} to {taken.radius.value:.3g}). {_outcome(taken)}",
         title="" if level == "ok" else "A first step beyond its radius",
         remedy=_remedy(level, taken.above),
@@ -168,7 +167,7 @@ def within_parabola(setup: CurvatureSetup, taken: FirstStep) -> Finding:
     back = "returns to the initial loss"
     back = f"{back} at {taken.quadratic:.2g}" if math.isfinite(taken.quadratic) else f"never {back}"
     said = (
-        f"At {setup.where} the parabola along AdamW's first step {back}; the "
+        f"{setup.where} the parabola along AdamW's first step {back}; the "
         f"planned rate is {taken.rate:.2g}. {_outcome(taken)}"
     )
     numbers = _numbers(setup, taken) | {
@@ -201,7 +200,17 @@ def within_range(found: LrRange, rates: PlannedRates, usual: int) -> Finding:
             remedy="Find out with theodolite lr: more steps, and your own batches.",
             figures=figures,
         )
-    level, title, remedy = _judged_by(found.low, found.high, found.best, rates)
+    level: Level = "ok"
+    title = remedy = ""
+    if rate < found.low:
+        level, title = "note", "A learning rate that hardly lowers the loss"
+        remedy = f"Try {found.best:.1g}. theodolite sweep finds the rate for a long training."
+    elif rate > found.high and rates.first < found.high:
+        level, title = "note", "A learning rate that needs a warm-up"
+        remedy = f"A warm-up may be enough. If the loss jumps, plan with about {found.best:.1g}."
+    elif rate > found.high:
+        level, title = "warn", "A learning rate that raises the loss"
+        remedy = f"Plan with about {found.best:.1g}, and confirm it with theodolite sweep."
     planned = f"{rate:.2g}" + (f", rising from {rates.first:.2g}" if rate > rates.first else "")
     beside = f"{times(rate / found.best)} times that"
     if 0.8 < rate / found.best < 1.25:
@@ -233,11 +242,10 @@ def take_first_step(setup: CurvatureSetup, rate: float, first: float) -> FirstSt
     if not 0 < rate < math.inf or not 0 <= first < math.inf:
         raise UseError(f"the planned learning rates are {first:g} at first and {rate:g} at most")
     step = _step(setup, rate)
-    objective = Objective(setup.model, setup.workload.loss, setup.batch, parameters=setup.parameters)
     exponents = range(-PER_OCTAVE * OCTAVES, PER_OCTAVE * OCTAVES + 1)
     rates = sorted({*(rate * 2.0 ** (exponent / PER_OCTAVE) for exponent in exponents), first} - {0.0})
     line = Axes("checkpoints", ({name: tensor / rate for name, tensor in step.items()},), ("step",))
-    values = losses(objective, line, torch.tensor([0.0, *rates], dtype=torch.float64)[:, None])
+    values = losses(setup.objective, line, torch.tensor([0.0, *rates], dtype=torch.float64)[:, None])
     unit = torch.cat([step[name].flatten() for name in setup.hessian.names]) / rate
     slope, bend = float(setup.hessian.gradient @ unit), float(unit @ (setup.hessian @ unit))
     if not (math.isfinite(slope) and math.isfinite(bend)):
@@ -261,27 +269,17 @@ def take_first_step(setup: CurvatureSetup, rate: float, first: float) -> FirstSt
 
 def step_figure(taken: FirstStep) -> Figure:
     """The loss after one step against the learning rate, with the predictions."""
-    finite = [
-        (rate, loss) for rate, loss in zip(taken.rates, taken.losses, strict=True) if math.isfinite(loss)
-    ]
+    both = zip(taken.rates, taken.losses, strict=True)
+    finite = {rate: loss for rate, loss in both if math.isfinite(loss)}
     marks = {"planned": taken.rate, "ρ_a": taken.ghost, "parabola": taken.quadratic, "rises": taken.above}
     marks = {name: rate for name, rate in marks.items() if taken.rates[0] <= rate <= taken.rates[-1]}
-    layout = frame(height=260)
-    layout["xaxis"] |= {
-        "type": "log",
-        "range": [math.log10(taken.rates[0]), math.log10(taken.rates[-1])],
-        "title": {"text": "learning rate", "standoff": 6},
-        "exponentformat": "power",
-        "dtick": 1,
-    }
+    layout = frame(height=260, x="learning rate", y="loss")
+    ends = [math.log10(taken.rates[0]), math.log10(taken.rates[-1])]
+    layout["xaxis"] |= {"type": "log", "range": ends, "exponentformat": "power", "dtick": 1}
     # Losses far above the start would flatten the rest.
-    least = min([loss for _, loss in finite] + [taken.start])
+    least = min(taken.start, *finite.values())
     span = max(taken.start - least, 0.05 * abs(taken.start))
-    layout["yaxis"] |= {
-        "title": {"text": "loss", "standoff": 6},
-        "nticks": 6,
-        "range": [least - 0.15 * span, taken.start + 1.5 * span],
-    }
+    layout["yaxis"] |= {"nticks": 6, "range": [least - 0.15 * span, taken.start + 1.5 * span]}
     layout["shapes"] = [guide(y=taken.start), *(guide(x=rate) for rate in marks.values())]
     font = {"size": 12, "color": QUIET}
     layout["annotations"] = [
@@ -289,8 +287,7 @@ def step_figure(taken: FirstStep) -> Figure:
         | {"showarrow": False, "xanchor": "left", "font": font}
         for place, (name, rate) in enumerate(marks.items())
     ]
-    x, y = zip(*finite, strict=True) if finite else ((), ())
-    data = line(x, y, hover="lr %{x:.2e}: %{y:.4g}", markers=4)
+    data = line(list(finite), list(finite.values()), hover="lr %{x:.2e}: %{y:.4g}", markers=4)
     said = ", ".join(f"{name} {rate:.2g}" for name, rate in marks.items())
     return Figure(
         caption="Loss after the first step of AdamW against its learning rate, on one batch. Dotted: the "
@@ -337,18 +334,14 @@ def _tried(context: SurveyContext, rates: PlannedRates) -> Iterator[Finding]:
 def _step(setup: CurvatureSetup, rate: float) -> dict[str, Tensor]:
     """AdamW's first update at this rate, without decay."""
     tensors = dict(canonical_parameters(setup.model))
-    trained = {name: tensors[name] for name in setup.parameters}
-    kept = {name: tensor.grad for name, tensor in tensors.items()}
-    optimizer = torch.optim.AdamW(trained.values(), lr=rate, weight_decay=0.0)
+    trained = [tensors[name] for name in setup.parameters]
+    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
+    with untouched_randomness(setup.context.seed), torch.enable_grad():
+        setup.workload.evaluate(setup.model, setup.batch).backward()
     try:
-        for tensor in tensors.values():
-            tensor.grad = None
-        with untouched_randomness(setup.context.seed), torch.enable_grad():
-            setup.workload.evaluate(setup.model, setup.batch).backward()
         return optimizer_step(optimizer, setup.model)
     finally:
-        for name, tensor in tensors.items():
-            tensor.grad = kept[name]
+        setup.model.zero_grad(set_to_none=True)
 
 
 def _level(taken: FirstStep, *, beyond: bool) -> Level:
@@ -382,23 +375,10 @@ def _remedy(level: Level, safe: float) -> str:
     )
 
 
-def _judged_by(low: float, high: float, best: float, rates: PlannedRates) -> tuple[Level, str, str]:
-    if rates.highest > high:
-        if rates.first < high:
-            remedy = f"A warm-up may be enough. If the loss jumps, plan with about {best:.1g}."
-            return "note", "A learning rate that needs a warm-up", remedy
-        remedy = f"Plan with about {best:.1g}, and confirm it with theodolite sweep."
-        return "warn", "A learning rate that raises the loss", remedy
-    if rates.highest < low:
-        remedy = f"Try {best:.1g}. theodolite sweep finds the rate for a long training."
-        return "note", "A learning rate that hardly lowers the loss", remedy
-    return "ok", "", ""
-
-
 def _numbers(setup: CurvatureSetup, taken: FirstStep) -> dict[str, Value]:
     return {
         "size": str(setup.size),
-        "targets in the batch": setup.amount,
+        "targets in the batch": amount(setup.batch, setup.context.whole_batch),
         "optimizer": OPTIMIZER,
         "learning rate": taken.rate,
         "length of the step": taken.length,

@@ -7,20 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from theodolite.core.batches import Batch, targets_in
-from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.present.text import counted, listed
 from theodolite.probes.stream.growth import GrowthLaw, fit_growth
 from theodolite.probes.stream.stream import MASSIVE_RATIO, Stream, stream
-from theodolite.surveying.budget import amount, examples_in, few, first_of, pass_work
+from theodolite.surveying.budget import amount, examples_in, few, first_of
 from theodolite.surveying.context import SurveyContext
-from theodolite.surveying.finding import Check, Finding, Level, Value, rounded, times
+from theodolite.surveying.finding import Check, Finding, Level, Value, times
 from theodolite.surveying.section import Section, measuring
 from theodolite.surveying.trials import trials_of
 
@@ -149,42 +147,40 @@ def growth(found: StreamMeasurement) -> Finding:
         level = "warn" if law.ratio >= BITS else "note"
         title, remedy = "A stream that grows exponentially", BRANCHES
         said = (
-            f"{where} each block multiplies the stream by {law.factor:.3g}: {_times(law.ratio)} times over "
-            f"{blocks}, and {_times(law.ratio**4)} times over four times as many."
-        )
-    elif law.kind == "unclear":
-        said = (
-            f"{where} the stream is {_times(law.ratio)} times its start after {blocks}. Whether it grows "
-            "linearly or exponentially is unclear."
-        )
-    elif law.kind == "linear":
-        said = (
-            f"{where} the stream grows {_times(law.ratio)} times over {blocks}, its square by {law.rise:.2g} "
-            "of its start in each."
+            f"{where} each block multiplies the stream by {law.factor:.3g}: {times(law.ratio)} times over "
+            f"{blocks}, and {times(law.ratio**4)} times over four times as many."
         )
     else:
-        said = f"{where} the stream is {_times(law.ratio)} times its start after the last block."
-    rows: list[dict[str, Value]] = [
-        {
-            "block": one.block,
-            "branch": one.branch,
-            "stream": one.stream,
-            "added": one.added,
-            "cosine": one.cosine,
-            "gradient": one.stream_gradient,
-            "loss without it": one.skipped,
-        }
-        for one in found.stream.branches
-    ]
-    numbers = found.setting | {
-        "initialisations": DRAWS,
-        "law": law.kind,
-        "factor in each block": law.factor,
-        "ΔAIC for the exponential law": law.evidence,
-    }
-    figures = [found.stream.figure()]
+        said = f"{where} the stream is {times(law.ratio)} times its start after {blocks}."
+        if law.kind == "unclear":
+            said += " Whether it grows linearly or exponentially is unclear."
+        elif law.kind == "linear":
+            said += f" Its square grows by {law.rise:.2g} of its start in each block."
     return GROWTH.finding(
-        level, said, title=title, remedy=remedy, numbers=numbers, rows=rows, figures=figures
+        level,
+        said,
+        title=title,
+        remedy=remedy,
+        numbers=found.setting
+        | {
+            "initialisations": DRAWS,
+            "law": law.kind,
+            "factor in each block": law.factor,
+            "ΔAIC for the exponential law": law.evidence,
+        },
+        rows=[
+            {
+                "block": one.block,
+                "branch": one.branch,
+                "stream": one.stream,
+                "added": one.added,
+                "cosine": one.cosine,
+                "gradient": one.stream_gradient,
+                "loss without it": one.skipped,
+            }
+            for one in found.stream.branches
+        ],
+        figures=[found.stream.figure()],
     )
 
 
@@ -199,7 +195,7 @@ def gradient(found: StreamMeasurement) -> Finding:
     more = max(ratio, 1 / ratio)
     explodes = ratio > 1
     said = (
-        f"{found.where} the gradient of the stream before the first block is {_times(more)} times "
+        f"{found.where} the gradient of the stream before the first block is {times(more)} times "
         f"{'larger' if explodes else 'smaller'} than after the last"
     )
     if more <= bound:
@@ -208,7 +204,7 @@ def gradient(found: StreamMeasurement) -> Finding:
     each = more ** (1 / law.blocks)
     return GRADIENT.finding(
         "warn" if more >= FAR else "note",
-        f"{said}: a factor of {each:.3g} in each block, while a power of depth stays below {_times(bound)}.",
+        f"{said}: a factor of {each:.3g} in each block, while a power of depth stays below {times(bound)}.",
         title="A gradient that explodes" if explodes else "A gradient that vanishes",
         remedy=BRANCHES,
         numbers=numbers,
@@ -218,13 +214,12 @@ def gradient(found: StreamMeasurement) -> Finding:
 def contribution(found: StreamMeasurement) -> Finding:
     """TH523: blocks that can be left out, and branches that cannot learn."""
     seen, where, asleep = found.stream, found.where, found.is_asleep
-    dead = [
-        one for one in seen.branches if one.is_reached is False or (one.branch_gradient == 0 and not asleep)
-    ]
-    unknown = [one for one in seen.branches if one.is_reached is None]
-    every = {one.block for one in seen.branches}
-    silent = every - {one.block for one in seen.branches if one.added != 0}
-    alike = every - {one.block for one in seen.branches if not 1 - one.cosine < ALIKE}
+    branches = seen.branches
+    dead = [one for one in branches if one.is_reached is False or (one.branch_gradient == 0 and not asleep)]
+    unknown = [one for one in branches if one.is_reached is None]
+    every = {one.block for one in branches}
+    silent = every - {one.block for one in branches if one.added != 0}
+    alike = every - {one.block for one in branches if not 1 - one.cosine < ALIKE}
     unmissed = {
         block
         for block, more in enumerate(seen.skipped_blocks)
@@ -281,9 +276,10 @@ def headroom(found: StreamMeasurement) -> Finding:
     """TH524: how far the largest value is from the end of float16."""
     seen, largest = found.stream, found.stream.largest
     peak = max(seen.branches, key=lambda one: one.peak)
+    made = f"{largest.op}, {largest.where}"
     numbers = found.setting | {
         "largest value": largest.value,
-        "made by": f"{largest.op}, {largest.where}",
+        "made by": made,
         "doublings of headroom": largest.headroom,
         "largest entry of the stream over the median": peak.peak,
     }
@@ -291,7 +287,6 @@ def headroom(found: StreamMeasurement) -> Finding:
     if math.isnan(largest.value):
         said = f"{found.where} no value was measured, so the largest is not known.{found.noted}"
         return ROOM_LEFT.finding(level, said, numbers=numbers)
-    made = f"{largest.op}, {largest.where}"
     said = f"{found.where} the largest value is {largest.value:.3g} ({made})"
     if math.isinf(largest.value):
         said = f"{found.where} there are values that are not finite (first {made})."
@@ -313,16 +308,17 @@ def headroom(found: StreamMeasurement) -> Finding:
 
 def measure(context: SurveyContext) -> StreamMeasurement:
     """The stream of the surveyed network if it is small, otherwise of the deepest of the trials."""
-    size, where = context.size, f"At {context.size}"
+    size = context.size
     if context.num_parameters(size) > MOST_PARAMETERS:
         trials = trials_of(context)
         size = trials.depths[-1] if trials.depths else trials.base
-        where = f"At {size}, a small network of the trials,"
-    model = context.build(size)
-    batch = _affordable(context, model, _cut(context.batch))
+    model, batch = context.build(size), _cut(context.batch)
+    work, examples = context.forward_work(model, batch).total, examples_in(batch)
+    if not context.deep and examples is not None and work > MOST_PASS:
+        batch = first_of(batch, max(FEWEST_EXAMPLES, int(examples * MOST_PASS / work)))
     seen = _measured(context, model, batch)
     cut = amount(batch, context.whole_batch)
-    return StreamMeasurement(seen, size, where, cut, _growth(context, size, batch, seen))
+    return StreamMeasurement(seen, size, context.where(size), cut, _growth(context, size, batch, seen))
 
 
 def _cut(batch: Batch) -> Batch:
@@ -331,25 +327,12 @@ def _cut(batch: Batch) -> Batch:
     return few(batch, max(FEWEST, wanted))
 
 
-def _affordable(context: SurveyContext, model: nn.Module, batch: Batch) -> Batch:
-    work, examples = _forward(context, model, batch), examples_in(batch)
-    if context.deep or examples is None or work <= MOST_PASS:
-        return batch
-    return first_of(batch, max(FEWEST_EXAMPLES, int(examples * MOST_PASS / work)))
-
-
-def _forward(context: SurveyContext, model: nn.Module, batch: Batch) -> float:
-    """Work of a forward pass, in multiplications."""
-    with untouched_randomness(context.seed), evaluated(model), torch.no_grad():
-        return pass_work(lambda: context.workload.evaluate(model, batch)).total
-
-
 def _measured(context: SurveyContext, model: nn.Module, batch: Batch) -> Stream:
     """Blocks are skipped if that is affordable: a forward pass for each branch and for each block."""
     loss = context.workload.loss
     first = stream(model, loss, batch, skip=False)
     assert first.layout is not None
-    each = _forward(context, model, batch) + OPERATION * len(first.layout.graph.nodes)
+    each = context.forward_work(model, batch).total + OPERATION * len(first.layout.graph.nodes)
     passes = len(first.branches) + len(first.skipped_blocks)
     if passes * each > (DEEP_WORK if context.deep else WORK):
         return first
@@ -365,10 +348,6 @@ def _growth(context: SurveyContext, size: Size, batch: Batch, seen: Stream) -> G
     same = [profile for profile in profiles if len(profile) == len(seen.profile)]
     with np.errstate(divide="ignore"):  # a stream that starts at zero has no growth
         return fit_growth(np.exp(np.log(np.asarray(same)).mean(0)).tolist())
-
-
-def _times(factor: float) -> str:
-    return times(factor) if factor < 1000 else rounded(factor)
 
 
 section = Section("Residual stream", 45, examine, measures=True)

@@ -207,13 +207,11 @@ def moves(family: Family, progress: float) -> tuple[Move, ...]:
     here = family.optimum(family.base)
     by_size = {transfer.size: transfer for transfer in family.transfers}
     found = []
-    for optimum in family.optima:
-        if optimum.size == family.base:
-            continue
-        if optimum.size not in by_size:  # all diverged
+    for optimum in (one for one in family.optima if one.size != family.base):
+        transfer = by_size.get(optimum.size)
+        if transfer is None:  # all diverged
             found.append(Move(optimum.size, math.nan, math.inf, sure=True))
             continue
-        transfer = by_size[optimum.size]
         octaves = family.scale.place(optimum.value) - family.scale.place(here.value)
         share = transfer.lost / progress
         sure = math.isinf(share) or transfer.interval.low > 0
@@ -269,9 +267,8 @@ class _Runs:
             self.budget.spend(self.effort.steps * self.steps[size])
         except TooLong as error:
             made = counted(len(self.losses), "small run")
-            raise Undecided(
-                f"{made} {'was' if len(self.losses) == 1 else 'were'} not enough: {error}"
-            ) from None
+            verb = "was" if len(self.losses) == 1 else "were"
+            raise Undecided(f"{made} {verb} not enough: {error}") from None
         lr = 2.0**exponent
         planned = how == "plan"
         run = Run(
@@ -294,29 +291,25 @@ class _Runs:
     def found(self, progress: float, seeds: Sequence[int]) -> RateSearch:
         """All runs together. The standard parameterization has only these seeds."""
         base = self.trials.base
-        rows = []
+        rows: list[Row] = []
         for (how, size, exponent, seed), loss in self.losses.items():
-            if how == "plan":
-                rows.append(_row("plan", size, exponent, seed, loss))
-            if seed in seeds and (how == "standard" or size == base):
-                rows.append(_row("standard", size, exponent, seed, loss))
+            known = math.isfinite(loss)
+            row: Row = {
+                "optimizer": OPTIMIZER,
+                "parameterization": how,
+                "width": size.width,
+                "depth": size.depth,
+                "seed": seed,
+                "lr": 2.0**exponent,
+                "status": "finished" if known else "diverged",
+                "held_out": loss if known else None,
+            }
+            rows.append(row)
+            if how == "plan" and size == base and seed in seeds:  # where the two are the same
+                rows.append({**row, "parameterization": "standard"})
         plan, standard = analyse(rows, base=base)
         targets = targets_in(self.workload.draw(self.trials.seed, 0))
         return RateSearch(plan, standard, progress, self.effort.steps, targets)
-
-
-def _row(how: Parameterization, size: Size, exponent: float, seed: int, loss: float) -> Row:
-    known = math.isfinite(loss)
-    return {
-        "optimizer": OPTIMIZER,
-        "parameterization": how,
-        "width": size.width,
-        "depth": size.depth,
-        "seed": seed,
-        "lr": 2.0**exponent,
-        "status": "finished" if known else "diverged",
-        "held_out": loss if known else None,
-    }
 
 
 def _center(runs: _Runs, seeds: Sequence[int]) -> tuple[float, float]:
@@ -364,11 +357,9 @@ def _stays(family: Family, found: Sequence[Move], what: str) -> str:
     cost = f"costs them at most {_percent(most)} of the progress" if most >= 0.0005 else "costs them nothing"
     near = "at" if farthest < 0.05 else f"within {farthest:.1f} octaves of"
     base, sizes = family.base, [curve.size for curve in family.curves]
-    ends = (
-        max(size for size in sizes if size.depth == base.depth),
-        max(size for size in sizes if size.width == base.width),
-    )
-    up_to = listed([str(size) for size in ends if size != base])
+    widest = max(size for size in sizes if size.depth == base.depth)
+    deepest = max(size for size in sizes if size.width == base.width)
+    up_to = listed([str(size) for size in (widest, deepest) if size != base])
     return (
         f"{what} stays {near} {_value(family, base)}, the best of {base}, up to {up_to}. Using the rate of "
         f"{base} {cost}."

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,7 +69,7 @@ class ZoneAxis:
         """At the start."""
         return self.curvatures[self.places.index(1.0)]
 
-    @property
+    @cached_property
     def excess(self) -> tuple[Estimate, ...]:
         """`t` at each place."""
         return tuple(one.t for one in self.curvatures)
@@ -95,16 +97,8 @@ class ZoneAxis:
         return self.zone is not None and not self.is_inside and self.start.t.high < self.peak.value / 2
 
 
-@dataclass(frozen=True)
-class Zones:
-    """Both axes."""
-
-    temperature: ZoneAxis
-    scale: ZoneAxis
-
-
-def explore(setup: CurvatureSetup) -> Zones:
-    """Measure along both axes. The start, where they cross, is measured once."""
+def explore(setup: CurvatureSetup) -> tuple[ZoneAxis, ZoneAxis]:
+    """Measure along the temperature and the scale. The start, where they cross, is measured once."""
     require_logits(setup.workload.loss, "The zone along a temperature")
     around = round(2 * math.log10(spread_of(setup.logits) or 1.0)) / 2
     temperatures = sorted({1.0, *(float(f"{10 ** (around + one):.3g}") for one in setup.effort.decades)})
@@ -113,24 +107,20 @@ def explore(setup: CurvatureSetup) -> Zones:
     curvatures = along_temperature(model, loss, batch, temperatures, **setup.options)
     temperature = ZoneAxis("T", tuple(temperatures), curvatures)
     at_peak = 0.0 if temperature.zone is None else temperature.zone.peak
-    places = [1.0]
-    found = [temperature.start]
+    found = {1.0: temperature.start}
     for scale in _scales(setup, [near - at_peak for near in setup.effort.near]):
         setup.spend(setup.directions)
-        try:
-            found += along_scale(model, loss, batch, [scale], **setup.options)
-        except UseError:  # not finite so far out
-            continue
-        places.append(scale)
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    return Zones(temperature, ZoneAxis("α", tuple(places[i] for i in order), tuple(found[i] for i in order)))
+        with suppress(UseError):  # not finite so far out
+            (found[scale],) = along_scale(model, loss, batch, [scale], **setup.options)
+    places = tuple(sorted(found))
+    return temperature, ZoneAxis("α", places, tuple(found[place] for place in places))
 
 
-def in_zone(setup: CurvatureSetup, zones: Zones) -> Finding:
+def in_zone(setup: CurvatureSetup, temperature: ZoneAxis, scale: ZoneAxis) -> Finding:
     """TH301: is the start in the zone, along both axes?"""
-    axes = zones.temperature, zones.scale
-    start = with_minus(zones.temperature.start.t)
-    said = f"At {setup.where} the excess of positive curvature Tr(H)/‖H‖ at the start is {start}"
+    axes = temperature, scale
+    start = with_minus(temperature.start.t)
+    said = f"{setup.where} the excess of positive curvature Tr(H)/‖H‖ at the start is {start}"
     clear = [axis for axis in axes if axis.zone is not None]
     outside = [axis for axis in clear if not axis.is_inside]
     level: Level = "note"
@@ -149,10 +139,11 @@ def in_zone(setup: CurvatureSetup, zones: Zones) -> Finding:
         if not setup.is_normed and all(axis.is_clearly_outside for axis in clear):
             level = "warn"
         said += f", outside the Goldilocks zone: {_zones(outside)}."
-        remedy = f"{_ways(outside)}."
+        ways = ", or ".join(map(_way, outside))
+        remedy = f"{ways[0].upper()}{ways[1:]}."
     if setup.is_normed:  # with norms, rescaling would only spoil the logits
         remedy = ""
-    loss, undecided = zones.temperature.start.loss, zones.temperature.curvatures[-1].loss
+    loss, undecided = temperature.start.loss, temperature.curvatures[-1].loss
     if level != "ok" and loss > SATURATED * undecided:
         said += f" The loss starts at {rounded(loss)}; undecided logits would give {rounded(undecided)}."
         size = float(f"{spread_of(setup.logits):.2g}")
@@ -161,12 +152,12 @@ def in_zone(setup: CurvatureSetup, zones: Zones) -> Finding:
         said += " This is usual with norms, and such networks still train well."
     numbers = setup.setting | {
         "excess of the start": start,
-        "excess in the directions alone": zones.temperature.start.excess,
+        "excess in the directions alone": temperature.start.excess,
         "loss of the start": loss,
         "loss of undecided logits": undecided,
     }
     rows = [row for axis in axes for row in _rows(axis)]
-    figures = [zone_figure(zones)]
+    figures = [_figure(axes)]
     return ZONE.finding(level, said, title=title, remedy=remedy, numbers=numbers, rows=rows, figures=figures)
 
 
@@ -176,7 +167,7 @@ def without_softmax(setup: CurvatureSetup, start: Curvature) -> Finding:
     return ZONE.finding(
         "note",
         "The loss is not the cross-entropy of a softmax, so it has neither a temperature nor a Goldilocks "
-        f"zone. At {setup.where} the excess of positive curvature Tr(H)/‖H‖ at the start is {excess}.",
+        f"zone. {setup.where} the excess of positive curvature Tr(H)/‖H‖ at the start is {excess}.",
         title=NO_ZONE,
         numbers=setup.setting | {"excess of the start": excess},
     )
@@ -208,9 +199,8 @@ def spread_of(logits: Tensor) -> float:
     return float((found - found.mean(-1, keepdim=True)).square().mean().sqrt()) if logits.ndim else 0.0
 
 
-def zone_figure(zones: Zones) -> Figure:
+def _figure(axes: tuple[ZoneAxis, ...]) -> Figure:
     """Both axes side by side, on one scale."""
-    axes = zones.temperature, zones.scale
     ends = [end for axis in axes for one in axis.excess for end in (one.low, one.high)]
     air = 0.08 * (max(ends) - min(ends)) or 1.0
     y_range = min(0.0, min(ends)) - air, max(ends) + air
@@ -227,15 +217,10 @@ def zone_figure(zones: Zones) -> Figure:
     )
 
 
-def log_ticks(low: float, high: float) -> dict[str, Any]:
-    """At most seven powers of ten on a logarithmic axis; also 2 and 5 times them over a short range."""
-    if high - low < 3:
-        places = [m * 10.0**k for k in range(math.floor(low), math.ceil(high)) for m in (1, 2, 5)]
-        places = [place for place in places if low <= math.log10(place) <= high]
-        return {"tickvals": places, "ticktext": [f"{place:g}" for place in places]}
-    powers = range(math.ceil(low), math.floor(high) + 1)
-    powers = powers[:: math.ceil(len(powers) / 7)]
-    return {"tickvals": [10.0**power for power in powers], "ticktext": [_power(power) for power in powers]}
+def log_axis(low: float, high: float) -> dict[str, Any]:
+    """A logarithmic axis between two powers of ten; a short one has ticks at 1, 2 and 5 times them."""
+    ticks = "D2" if high - low < 3 else math.ceil((high - low) / 7)
+    return {"type": "log", "range": [low, high], "exponentformat": "power", "dtick": ticks}
 
 
 def _scales(setup: CurvatureSetup, wanted: Sequence[float]) -> list[float]:
@@ -260,10 +245,9 @@ def _scales(setup: CurvatureSetup, wanted: Sequence[float]) -> list[float]:
 
 def _crossing(at: Sequence[float], excess: Sequence[float], half: float, *, beyond: float) -> float:
     """Where it falls below half, going outwards from the peak."""
-    for index in range(1, len(at)):
-        if excess[index] < half:
-            share = (excess[index - 1] - half) / (excess[index - 1] - excess[index])
-            return at[index - 1] + share * (at[index] - at[index - 1])
+    for (inner, above), (outer, below) in pairwise(zip(at, excess, strict=True)):
+        if below < half:
+            return inner + (above - half) / (above - below) * (outer - inner)
     return beyond
 
 
@@ -278,29 +262,23 @@ def _zones(axes: Sequence[ZoneAxis]) -> str:
 
 
 def _extent(zone: Zone) -> str:
-    if math.isinf(zone.low) and math.isinf(zone.high):
-        return "over all values tried"
-    if math.isinf(zone.low):
-        return f"up to {_number(zone.high)}"
+    start = "" if math.isinf(zone.low) else f"from {_number(zone.low)} "
     if math.isinf(zone.high):
-        return f"from {_number(zone.low)} upwards"
-    return f"from {_number(zone.low)} to {_number(zone.high)}"
+        return f"{start}upwards" if start else "over all values tried"
+    return f"{start}up to {_number(zone.high)}"
 
 
-def _ways(axes: Sequence[ZoneAxis]) -> str:
-    """How to get to the peak of each zone."""
-    ways = []
-    for axis in axes:
-        assert axis.zone is not None
-        at = axis.zone.peak
-        if axis.name == "α":
-            ways.append(f"multiply the initial weights and biases by α = {_number(at)}")
-        elif at > 0:
-            ways.append(f"divide the logits by T = {_number(at)}")
-        else:
-            ways.append(f"multiply the logits by 1/T = {_number(-at)}")
-    said = ", or ".join(ways)
-    return said[0].upper() + said[1:]
+def _way(axis: ZoneAxis) -> str:
+    """How to get to the peak of a zone."""
+    assert axis.zone is not None
+    at = axis.zone.peak
+    if axis.name == "α":
+        return f"multiply the initial weights and biases by α = {_number(at)}"
+    return (
+        f"divide the logits by T = {_number(at)}"
+        if at > 0
+        else f"multiply the logits by 1/T = {_number(-at)}"
+    )
 
 
 def _rows(axis: ZoneAxis) -> Iterator[Mapping[str, Value]]:
@@ -328,45 +306,23 @@ def _number(exponent: float) -> str:
 
 def _panel(axis: ZoneAxis, y_range: tuple[float, float]) -> Panel:
     places, excess = list(axis.places), axis.excess
-    band = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [*places, *reversed(places)],
-        "y": [*(one.low for one in excess), *(one.high for one in reversed(excess))],
-        "fill": "toself",
-        "fillcolor": FAINT,
-        "line": {"width": 0, "color": FAINT},
-        "hoverinfo": "skip",
-    }
+    band = line(
+        [*places, *reversed(places)],
+        [*(one.low for one in excess), *(one.high for one in reversed(excess))],
+        fill="toself",
+        fillcolor=FAINT,
+        line={"width": 0, "color": FAINT},
+    )
     hover = f"{axis.name} %{{x:.3g}}: %{{y:.3g}}"
     drawn = line(places, [one.value for one in excess], hover=hover, markers=6)
     low, high = math.log10(places[0]), math.log10(places[-1])
-    air = 0.03 * (high - low)
-    layout = frame(height=240)
-    layout["xaxis"] |= {
-        "type": "log",
-        "range": [low - air, high + air],
-        "title": {"text": axis.name, "standoff": 6},
-        **log_ticks(low - air, high + air),
-    }
-    layout["yaxis"] |= {"range": list(y_range), "nticks": 5, "title": {"text": "excess", "standoff": 6}}
+    low, high = low - 0.03 * (high - low), high + 0.03 * (high - low)
+    layout = frame(height=240, x=axis.name, y="excess")
+    layout["xaxis"] |= log_axis(low, high)
+    layout["yaxis"] |= {"range": list(y_range), "nticks": 5}
     layout["shapes"] = [guide(y=0.0), guide(x=1.0)]
     if axis.zone is not None:
-        ends = {
-            "x0": 10 ** max(axis.zone.low, low - air),
-            "x1": 10 ** min(axis.zone.high, high + air),
-        }
+        ends = {"x0": 10 ** max(axis.zone.low, low), "x1": 10 ** min(axis.zone.high, high)}
         shade = {"fillcolor": ACCENT, "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
         layout["shapes"].append({"type": "rect", "yref": "paper", "y0": 0, "y1": 1, **ends, **shade})
     return Panel(TITLES[axis.name], (band, drawn), layout)
-
-
-def _power(power: int) -> str:
-    """A power of ten, written out near 1.
-
-    >>> _power(-1), _power(3), _power(-5)
-    ('0.1', '1000', '10⁻⁵')
-    """
-    if abs(power) <= 3:
-        return f"{10.0**power:g}"
-    return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

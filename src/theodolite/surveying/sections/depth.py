@@ -1,4 +1,4 @@
-"""What one more block is measured on: a network after a few training steps, and which examples.
+"""Would one more block lower the loss, to first order, and where?
 
 A new network has a gradient everywhere, which says nothing, so it is trained for a few steps first. The
 signal is judged on held-out examples: neither trained on, nor used for the directions that they judge.
@@ -6,12 +6,14 @@ signal is judged on held-out examples: neither trained on, nor used for the dire
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,21 +22,30 @@ from torch.nn.modules.conv import _ConvNd
 
 from theodolite.anatomy.names import canonical_modules
 from theodolite.core.batches import Batch, targets_in
-from theodolite.core.building import evaluated, in_one_line, untouched_randomness
+from theodolite.core.building import in_one_line, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.examples import fingerprints, num_examples, take
 from theodolite.core.size import Size
-from theodolite.present.text import counted
+from theodolite.present.text import counted, listed
 from theodolite.probes.signal import gradient_statistics
-from theodolite.probes.signal.result import Signal
+from theodolite.probes.signal.result import PointSignal, Signal
 from theodolite.probes.signal.signal import signal
 from theodolite.surgery import InsertionPoints, find_points
-from theodolite.surveying.budget import ENTRY, TooLong, Work, pass_work
+from theodolite.surveying.budget import ENTRY, TooLong, Work
 from theodolite.surveying.context import SurveyContext
-from theodolite.surveying.finding import Check, Value
-from theodolite.surveying.section import Unmeasured
+from theodolite.surveying.finding import Check, Finding, Value, rounded, times, with_minus
+from theodolite.surveying.section import Section, Unmeasured, measuring, reason
 from theodolite.surveying.trials import LR, MOST_PARAMETERS, trials_of
 
+WHY = (
+    "A new block that ends in zeros changes nothing, and the gradient with respect to these zeros says how "
+    "fast the loss falls when they start to move. If that is no more than noise on held-out examples, no "
+    "block helps at first. It says no more than that: in the two networks of the growing study, the point "
+    "with the largest gain was not where a trained block helped most, and for the same compute two more "
+    "blocks did not beat further training without them."
+)
+HELPS = Check("TH601", "One more block", WHY)
+NO_HELP = Check("TH602", "No block is seen to help", WHY)
 PLACE = Check(
     "TH603",
     "Where a block could be inserted",
@@ -83,6 +94,8 @@ PART, FEWEST_DIRECTIONS = 0.5, 8
 """Examples that give the directions: so many for each that judges, and not fewer than these."""
 MAPS = (nn.Linear, _ConvNd, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 """Modules with per-example gradients of their parameters."""
+LEAK = 0.01
+"""Share of held-out examples that may be training examples by chance, such as duplicate images."""
 RATES = LR, LR / 4, LR / 16
 """Learning rates: the next is tried if one does not lower the loss."""
 
@@ -139,18 +152,64 @@ class SignalMeasurement:
     where: str
     """Begins a sentence."""
 
-    @property
-    def setting(self) -> dict[str, Value]:
-        """What was measured, for the evidence."""
-        return {
-            "size": str(self.network.size),
-            "steps of AdamW": len(self.network.losses),
-            "learning rate": self.network.rate,
-            "loss at the start": self.network.before,
-            "loss after the steps": self.network.after,
-            "examples that give the directions": self.signal.estimated_on,
-            "examples that judge them": self.signal.judged_on,
-        }
+
+def examine(context: SurveyContext) -> Iterator[Finding]:
+    """TH601 or TH602, or TH603 if it cannot be measured."""
+    if not context.anatomy.branches:
+        yield PLACE.finding("ok", "The network has no residual branches, so no block can be inserted.")
+        return
+    with measuring(PLACE, (UseError, RuntimeError)):  # of autograd, and of memory
+        network = train_briefly(context)
+        judges = draw_judges(context, network)
+        if context.workload.held_out is not None and judges.barred > LEAK * judges.drawn:
+            yield EXAMPLES.finding(
+                "warn",
+                f"{judges.barred} of {judges.drawn} held-out examples are also in the first few training "
+                "batches.",
+                title="Held-out examples in the training data",
+                remedy="Give held_out(seed, step) data of its own, split off before batches are drawn.",
+                numbers={"held-out examples": judges.drawn, "trained on": judges.barred},
+            )
+            if judges.examples < FEWEST_JUDGES:
+                return
+        found = measure(context, network, judges)
+    yield one_more(found)
+
+
+def one_more(found: SignalMeasurement) -> Finding:
+    """TH601 if a point has a gain above its noise, else TH602."""
+    signal = found.signal
+    points = counted(len(signal.points), "point")
+    best = max(signal.above or signal.points, key=lambda one: one.gain)
+    gain = with_minus(f"{rounded(best.gain)} ± {times(best.error)} per unit of step")
+    noted = f" ({'; '.join(signal.notes)}.)" if signal.notes else ""
+    # Without the covariance matrix, which would be most of the page.
+    figure = signal.figure()
+    panels = tuple(one for one in figure.panels if one.data[0]["type"] != "heatmap")
+    evidence: dict[str, Any] = {
+        "numbers": _numbers(found),
+        "rows": list(_rows(signal)),
+        "figures": [dataclasses.replace(figure, panels=panels)],
+    }
+    if signal.deepest:
+        return NO_HELP.finding(
+            "note",
+            f"{found.where} a new block lowers the held-out loss by more than its noise at none of {points}. "
+            f"The largest gain is {gain}, at {best.name}; {signal.threshold:.2g} standard errors are needed."
+            + noted,
+            remedy=f"{signal.judged_on} examples may be too few: survey again with --deep. For a trained "
+            "network, theodolite grow tells more, on your data and with a certificate.",
+            **evidence,
+        )
+    where = f"at {len(signal.above)} of {points}" if len(signal.points) > 1 else "at the only point"
+    return HELPS.finding(
+        "ok" if found.network.learns else "note",
+        f"{found.where} a new block lowers the held-out loss, to first order, {where}, most at {best.name}: "
+        f"by {gain}{_by_branch(best)}. How much a trained block helps is another question.{noted}",
+        remedy="Ask again when the network is trained: theodolite grow inserts a block where it helps, and "
+        "certifies on held-out examples by how much the loss falls.",
+        **evidence,
+    )
 
 
 def train_briefly(context: SurveyContext) -> BrieflyTrained:
@@ -167,22 +226,22 @@ def train_briefly(context: SurveyContext) -> BrieflyTrained:
         if work <= extra * effort.work:
             points = _points(context, model)
             if _are_run_one_by_one(model, points):
-                sample = min(sample, max(effort.examples[0], _affordable(context, model, effort)))
+                each = PASSES * (1 + PART) * _work_of_one(context, model).total
+                sample = min(sample, max(effort.examples[0], int(effort.work / each)))
             return _trained(context, size, points, effort.steps, batch, sample)
     raise TooLong(f"networks of {size} are too large")
 
 
 def draw_judges(context: SurveyContext, network: BrieflyTrained) -> Distinct:
     """Held-out examples that the network was not trained on."""
-    name = "held_out" if context.workload.held_out is not None else "the held-out batch"
-    return _distinct(name, context.workload.draw_held_out, 0, network.examples, network.seen)
+    return _distinct(partial(context.draw, held_out=True), 0, network.examples, network.seen)
 
 
 def measure(context: SurveyContext, network: BrieflyTrained, judges: Distinct) -> SignalMeasurement:
     """The signal, along directions from batches after those of the training."""
-    draw = partial(context.workload.draw, context.seed)
     held_out = frozenset(fingerprints(judges.batches)) if judges.examples else frozenset()
-    others = _distinct("batch", draw, len(network.losses), math.ceil(PART * judges.examples), held_out)
+    wanted = math.ceil(PART * judges.examples)
+    others = _distinct(context.draw, len(network.losses), wanted, held_out)
     for sample, kind, rest, needed in (
         (judges, "held-out examples", "those trained on", FEWEST_JUDGES),
         (others, "examples in further batches", "those held out", FEWEST_DIRECTIONS),
@@ -197,16 +256,54 @@ def measure(context: SurveyContext, network: BrieflyTrained, judges: Distinct) -
                     "step.",
                 )
             )
-    found = signal(
-        network.model, context.workload.loss, others.batches, judges.batches, points=network.points
-    )
-    name = str(network.size)
-    name += "" if network.size == context.size else ", a small network of the trials"
+    loss = context.workload.loss
+    found = signal(network.model, loss, others.batches, judges.batches, points=network.points)
     course = f"{network.before:.3g} to {network.after:.3g}"
     course = f"loss {course}" if network.learns else f"which did not lower the loss, {course}"
-    return SignalMeasurement(
-        found, network, f"At {name}, after {len(network.losses)} steps of AdamW ({course}),"
-    )
+    where = context.where(network.size).removesuffix(",")
+    where = f"{where}, after {len(network.losses)} steps of AdamW ({course}),"
+    return SignalMeasurement(found, network, where)
+
+
+def _by_branch(best: PointSignal) -> str:
+    """The share of each branch in the gain, if there are several."""
+    if len(best.shares) < 2 or best.gain <= 0:
+        return ""
+    shares = [f"{share / best.gain:.0%} by branch {at}" for at, share in enumerate(best.shares)]
+    return f" ({with_minus(listed(shares))})"
+
+
+def _numbers(found: SignalMeasurement) -> dict[str, Value]:
+    network, signal = found.network, found.signal
+    bounds = [one.alignment_bound for one in signal.points]
+    numbers: dict[str, Value] = {
+        "size": str(network.size),
+        "steps of AdamW": len(network.losses),
+        "learning rate": network.rate,
+        "loss at the start": network.before,
+        "loss after the steps": network.after,
+        "examples that give the directions": signal.estimated_on,
+        "examples that judge them": signal.judged_on,
+        "points above noise": f"{len(signal.above)} of {len(signal.points)}",
+        "noise, in standard errors": signal.threshold,
+        "two samples do not align, at most": f"{min(bounds):.2g} to {max(bounds):.2g}",
+    }
+    return numbers | ({"places for no block": listed(list(signal.left))} if signal.left else {})
+
+
+def _rows(found: Signal) -> Iterator[dict[str, Value]]:
+    several = max(len(one.shares) for one in found.points) > 1
+    for one in found.points:
+        yield {
+            "point": one.name,
+            "gain": one.gain,
+            "±": one.error,
+            "above": "unsure" if one.unsure else one in found.above,
+            "unaligned": one.alignment_bound,
+            "C": one.covariance.effective,
+            "chance": one.covariance.chance,
+            **{f"branch {branch}": share for branch, share in enumerate(one.shares) if several},
+        }
 
 
 def _sizes(context: SurveyContext) -> Iterator[tuple[Size, float]]:
@@ -219,9 +316,8 @@ def _sizes(context: SurveyContext) -> Iterator[tuple[Size, float]]:
 def _amounts(context: SurveyContext, model: nn.Module, effort: SignalEffort) -> tuple[int, int, float]:
     """Examples in a training batch and in a sample, and the multiplications of all of it."""
     one = _work_of_one(context, model)
-    each = (
-        one.multiplications + ENTRY * one.entries
-    )  # the number of operations does not depend on that of examples
+    # The number of operations does not depend on that of examples.
+    each = one.multiplications + ENTRY * one.entries
     targets = max(1, targets_in(context.batch) // num_examples(context.batch))
     fewest, most = effort.examples
     most = min(most, effort.batches * num_examples(context.batch))
@@ -239,13 +335,12 @@ def _amounts(context: SurveyContext, model: nn.Module, effort: SignalEffort) -> 
 
 def _work_of_one(context: SurveyContext, model: nn.Module) -> Work:
     """Work of a forward pass of one example."""
-    with untouched_randomness(context.seed), evaluated(model), torch.no_grad():
-        try:
-            return pass_work(lambda: context.workload.evaluate(model, take(context.batch, slice(0, 1))))
-        except (IndexError, RuntimeError) as error:  # the network has run on the whole batch before
-            raise UseError(
-                f"a batch cannot be cut into single examples, as a graph cannot: {in_one_line(error)}"
-            ) from error
+    try:
+        return context.forward_work(model, take(context.batch, slice(0, 1)))
+    except (IndexError, RuntimeError) as error:  # the network has run on the whole batch before
+        raise UseError(
+            f"a batch cannot be cut into single examples, as a graph cannot: {in_one_line(error)}"
+        ) from error
 
 
 def _are_run_one_by_one(model: nn.Module, points: InsertionPoints) -> bool:
@@ -258,27 +353,19 @@ def _are_run_one_by_one(model: nn.Module, points: InsertionPoints) -> bool:
     )
 
 
-def _affordable(context: SurveyContext, model: nn.Module, effort: SignalEffort) -> int:
-    """Examples of a sample that are affordable if each is run separately."""
-    return int(effort.work / (PASSES * (1 + PART) * _work_of_one(context, model).total))
-
-
 def _points(context: SurveyContext, model: nn.Module) -> InsertionPoints:
     """Where a block could be inserted."""
     try:
         found = find_points(model, take(context.batch, slice(0, 2))[0])
         if not found.found:
-            place, reason = next(iter(found.left.items()))
-            raise UseError(
-                f"none of {counted(len(found.left), 'place')} works, the first is {place} ({reason})"
-            )
+            place, why = next(iter(found.left.items()))
+            raise UseError(f"none of {counted(len(found.left), 'place')} works, the first is {place} ({why})")
         return found
     except UseError as error:
-        reason = " ".join(str(error).split()).rstrip(".")
         raise Unmeasured(
             PLACE.finding(
                 "note",
-                f"No block can be inserted into this network: {reason}.",
+                f"No block can be inserted into this network: {reason(error)}.",
                 title="No place for a block",
                 remedy="To make a trained network deeper, keep its blocks in an nn.ModuleList or "
                 "nn.Sequential, and let each return the stream plus what it adds.",
@@ -290,8 +377,7 @@ def _trained(
     context: SurveyContext, size: Size, points: InsertionPoints, steps: int, batch: int, sample: int
 ) -> BrieflyTrained:
     """Trained at the highest of a few learning rates that lowers the loss; at the lowest if none does."""
-    draw = partial(context.workload.draw, context.seed)
-    batches = [take(_called("batch", draw, step), slice(batch)) for step in range(steps)]
+    batches = [take(context.draw(step), slice(batch)) for step in range(steps)]
     seen = frozenset(fingerprints(batches))
     for rate in RATES:
         model = context.build(size)
@@ -320,21 +406,17 @@ def _steps(context: SurveyContext, model: nn.Module, rate: float, batches: list[
             optimizer.step()
 
 
-def _distinct(
-    name: str, draw: Callable[[int], Batch], start: int, wanted: int, barred: Collection[bytes]
-) -> Distinct:
+def _distinct(draw: Callable[[int], Batch], start: int, wanted: int, barred: Collection[bytes]) -> Distinct:
     """Up to `wanted` examples that differ from each other and from those barred."""
     found: list[Batch] = []
     known: set[bytes] = set()
     drawn = among = 0
     for step in count(start):
-        batch = _called(name, draw, step)
+        batch = draw(step)
         prints = fingerprints(batch)
-        new = [
-            index
-            for index, one in enumerate(prints)
-            if one not in known and one not in barred and prints.index(one) == index
-        ][: wanted - len(known)]
+        first = {one: index for index, one in reversed(list(enumerate(prints)))}
+        new = sorted(index for one, index in first.items() if one not in known and one not in barred)
+        new = new[: wanted - len(known)]
         drawn += len(prints)
         among += sum(one in barred for one in prints)
         if not new:
@@ -346,11 +428,4 @@ def _distinct(
     return Distinct(found, len(known), drawn, among)
 
 
-def _called(name: str, draw: Callable[[int], Batch], step: int) -> Batch:
-    """A batch. Any exception in it becomes a UseError."""
-    try:
-        return draw(step)
-    except UseError:
-        raise
-    except Exception as error:
-        raise UseError(f"{name} failed at step {step}: {in_one_line(error)}") from error
+section = Section("Depth", 78, examine, measures=True)
