@@ -6,7 +6,7 @@ import pytest
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.sweeping import Sweep
-from theodolite.sweeping.figures import colours, draw, figures, luminance
+from theodolite.sweeping.figures import colours, draw, figures
 
 from .synthetic import rows_of
 from .test_transfer import ALL, BASE, WIDTHS, moving
@@ -56,6 +56,13 @@ def test_dots_stand_on_their_curves():
     for lines, dots in panels:
         for points, (_, y) in zip(lines, dots, strict=True):
             assert y <= max(y for _, y in points) + 0.1
+
+
+def luminance(colour):
+    """Relative luminance of `#rrggbb`, from 0 for black to 1 for white, as WCAG defines it."""
+    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_every_colour_can_be_read_on_white_and_on_black():
