@@ -5,7 +5,7 @@ import pytest
 
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.sweeping import Sweep
+from theodolite.sweeping import Sweep, analyse
 from theodolite.sweeping.figures import colours, draw, figures
 
 from .synthetic import rows_of
@@ -34,7 +34,7 @@ def panels_of(text):
 
 
 def test_a_panel_for_each_family_and_direction_with_a_curve_for_each_size():
-    drawn, panels = panels_of(draw(ROWS, base=BASE, optimizer="adamw"))
+    drawn, panels = panels_of(draw(analyse(ROWS, base=BASE)))
     assert [len(lines) for lines, _ in panels] == [4, 3, 4, 3]
     # Under the plan the dots of a panel stand above each other, under the standard one octave apart.
     plan, standard = ([x for x, _ in panels[place][1]] for place in (0, 2))
@@ -52,7 +52,7 @@ def test_a_panel_for_each_family_and_direction_with_a_curve_for_each_size():
 
 
 def test_dots_stand_on_their_curves():
-    _, panels = panels_of(draw(ROWS, base=BASE, optimizer="adamw"))
+    _, panels = panels_of(draw(analyse(ROWS, base=BASE)))
     for lines, dots in panels:
         for points, (_, y) in zip(lines, dots, strict=True):
             assert y <= max(y for _, y in points) + 0.1

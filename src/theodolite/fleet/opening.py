@@ -294,7 +294,7 @@ class Lock:
         self._lock_file = path.with_name(f"{path.name}-lock")
         self._own: int | None = None
         self._handle = self._taken()
-        _held.add(self._handle)
+        _held[self._handle] = None
         try:
             self.hold_file()
         except BaseException:
@@ -316,7 +316,7 @@ class Lock:
                 f"{self._path} has {status.st_nlink} names (hard links), and a driver does not see one that "
                 "writes under another name: remove the others, or copy it and give the copy"
             )
-        if (status.st_dev, status.st_ino) in _files.values():  # another handle would have to be closed again
+        if (status.st_dev, status.st_ino) in _held.values():  # another handle would have to be closed again
             raise self._refusal(f"process {os.getpid()}")
         handle = os.open(self._path, os.O_RDWR)
         try:
@@ -332,17 +332,15 @@ class Lock:
         except OSError:  # a file system without such locks
             pass
         self._own = handle
-        _files[handle] = status.st_dev, status.st_ino
+        _held[handle] = status.st_dev, status.st_ino
 
     def close(self) -> None:
         """Let others write. In a forked process this does nothing."""
-        if self._own in _files:
-            del _files[self._own]
-            os.close(self._own)
+        if self._own in _held:
+            _close(self._own)
         if self._handle in _held:
-            _held.remove(self._handle)
             self._lock_file.unlink(missing_ok=True)
-            os.close(self._handle)
+            _close(self._handle)
 
     def _taken(self) -> int:
         while True:
@@ -366,17 +364,14 @@ class Lock:
         )
 
 
-_held: set[int] = set()
-_files: dict[int, tuple[int, int]] = {}
-"""The handles of the files themselves, with device and inode."""
+_held: dict[int, tuple[int, int] | None] = {}
+"""The handles that hold locks; those of ledgers with device and inode."""
 
 
-def _let_go() -> None:
-    """Close all handles in a forked process, which would hold the locks when the driver is gone."""
-    for handle in (*_held, *_files):
-        os.close(handle)
-    _held.clear()
-    _files.clear()
+def _close(handle: int) -> None:
+    del _held[handle]
+    os.close(handle)
 
 
-os.register_at_fork(after_in_child=_let_go)
+# A forked process would hold the locks when the driver is gone.
+os.register_at_fork(after_in_child=lambda: [_close(handle) for handle in [*_held]])

@@ -84,7 +84,7 @@ class Program:
         self._batch: list[Any] | None = None
         self._spec: Any = None
         self._shared_batch = False
-        self._marks: list[tuple[Any, int]] | None = None
+        self._marks: list[tuple[Any, int]] = []
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made = 0
 
@@ -145,11 +145,10 @@ class Program:
         batches = [self.workload.draw(seed, self._made) for seed in self.seeds]
         drawn = [tree_flatten(batch) for batch in batches]
         leaves, self._spec = drawn[0]
-        # The marks keep the tensors alive, so the same object cannot be a new one at the same address.
         marks = [_mark(leaf) for others, _ in drawn for leaf in others]
-        if self._marks is not None and _same(marks, self._marks):
+        if _same(marks, self._marks):
             return targets_in(batches[0])
-        self._marks = marks
+        self._marks = marks  # keeps the tensors alive, so that no other has their address
         # Workloads that train on all their data return the same tensors whatever the seed.
         self._shared_batch = all(
             mine is first for others, _ in drawn[1:] for mine, first in zip(others, leaves, strict=True)
@@ -265,7 +264,7 @@ def _mark(leaf: Any) -> tuple[Any, int]:
 def _same(marks: Sequence[tuple[Any, int]], others: Sequence[tuple[Any, int]]) -> bool:
     """Are they the same tensors, not written to since? Full batches come again at every step."""
     return len(marks) == len(others) and all(
-        leaf is other and version == before and isinstance(leaf, Tensor) and version >= 0
+        leaf is other and version == before >= 0
         for (leaf, version), (other, before) in zip(marks, others, strict=True)
     )
 

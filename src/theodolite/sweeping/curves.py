@@ -227,19 +227,16 @@ def resampled(curve: SweepCurve, scale: Scale, seeds: Sequence[int], weights: Fl
     places = np.array([scale.place(value) for value in curve.values])
     means = resampled_means(curve, seeds, weights)
     vertex, lowest = vertices(places, means, scale)
-    if math.isnan(vertex[0]):
-        optimum = Optimum(
-            curve.size, math.nan, math.inf, math.nan, UNKNOWN, math.inf, "", False, min(curve.num_seeds)
-        )
-        return Resampled(curve, places, means, vertex, lowest, optimum)
     index, last = int(np.argmin(means[0])), len(places) - 1
+    is_finite = math.isfinite(vertex[0])  # unless all diverged
     edge: Edge = "only" if last == 0 else "low" if index == 0 else "high" if index == last else ""
-    num_seeds = min(curve.num_seeds[max(index - 1, 0) : index + 2])
+    edge = edge if is_finite else ""
+    num_seeds = min(curve.num_seeds[max(index - 1, 0) : index + 2] if is_finite else curve.num_seeds)
     around = UNKNOWN if edge else interval(vertex, num_seeds)
     noisy = around.high - around.low > places[-1] - places[0]
     optimum = Optimum(
         size=curve.size,
-        best=curve.values[index],
+        best=curve.values[index] if is_finite else math.nan,
         loss=float(means[0, index]),
         value=scale.value(float(vertex[0])),
         interval=UNKNOWN if noisy else SeedInterval(scale.value(around.low), scale.value(around.high)),

@@ -12,8 +12,8 @@ from theodolite.core.size import Size
 from theodolite.present.figure import INK, Figure, Panel, frame, line
 from theodolite.present.svg import SvgAxis, SvgFigure, SvgLine, SvgRow
 from theodolite.present.text import signed
-from theodolite.sweeping.curves import Optimum, Row, Scale, SweepCurve
-from theodolite.sweeping.families import Family, analyse, optimum_text
+from theodolite.sweeping.curves import Optimum, Scale, SweepCurve
+from theodolite.sweeping.families import Family, optimum_text
 from theodolite.sweeping.transfer import ALONG, Along, lines_of
 
 Range = tuple[float, float]
@@ -65,15 +65,16 @@ def place_range(families: Sequence[Family]) -> Range:
     return min(places) - air, max(places) + air
 
 
-def height(curve: SweepCurve, optimum: Optimum, scale: Scale) -> float:
-    """The height of the mark of an optimum: on the line that is drawn, not on the parabola."""
-    points = [
-        (scale.place(value), mean)
-        for value, mean in zip(curve.values, curve.means, strict=True)
-        if math.isfinite(mean)
-    ]
-    places, means = zip(*points, strict=True)
-    return float(np.interp(scale.place(optimum.value), places, means))
+def _points(curve: SweepCurve, scale: Scale) -> list[tuple[float, float]]:
+    """Places and mean losses, without those that diverged."""
+    pairs = zip(curve.values, curve.means, strict=True)
+    return [(scale.place(value), float(mean)) for value, mean in pairs if math.isfinite(mean)]
+
+
+def _mark(curve: SweepCurve, optimum: Optimum, scale: Scale) -> tuple[float, float]:
+    """Where the optimum is marked: on the line that is drawn, not on the parabola."""
+    place = scale.place(optimum.value)
+    return place, float(np.interp(place, *zip(*_points(curve, scale), strict=True)))
 
 
 def _figure(families: Sequence[Family], along: Along | None, optimizer: str) -> Figure:
@@ -106,20 +107,20 @@ def _panel(
 
 def _traces(curve: SweepCurve, scale: Scale, colour: str) -> Iterator[dict[str, Any]]:
     """The band over the seeds, then the means. Points that diverged are left out."""
-    kept = [index for index, mean in enumerate(curve.means) if math.isfinite(mean)]
-    places = [scale.place(curve.values[index]) for index in kept]
-    columns = [[float(loss) for loss in curve.losses[:, index] if not math.isnan(loss)] for index in kept]
+    kept = np.isfinite(curve.means)
+    places, means = zip(*_points(curve, scale), strict=True) if kept.any() else ((), ())
+    columns = [[loss for loss in column if not math.isnan(loss)] for column in curve.losses.T[kept].tolist()]
     if any(len(column) > 1 for column in columns):
         edge = [*map(min, columns), *reversed([*map(max, columns)])]
         none = {"width": 0, "color": colour}
         yield line([*places, *reversed(places)], edge, fill="toself", fillcolor=f"{colour}33", line=none)
     yield line(
         places,
-        [float(curve.means[index]) for index in kept],
+        means,
         hover=f"{curve.size} at %{{text}}: %{{y:.4f}}",
         mode="lines+markers",
         name=str(curve.size),
-        text=[scale.text(curve.values[index]) for index in kept],
+        text=[scale.text(scale.value(place)) for place in places],
         line={"color": colour, "width": 2},
         marker={"color": colour, "size": 5},
     )
@@ -130,9 +131,10 @@ def _is_marked(optimum: Optimum) -> bool:
 
 
 def _disc(curve: SweepCurve, optimum: Optimum, scale: Scale, colour: str) -> dict[str, Any]:
+    place, height = _mark(curve, optimum, scale)
     return line(
-        [scale.place(optimum.value)],
-        [height(curve, optimum, scale)],
+        [place],
+        [height],
         hover=f"{optimum.size}: best {optimum_text(optimum, scale)}",
         mode="markers",
         marker={"color": colour, "size": 11, "line": {"color": INK, "width": 1.5}},
@@ -148,28 +150,8 @@ def _described(family: Family, sizes: Sequence[Size]) -> str:
     return f"{family.title}: {', '.join(best)}"
 
 
-def draw(
-    rows: Sequence[Row],
-    *,
-    base: Size,
-    optimizer: str,
-    over: str = "lr",
-    axes: Sequence[str] = (),
-    title: str = "",
-) -> str:
-    """Loss against the swept quantity as SVG for one optimizer: columns width and depth, a row a family.
-
-    Args:
-        rows: as `Ledger.rows` gives them; what is needed of them is `optimizer`, `parameterization`, `width`,
-            `depth`, `seed`, `status`, `held_out`, the swept quantity and the further axes.
-        base: the size that optima are transferred from.
-        optimizer: whose rows to draw.
-        over: the swept quantity.
-        axes: further ones: each combination of their values has a row of panels.
-        title: above the figure.
-    """
-    mine = [row for row in rows if row["optimizer"] == optimizer]
-    families = analyse(mine, base=base, over=over, axes=axes)
+def draw(families: Sequence[Family], *, title: str = "") -> str:
+    """Loss against the swept quantity as SVG: columns width and depth, a row for each family."""
     shown = _directions(families)
     sizes = sorted({size for family in families for along in shown for size in on_line(family, along)})
     paint, scale = colours(sizes), families[0].scale
@@ -181,7 +163,7 @@ def draw(
     low, high = loss_range([curve for family in families for curve in family.curves])
     y = SvgAxis(low, high, {loss: f"{loss:g}" for loss in _round_numbers(low, high)})
     return SvgFigure(
-        title=title or f"{optimizer}: held-out loss against {scale.label}",
+        title=title or f"held-out loss against {scale.label}",
         legend=[(str(size), paint[size]) for size in sizes],
         columns=shown,
         rows=[
@@ -201,11 +183,10 @@ def _svg_lines(family: Family, sizes: Sequence[Size], paint: Mapping[Size, str])
     found = []
     for curve, optimum in zip(family.curves, family.optima, strict=True):
         if curve.size in sizes:
-            points = [(family.scale.place(v), m) for v, m in zip(curve.values, curve.means, strict=True)]
-            found.append(SvgLine(points, paint[curve.size]))
+            found.append(SvgLine(_points(curve, family.scale), paint[curve.size]))
             if _is_marked(optimum):
-                spot = family.scale.place(optimum.value), height(curve, optimum, family.scale)
-                found.append(SvgLine([spot], paint[curve.size], joined=False, dot=7.0))
+                mark = _mark(curve, optimum, family.scale)
+                found.append(SvgLine([mark], paint[curve.size], joined=False, dot=7.0))
     return found
 
 

@@ -111,10 +111,9 @@ class Transfer:
     """Of `lost`. Unknown where it is zero in every resample, which says more of the grid than of the loss."""
     interpolated: float
     """The same between the points: on the parabolas, at the vertex of the base."""
-    beyond: bool
-    """Does the best value of the base lie outside what was tried here?"""
     bound: bool
-    """Is `lost` a lower bound, because of `beyond` or because the best value here is the last tried?"""
+    """Is `lost` a lower bound, because the best value of the base lies outside what was tried here, or the
+    best one here is the last tried?"""
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,7 @@ def transfers(curves: Mapping[Size, Resampled], base: Size, scale: Scale) -> Ite
             lost=float(lost[0]),
             interval=around if lost.any() else UNKNOWN,
             interpolated=between,
-            beyond=(beyond := _is_beyond(source, target)),
-            bound=size != base and (beyond or bool(target.optimum.edge)),
+            bound=size != base and (_is_beyond(source, target) or bool(target.optimum.edge)),
         )
 
 
