@@ -138,8 +138,9 @@ def test_a_ledger_that_cannot_be_written_ends_everything(monkeypatch: pytest.Mon
 
     engine, notes = Engine(), Notes()
     monkeypatch.setitem(driver.ENGINES, "serial", engine)
-    with pytest.raises(LedgerError, match="the disk is full"):
+    with pytest.raises(LedgerError, match="the disk is full") as raised:
         conduct(RUNS, Full(), engine="serial", listener=notes)
+    assert raised.tb is not None  # which holds what could be collected, and is closed nevertheless
     assert engine.closed
     assert notes.lines.count("begun 1") == 0
     assert notes.lines[-1] == "closed"

@@ -373,5 +373,10 @@ def _close(handle: int) -> None:
     os.close(handle)
 
 
-# A forked process would hold the locks when the driver is gone.
-os.register_at_fork(after_in_child=lambda: [_close(handle) for handle in [*_held]])
+def _let_go() -> None:
+    """In a forked process, which would hold the locks when the driver is gone."""
+    for handle in [*_held]:
+        _close(handle)
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -74,7 +74,8 @@ def _points(curve: SweepCurve, scale: Scale) -> list[tuple[float, float]]:
 def _mark(curve: SweepCurve, optimum: Optimum, scale: Scale) -> tuple[float, float]:
     """Where the optimum is marked: on the line that is drawn, not on the parabola."""
     place = scale.place(optimum.value)
-    return place, float(np.interp(place, *zip(*_points(curve, scale), strict=True)))
+    places, means = zip(*_points(curve, scale), strict=True)
+    return place, float(np.interp(place, places, means))
 
 
 def _figure(families: Sequence[Family], along: Along | None, optimizer: str) -> Figure:
