@@ -120,8 +120,8 @@ class Engine:
 def test_an_interrupt_ends_the_work_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, shelf, notes = Engine(), tiny.Shelf(), Notes()
     conduct(RUNS[:1], shelf, engine="serial")
-    monkeypatch.setattr(driver, "choose", lambda *given: ("serial", engine))
-    report = conduct(RUNS, shelf, listener=notes)
+    monkeypatch.setitem(driver.ENGINES, "serial", engine)
+    report = conduct(RUNS, shelf, engine="serial", listener=notes)
     assert report.stopped
     assert not report.ok
     assert len(shelf.outcomes) == 3
@@ -137,9 +137,10 @@ def test_a_ledger_that_cannot_be_written_ends_everything(monkeypatch: pytest.Mon
             raise LedgerError("the disk is full")
 
     engine, notes = Engine(), Notes()
-    monkeypatch.setattr(driver, "choose", lambda *given: ("serial", engine))
-    with pytest.raises(LedgerError, match="the disk is full"):
-        conduct(RUNS, Full(), listener=notes)
+    monkeypatch.setitem(driver.ENGINES, "serial", engine)
+    with pytest.raises(LedgerError, match="the disk is full") as raised:
+        conduct(RUNS, Full(), engine="serial", listener=notes)
+    assert raised.tb is not None  # which holds what could be collected, and is closed nevertheless
     assert engine.closed
     assert notes.lines.count("begun 1") == 0
     assert notes.lines[-1] == "closed"
@@ -189,13 +190,13 @@ LONG = [
 
 def test_the_automatic_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert choose("auto", LONG, Resources(jobs=2))[0] == "processes"
-    assert choose("auto", LONG, Resources(jobs=1))[0] == "serial"
-    assert choose("auto", LONG[:1], Resources(jobs=2))[0] == "serial"
-    assert choose("auto", RUNS, Resources(jobs=2))[0] == "serial"  # over before a process has begun
-    assert choose("auto", LONG, Resources(jobs=2, address="ray://there:10001"))[0] == "ray"
+    assert [*choose("auto", LONG, Resources(jobs=2))] == ["processes"]
+    assert [*choose("auto", LONG, Resources(jobs=1))] == ["serial"]
+    assert [*choose("auto", LONG[:1], Resources(jobs=2))] == ["serial"]
+    assert [*choose("auto", RUNS, Resources(jobs=2))] == ["serial"]  # over before a process has begun
+    assert [*choose("auto", LONG, Resources(jobs=2, address="ray://there:10001"))] == ["ray"]
     monkeypatch.setenv("RAY_ADDRESS", "there:6379")
-    assert choose("auto", RUNS, Resources(jobs=2))[0] == "ray"
+    assert [*choose("auto", RUNS, Resources(jobs=2))] == ["ray"]
 
 
 def test_a_workload_that_cannot_travel_stays_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,33 +204,38 @@ def test_a_workload_that_cannot_travel_stays_at_home(monkeypatch: pytest.MonkeyP
     mine = dataclasses.replace(tiny.plain, loss=lambda logits, targets: logits.sum())
     runs = [dataclasses.replace(run, workload="mine") for run in LONG]
     said: list[str] = []
-    assert choose("auto", runs, Resources({"mine": mine}, jobs=2, said=said.append))[0] == "serial"
+    assert [*choose("auto", runs, Resources({"mine": mine}, jobs=2, said=said.append))] == ["serial"]
     assert "workload 'mine' cannot be sent to another process" in said[0]
 
 
 def test_on_a_card_what_cannot_be_made_together_is_made_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(driver, "why_not", lambda run, resources: "because" if run.size.width == 32 else None)
-    named = {
-        name: lambda runs, resources, name=name: iter([(name, run) for run in runs])
-        for name in driver.ENGINES
-    }
-    monkeypatch.setattr(driver, "ENGINES", named)
     runs = [tiny.run(seed=seed, width=width) for width in (16, 32) for seed in range(2)]
     said: list[str] = []
     resources = Resources(device="cuda", jobs=1, said=said.append)
-    name, engine = choose("auto", runs, resources)
-    assert name == "vectorised, then serial"
-    made = [(name, run.size.width, run.seed) for name, run in engine(runs, resources)]
-    assert made == [("vectorised", 16, 0), ("vectorised", 16, 1), ("serial", 32, 0), ("serial", 32, 1)]
+    assert list(choose("auto", runs, resources).items()) == [("vectorised", runs[:2]), ("serial", runs[2:])]
     assert said == [f"2 runs like {runs[2]} are made one by one: because"]
-    assert choose("auto", runs[:2], resources)[0] == "vectorised"
-    assert choose("auto", runs[2:], resources)[0] == "serial"
+    assert [*choose("auto", runs[:2], resources)] == ["vectorised"]
+    assert [*choose("auto", runs[2:], resources)] == ["serial"]
+
+
+def test_engines_follow_each_other_and_the_report_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = tiny.Shelf()
+    monkeypatch.setattr(driver, "choose", lambda *given: {"vectorised": RUNS[2:], "serial": RUNS[:2]})
+    report = conduct(RUNS, shelf)
+    assert report.engine == "vectorised, then serial"
+    assert [(outcome.run.seed, outcome.engine) for outcome in shelf.outcomes] == [
+        (2, "vectorised"),
+        (3, "vectorised"),
+        (0, "serial"),
+        (1, "serial"),
+    ]
 
 
 def test_a_time_limit_is_for_runs_in_processes() -> None:
-    assert choose("auto", RUNS[:1], Resources(timeout=60, jobs=1))[0] == "processes"
-    assert choose("processes", RUNS[:1], Resources(timeout=0.5))[0] == "processes"
+    assert [*choose("auto", RUNS[:1], Resources(timeout=60, jobs=1))] == ["processes"]
+    assert [*choose("processes", RUNS[:1], Resources(timeout=0.5))] == ["processes"]
     for engine in ("serial", "vectorised", "ray"):
         with pytest.raises(UseError, match=f"timeout is 60 s, and the engine '{engine}' cannot end a run"):
             check_engine(engine, Resources(timeout=60))

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from theodolite.fleet.driver import ProgressListener, Tally
+from theodolite.fleet.driver import ProgressListener
 from theodolite.fleet.run import Outcome
 from theodolite.present.bar import Bar
 
@@ -25,11 +25,17 @@ def over(run, seconds: float, status: str = "finished", step: int | None = None)
     return Outcome(run, status, run.steps if step is None else step, None, seconds=seconds)
 
 
+def counting(runs, clock) -> ProgressListener:
+    listener = ProgressListener(lambda title, done: None, clock)
+    listener.opened(runs, before=0)
+    return listener
+
+
 def test_time_left_goes_by_the_work_that_is_left_not_by_the_number_of_runs() -> None:
     # Nine runs of 10 steps and one of 910: after the long one, 9 % of the work is left, not 90 %.
     clock = Clock()
     runs = [tiny.run(steps=910), *(tiny.run(seed=seed, steps=10) for seed in range(1, 10))]
-    tally = Tally(clock, runs)
+    tally = counting(runs, clock)
     assert tally.seconds_left() is None
     tally.begun(runs[0])
     clock.now = 910.0
@@ -46,8 +52,8 @@ def test_workers_share_the_time_and_models_in_one_program_do_not_count_twice() -
     runs = [tiny.run(seed=seed, steps=10) for seed in range(12)]
     for workers, left in ((4, 20.0), (1, 80.0)):
         clock.now = 0.0
-        tally = Tally(clock, runs)
-        tally.workers = workers
+        tally = counting(runs, clock)
+        tally.working("processes", workers)
         for run in runs[:4]:
             tally.begun(run)
         clock.now = 10.0 if workers == 4 else 40.0  # four at once, each in 10 s; or all of them in 40 s
@@ -62,7 +68,7 @@ def test_workers_share_the_time_and_models_in_one_program_do_not_count_twice() -
 
 def test_a_run_that_diverged_early_is_no_measure_of_the_others() -> None:
     runs = [tiny.run(seed=seed, steps=100) for seed in range(2)]
-    tally = Tally(Clock(), runs)
+    tally = counting(runs, Clock())
     tally.ended(over(runs[0], 1.0, "diverged", step=10))
     assert tally.seconds_left() == pytest.approx(10.0)
     tally.ended(over(runs[1], 1.0, "failed", step=0))

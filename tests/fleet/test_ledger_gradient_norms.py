@@ -64,7 +64,7 @@ def test_norms_between_those_recorded_lie_on_lines(ledger: Path) -> None:
 def test_what_cannot_be_followed_is_refused(ledger: Path) -> None:
     for run, message in (
         (None, "has 3 runs with gradient norms: say which by run="),
-        (SILENT.identity, "recorded no gradient norms: make it with"),
+        (SILENT.identity, "recorded no gradient norms: make one with"),
         (WILD.identity, "diverged at step"),
         ("no such", "has no run whose identity begins with 'no such'"),
     ):

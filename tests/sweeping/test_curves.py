@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from theodolite.core.size import Size
-from theodolite.sweeping.curves import Scale, losses_at, vertices
+from theodolite.sweeping.curves import Scale, SweepCurve, loss_at, resampled, resamples, vertices
 from theodolite.sweeping.families import analyse, optimum_text
 
 from .synthetic import rows_of
@@ -90,18 +90,14 @@ def test_failed_runs_do_not_count():
     assert family.curves[0].means[0] == 2 + 16
 
 
-def coverage(num_seeds, noise, shared, *, times=300):
+def coverage(num_seeds, noise, *, times=300):
     """How often the interval holds the true optimum."""
     rng, held = np.random.default_rng(1), 0
+    exponents, seeds, weights = np.arange(-11.0, -5.0), range(num_seeds), resamples(num_seeds)
     for _ in range(times):
-        offsets = rng.normal(size=num_seeds) * shared
-        found = optimum_of(
-            lambda size, e, seed, offsets=offsets: (
-                2 + 0.2 * (e + 8.2) ** 2 + offsets[seed] + noise * rng.normal()
-            ),
-            exponents=range(-11, -5),
-            seeds=range(num_seeds),
-        )
+        losses = 2 + 0.2 * (exponents + 8.2) ** 2 + noise * rng.normal(size=(num_seeds, len(exponents)))
+        curve = SweepCurve(BASE, tuple(2.0**exponents), tuple(seeds), losses)
+        found = resampled(curve, OCTAVES, seeds, weights).optimum
         held += math.log2(found.interval.low) <= -8.2 <= math.log2(found.interval.high)
     return held / times
 
@@ -109,7 +105,7 @@ def coverage(num_seeds, noise, shared, *, times=300):
 @pytest.mark.parametrize("num_seeds", [3, 5])
 def test_intervals_hold_the_truth_as_often_as_they_say(num_seeds):
     # Four standard errors of a share of 0.95 in 300 are 0.05. Plain quantiles give 0.7 to 0.85.
-    assert 0.90 <= coverage(num_seeds, noise=0.02, shared=0.0) <= 0.995
+    assert 0.90 <= coverage(num_seeds, noise=0.02) <= 0.995
 
 
 def test_what_a_seed_does_to_all_points_alike_does_not_widen_the_interval():
@@ -139,13 +135,13 @@ def test_between_points_a_parabola_is_read_off_exactly():
     places = np.arange(-12.0, -4.0)
     means = 1 + 0.5 * (places + 7.3) ** 2
     for place in (-12.0, -11.8, -9.5, -7.3, -5.1, -5.0):
-        (found,) = losses_at(places, means[None], np.array([place]), OCTAVES)
+        found = loss_at(places, means, place, OCTAVES)
         assert found == pytest.approx(1 + 0.5 * (place + 7.3) ** 2)
 
 
 def test_between_a_point_and_one_that_diverged_the_loss_is_infinite():
-    means = np.array([[1.0, 2.0, np.inf]])
-    (found,) = losses_at(np.array([-3.0, -2.0, -1.0]), means, np.array([-1.6]), OCTAVES)
+    means = np.array([1.0, 2.0, np.inf])
+    found = loss_at(np.array([-3.0, -2.0, -1.0]), means, -1.6, OCTAVES)
     assert math.isinf(found)
 
 

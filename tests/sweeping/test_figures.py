@@ -5,8 +5,8 @@ import pytest
 
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.sweeping import Sweep
-from theodolite.sweeping.figures import colours, draw, figures, luminance
+from theodolite.sweeping import Sweep, analyse
+from theodolite.sweeping.figures import colours, draw, figures
 
 from .synthetic import rows_of
 from .test_transfer import ALL, BASE, WIDTHS, moving
@@ -34,7 +34,7 @@ def panels_of(text):
 
 
 def test_a_panel_for_each_family_and_direction_with_a_curve_for_each_size():
-    drawn, panels = panels_of(draw(ROWS, base=BASE, optimizer="adamw"))
+    drawn, panels = panels_of(draw(analyse(ROWS, base=BASE)))
     assert [len(lines) for lines, _ in panels] == [4, 3, 4, 3]
     # Under the plan the dots of a panel stand above each other, under the standard one octave apart.
     plan, standard = ([x for x, _ in panels[place][1]] for place in (0, 2))
@@ -52,10 +52,17 @@ def test_a_panel_for_each_family_and_direction_with_a_curve_for_each_size():
 
 
 def test_dots_stand_on_their_curves():
-    _, panels = panels_of(draw(ROWS, base=BASE, optimizer="adamw"))
+    _, panels = panels_of(draw(analyse(ROWS, base=BASE)))
     for lines, dots in panels:
         for points, (_, y) in zip(lines, dots, strict=True):
             assert y <= max(y for _, y in points) + 0.1
+
+
+def luminance(colour):
+    """Relative luminance of `#rrggbb`, from 0 for black to 1 for white, as WCAG defines it."""
+    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_every_colour_can_be_read_on_white_and_on_black():

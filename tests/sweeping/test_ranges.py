@@ -77,6 +77,9 @@ def test_sizes_are_lines_through_the_base():
     assert sizes() == ((Size(64, 2),), Size(64, 2))
     product, _ = sizes(widths=[8, 16], depths=[2, 4], product=True)
     assert len(product) == 4
+    product, base = sizes(widths=[8, 16], depths=[2, 4], product=True, base=Size(4, 1))
+    assert len(product) == 5  # the base has no line of its own through it
+    assert base in product
 
 
 def test_the_base_is_always_among_the_sizes():

@@ -133,7 +133,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         assert isinstance(hint, type)
         return read_dataclass(hint, value, where)
     if hint is Any:
-        return _frozen(value)
+        return frozen(value)
     if origin is Literal:
         return value if value in arguments else _refuse(value, where, " or ".join(map(repr, arguments)))
     if origin in (typing.Union, types.UnionType):
@@ -167,10 +167,11 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     return value if good and (hint is not float or _is_finite(value)) else _refuse(value, where, wanted)
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
+    """A JSON value with tuples for its lists."""
     if isinstance(value, dict):
-        return {name: _frozen(item) for name, item in value.items()}
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+        return {name: frozen(item) for name, item in value.items()}
+    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
 
 
 def _array(value: Any, where: str) -> Any:

@@ -32,27 +32,17 @@ __all__ = [
 ]
 
 # Loaded at first use: to read a ledger nobody needs torch.
-_HOMES = {
-    "Grid": "run",
-    "Ledger": "ledger",
-    "LedgerError": "ledger",
-    "Resources": "engine",
-    "Outcome": "run",
-    "Run": "run",
-    "RunReport": "driver",
-    "conduct": "driver",
-    "gradient_norms": "ledger",
-    "serial": "engine",
-}
+_HOMES = dict.fromkeys(("Run", "Grid", "Outcome"), "run")
+_HOMES |= {"Resources": "engine", "serial": "engine", "conduct": "driver", "RunReport": "driver"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'theodolite.fleet' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"theodolite.fleet.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    home = importlib.import_module(f"theodolite.fleet.{_HOMES.get(name, 'ledger')}")
+    globals()[name] = getattr(home, name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *__all__])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from theodolite.core.batches import device_of
 from theodolite.core.building import in_one_line
 
 PART = ".part"
@@ -78,9 +79,7 @@ class RunCheckpoint:
             own, kept = _own(model), state["model"]
             if {name: value.shape for name, value in own.items()} != {n: v.shape for n, v in kept.items()}:
                 raise ValueError("it is of another network")
-            values: dict[str, list[float]] = {
-                name: list(map(float, v)) for name, v in state["values"].items()
-            }
+            values = {name: [float(one) for one in each] for name, each in state["values"].items()}
             cpu, device = state["random"]["cpu"], state["random"]["device"]
             optimizer.load_state_dict(state["optimizer"])
         except Exception as error:  # whatever is wrong with it, the run can begin again
@@ -90,8 +89,7 @@ class RunCheckpoint:
             for name, value in own.items():
                 value.copy_(kept[name])
         torch.set_rng_state(cpu)
-        where = next(model.parameters()).device
-        if where.type == "cuda" and device is not None:
+        if (where := device_of(model)).type == "cuda" and device is not None:
             torch.cuda.set_rng_state(device, where)
         return values
 
@@ -133,9 +131,8 @@ def _own(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _random(model: nn.Module) -> dict[str, Tensor | None]:
-    device = next(model.parameters()).device
-    on_cuda = device.type == "cuda"
-    return {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state(device) if on_cuda else None}
+    on_cuda = (where := device_of(model)).type == "cuda"
+    return {"cpu": torch.get_rng_state(), "device": torch.cuda.get_rng_state(where) if on_cuda else None}
 
 
 def _digest(state: str, tensors: Mapping[str, Tensor]) -> str:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -109,87 +109,59 @@ class RunListener:
 class ProgressListener(RunListener):
     """Counts runs and estimates the time left, for a `Progress`.
 
-    A `Bar` also gets messages and failures, as lines of their own, and the totals at the end.
+    The cost of a run is known before it is made; the time of a unit of cost is measured on ended runs. If it
+    is a `Bar`, messages, failures and the totals are printed above it.
     """
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress, self._clock = progress, clock
-        self._tally = Tally(clock)
-        self._engine = ""
+        self._bar = progress if isinstance(progress, Bar) else None
+        self._engine, self._workers = "", 1
+        self.opened((), 0)
 
     def opened(self, runs: Sequence[Run], before: int) -> None:
         """Begin to count."""
-        self._tally = Tally(self._clock, runs, before)
+        self._start, self._total, self._before = self._clock(), len(runs), before
+        self._running: dict[str, tuple[float, float]] = {}
+        self._counts = {"finished": 0, "diverged": 0, "failed": 0}
+        self._total_cost, self._done_cost = sum(map(cost, runs)), 0.0
+        self._seconds, self._measured_cost = 0.0, 0.0
 
     def working(self, engine: str, jobs: int) -> None:
         """Only processes and Ray tasks share the work; the models of a vectorised engine end together."""
-        self._tally.workers = jobs if engine in ("processes", "ray") else 1
+        self._workers = jobs if engine in ("processes", "ray") else 1
         if engine != self._engine:
             self._engine = engine
             self.said(f"Engine: {engine}")
 
     def begun(self, run: Run) -> None:
         """One more is running."""
-        self._tally.begun(run)
+        self._running[run.identity] = cost(run), self._clock()
         self._tell()
 
     def ended(self, outcome: Outcome) -> None:
         """One less is running. A failure is told at once."""
-        self._tally.ended(outcome)
-        if outcome.error:
-            self.said(f"failed: {outcome.run}: {outcome.reason}")
-        self._tell()
-
-    def said(self, line: str) -> None:
-        """Print a line above the bar, if there is one."""
-        if isinstance(self._progress, Bar):
-            self._progress.say(line)
-
-    def closed(self) -> None:
-        """Leave the totals."""
-        if isinstance(self._progress, Bar):
-            self._progress.close()
-        if self._tally.total:
-            self.said(self._tally.line(is_over=True))
-
-    def _tell(self) -> None:
-        if isinstance(self._progress, Bar):
-            self._progress.follow(lambda: (self._tally.line(), self._tally.done))
-        else:
-            self._progress(self._tally.line(), self._tally.done)
-
-
-class Tally:
-    """Counts of runs, and an estimate of the time left.
-
-    The cost of a run is known before it is made; the time of a unit of cost is measured on ended runs.
-    """
-
-    def __init__(self, clock: Callable[[], float], runs: Sequence[Run] = (), before: int = 0) -> None:
-        self.total, self.before, self.workers = len(runs), before, 1
-        self._clock, self._opened = clock, clock()
-        self._running: dict[str, tuple[float, float]] = {}
-        self._counts = {"finished": 0, "diverged": 0, "failed": 0}
-        self._total_cost, self._done_cost = sum(map(cost, runs)), 0.0
-        self._seconds, self._measured_cost = 0.0, 0.0
-
-    @property
-    def done(self) -> float:
-        """The fraction of the cost that is done."""
-        return self._done_cost / (self._total_cost or 1)
-
-    def begun(self, run: Run) -> None:
-        """Work on it has begun, maybe again."""
-        self._running[run.identity] = cost(run), self._clock()
-
-    def ended(self, outcome: Outcome) -> None:
-        """Take it from the running ones."""
         run = outcome.run
         self._running.pop(run.identity, None)
         self._counts[outcome.status] += 1
         self._done_cost += cost(run)
         self._seconds += outcome.seconds
         self._measured_cost += cost(run) * outcome.step / run.steps
+        if outcome.error:
+            self.said(f"failed: {run}: {outcome.reason}")
+        self._tell()
+
+    def said(self, line: str) -> None:
+        """Print a line above the bar, if there is one."""
+        if self._bar:
+            self._bar.say(line)
+
+    def closed(self) -> None:
+        """Leave the totals."""
+        if self._bar:
+            self._bar.close()
+        if self._total:
+            self.said(self.line(is_over=True))
 
     def seconds_left(self) -> float | None:
         """An estimate; None until a step was made by a run that is over."""
@@ -198,23 +170,30 @@ class Tally:
         pace = self._seconds / self._measured_cost
         work = pace * (self._total_cost - self._done_cost)
         now, running = self._clock(), list(self._running.values())
-        longest = sorted((now - start for _, start in running), reverse=True)[: self.workers]
+        longest = sorted((now - start for _, start in running), reverse=True)[: self._workers]
         work -= min(sum(longest), sum(pace * each for each, _ in running))
-        waiting = self.total - sum(self._counts.values())
-        return max(work, 0.0) / max(min(self.workers, waiting), 1)
+        waiting = self._total - sum(self._counts.values())
+        return max(work, 0.0) / max(min(self._workers, waiting), 1)
 
     def line(self, *, is_over: bool = False) -> str:
         """Counts, and the time left, or at the end the time taken."""
         counts = self._counts
-        parts = [f"{self.before + sum(counts.values())} of {self.before + self.total} runs done"]
+        parts = [f"{self._before + sum(counts.values())} of {self._before + self._total} runs done"]
         if self._running and not is_over:
             parts.append(f"{len(self._running)} running")
         parts += [f"{counts[name]} {name}" for name in ("diverged", "failed") if counts[name]]
         if is_over:
-            parts.append(f"{duration(self._clock() - self._opened)} taken")
+            parts.append(f"{duration(self._clock() - self._start)} taken")
         elif (left := self.seconds_left()) is not None:
             parts.append(f"about {duration(left)} left")
         return ", ".join(parts)
+
+    def _tell(self) -> None:
+        done = self._done_cost / (self._total_cost or 1)
+        if self._bar:
+            self._bar.follow(lambda: (self.line(), done))
+        else:
+            self._progress(self.line(), done)
 
 
 def conduct(
@@ -248,24 +227,26 @@ def conduct(
     start = time.monotonic()
     settled = ledger.settled()
     waiting = [run for identity, run in distinct.items() if identity not in settled]
+    before = len(distinct) - len(waiting)
     _refuse_changed(waiting, ledger.sources())
     if waiting:
         check_engine(engine, resources)
     for identity in distinct.keys() & settled:  # a driver may have been killed between the two
-        _forget(distinct[identity], resources)
+        resources.forget(distinct[identity])
     outcomes: list[Outcome] = []
-    name, stopped = "nothing to do", False
-    listener.opened(waiting, before=len(distinct) - len(waiting))
+    chosen: Mapping[str, Sequence[Run]] = {}
+    stopped = False
+    listener.opened(waiting, before=before)
     try:
-        if waiting:
-            name, chosen = choose(engine, waiting, resources)
+        chosen = choose(engine, waiting, resources) if waiting else {}
+        for name, some in chosen.items():
             listener.working(name, resources.jobs)
-            with _closing(chosen(waiting, resources)) as coming:
+            with closing(ENGINES[name](some, resources)) as coming:
                 for outcome in coming:
                     ledger.append(outcome)
                     outcomes.append(outcome)
                     if outcome.settled:
-                        _forget(outcome.run, resources)
+                        resources.forget(outcome.run)
                     listener.ended(outcome)
     except KeyboardInterrupt:
         stopped = True
@@ -276,13 +257,13 @@ def conduct(
     statuses = [outcome.status for outcome in outcomes]
     return RunReport(
         total=len(distinct),
-        before=len(distinct) - len(waiting),
+        before=before,
         finished=statuses.count("finished"),
         diverged=statuses.count("diverged"),
         failed=tuple((each.run, each.reason) for each in outcomes if each.status == "failed"),
         stopped=stopped,
         seconds=time.monotonic() - start,
-        engine=name,
+        engine=", then ".join(chosen) or "nothing to do",
     )
 
 
@@ -295,23 +276,6 @@ def _refuse_changed(runs: Sequence[Run], sources: Mapping[str, set[str]]) -> Non
                 f"{workload} has changed since runs in this ledger were made with it: its file or a module "
                 "beside it is another. Undo the change to go on, or give another folder for the new version"
             )
-
-
-@contextmanager
-def _closing(outcomes: Iterator[Outcome]) -> Iterator[Iterator[Outcome]]:
-    try:
-        yield outcomes
-    finally:
-        close = getattr(outcomes, "close", None)  # a generator has it, a plain iterator has nothing to end
-        if close is not None:
-            close()
-
-
-def _forget(run: Run, resources: Resources) -> None:
-    """Remove the checkpoint of a run whose outcome is in the ledger."""
-    checkpoint = resources.checkpoint(run)
-    if checkpoint is not None:
-        checkpoint.forget()
 
 
 def check_engine(engine: str, resources: Resources) -> None:
@@ -342,8 +306,8 @@ def check_engine(engine: str, resources: Resources) -> None:
     check_device("cpu" if elsewhere else resources.device)
 
 
-def choose(engine: str, runs: Sequence[Run], resources: Resources) -> tuple[str, Engine]:
-    """The engine of a name, with its name.
+def choose(engine: str, runs: Sequence[Run], resources: Resources) -> dict[str, Sequence[Run]]:
+    """By name of an engine, the runs that it makes, one engine after the other.
 
     `auto` is Ray where a cluster was named or this process is connected to one. Otherwise on a GPU it is
     `vectorised`, with processes for the runs that it cannot do; on a CPU it is processes, or `serial` where
@@ -354,16 +318,23 @@ def choose(engine: str, runs: Sequence[Run], resources: Resources) -> tuple[str,
         if (reason := why_not_sent(runs, resources)) is not None:
             limit = f"timeout is {resources.timeout:g} s"
             raise UseError(f"{limit}, which needs runs in processes of their own: {reason}")
-        name = "processes"
-    elif engine != "auto":
-        name = engine
-    elif _is_on_ray(engine, resources):
-        name = "ray"
-    elif torch.device(resources.device).type == "cuda":
-        return _on_gpu(runs, resources)
-    else:
-        name = _one_by_one(runs, resources)
-    return name, ENGINES[name]
+        return {"processes": runs}
+    if engine != "auto":
+        return {engine: runs}
+    if _is_on_ray(engine, resources):
+        return {"ray": runs}
+    together: list[Run] = []
+    others = list(runs)
+    if torch.device(resources.device).type == "cuda":
+        families, failures = families_of(runs, resources.workloads)
+        others = [run for run, _ in failures]  # the runs themselves will say what is wrong
+        for family in families:
+            reason = why_not(family[0], resources)
+            if reason is not None:
+                resources.said(f"{len(family)} runs like {family[0]} are made one by one: {reason}")
+            (together if reason is None else others).extend(family)
+    chosen = {"vectorised": together, _one_by_one(others, resources): others}
+    return {name: some for name, some in chosen.items() if some}
 
 
 def _is_on_ray(engine: str, resources: Resources) -> bool:
@@ -372,29 +343,6 @@ def _is_on_ray(engine: str, resources: Resources) -> bool:
     ray = sys.modules.get("ray")
     is_connected = ray is not None and bool(ray.is_initialized())
     return bool(resources.address or os.environ.get("RAY_ADDRESS")) or is_connected
-
-
-def _on_gpu(runs: Sequence[Run], resources: Resources) -> tuple[str, Engine]:
-    """Families of runs that fit into one program are vectorised; the others follow, in processes."""
-    families, failures = families_of(runs, resources.workloads)
-    others = [run for run, _ in failures]  # the runs themselves will say what is wrong
-    together: list[Run] = []
-    for family in families:
-        reason = why_not(family[0], resources)
-        if reason is not None:
-            resources.said(f"{len(family)} runs like {family[0]} are made one by one: {reason}")
-        (together if reason is None else others).extend(family)
-    rest = _one_by_one(others, resources)
-    if not others or not together:
-        name = "vectorised" if together else rest
-        return name, ENGINES[name]
-    parts = {"vectorised": {run.identity for run in together}, rest: {run.identity for run in others}}
-
-    def both(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
-        for name, members in parts.items():
-            yield from ENGINES[name]([run for run in runs if run.identity in members], resources)
-
-    return f"vectorised, then {rest}", both
 
 
 def _one_by_one(runs: Sequence[Run], resources: Resources) -> str:

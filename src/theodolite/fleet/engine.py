@@ -7,10 +7,9 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from theodolite.fleet.pool import Failure, pooled
 from theodolite.fleet.provenance import environment
 from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.training import Workloads, attempt, failed
-from theodolite.workloads import Workload
 
 
 def _unheard(_: object) -> None:
@@ -69,13 +67,19 @@ class Resources:
         path = self.checkpoints.absolute() / f"{run.identity}{f'-{source}' if source else ''}.safetensors"
         return RunCheckpoint(path, self.checkpoint_seconds, self.said)
 
+    def forget(self, run: Run) -> None:
+        """Remove the checkpoint of a run that has a result."""
+        if checkpoint := self.checkpoint(run):
+            checkpoint.forget()
+
     def for_worker(self) -> Resources:
         """Without workloads, which are sent apart, and callbacks."""
         return dataclasses.replace(self, workloads={}, begun=_unheard, said=_unheard)
 
 
-Engine = Callable[[Sequence[Run], Resources], Iterator[Outcome]]
-"""Outcomes in any order, one for each run. Closing the iterator stops all work and leaves no process."""
+Outcomes = Generator[Outcome, None, None]
+Engine = Callable[[Sequence[Run], Resources], Outcomes]
+"""Outcomes in any order, one for each run. Closing the generator stops all work and leaves no process."""
 FromWorker = tuple[Outcome, tuple[str, ...]]
 """An outcome, and messages for the driver."""
 
@@ -94,14 +98,14 @@ def cost(run: Run) -> float:
     return run.steps * run.size.depth * (run.size.width**2 + _NARROW**2)
 
 
-def serial(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
+def serial(runs: Sequence[Run], resources: Resources) -> Outcomes:
     """One run after the other, in this process."""
     for run in runs:
         resources.begun(run)
         yield attempt(run, resources.workloads, device=resources.device, checkpoint=resources.checkpoint(run))
 
 
-def processes(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
+def processes(runs: Sequence[Run], resources: Resources) -> Outcomes:
     """`resources.jobs` runs at a time, the longest first, each in a process with one thread.
 
     If a worker is killed, its run is tried again after the others. Workloads that are given as objects have
@@ -114,7 +118,7 @@ def processes(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
         resources.begun(run)
 
     results = pooled(
-        partial(_attempt_here, _parcels(runs, resources), resources.for_worker()),
+        _Parcel(runs, resources),
         sorted(runs, key=cost, reverse=True),
         max(resources.jobs, 1),
         begun=note_begun,
@@ -149,51 +153,51 @@ def attempt_in_worker(
 def why_not_sent(runs: Sequence[Run], resources: Resources) -> str | None:
     """Why the workloads cannot be sent to other processes; None if they can."""
     try:
-        pickle.dumps(_parcels(runs, resources))
+        pickle.dumps(_Parcel(runs, resources))
     except UseError as error:
         return str(error)
     return None
 
 
-def _parcels(runs: Sequence[Run], resources: Resources) -> list[_Parcel]:
-    used = {run.workload for run in runs}
-    return [_Parcel(name, workload) for name, workload in resources.workloads.items() if name in used]
+class _Parcel:
+    """A function on its way to another process, with the workloads that the runs name; errors name them."""
+
+    def __init__(self, runs: Sequence[Run], resources: Resources) -> None:
+        used = {run.workload for run in runs}
+        self.resources = resources.for_worker()
+        self.workloads = {name: each for name, each in resources.workloads.items() if name in used}
+
+    def __call__(self, run: Run) -> FromWorker:
+        return attempt_in_worker(run, self.workloads, self.resources, "processes")
+
+    def __getstate__(self) -> dict[str, Any]:
+        packed = {}
+        for name, workload in self.workloads.items():
+            with _delivering(name):
+                packed[name] = pickle.dumps(workload)
+                if b"__main__" in packed[name] and not hasattr(sys.modules["__main__"], "__file__"):
+                    raise UseError("it was made in a notebook or at a prompt")
+        return {"resources": self.resources, "packed": packed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.resources, self.workloads = state["resources"], {}
+        for name, data in state["packed"].items():
+            with _delivering(name):
+                self.workloads[name] = pickle.loads(data)
 
 
-def _attempt_here(parcels: Sequence[_Parcel], resources: Resources, run: Run) -> FromWorker:
-    workloads = {parcel.name: parcel.workload for parcel in parcels}
-    return attempt_in_worker(run, workloads, resources, "processes")
+@contextmanager
+def _delivering(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, UseError) else in_one_line(error)
+        raise UseError(
+            f"workload {name!r} cannot be sent to another process: {reason}. Put it into a file and give "
+            "path/to/file.py:name, or take the engine 'serial'"
+        ) from error
 
 
 def _broken(result: FromWorker | Failure) -> bool:
     """After an error on a GPU, everything else in the same process may fail too."""
     return isinstance(result, Failure) or not result[0].settled
-
-
-class _Parcel:
-    """A workload on its way to another process; errors name it."""
-
-    def __init__(self, name: str, workload: Workload) -> None:
-        self.name, self.workload = name, workload
-
-    def __getstate__(self) -> dict[str, Any]:
-        try:
-            data = pickle.dumps(self.workload)
-        except Exception as error:
-            raise UseError(_undelivered(self.name, in_one_line(error))) from error
-        if b"__main__" in data and not hasattr(sys.modules["__main__"], "__file__"):
-            raise UseError(_undelivered(self.name, "it was made in a notebook or at a prompt"))
-        return {"name": self.name, "data": data}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        try:
-            self.name, self.workload = state["name"], pickle.loads(state["data"])
-        except Exception as error:
-            raise UseError(_undelivered(state["name"], in_one_line(error))) from error
-
-
-def _undelivered(name: str, reason: str) -> str:
-    return (
-        f"workload {name!r} cannot be sent to another process: {reason}. Put it into a file and "
-        "give path/to/file.py:name, or take the engine 'serial'"
-    )

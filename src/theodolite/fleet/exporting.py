@@ -82,16 +82,15 @@ def read_exported(path: Path) -> tuple[str, dict[str, Any], Iterator[Attempt]]:
         (line["study"], line["study_spec"], line["attempts"]) != (name, spec, len(lines)) for line in lines
     ):
         raise UseError(f"{path}: the study is not as it was exported. {EXPORT_AGAIN}")
-    series: dict[int, Series] = {}
-    identities = {line["attempt"]: line["identity"] for line in lines}
+    series: dict[int, Series] = {line["attempt"]: {} for line in lines}
     for value in read(values, VALUES):
-        if value["attempt"] not in identities:
-            raise UseError(f"{values} has values of attempt {value['attempt']}, which {path.name} has not")
-        if value["identity"] != identities[value["attempt"]]:
-            raise UseError(f"{values}: attempt {value['attempt']} is of another run. {EXPORT_AGAIN}")
-        of_attempt = series.setdefault(value["attempt"], {})
-        of_attempt.setdefault(value["name"], []).append((value["step"], value["value"]))
-    attempts = [_attempt(path, line, series.pop(line["attempt"], {})) for line in lines]
+        number = value["attempt"]
+        if number not in series:
+            raise UseError(f"{values} has values of attempt {number}, which {path.name} has not")
+        if value["identity"] != lines[number - 1]["identity"]:
+            raise UseError(f"{values}: attempt {number} is of another run. {EXPORT_AGAIN}")
+        series[number].setdefault(value["name"], []).append((value["step"], value["value"]))
+    attempts = [_attempt(path, line, series.pop(line["attempt"])) for line in lines]
     return name, json.loads(spec), iter(attempts)
 
 
@@ -122,6 +121,7 @@ def _values(numbered: Iterable[tuple[int, Attempt]]) -> Iterator[Line]:
 
 def _attempt(path: Path, line: Line, metrics: Series) -> Attempt:
     """The inverse of `_line`; changes of the file are refused."""
+    where = f"{path}: attempt {line['attempt']} of run {line['identity']} is not as it was exported"
     try:
         attempt = Attempt(
             run=line["identity"],
@@ -136,18 +136,12 @@ def _attempt(path: Path, line: Line, metrics: Series) -> Attempt:
             fault = tables.METRICS_DIFFER
         columns = run_columns(attempt.spec)
     except (AttributeError, TypeError, ValueError) as error:
-        raise UseError(f"{path}: attempt {line['attempt']} is not as it was exported: {error}") from error
-    if fault is not None:
-        raise UseError(
-            f"{path}: attempt {line['attempt']} of run {line['identity']} is not as it was exported: "
-            f"{fault}. {EXPORT_AGAIN}"
-        )
+        raise UseError(f"{where}: {error}") from error
     for name, value in columns.items():
         if line[name] != value:
-            raise UseError(
-                f"{path}: of attempt {line['attempt']} {name} is {line[name]!r}, but by the rest of the "
-                f"export it is {value!r}. {EXPORT_AGAIN}"
-            )
+            fault = fault or f"{name} is {line[name]!r}, but by the rest of the export it is {value!r}"
+    if fault is not None:
+        raise UseError(f"{where}: {fault}. {EXPORT_AGAIN}")
     return attempt
 
 
@@ -201,11 +195,7 @@ def _read_parquet(file: Path, columns: tuple[str, ...]) -> Iterator[Line]:
             _check_columns(file, columns, opened.schema_arrow.names)
             for batch in opened.iter_batches(BATCH, columns=list(columns)):
                 yield from batch.to_pylist()
-    except (
-        arrow.ArrowException,
-        OSError,
-        UnicodeDecodeError,
-    ) as error:  # a page that cannot be unpacked is an OSError
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: a page of no known codec
         raise UseError(f"{file} is not Parquet: {error}") from error
 
 
@@ -219,13 +209,11 @@ Read = Callable[[Path, tuple[str, ...]], Iterator[Line]]
 
 
 def _format(path: Path) -> tuple[Write, Read]:
-    formats: dict[str, tuple[Write, Read]] = {
-        ".csv": (_write_csv, _read_csv),
-        ".parquet": (_write_parquet, _read_parquet),
-    }
-    if path.suffix.lower() not in formats:
-        raise UseError(f"{path} ends in {path.suffix or 'nothing'}: an export is a .parquet or a .csv")
-    return formats[path.suffix.lower()]
+    if path.suffix.lower() == ".csv":
+        return _write_csv, _read_csv
+    if path.suffix.lower() == ".parquet":
+        return _write_parquet, _read_parquet
+    raise UseError(f"{path} ends in {path.suffix or 'nothing'}: an export is a .parquet or a .csv")
 
 
 def salvaged(path: Path, said: Callable[[str], None]) -> tuple[str, dict[str, Any], Iterator[Attempt]]:
@@ -280,8 +268,7 @@ def _numbers(connection: sqlite3.Connection) -> set[int]:
     for query in ("SELECT id FROM attempts", "SELECT attempt FROM digests"):
         for order in ("ASC", "DESC"):
             try:
-                for (number,) in connection.execute(f"{query} ORDER BY 1 {order}"):
-                    found.add(number)
+                found.update(number for (number,) in connection.execute(f"{query} ORDER BY 1 {order}"))
             except sqlite3.DatabaseError as error:
                 unread = error
     if unread is not None and not found:

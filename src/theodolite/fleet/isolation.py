@@ -87,14 +87,14 @@ def _put(state: Mapping[str, Any]) -> None:
 
 def _with(state: dict[str, Any], own: Own) -> dict[str, Any]:
     """The settings, overridden by those of a file, which may name only some variables and paths."""
-    changed = dict(own)
-    if "environment" in changed:
-        merged = state["environment"] | changed["environment"]
-        changed["environment"] = {name: value for name, value in merged.items() if value is not None}
-    if "sys.path" in changed:
-        first = changed["sys.path"]
-        changed["sys.path"] = [*first, *(entry for entry in state["sys.path"] if entry not in first)]
-    return state | changed
+    variables = state["environment"] | own.get("environment", {})
+    first = own.get("sys.path", [])
+    return {
+        **state,
+        **own,
+        "environment": {name: value for name, value in variables.items() if value is not None},
+        "sys.path": [*first, *(entry for entry in state["sys.path"] if entry not in first)],
+    }
 
 
 def _change(before: Any, now: Any) -> Any:
@@ -104,10 +104,9 @@ def _change(before: Any, now: Any) -> Any:
 
 
 def _folder() -> str | None:
-    try:
+    with contextlib.suppress(OSError):  # it was removed
         return os.getcwd()
-    except OSError:  # it was removed
-        return None
+    return None
 
 
 def _change_folder(folder: str | None) -> None:
@@ -124,6 +123,10 @@ def _set_environment(variables: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
+def _set_path(path: list[str]) -> None:
+    sys.path[:] = path
+
+
 def _set_filters(filters: list[Any]) -> None:
     warnings.filters[:] = filters  # type: ignore[index]
     with warnings.catch_warnings():  # invalidates their cache
@@ -136,10 +139,9 @@ def _default_device() -> Any:
 
 
 def _matmul_precision() -> str | None:
-    try:
+    with contextlib.suppress(RuntimeError):  # it was set in the new way, which is read and written below
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # it was set in the new way, which is read and written below
-        return None
+    return None
 
 
 def _set_matmul_precision(precision: str | None) -> None:
@@ -181,9 +183,7 @@ def _attentions() -> Iterator[tuple[str, _Setting]]:
 _SETTINGS: dict[str, _Setting] = {
     "folder": _Setting(_folder, _change_folder, _CALLERS),
     "environment": _Setting(lambda: dict(os.environ), _set_environment, _CALLERS),
-    "sys.path": _Setting(
-        lambda: list(sys.path), lambda path: operator.setitem(sys.path, slice(None), path), _CALLERS
-    ),
+    "sys.path": _Setting(lambda: list(sys.path), _set_path, _CALLERS),
     "warnings": _Setting(lambda: list(warnings.filters), _set_filters, _CALLERS),
     "numpy errors": _Setting(
         np.geterr,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # a run needs torch, a ledger does not
 
 __all__ = ["Ledger", "LedgerError"]
 
+RECORD = "make one with Run(…, probes=('gradient',))"
 PATIENCE_WITH_READERS = 100
 """Milliseconds that the driver waits for a reader before it leaves a record in the log beside the file."""
 
@@ -77,8 +78,7 @@ class Ledger:
         """
         file = opening.file_of(path)
         with contextlib.ExitStack() as undo:
-            lock = opening.lock(file)
-            undo.callback(lock.release)
+            lock = undo.enter_context(contextlib.closing(opening.lock(file)))
             connection = undo.enter_context(contextlib.closing(opening.open_to_write(file)))
             with _explained(file), _transaction(connection):
                 if tables.is_empty(connection):
@@ -94,11 +94,8 @@ class Ledger:
     def read(cls, path: str | Path) -> Ledger:
         """Read it, also while a driver is writing."""
         file = opening.file_of(path)
-        with contextlib.ExitStack() as undo:
-            connection = undo.enter_context(contextlib.closing(opening.open_to_read(file)))
-            ledger = cls(file, connection, None)
-            undo.pop_all()
-        return ledger
+        with opening.closed_on_error(opening.open_to_read(file)) as connection:
+            return cls(file, connection, None)
 
     @classmethod
     def import_(cls, source: str | Path, path: str | Path) -> Ledger:
@@ -121,8 +118,7 @@ class Ledger:
     ) -> Ledger:
         """A new ledger that holds these attempts, in this order, opened to be read."""
         file = opening.file_of(path)
-        lock = opening.lock(file)
-        try:
+        with contextlib.closing(opening.lock(file)):
             if file.exists():
                 raise UseError(f"{file} is there already: give a path for a new ledger")
             try:
@@ -136,8 +132,6 @@ class Ledger:
                 if isinstance(error, sqlite3.IntegrityError):
                     raise UseError(f"what is to go into {file} is no ledger: {error}") from error
                 raise
-        finally:
-            lock.release()
         return cls.read(file)
 
     def settled(self) -> set[str]:
@@ -196,11 +190,12 @@ class Ledger:
 
     def frame_of_metrics(self) -> pandas.DataFrame:
         """Every value of every run as a pandas DataFrame: identity, name, step, value."""
-        found: list[tuple[str, str, int, float]] = []
-        with _explained(self.path):
-            for entry in self._counted():
-                for name, series in tables.metrics(self._connection, entry).items():
-                    found += [(entry.attempt.run, name, *value) for value in series]
+        found = [
+            (run, name, *value)
+            for run in (row["identity"] for row in self.rows())
+            for name, series in self.metrics(run).items()
+            for value in series
+        ]
         frame = needed("pandas").DataFrame(found, columns=["identity", "name", "step", "value"])
         return frame.astype({"step": "int64", "value": "float64"})
 
@@ -219,8 +214,8 @@ class Ledger:
         """Close it; another driver can open it then."""
         self._connection.close()
         if self._lock is not None:
-            opening.drop_log_copy_if_moved(self.path)
-            self._lock.release()
+            opening.drop_log_copy(self.path)
+            self._lock.close()
 
     def __enter__(self) -> Ledger:
         return self
@@ -253,8 +248,7 @@ class Ledger:
         with contextlib.suppress(sqlite3.OperationalError, OSError):
             opening.keep_log(self.path)
             busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            if not busy:
-                opening.drop_log_copy(self.path)
+            opening.drop_log_copy(self.path, moved=not busy)
         connection.execute(f"PRAGMA busy_timeout = {opening.PATIENCE}")
 
 
@@ -323,22 +317,20 @@ def _refuse_another(ledger: Ledger, name: str, spec: Mapping[str, Any]) -> None:
         )
     if ledger.spec == spec:
         return
-    there, here = (tables.leaves("", given) for given in (ledger.spec, spec))
-    missing = object()
+    there, here = (
+        {key.removeprefix("."): repr(value) for key, value in tables.leaves("", given).items()}
+        for given in (ledger.spec, spec)
+    )
     differ = [
-        f"{key.removeprefix('.')} is {_shown(there, key)} there and {_shown(here, key)} here"
+        f"{key} is {there.get(key, 'not set')} there and {here.get(key, 'not set')} here"
         for key in dict.fromkeys([*there, *here])
-        if there.get(key, missing) != here.get(key, missing)
+        if there.get(key) != here.get(key)
     ]
-    listed = "; ".join([*differ[:5], *([f"and {len(differ) - 5} more"] if len(differ) > 5 else [])])
+    listed = "; ".join(differ[:5] + [f"and {len(differ) - 5} more"] * (len(differ) > 5))
     raise UseError(
         f"{ledger.path} holds the study {name!r} with other settings"
         f"{listed and ': '}{listed}. Give this one another path"
     )
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return repr(values[key]) if key in values else "not set"
 
 
 def gradient_norms(ledger: str | Path | Ledger, run: str | None = None) -> tuple[float, ...]:
@@ -353,44 +345,34 @@ def gradient_norms(ledger: str | Path | Ledger, run: str | None = None) -> tuple
     if not isinstance(ledger, Ledger):
         with Ledger.read(ledger) as opened:
             return gradient_norms(opened, run)
-    row = _with_norms(ledger, run)
-    identity = row["identity"]
-    if row["status"] != "finished":
-        raise UseError(
-            f"run {identity} in {ledger.path} {row['status']} at step {row['step']}: its norms are not those "
-            "of a run to follow. Give one that finished"
-        )
-    recorded = ledger.metrics(identity).get("gradient")
-    if not recorded:
-        raise UseError(
-            f"run {identity} in {ledger.path} recorded no gradient norms: make it with "
-            f"Run(…, probes=('gradient',))"
-        )
-    steps, norms = zip(*recorded, strict=True)
-    for step, norm in recorded:
-        if not math.isfinite(norm):
-            raise UseError(f"the gradient norm of run {identity} is {norm} at step {step}: give another run")
-    if steps[0] != 0 or steps[-1] != row["steps"] - 1:
-        raise UseError(
-            f"run {identity} in {ledger.path} has gradient norms from step {steps[0]} to {steps[-1]}, and "
-            f"{row['steps']} steps: the others are missing"
-        )
-    return tuple(np.interp(np.arange(row["steps"]), steps, norms).tolist())
-
-
-def _with_norms(ledger: Ledger, run: str | None) -> dict[str, Any]:
     rows = ledger.rows()
     found = [row for row in rows if row["identity"].startswith(run or "")]
     if run is None:
         found = [row for row in found if "gradient" in row["probes"]]
         if not found:
-            raise UseError(
-                f"none of the {len(rows)} runs in {ledger.path} recorded gradient norms: make one with "
-                f"Run(…, probes=('gradient',))"
-            )
+            raise UseError(f"none of the {len(rows)} runs in {ledger.path} recorded gradient norms: {RECORD}")
     if len(found) != 1:
         few = ", ".join(row["identity"] for row in (found or rows)[:3])
         said = f"{len(found)} runs" if found else "no run"
         asked = "with gradient norms" if run is None else f"whose identity begins with {run!r}"
         raise UseError(f"{ledger.path} has {said} {asked}: say which by run=…, as {few}")
-    return found[0]
+    row = found[0]
+    name = f"run {row['identity']} in {ledger.path}"
+    if row["status"] != "finished":
+        raise UseError(
+            f"{name} {row['status']} at step {row['step']}: its norms are not those of a run to follow. Give "
+            "one that finished"
+        )
+    recorded = ledger.metrics(row["identity"]).get("gradient")
+    if not recorded:
+        raise UseError(f"{name} recorded no gradient norms: {RECORD}")
+    steps, norms = zip(*recorded, strict=True)
+    for step, norm in recorded:
+        if not math.isfinite(norm):
+            raise UseError(f"the gradient norm of {name} is {norm} at step {step}: give another run")
+    if steps[0] != 0 or steps[-1] != row["steps"] - 1:
+        raise UseError(
+            f"{name} has gradient norms from step {steps[0]} to {steps[-1]}, and {row['steps']} steps: the "
+            "others are missing"
+        )
+    return tuple(np.interp(np.arange(row["steps"]), steps, norms).tolist())

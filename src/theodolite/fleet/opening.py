@@ -18,7 +18,7 @@ import sqlite3
 import struct
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from theodolite.core.errors import UseError
@@ -73,8 +73,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
     """
 
     def connect() -> sqlite3.Connection:
-        connection = _connect(path, "rwc")
-        try:
+        with closed_on_error(_connect(path, "rwc")) as connection:
             if not tables.is_empty(connection):
                 tables.check(connection, path)
                 _examine(connection)
@@ -83,9 +82,6 @@ def open_to_write(path: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA wal_autocheckpoint = 0")  # the ledger does it after every record
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     restore_log(path)
@@ -100,30 +96,22 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     def connect() -> sqlite3.Connection:
         # A reader with write access removes SQLite's two files beside the ledger if it is the last.
         for mode in ("rw", "ro", "ro&immutable=1"):
-            connection = _connect(path, mode)
             try:
-                connection.execute("PRAGMA query_only = ON")
-                if tables.is_empty(connection):
-                    raise UseError(f"{path} is empty: there is no ledger in it yet")
-                tables.check(connection, path)
+                with closed_on_error(_connect(path, mode)) as connection:
+                    connection.execute("PRAGMA query_only = ON")
+                    if tables.is_empty(connection):
+                        raise UseError(f"{path} is empty: there is no ledger in it yet")
+                    tables.check(connection, path)
+                return connection
             except sqlite3.OperationalError as error:
-                connection.close()
                 if mode == "ro&immutable=1" or not _is(error, "SQLITE_CANTOPEN", "SQLITE_READONLY"):
                     raise
-            except BaseException:
-                connection.close()
-                raise
-            else:
-                return connection
         raise AssertionError("the last mode returns or raises")
 
     def repair_if_nobody_writes() -> None:
-        held = lock(path)
-        try:
+        with contextlib.closing(lock(path)):
             restore_log(path)
             repair(path)
-        finally:
-            held.release()
 
     if _spare_of(path).exists():
         with contextlib.suppress(UseError):  # then a driver is at work, or the folder is read-only
@@ -158,16 +146,20 @@ def explained(path: Path, error: sqlite3.Error) -> UseError:
     if _is(error, "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH"):
         return UseError(f"{path} cannot be opened ({error}): give a path in a folder that is yours")
     if _is(error, "SQLITE_FULL"):
-        said = f"the disk of {path} is full: free some space, and the same command continues here. Nothing "
-        said += "that was written before is lost"
-    elif _is(error, "SQLITE_IOERR"):
-        said = f"{path} cannot be written or read ({error}): the disk may be full, a quota used up or the "
-        said += "disk gone. When that is fixed, the same command continues here"
-    elif _is(error, "SQLITE_BUSY", "SQLITE_LOCKED"):
-        said = f"{path} is locked by another program, such as a shell of SQLite's: end that first"
-    else:
-        said = f"{path}: {error}"
-    return LedgerError(said)
+        return LedgerError(
+            f"the disk of {path} is full: free some space, and the same command continues here. Nothing that "
+            "was written before is lost"
+        )
+    if _is(error, "SQLITE_IOERR"):
+        return LedgerError(
+            f"{path} cannot be written or read ({error}): the disk may be full, a quota used up or the disk "
+            "gone. When that is fixed, the same command continues here"
+        )
+    if _is(error, "SQLITE_BUSY", "SQLITE_LOCKED"):
+        return LedgerError(
+            f"{path} is locked by another program, such as a shell of SQLite's: end that first"
+        )
+    return LedgerError(f"{path}: {error}")
 
 
 def _repaired(
@@ -181,15 +173,21 @@ def _repaired(
             if not _is_damage(error):
                 raise
             repair_it()
-            connection = connect()
-            try:
+            with closed_on_error(connect()) as connection:
                 _examine(connection)
-            except BaseException:
-                connection.close()
-                raise
             return connection
     except sqlite3.Error as error:
         raise explained(path, error) from error
+
+
+@contextlib.contextmanager
+def closed_on_error(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Close a connection if the block raises an error."""
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _examine(connection: sqlite3.Connection) -> None:
@@ -226,15 +224,10 @@ def keep_log(path: Path) -> None:
     part.replace(_spare_of(path))
 
 
-def drop_log_copy(path: Path) -> None:
-    """Remove the copy when the log was moved."""
-    _spare_of(path).unlink(missing_ok=True)
-
-
-def drop_log_copy_if_moved(path: Path) -> None:
-    """The same if SQLite has moved all of the log and removed it."""
-    if not _log_of(path).exists():
-        drop_log_copy(path)
+def drop_log_copy(path: Path, *, moved: bool = False) -> None:
+    """Remove the copy if the log was moved, as SQLite said, or as it is gone."""
+    if moved or not _log_of(path).exists():
+        _spare_of(path).unlink(missing_ok=True)
 
 
 def restore_log(path: Path) -> None:
@@ -287,7 +280,7 @@ def _spare_of(path: Path) -> Path:
 
 
 class Lock:
-    """The right to write a file, for as long as this process lives or until it is released.
+    """The right to write a file, for as long as this process lives or until it is closed.
 
     It is a system lock on a file beside it, `NAME-lock`, which also says who holds it; and in case somebody
     removes that, one on a byte of the file itself that SQLite does not use.
@@ -301,18 +294,17 @@ class Lock:
         self._lock_file = path.with_name(f"{path.name}-lock")
         self._own: int | None = None
         self._handle = self._taken()
+        _held[self._handle] = None
         try:
             self.hold_file()
         except BaseException:
-            self._lock_file.unlink(missing_ok=True)
-            os.close(self._handle)
+            self.close()
             raise
         since = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}"
         with contextlib.suppress(OSError):  # the disk may be full
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, holder.encode(), 0)
-        _held.add(self._handle)
 
     def hold_file(self) -> None:
         """Lock the file itself too, if it is there: a new one once it was made."""
@@ -324,47 +316,47 @@ class Lock:
                 f"{self._path} has {status.st_nlink} names (hard links), and a driver does not see one that "
                 "writes under another name: remove the others, or copy it and give the copy"
             )
-        if (status.st_dev, status.st_ino) in _files.values():  # another handle would have to be closed again
+        if (status.st_dev, status.st_ino) in _held.values():  # another handle would have to be closed again
             raise self._refusal(f"process {os.getpid()}")
         handle = os.open(self._path, os.O_RDWR)
         try:
-            _lock_far_byte(handle)
+            if sys.platform == "linux":
+                # Of the handle, not of the process: it lasts when another handle of the file is closed.
+                wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, FAR, 1, 0)
+                fcntl.fcntl(handle, fcntl.F_OFD_SETLK, wanted)
+            else:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, FAR)
         except BlockingIOError:
             os.close(handle)
             raise self._refusal("another process") from None
         except OSError:  # a file system without such locks
             pass
         self._own = handle
-        _files[handle] = status.st_dev, status.st_ino
+        _held[handle] = status.st_dev, status.st_ino
 
-    def release(self) -> None:
-        """Release it. In a forked process this does nothing."""
-        if self._own in _files:
-            del _files[self._own]
-            os.close(self._own)
+    def close(self) -> None:
+        """Let others write. In a forked process this does nothing."""
+        if self._own in _held:
+            _close(self._own)
         if self._handle in _held:
-            _held.remove(self._handle)
             self._lock_file.unlink(missing_ok=True)
-            os.close(self._handle)
+            _close(self._handle)
 
     def _taken(self) -> int:
         while True:
-            handle = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.ExitStack() as undo:
+                handle = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+                undo.callback(os.close, handle)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    holder = os.pread(handle, 1000, 0).decode(errors="replace") or "another process"
+                    raise self._refusal(holder) from None
                 # Whoever released it just now has removed the file that we opened: then there is a new one.
-                if os.path.samestat(os.fstat(handle), os.stat(self._lock_file)):
-                    return handle
-            except FileNotFoundError:
-                pass
-            except BlockingIOError:
-                holder = os.pread(handle, 1000, 0).decode(errors="replace") or "another process"
-                os.close(handle)
-                raise self._refusal(holder) from None
-            except OSError:
-                os.close(handle)
-                raise
-            os.close(handle)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(handle), os.stat(self._lock_file)):
+                        undo.pop_all()
+                        return handle
 
     def _refusal(self, holder: str) -> UseError:
         return UseError(
@@ -372,26 +364,19 @@ class Lock:
         )
 
 
-def _lock_far_byte(handle: int) -> None:
-    if sys.platform == "linux":
-        # Of the handle, not of the process: it lasts when another handle of the file is closed.
-        wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, FAR, 1, 0)
-        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, wanted)
-    else:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, FAR)
+_held: dict[int, tuple[int, int] | None] = {}
+"""The handles that hold locks; those of ledgers with device and inode."""
 
 
-_held: set[int] = set()
-_files: dict[int, tuple[int, int]] = {}
-"""The handles of the files themselves, with device and inode."""
+def _close(handle: int) -> None:
+    del _held[handle]
+    os.close(handle)
 
 
 def _let_go() -> None:
     """In a forked process, which would hold the locks when the driver is gone."""
-    for handle in (*_held, *_files):
-        os.close(handle)
-    _held.clear()
-    _files.clear()
+    for handle in [*_held]:
+        _close(handle)
 
 
 os.register_at_fork(after_in_child=_let_go)

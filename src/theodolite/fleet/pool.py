@@ -25,6 +25,8 @@ from theodolite.core.errors import UseError
 
 RETRIES = 2
 """How often an item is tried again if its worker was killed."""
+PRELOADED = ["theodolite.fleet.engine", "torch._dynamo"]
+"""Imported once for all workers. Training imports torch._dynamo, which takes a second."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,7 +38,7 @@ class Failure:
 
     reason: str
     """In one line."""
-    trace: str
+    trace: str = ""
     """The traceback, where there is one."""
 
 
@@ -87,13 +89,13 @@ def pooled(
                 if kind == "loss":
                     workers.remove(worker)
                     end, was_killed = worker.ended()
-                    if task is not None and not was_killed:
-                        yield task.item, Failure(end, "")
-                    elif task is not None and task.tries < RETRIES:
+                    if task is None:
+                        continue
+                    if was_killed and task.tries < RETRIES:
                         said(f"{task.item}: {end}. It is tried again alone, after the others")
                         lost.append(_Task(task.item, task.tries + 1))
-                    elif task is not None:
-                        yield task.item, Failure(f"{end}, {RETRIES + 1} times", "")
+                    else:
+                        yield task.item, Failure(f"{end}, {RETRIES + 1} times" if was_killed else end)
                 elif kind == "result":
                     assert task is not None
                     worker.task = None
@@ -105,7 +107,7 @@ def pooled(
                 assert worker.task is not None
                 workers.remove(worker)
                 worker.kill()
-                yield worker.task.item, Failure(f"it was ended after {timeout:g} s, the time limit", "")
+                yield worker.task.item, Failure(f"it was ended after {timeout:g} s, the time limit")
     finally:
         for worker in workers:
             worker.process.kill()
@@ -241,10 +243,8 @@ def _context() -> ForkServerContext | SpawnContext:
         return multiprocessing.get_context("spawn")
     # The system ends that process with the thread that started it, so that has to be the main one.
     is_main = threading.current_thread() is threading.main_thread()
-    first = ["theodolite.fleet.lifeline"] if is_main else []
     context = multiprocessing.get_context("forkserver")
-    # Whatever is trained first imports torch._dynamo, which would be a second of every worker.
-    context.set_forkserver_preload([*first, "theodolite.fleet.engine", "torch._dynamo"])
+    context.set_forkserver_preload(["theodolite.fleet.lifeline"] * is_main + PRELOADED)
     return context
 
 

@@ -30,6 +30,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from theodolite.core.batches import Batch, targets_in
+from theodolite.core.building import evaluated
 from theodolite.core.calling import call, evaluate, logits, require_logits, with_tensors
 from theodolite.core.higher_order import trainable_operators
 from theodolite.fleet.stack import Stack, Tensors, vectorised
@@ -83,7 +84,7 @@ class Program:
         self._batch: list[Any] | None = None
         self._spec: Any = None
         self._shared_batch = False
-        self._marks: list[tuple[Any, int]] | None = None
+        self._marks: list[tuple[Any, int]] = []
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made = 0
 
@@ -95,9 +96,19 @@ class Program:
         elif self.device.type != "cuda":
             self._advance()
         elif self._made < EAGER_STEPS:
-            self._on_the_side(self._advance)
+            # On another stream, as capturing asks of what comes before it.
+            side = torch.cuda.Stream(self.device)
+            side.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(side):
+                self._advance()
+            torch.cuda.current_stream(self.device).wait_stream(side)
         else:
-            self._capture()
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._advance()
+            self._graph.replay()
         self._made += 1
 
     def alive(self) -> bool:
@@ -106,35 +117,26 @@ class Program:
 
     def held_out_losses(self) -> list[float]:
         """The mean loss of each model over the held-out batches."""
-        return self._held_out_means(self._evaluate, self.stack.temperature)
+        return self._held_out_means(self._evaluate)
 
     @torch.no_grad()
     def accuracies(self) -> list[dict[str, float]]:
         """For each model the readings of the probe `accuracy`."""
         held_out = self._held_out_means(self._right)
-        leaves, dims = self._leaves()
-
-        def trained_on(weights: Any, buffers: Any, *leaves: Any) -> Tensor:
-            return self._right(tree_unflatten(leaves, self._spec), weights, buffers)
-
-        self.stack.model.eval()
-        with self._mode():
-            over_last = torch.vmap(trained_on, in_dims=(0, 0, *dims))
-            own = over_last(self._weights, dict(self.stack.buffers), *leaves)
-        self.stack.model.train()
-        return [{HELD_OUT: one, TRAINED_ON: other} for one, other in zip(held_out, own.tolist(), strict=True)]
+        with evaluated(self.stack.model):
+            own = self._of_each(self._right, self._weights).tolist()
+        return [{HELD_OUT: one, TRAINED_ON: other} for one, other in zip(held_out, own, strict=True)]
 
     @torch.no_grad()
-    def _held_out_means(self, function: Callable[..., Tensor], *stacked: Tensor) -> list[float]:
-        """The mean over held-out batches of a function of batch, weights, buffers and stacked arguments."""
-        self.stack.model.eval()
+    def _held_out_means(self, function: Callable[..., Tensor]) -> list[float]:
+        """The mean over held-out batches of a function of batch, weights, buffers and temperature."""
         found = []
-        for step in range(self.stack.runs[0].held_out):
-            batch = tree_map(self._moved, self.workload.draw_held_out(step))
-            with self._mode():
-                each = torch.vmap(partial(function, batch))
-                found.append(each(self._weights, dict(self.stack.buffers), *stacked))
-        self.stack.model.train()
+        with evaluated(self.stack.model):
+            for step in range(self.stack.runs[0].held_out):
+                batch = tree_map(self._moved, self.workload.draw_held_out(step))
+                with self._mode():
+                    each = torch.vmap(partial(function, batch))
+                    found.append(each(self._weights, dict(self.stack.buffers), self.stack.temperature))
         means: list[float] = torch.stack(found).double().mean(0).tolist()
         return means
 
@@ -143,11 +145,10 @@ class Program:
         batches = [self.workload.draw(seed, self._made) for seed in self.seeds]
         drawn = [tree_flatten(batch) for batch in batches]
         leaves, self._spec = drawn[0]
-        # The marks keep the tensors alive, so the same object cannot be a new one at the same address.
         marks = [_mark(leaf) for others, _ in drawn for leaf in others]
-        if self._marks is not None and _same(marks, self._marks):
+        if _same(marks, self._marks):
             return targets_in(batches[0])
-        self._marks = marks
+        self._marks = marks  # keeps the tensors alive, so that no other has their address
         # Workloads that train on all their data return the same tensors whatever the seed.
         self._shared_batch = all(
             mine is first for others, _ in drawn[1:] for mine, first in zip(others, leaves, strict=True)
@@ -170,7 +171,7 @@ class Program:
     def _advance(self) -> None:
         """The step itself, in which nothing waits for the device."""
         weights = {name: values.detach().requires_grad_() for name, values in self._weights.items()}
-        losses = self._losses(weights)
+        losses = self._of_each(self._evaluate, weights)
         gradients = torch.autograd.grad(losses.sum(), list(weights.values()))
         with torch.no_grad():
             detached = losses.detach()
@@ -185,28 +186,23 @@ class Program:
                 self._update(one, gradient, dict(hypers[one.hyper]))
             self._step.add_(1)
 
-    def _losses(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """The loss of each model, (M,)."""
-        leaves, dims = self._leaves()
-
-        def loss(tensors: Any, buffers: Any, temperature: Tensor, *leaves: Any) -> Tensor:
-            return self._evaluate(tree_unflatten(leaves, self._spec), tensors, buffers, temperature)
-
-        with self._mode():
-            return torch.vmap(loss, in_dims=(0, 0, 0, *dims))(
-                weights, dict(self.stack.buffers), self.stack.temperature, *leaves
-            )
-
-    def _leaves(self) -> tuple[list[Any], list[int | None]]:
-        """The batch as each model sees it, and where the models are in each leaf."""
+    def _of_each(self, function: Callable[..., Tensor], weights: Mapping[str, Tensor]) -> Tensor:
+        """A function of batch, weights, buffers and temperature for each model on its own batch, (M,)."""
         assert self._batch is not None
         leaves: list[Any] = []
-        dims: list[int | None] = []
+        dims: list[int | None] = []  # where the models are in each leaf
         for leaf in self._batch:
             batched = isinstance(leaf, Tensor) and not self._shared_batch
             leaves.append(leaf[self._seed_of] if batched else leaf[0] if isinstance(leaf, Tensor) else leaf)
             dims.append(0 if batched else None)
-        return leaves, dims
+
+        def of_one(tensors: Any, buffers: Any, temperature: Tensor, *leaves: Any) -> Tensor:
+            return function(tree_unflatten(leaves, self._spec), tensors, buffers, temperature)
+
+        with self._mode():
+            return torch.vmap(of_one, in_dims=(0, 0, 0, *dims))(
+                weights, dict(self.stack.buffers), self.stack.temperature, *leaves
+            )
 
     def _evaluate(
         self, batch: Batch, weights: dict[str, Tensor], buffers: dict[str, Tensor], temperature: Tensor
@@ -217,13 +213,14 @@ class Program:
             )
             return loss
         require_logits(self.workload.loss, "A temperature")
-        return self.workload.loss(self._output(batch[0], weights, buffers) / temperature, batch[1])
+        output = logits(with_tensors(self.stack.model, {**weights, **buffers}, call, batch[0]))
+        return self.workload.loss(output / temperature, batch[1])
 
-    def _right(self, batch: Batch, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
-        return share_right(self._output(batch[0], weights, buffers), batch[1])
-
-    def _output(self, inputs: Any, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
-        return logits(with_tensors(self.stack.model, {**weights, **buffers}, call, inputs))
+    def _right(
+        self, batch: Batch, weights: dict[str, Tensor], buffers: dict[str, Tensor], temperature: Tensor
+    ) -> Tensor:
+        output = logits(with_tensors(self.stack.model, {**weights, **buffers}, call, batch[0]))
+        return share_right(output, batch[1])
 
     def _at_this_step(self, hyper: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hyperparameters with the schedule's factor, and Adam's corrections for the steps so far."""
@@ -238,36 +235,15 @@ class Program:
     def _update(self, one: Tensors, gradient: Tensor, hyper: dict[str, Tensor]) -> None:
         """One tensor of all models by one step of its optimizer."""
         weight, state, alive = one.values.flatten(1), self._state[one.name], self._alive[:, None]
-        slot = Slot(one.shape, one.shared, self._fused)
+        slot = Slot(one.shape, one.shared, _fused if self._compiled else lambda function: function)
         vectorised(one.rule).step(weight, gradient, state, hyper, alive, slot)
-
-    def _fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """One kernel instead of a dozen that read and write the same memory."""
-        return _compiled(function) if self._compiled else function
 
     def _note(self, name: str, values: Tensor) -> None:
         series = self.series[name]
         series.index_copy_(0, self._step[None], values[None].to(series.dtype))
 
-    def _capture(self) -> None:
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._advance()
-        self._graph = graph
-        graph.replay()
-
-    def _on_the_side(self, work: Callable[[], None]) -> None:
-        """On another stream, as capturing asks of what comes before it."""
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            work()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-
     def _moved(self, leaf: Any) -> Any:
-        # A copy: later batches are written into it.
+        """A copy on the device: later batches are written into it."""
         return leaf.to(self.device, copy=True) if isinstance(leaf, Tensor) else leaf
 
     @contextlib.contextmanager
@@ -288,7 +264,7 @@ def _mark(leaf: Any) -> tuple[Any, int]:
 def _same(marks: Sequence[tuple[Any, int]], others: Sequence[tuple[Any, int]]) -> bool:
     """Are they the same tensors, not written to since? Full batches come again at every step."""
     return len(marks) == len(others) and all(
-        leaf is other and version == before and isinstance(leaf, Tensor) and version >= 0
+        leaf is other and version == before >= 0
         for (leaf, version), (other, before) in zip(marks, others, strict=True)
     )
 
@@ -308,8 +284,11 @@ def _shared_by_all(values: Sequence[Any]) -> Any:
 
 
 @functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Sizes as symbols: one compilation serves tensors of all shapes, flattened to (M, n).
+def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One kernel instead of a dozen that read and write the same memory.
+
+    Sizes are symbols: one compilation serves tensors of all shapes, flattened to (M, n).
+    """
     return torch.compile(function, dynamic=True)
 
 

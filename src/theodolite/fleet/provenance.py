@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -51,9 +52,9 @@ def _source_of_package() -> str:
 
 def _source_of_workload(workload: str) -> str | None:
     """The hash of a workload's file and of the modules beside it that it imports; None for built-in ones."""
-    path = Path(workload.removeprefix("hf:") if workload.startswith("hf:") else workload.rpartition(":")[0])
-    path = path.expanduser()
-    if path.is_dir() and workload.startswith("hf:"):
+    is_config = workload.startswith("hf:")
+    path = Path(workload.removeprefix("hf:") if is_config else workload.rpartition(":")[0]).expanduser()
+    if path.is_dir() and is_config:
         path /= "config.json"
     if not path.is_file():
         return None
@@ -75,21 +76,12 @@ def modules_of(file: Path) -> list[Path]:
     while waiting:
         one = waiting.pop()
         found.add(one)
-        waiting |= set(_imported(one, file.parent)) - found
+        package = one.parent.relative_to(file.parent).parts
+        with contextlib.suppress(SyntaxError, ValueError):  # it cannot be imported either
+            for node in ast.walk(ast.parse(one.read_bytes())):
+                for name in _names(node, package):
+                    waiting |= {*_files(file.parent, name)} - found
     return sorted(found)
-
-
-def _imported(file: Path, folder: Path) -> Iterator[Path]:
-    """The files below the folder that a file imports."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # it cannot be imported either
-        return
-    package = file.parent.relative_to(folder).parts
-    for node in ast.walk(tree):
-        for name in _names(node, package):
-            if all(part.isidentifier() or part == "*" for part in name):
-                yield from _files(folder, name)
 
 
 def _names(node: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -110,7 +102,8 @@ def _names(node: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]
 
 def _files(folder: Path, name: tuple[str, ...]) -> Iterator[Path]:
     """What Python runs to import a module: the packages that it is in, and its own file."""
-    if name[:1] == ("theodolite",):  # it has a hash of its own
+    is_name = all(part.isidentifier() or part == "*" for part in name)
+    if not is_name or name[:1] == ("theodolite",):  # which has a hash of its own
         return
     for end in range(1, len(name) + 1):
         here = folder.joinpath(*name[:end])
@@ -128,7 +121,6 @@ def _digest(folder: Path, files: list[Path]) -> str:
 
 
 def _version(package: str) -> str | None:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None

@@ -20,7 +20,8 @@ import torch
 
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
-from theodolite.fleet.engine import Resources, attempt_in_worker, cost
+from theodolite.core.optional import needed
+from theodolite.fleet.engine import Outcomes, Resources, attempt_in_worker, cost
 from theodolite.fleet.isolation import ON_THIS_MACHINE, Own
 from theodolite.fleet.pool import RETRIES
 from theodolite.fleet.run import Outcome, Run
@@ -33,7 +34,7 @@ LOOK_EVERY = 5.0
 """Seconds between questions whether the cluster has room for more."""
 
 
-def ray_tasks(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
+def ray_tasks(runs: Sequence[Run], resources: Resources) -> Outcomes:
     """Each run is a Ray task, the longest first.
 
     The cluster is the one this process is connected to, `resources.address`, the one that Ray finds
@@ -43,8 +44,9 @@ def ray_tasks(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
     If a worker or node is lost, its run is tried again elsewhere. A run takes 1 CPU, and on `cuda` 1 GPU,
     unless `resources.per_run` says otherwise.
     """
-    ray = _ray()
-    needs = _needs(resources)
+    ray = needed("ray", "ray")
+    usual = {"CPU": 1.0, "GPU": 1.0} if torch.device(resources.device).type == "cuda" else {"CPU": 1.0}
+    needs = {**usual, **resources.per_run}
     with _cluster(ray, resources, needs):
         task = _task(ray, needs)
         shipped = {run.workload: ray.put(_shipped(run, resources)) for run in runs}
@@ -94,9 +96,8 @@ def _attempt(run: Run, shipped: bytes | None, resources: Resources) -> tuple[Out
         ) from error
     workloads = {} if workload is None else {run.workload: workload}
     outcome, lines = attempt_in_worker(run, workloads, resources, "ray", settings)
-    checkpoint = resources.checkpoint(run)
-    if checkpoint is not None and outcome.settled:
-        checkpoint.forget()  # on a node the folder may be another than the driver's
+    if outcome.settled:
+        resources.forget(run)  # on a node the folder may be another than the driver's
     return outcome, lines
 
 
@@ -149,11 +150,6 @@ def _modules_beside(spec: str) -> list[ModuleType]:
         if Path(path).resolve().parent == folder or Path(path).is_relative_to(folder / top):
             found.append(module)
     return found
-
-
-def _needs(resources: Resources) -> dict[str, float]:
-    usual = {"CPU": 1.0, "GPU": 1.0} if torch.device(resources.device).type == "cuda" else {"CPU": 1.0}
-    return {**usual, **resources.per_run}
 
 
 def _task(ray: Any, needs: Mapping[str, float]) -> Any:
@@ -212,7 +208,7 @@ def _private(ray: Any) -> Iterator[None]:
     several = constants.ENABLE_RAY_CLUSTER
     wanted = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN} if "RAY_AUTH_MODE" not in os.environ else {}
     wanted |= {constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}  # for the processes that Ray starts
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
     constants.ENABLE_RAY_CLUSTER = False
     os.environ.update(wanted)
     ray._raylet.Config.initialize("")  # reads RAY_AUTH_MODE again
@@ -220,17 +216,7 @@ def _private(ray: Any) -> Iterator[None]:
         yield
     finally:
         constants.ENABLE_RAY_CLUSTER = several
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            os.environ.pop(name, None)
+        os.environ.update(before)
         ray._raylet.Config.initialize("")
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise UseError("the engine 'ray' needs Ray: pip install 'theodolite[ray]'") from error
-    return ray

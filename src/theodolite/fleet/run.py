@@ -129,9 +129,8 @@ class Run:
 
     def __str__(self) -> str:
         parts = [self.workload, str(self.size), self.optimizer, self.parameterization, f"lr {self.lr:.4g}"]
-        usual = {each.name: each.default for each in dataclasses.fields(self)}
         for name, sign in (("weight_decay", "decay"), ("init_scale", "init ×"), ("temperature", "T")):
-            if getattr(self, name) != usual[name]:
+            if getattr(self, name) != getattr(Run, name):
                 parts.append(f"{sign} {getattr(self, name):.4g}")
         return f"{' '.join(parts)}, seed {self.seed}"
 
@@ -168,34 +167,33 @@ class Grid:
             raise UseError(
                 "the grid has no axis 'seed': a claim needs a spread, so give seeds, as in range(3)"
             )
+        for name in (*self.axes, *self.fixed):
+            top, dot, option = name.partition(".")
+            if top not in AXES or (dot and not (top in ("options", "vector_options") and option)):
+                near = arguments.did_you_mean(name, AXES) or f" A run has {', '.join(AXES)}"
+                raise UseError(f"{name!r} is no field of a run.{near}")
         for name, values in self.axes.items():
-            _check_axis(name)
             if name in self.fixed:
                 raise UseError(f"{name} is an axis of the grid and fixed at {self.fixed[name]!r}: give one")
             if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
                 raise UseError(f"axis {name} is {values!r}: give a list of values")
             if not list(values):
                 raise UseError(f"axis {name} is empty: give at least one value")
-        for name in self.fixed:
-            _check_axis(name)
 
     @functools.cached_property
     def runs(self) -> tuple[Run, ...]:
         """Every combination, each once; the last axis changes fastest."""
-        return tuple({run.identity: run for run in self._combined()}.values())
-
-    def _combined(self) -> Iterator[Run]:
+        found: dict[str, Run] = {}
         for values in itertools.product(*self.axes.values()):
             fields: dict[str, Any] = {}
             for name, value in (*self.fixed.items(), *zip(self.axes, values, strict=True)):
                 top, _, option = name.partition(".")
-                if option:
-                    fields[top] = {**fields.get(top, {}), option: value}
-                else:
-                    fields[top] = value
+                fields[top] = {**fields.get(top, {}), option: value} if option else value
             if fields.get("parameterization") == "standard":
                 fields["base"] = None
-            yield Run(**fields)
+            run = Run(**fields)
+            found[run.identity] = run
+        return tuple(found.values())
 
 
 @dataclass(frozen=True)
@@ -245,22 +243,13 @@ class Outcome(Result):
         return self.status != "failed"
 
 
-def _check_axis(name: str) -> None:
-    top, dot, option = name.partition(".")
-    if top not in AXES or (dot and not (top in ("options", "vector_options") and option)):
-        near = arguments.did_you_mean(name, AXES) or f" A run has {', '.join(AXES)}"
-        raise UseError(f"{name!r} is no field of a run.{near}")
-
-
 def _check(run: Run) -> None:
     for name, value in (("size", run.size), ("base", run.base)):
         if not isinstance(value, Size) and not (name == "base" and value is None):
             raise UseError(f"{name} is {value!r}: give a Size, for example Size(256, 4)")
-    arguments.one_of("optimizer", run.optimizer, tuple(OPTIMIZERS))
-    arguments.one_of("parameterization", run.parameterization, PARAMETERIZATIONS)
-    arguments.one_of("precision", run.precision, PRECISIONS)
-    arguments.one_of("schedule", run.schedule, KINDS)
-    arguments.one_of("decay", run.decay, tuple(POLICIES))
+    choices = {"optimizer": OPTIMIZERS, "parameterization": PARAMETERIZATIONS, "precision": PRECISIONS}
+    for name, known in (choices | {"schedule": KINDS, "decay": POLICIES}).items():
+        arguments.one_of(name, getattr(run, name), tuple(known))
     for probe in run.probes:
         arguments.one_of("probe", probe, PROBES)
     if OPTIMIZERS[run.optimizer].averages and run.schedule != "constant":
@@ -272,11 +261,13 @@ def _check(run: Run) -> None:
     if run.parameterization == "standard" and run.base is not None:
         raise UseError(f"base is {run.base}: the standard parameterization has none. Leave it out")
     for name in REAL:
-        number = getattr(run, name)
-        if name in ("weight_decay", "final") or (name == "eps" and number is not None):
-            arguments.number(name, number, least=0, most=1 if name == "final" else math.inf)
-        elif name not in ("eps", "vector_lr") or number is not None:
-            arguments.positive(name, number)
+        value = getattr(run, name)
+        if value is None and name in ("eps", "vector_lr"):
+            continue
+        if name in ("weight_decay", "final", "eps"):
+            arguments.number(name, value, least=0, most=1 if name == "final" else math.inf)
+        else:
+            arguments.positive(name, value)
     if run.vector_lr is not None and not OPTIMIZERS[run.optimizer].matrices_only:
         raise UseError(f"vector_lr is for what a matrix optimizer leaves to AdamW; {run.optimizer} is none")
     for name, least in WHOLE.items():

@@ -96,39 +96,30 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
     """Build the models of runs that share a program, and stack them. Equal initialisations are drawn once."""
     plans = [planned(run, workload) for run in runs]
     model = plans[0].build(runs[0].seed).train()
-    drawn: dict[tuple[int, str], nn.Module] = {}
+    drawn: dict[tuple[int, str], dict[str, Tensor]] = {}
     starts = []
     for run, plan in zip(runs, plans, strict=True):
         key = run.seed, repr([(name, row.init) for name, row in plan.rows.items()])
         if key not in drawn:
-            drawn[key] = plan.build(run.seed)
-        starts.append(key)
-    order = {key: place for place, key in enumerate(drawn)}
-    picks = torch.tensor([order[key] for key in starts])
-    parameters: list[dict[str, Tensor]] = [dict(one.named_parameters()) for one in drawn.values()]
-    buffers = [dict(one.named_buffers()) for one in drawn.values()]
+            one = plan.build(run.seed)
+            drawn[key] = {**dict(one.named_parameters()), **dict(one.named_buffers())}
+        starts.append([*drawn].index(key))
     groups = [_by_name(plan, model) for plan in plans]
 
-    def stacked(per_model: list[dict[str, Tensor]], name: str) -> Tensor:
-        few = torch.stack([tensors[name].detach() for tensors in per_model]).to(device)
-        return few[picks.to(device)]
+    def stacked(name: str) -> Tensor:
+        few = torch.stack([tensors[name].detach() for tensors in drawn.values()]).to(device)
+        return few[torch.tensor(starts, device=device)]
 
     tensors: list[Tensors] = []
     hypers: dict[Hyper, int] = {}
-    for name, parameter in parameters[0].items():
+    for name, parameter in model.named_parameters():
         if name not in groups[0]:
             continue
         settings = [group[name] for group in groups]
-        tensors.append(
-            Tensors(
-                name,
-                tuple(parameter.shape),
-                settings[0]["rule"],
-                stacked(parameters, name),
-                hypers.setdefault(_hyper(settings, parameter.dtype), len(hypers)),
-                {name: settings[0][name] for name in vectorised(settings[0]["rule"]).shared},
-            )
-        )
+        rule = settings[0]["rule"]
+        shared = {option: settings[0][option] for option in vectorised(rule).shared}
+        hyper = hypers.setdefault(_hyper(settings, parameter.dtype), len(hypers))
+        tensors.append(Tensors(name, tuple(parameter.shape), rule, stacked(name), hyper, shared))
     schedules = [LRFactor(run.schedule, run.steps, run.warmup, run.final) for run in runs]
     factors = torch.tensor([[factor(step) for factor in schedules] for step in range(runs[0].steps)])
     return Stack(
@@ -139,8 +130,7 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
             {name: torch.tensor(column, dtype=dtype, device=device)[:, None] for name, column in columns}
             for dtype, columns in hypers
         ),
-        buffers={name: stacked(buffers, name) for name in buffers[0]}
-        | {name: stacked(parameters, name) for name in parameters[0] if name not in groups[0]},
+        buffers={name: stacked(name) for name in next(iter(drawn.values())) if name not in groups[0]},
         factors=factors.to(device, torch.float64),
         temperature=torch.tensor([run.temperature for run in runs], device=device),
     )
@@ -179,9 +169,8 @@ def _by_name(plan: Plan, model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def _hyper(settings: Sequence[Mapping[str, Any]], dtype: torch.dtype) -> Hyper:
-    names = ("lr", "weight_decay", *vectorised(settings[0]["rule"]).numbers)
     columns: dict[str, tuple[float, ...]] = {}
-    for name in names:
+    for name in ("lr", "weight_decay", *vectorised(settings[0]["rule"]).numbers):
         if name == "betas":
             for place, beta in enumerate(("beta1", "beta2")):
                 columns[beta] = tuple(float(one["betas"][place]) for one in settings)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theodolite.core.errors import UseError
-from theodolite.core.files import plain, plain_text
+from theodolite.core.files import frozen, plain, plain_text
 from theodolite.fleet.provenance import Environment, digest_of, environment
 
 if TYPE_CHECKING:  # a run needs torch, a ledger does not
@@ -192,12 +192,10 @@ def keep_the_end_free(connection: sqlite3.Connection, before: tuple[int, int]) -
     at the end. A transaction that took no page, by `pages` from before it, has left the end as it was. One
     that took some found them among the free ones, so the file does not grow by this.
     """
-    if pages(connection) == before:
-        return
-    _, free = pages(connection)
-    size = max(free + 1, FREE_PAGES) * _integer(connection, "PRAGMA page_size")
-    connection.execute("INSERT INTO slack VALUES (zeroblob(?))", (size,))
-    connection.execute("DELETE FROM slack")
+    if (now := pages(connection)) != before:
+        size = max(now[1] + 1, FREE_PAGES) * _integer(connection, "PRAGMA page_size")
+        connection.execute("INSERT INTO slack VALUES (zeroblob(?))", (size,))
+        connection.execute("DELETE FROM slack")
 
 
 def pages(connection: sqlite3.Connection) -> tuple[int, int]:
@@ -315,7 +313,7 @@ def leaves(name: str, value: Any) -> dict[str, Any]:
         return {
             key: cell for part, item in value.items() for key, cell in leaves(f"{name}.{part}", item).items()
         }
-    return {name: _frozen(value)}
+    return {name: frozen(value)}
 
 
 def run_columns(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -435,10 +433,6 @@ def _row(connection: sqlite3.Connection, query: str, key: object) -> dict[str, A
     if row is None:
         raise LookupError(key)
     return dict(zip((column[0] for column in cursor.description), row, strict=True))
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _real(value: Any) -> float:

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.core.batches import device_of, on_device, targets_in
-from theodolite.core.building import untouched_randomness
+from theodolite.core.building import evaluated, one_thread, untouched_randomness
 from theodolite.core.calling import call, described, logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
@@ -79,7 +79,7 @@ def train(
                 loss = workload.evaluate(model, batch, temperature=run.temperature)
                 _backward(run, loss, model)
             log.add(loss, model, targets_in(batch))
-            if log.diverged_at is not None:
+            if log.has_diverged:
                 break
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor(step)
@@ -127,9 +127,9 @@ def workload_of(name: str, workloads: Workloads) -> Workload:
 @contextlib.contextmanager
 def conditions(run: Run, workloads: Workloads) -> Iterator[None]:
     """Standard settings, and those made by the workload's file: in here its code is called."""
-    is_object = run.workload in workloads
-    with isolated() if is_object else isolated(settings_of(run.workload)):
-        if not is_object:
+    looked_up = run.workload not in workloads
+    with isolated(settings_of(run.workload) if looked_up else None):
+        if looked_up:
             put_neighbours_first(run.workload)
         yield
 
@@ -231,14 +231,13 @@ class Log:
         return not self._waiting
 
     @property
-    def diverged_at(self) -> int | None:
-        """The first step whose known loss is not finite."""
-        losses = self.values.get("loss", [])
-        for step in range(self._looked, len(losses)):  # each loss is looked at once
-            if not math.isfinite(losses[step]):
-                return step
-            self._looked = step + 1
-        return None
+    def has_diverged(self) -> bool:
+        """Is a known loss not finite?"""
+        new = self.values.get("loss", [])[self._looked :]  # each loss is looked at once
+        if all(map(math.isfinite, new)):
+            self._looked += len(new)
+            return False
+        return True
 
     def add(self, loss: Tensor, model: nn.Module, targets: int) -> None:
         """Record the loss of a step, its number of targets and the values of probes."""
@@ -255,14 +254,13 @@ class Log:
 
     def outcome(self, model: nn.Module, workload: Workload) -> Outcome:
         """The outcome; the network is evaluated unless it diverged."""
-        held_out = (
-            None if self.diverged_at is not None else held_out_loss(model, workload, self.run, self.device)
-        )
+        held_out = None
+        if not self.has_diverged:
+            held_out = held_out_loss(model, workload, self.run, self.device)
         readings = readings_of(model, workload, self.run)
         outcome = outcome_of(self.run, self.values, held_out, self.device, readings)
         if outcome.status == "finished" and "accuracy" in self.run.probes:
-            with precision_of(self.run, self.device):
-                outcome = with_readings(outcome, accuracies(model, workload, self.run, self.device))
+            outcome = with_readings(outcome, accuracies(model, workload, self.run, self.device))
         return outcome
 
 
@@ -276,16 +274,13 @@ def outcome_of(
         diverged_at = len(losses)
     stop = len(losses) if diverged_at is None else diverged_at
     kept = [step for step in range(stop) if step % run.every == 0 or step == run.steps - 1]
+    series = {name: each for name, each in values.items() if name != TARGETS}
     return Outcome(
         run=run,
         status="finished" if diverged_at is None else "diverged",
         step=stop,
         held_out=held_out if diverged_at is None else None,
-        metrics={
-            name: tuple((step, of_all[step]) for step in kept)
-            for name, of_all in values.items()
-            if name != TARGETS
-        },
+        metrics={name: tuple((step, each[step]) for step in kept) for name, each in series.items()},
         readings={**readings, "tokens": round(sum(values[TARGETS][:stop]))},
         device=device_name(device),
     )
@@ -299,14 +294,12 @@ def with_readings(outcome: Outcome, readings: Mapping[str, Any]) -> Outcome:
 @torch.no_grad()
 def held_out_loss(model: nn.Module, workload: Workload, run: Run, device: str) -> float:
     """The mean loss over the held-out batches."""
-    was_training = model.training
-    model.eval()
     losses = []
-    for step in range(run.held_out):
-        batch = on_device(workload.draw_held_out(step), device)
-        with precision_of(run, device):
-            losses.append(workload.evaluate(model, batch, temperature=run.temperature))
-    model.train(was_training)
+    with evaluated(model):
+        for step in range(run.held_out):
+            batch = on_device(workload.draw_held_out(step), device)
+            with precision_of(run, device):
+                losses.append(workload.evaluate(model, batch, temperature=run.temperature))
     return statistics.fmean(torch.stack(losses).double().tolist())
 
 
@@ -325,20 +318,18 @@ def arithmetic(run: Run, device: str) -> Iterator[None]:
 
     With one thread sums are the same on any number of cores, and runs side by side do not compete.
     """
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    convolutions = torch.backends.cudnn.allow_tf32
     if torch.device(device).type == "cpu":
-        torch.set_num_threads(1)
-    else:
-        torch.set_float32_matmul_precision("high" if run.precision == "tf32" else "highest")
-        torch.backends.cudnn.allow_tf32 = run.precision == "tf32"
+        with one_thread():
+            yield
+        return
+    precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if run.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = run.precision == "tf32"
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
-        if torch.device(device).type != "cpu":
-            torch.set_float32_matmul_precision(precision)
-            torch.backends.cudnn.allow_tf32 = convolutions
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def precision_of(run: Run, device: str, *, cached: bool = True) -> torch.autocast:
@@ -398,16 +389,13 @@ def share_right(output: Tensor, targets: Any) -> Tensor:
 @torch.no_grad()
 def accuracies(model: nn.Module, workload: Workload, run: Run, device: str) -> dict[str, float]:
     """The readings of the probe `accuracy`, in eval mode."""
-    was_training = model.training
-    model.eval()
 
     def right(batch: Any) -> float:
         inputs, targets = on_device(batch, device)
         return share_right(logits(call(model, inputs)), targets).item()
 
-    found = {
-        HELD_OUT: statistics.fmean(right(workload.draw_held_out(step)) for step in range(run.held_out)),
-        TRAINED_ON: right(workload.draw(run.seed, run.steps - 1)),
-    }
-    model.train(was_training)
-    return found
+    with evaluated(model), precision_of(run, device):
+        return {
+            HELD_OUT: statistics.fmean(right(workload.draw_held_out(step)) for step in range(run.held_out)),
+            TRAINED_ON: right(workload.draw(run.seed, run.steps - 1)),
+        }

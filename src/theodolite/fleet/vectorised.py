@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import math
@@ -18,7 +19,7 @@ from torch import nn
 from theodolite.core.batches import on_device
 from theodolite.core.building import build_hollow, in_one_line, untouched_randomness
 from theodolite.core.exclusive import exclusive
-from theodolite.fleet.engine import Resources
+from theodolite.fleet.engine import Outcomes, Resources
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.stack import Stack, families_of, kin, stack, why_not_stacked
@@ -50,20 +51,20 @@ COMPILE_FROM = 250
 """Steps from which models are compiled on a GPU: a step of 24 small GPTs then takes 13 ms instead of 32."""
 
 
-def vectorised(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
+def vectorised(runs: Sequence[Run], resources: Resources) -> Outcomes:
     """Runs of one shape in one program, as many at a time as memory holds; halve them on out-of-memory.
 
     Runs whose batched result differs from the single one fail, with the reason.
     """
     families, failures = families_of(runs, resources.workloads)
-    for run, error in failures:
-        yield failed(run, error, 0.0, resources.device, ENGINE)
     for family in families:
         reason = why_not(family[0], resources)
         if reason is None:
             yield from _family(family, resources)
         else:
-            yield from (failed(run, reason, 0.0, resources.device, ENGINE) for run in family)
+            failures += [(run, reason) for run in family]
+    for run, error in failures:
+        yield failed(run, error, 0.0, resources.device, ENGINE)
 
 
 _reasons: dict[tuple[Workload, str, str], str | None] = {}
@@ -169,14 +170,7 @@ def _together(runs: Sequence[Run], resources: Resources, *, compiled: bool) -> l
     workload, device = workload_of(runs[0].workload, resources.workloads), resources.device
     if compiled:
         torch.compiler.reset()  # it gives up after eight networks; its cache on disk remains
-    with (
-        conditions(runs[0], resources.workloads),
-        untouched_randomness(runs[0].seed),
-        arithmetic(runs[0], device),
-        warnings.catch_warnings(),
-    ):
-        # About operations that vmap runs model by model: slower, but right.
-        warnings.filterwarnings("ignore", message=".*batching rule.*")
+    with _settings(runs[0], resources):
         models = stack(runs, workload, device)
         program = Program(models, workload, device, compiled=compiled)
         for step in range(runs[0].steps):
@@ -200,14 +194,26 @@ def _together(runs: Sequence[Run], resources: Resources, *, compiled: bool) -> l
     return outcomes
 
 
+@contextlib.contextmanager
+def _settings(run: Run, resources: Resources) -> Iterator[None]:
+    """In here models are trained together."""
+    with (
+        conditions(run, resources.workloads),
+        untouched_randomness(run.seed),
+        arithmetic(run, resources.device),
+        warnings.catch_warnings(),
+    ):
+        # About operations that vmap runs model by model: slower, but right.
+        warnings.filterwarnings("ignore", message=".*batching rule.*")
+        yield
+
+
+@torch.no_grad()
 def _single(models: Stack, place: int) -> nn.Module:
     """Put the values of one model into the network that all share."""
-    with torch.no_grad():
-        own = {**dict(models.model.named_parameters()), **dict(models.model.named_buffers())}
-        for one in models.tensors:
-            own[one.name].copy_(one.values[place])
-        for name, values in models.buffers.items():
-            own[name].copy_(values[place])
+    own = {**dict(models.model.named_parameters()), **dict(models.model.named_buffers())}
+    for name, values in [*((one.name, one.values) for one in models.tensors), *models.buffers.items()]:
+        own[name].copy_(values[place])
     return models.model
 
 
@@ -233,11 +239,7 @@ def _room(run: Run, resources: Resources) -> int:
         _free(resources.device)
         torch.cuda.reset_peak_memory_stats(resources.device)
         before = torch.cuda.memory_allocated(resources.device)
-        with (
-            conditions(run, resources.workloads),
-            untouched_randomness(run.seed),
-            arithmetic(run, resources.device),
-        ):
+        with _settings(run, resources):
             program = Program(stack([run], workload, resources.device), workload, resources.device)
             program.step()
         torch.cuda.synchronize(resources.device)

@@ -1,10 +1,10 @@
-"""From rows of a ledger to curves, loss against the swept quantity, and from a curve to its optimum."""
+"""From rows of a ledger to curves of loss against the swept quantity, and from a curve to its optimum."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,9 +72,8 @@ class Scale:
         return "octaves" if self.log else f"of {self.name}"
 
 
-def scale_of(name: str, values: Iterable[Any]) -> Scale:
+def scale_of(name: str, values: Collection[Any]) -> Scale:
     """The scale for the values that a quantity takes, which must be numbers."""
-    values = list(values)
     for value in values:
         if not is_number(value):
             raise UseError(
@@ -130,18 +129,20 @@ def loss_of(row: Row) -> float:
     return math.inf if row["held_out"] is None else row["held_out"]
 
 
-def resamples(seeds: Sequence[int]) -> Floats:
-    """How often each seed is drawn in each resample with replacement; the same draws every time."""
-    num = len(seeds)
+def resamples(num: int) -> Floats:
+    """How often each of `num` seeds counts: once in row 0, then as drawn with replacement.
+
+    The draws are the same every time.
+    """
     drawn = np.random.default_rng(0).multinomial(num, [1 / num] * num, size=NUM_RESAMPLES)
-    return drawn.astype(np.float64)
+    return np.concatenate([np.ones((1, num)), drawn])
 
 
 def resampled_means(curve: SweepCurve, seeds: Sequence[int], weights: Floats) -> Floats:
     """Resamples × values: the mean loss, each seed counted as often as it was drawn.
 
-    All values and all sizes share a draw, so that what a seed does to all of them cancels in differences.
-    Where no seed of a draw was run, the mean over those that were stands in.
+    All values and sizes share a draw, so that what a seed does to all of them cancels in differences. Where
+    no seed of a draw was run, it is the mean over those that were.
     """
     own = weights[:, [seeds.index(seed) for seed in curve.seeds]]
     finite, diverged = np.isfinite(curve.losses), np.isinf(curve.losses)
@@ -205,33 +206,46 @@ class Optimum:
         return not self.edge and not self.noisy and math.isfinite(self.value)
 
 
-def find_optimum(curve: SweepCurve, scale: Scale, seeds: Sequence[int], weights: Floats) -> Optimum:
-    """The optimum of a curve, with an interval from the resamples in `weights`."""
+@dataclass(frozen=True, eq=False)
+class Resampled:
+    """A curve, its resamples, and its optimum. Row 0 of each array is the curve itself."""
+
+    curve: SweepCurve
+    places: Floats
+    """Of the values."""
+    means: Floats
+    """1 + resamples × values."""
+    vertex: Floats
+    """The place of the optimum, by row."""
+    lowest: Floats
+    """The loss there, by row."""
+    optimum: Optimum
+
+
+def resampled(curve: SweepCurve, scale: Scale, seeds: Sequence[int], weights: Floats) -> Resampled:
+    """The curve with its resamples, and its optimum with an interval from them."""
     places = np.array([scale.place(value) for value in curve.values])
-    means = curve.means
-    found, fitted = vertices(places, means[None], scale)
-    vertex = float(found[0])
-    if math.isnan(vertex):
-        seeds_of_all = min(curve.num_seeds)
-        return Optimum(curve.size, math.nan, math.inf, math.nan, UNKNOWN, math.inf, "", False, seeds_of_all)
-    index = int(np.argmin(means))
-    last = len(means) - 1
+    means = resampled_means(curve, seeds, weights)
+    vertex, lowest = vertices(places, means, scale)
+    index, last = int(np.argmin(means[0])), len(places) - 1
+    is_finite = math.isfinite(vertex[0])  # unless all diverged
     edge: Edge = "only" if last == 0 else "low" if index == 0 else "high" if index == last else ""
-    num_seeds = min(curve.num_seeds[max(index - 1, 0) : index + 2])
-    drawn, _ = vertices(places, resampled_means(curve, seeds, weights), scale)
-    around = UNKNOWN if edge else interval(vertex, drawn, num_seeds)
+    edge = edge if is_finite else ""
+    num_seeds = min(curve.num_seeds[max(index - 1, 0) : index + 2] if is_finite else curve.num_seeds)
+    around = UNKNOWN if edge else interval(vertex, num_seeds)
     noisy = around.high - around.low > places[-1] - places[0]
-    return Optimum(
+    optimum = Optimum(
         size=curve.size,
-        best=curve.values[index],
-        loss=float(means[index]),
-        value=scale.value(vertex),
+        best=curve.values[index] if is_finite else math.nan,
+        loss=float(means[0, index]),
+        value=scale.value(float(vertex[0])),
         interval=UNKNOWN if noisy else SeedInterval(scale.value(around.low), scale.value(around.high)),
-        fitted=float(fitted[0]),
+        fitted=float(lowest[0]),
         edge=edge,
         noisy=noisy,
         num_seeds=num_seeds,
     )
+    return Resampled(curve, places, means, vertex, lowest, optimum)
 
 
 def vertices(places: Floats, means: Floats, scale: Scale) -> tuple[Floats, Floats]:
@@ -260,24 +274,20 @@ def vertices(places: Floats, means: Floats, scale: Scale) -> tuple[Floats, Float
     return found, lowest
 
 
-def losses_at(places: Floats, means: Floats, place: Floats, scale: Scale) -> Floats:
-    """Each row of means read off at a place of its own, on the parabola around the nearest point.
+def loss_at(places: Floats, means: Floats, place: float, scale: Scale) -> float:
+    """The mean loss at a place, on the parabola around the nearest point.
 
     Beyond the points the nearest end counts; where a point next to the place has diverged, so has the place.
     """
-    place = place.clip(places[0], places[-1])
-    nearest = np.argmin(np.abs(places[None] - place[:, None]), axis=1)
-    values = np.take_along_axis(means, nearest[:, None], 1)[:, 0].copy()
-    apart = ~np.isclose(place, places[nearest])
-    for index in range(len(places)):
-        rows = np.flatnonzero((nearest == index) & apart)
-        if rows.size:
-            middle = min(max(index, 1), len(places) - 2)
-            offset = place[rows] - places[middle]
-            with np.errstate(invalid="ignore"):
-                a, b, c = _parabolas(places, means[rows], middle, scale)
-                values[rows] = np.nan_to_num(c + b * offset + a * offset**2, nan=np.inf, posinf=np.inf)
-    return values
+    place = min(max(place, places[0]), places[-1])
+    nearest = int(np.argmin(np.abs(places - place)))
+    if np.isclose(place, places[nearest]):
+        return float(means[nearest])
+    middle = min(max(nearest, 1), len(places) - 2)
+    offset = place - places[middle]
+    with np.errstate(invalid="ignore"):
+        ((a,), (b,), (c,)) = _parabolas(places, means[None], middle, scale)
+        return float(np.nan_to_num(c + b * offset + a * offset**2, nan=np.inf, posinf=np.inf))
 
 
 def _parabolas(places: Floats, means: Floats, index: int, scale: Scale) -> Floats:
@@ -304,19 +314,21 @@ def _least_squares(offsets: Floats, means: Floats) -> Floats:
     return found
 
 
-def interval(value: float, resampled: Floats, num_seeds: int, *, num_together: int = 1) -> SeedInterval:
-    """`value ± t √(n/(n−1)) s`: s the spread of the resamples, t Student's at 97.5 % with n − 1 degrees.
+def interval(values: Floats, num_seeds: int, *, num_together: int = 1) -> SeedInterval:
+    """`v ± t √(n/(n−1)) s`: v the first of the values, s the spread of the others, which are resamples, and t
+    Student's at 97.5 % with n − 1 degrees.
 
     For a mean this is Student's interval. The plain quantiles of a bootstrap over three seeds are the least
     and the greatest seed, which hold the truth three times in four, not nineteen in twenty. Of several
     intervals that are to hold all together each has its share of the 5 % (Bonferroni).
     """
+    value, drawn = float(values[0]), values[1:]
     if num_seeds < 2 or not math.isfinite(value):
         return UNKNOWN
     outside = (1 - LEVEL) / num_together / 2
-    if not np.isfinite(resampled).all():
-        low, high = np.quantile(resampled, [outside, 1 - outside], method="nearest")
+    if not np.isfinite(drawn).all():
+        low, high = np.quantile(drawn, [outside, 1 - outside], method="nearest")
         return SeedInterval(float(low), float(high))
     wide = float(stdtrit(num_seeds - 1, 1 - outside)) * math.sqrt(num_seeds / (num_seeds - 1))
-    reach = wide * float(resampled.std())
+    reach = wide * float(drawn.std())
     return SeedInterval(value - reach, value + reach)

@@ -8,19 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from theodolite.core.size import Size
 from theodolite.present.result import Block, Heading, Result
 from theodolite.present.text import Column, Table, cell, counted, signed
 from theodolite.sweeping.curves import (
+    Key,
     Optimum,
     Row,
     Scale,
     SweepCurve,
     curves_of,
-    find_optimum,
-    resampled_means,
+    resampled,
     resamples,
     scale_of,
     setting,
@@ -28,7 +26,6 @@ from theodolite.sweeping.curves import (
 from theodolite.sweeping.transfer import (
     Along,
     Change,
-    Drawn,
     OptimumDrift,
     Transfer,
     TransferReach,
@@ -70,8 +67,8 @@ class Family(Result):
     @property
     def title(self) -> str:
         """Which family it is."""
-        further = "".join(f", {name} {cell(value) or value}" for name, value in self.others.items())
-        return f"{self.optimizer}, {self.parameterization}{further}"
+        further = [f"{name} {cell(value) or value}" for name, value in self.others.items()]
+        return ", ".join([self.optimizer, self.parameterization, *further])
 
     def optimum(self, size: Size) -> Optimum:
         """The optimum at a size."""
@@ -99,7 +96,9 @@ class Family(Result):
         about = f"held-out loss against {self.scale.label}, {counted(num, 'seed')}"
         yield Heading(f"{self.title}{from_base}: {about}")
         values = sorted({value for curve in self.curves for value in curve.values})
-        shown = self._shown(values)
+        bests = [values.index(optimum.best) for optimum in self.optima if not math.isnan(optimum.best)]
+        around = sorted(range(len(values)), key=lambda k: min((abs(k - best) for best in bests), default=0))
+        shown = [values[k] for k in sorted(around[:MOST_COLUMNS])]
         lost = {transfer.size: lost_text(transfer, self) for transfer in self.transfers}
         rows = []
         for curve, optimum in zip(self.curves, self.optima, strict=True):
@@ -112,15 +111,6 @@ class Family(Result):
         yield Table(("size", *heads, "best", "lost"), rows)
         left_out = [f"({len(shown)} of {len(values)} values are shown)"] * (len(values) > len(shown))
         yield "\n".join([*left_out, *verdicts(self)])
-
-    def _shown(self, values: Sequence[float]) -> list[float]:
-        """All values, or those around the optima."""
-        bests = {optimum.best for optimum in self.optima if not math.isnan(optimum.best)}
-
-        def far(value: float) -> int:
-            return min((abs(values.index(value) - values.index(best)) for best in bests), default=0)
-
-        return sorted(sorted(values, key=far)[:MOST_COLUMNS])
 
 
 def analyse(
@@ -147,35 +137,23 @@ def analyse(
     found = curves_of(rows, over, axes)
     optimizers, combinations = ([*dict.fromkeys(key[index] for key in found)] for index in (0, 2))
     keys = sorted(found, key=lambda key: (optimizers.index(key[0]), combinations.index(key[2]), key[1]))
-    return tuple(_family(key[0], key[1], json.loads(key[2]), scale, base, found[key]) for key in keys)
+    return tuple(_family(key, scale, base, found[key]) for key in keys)
 
 
-def _family(
-    optimizer: str,
-    parameterization: str,
-    others: Mapping[str, Any],
-    scale: Scale,
-    base: Size,
-    curves: Sequence[SweepCurve],
-) -> Family:
+def _family(key: Key, scale: Scale, base: Size, curves: Sequence[SweepCurve]) -> Family:
     seeds = sorted({seed for curve in curves for seed in curve.seeds})
-    weights = resamples(seeds)
-    drawn = {}
-    for curve in curves:
-        means = np.concatenate([curve.means[None], resampled_means(curve, seeds, weights)])
-        places = np.array([scale.place(value) for value in curve.values])
-        drawn[curve.size] = Drawn(curve, find_optimum(curve, scale, seeds, weights), means, places)
-    optima = [one.optimum for one in drawn.values()]
-    places_of_optima = {size: one.lowest(scale)[0][1:] for size, one in drawn.items()}
+    weights = resamples(len(seeds))
+    drawn = {curve.size: resampled(curve, scale, seeds, weights) for curve in curves}
+    optimizer, parameterization, others = key
     return Family(
         optimizer=optimizer,
         parameterization=parameterization,
-        others=others,
+        others=json.loads(others),
         scale=scale,
         base=base,
         curves=tuple(curves),
-        optima=tuple(optima),
-        drifts=tuple(drifts(optima, places_of_optima, scale)),
+        optima=tuple(one.optimum for one in drawn.values()),
+        drifts=tuple(drifts(drawn)),
         transfers=tuple(transfers(drawn, base, scale)),
         changes=tuple(changes(drawn, base)),
         reaches=tuple(reaches(drawn, scale)),
@@ -191,12 +169,10 @@ def optimum_text(optimum: Optimum, scale: Scale) -> str:
         return "all diverged"
     if optimum.noisy:
         return "not known"
-    if optimum.edge:
-        return BOUNDS.get(optimum.edge, "") + scale.text(optimum.value)
+    text = BOUNDS.get(optimum.edge, "") + scale.text(optimum.value)
     if not optimum.interval.known:
-        return scale.text(optimum.value)
-    reach = scale.place(optimum.interval.high) - scale.place(optimum.value)
-    return f"{scale.text(optimum.value)} ± {reach:.2g}"
+        return text
+    return f"{text} ± {scale.place(optimum.interval.high) - scale.place(optimum.value):.2g}"
 
 
 def lost_text(transfer: Transfer, family: Family) -> str:
@@ -206,7 +182,7 @@ def lost_text(transfer: Transfer, family: Family) -> str:
     if transfer.bound:
         return f"≥ {loss_text(transfer.lost)}"
     reach = transfer.interval.high - transfer.lost
-    if not math.isfinite(reach) or (transfer.lost == 0 and reach < 0.0005):
+    if not math.isfinite(reach) or (transfer.lost == 0 and reach < LEAST_SHOWN):
         return loss_text(transfer.lost)
     return f"{loss_text(transfer.lost)} ± {reach:.3f}"
 
@@ -226,11 +202,10 @@ def verdicts(family: Family) -> Iterator[str]:
         yield from _transfer_sentence(family, source)
         yield _growth_sentence(family, scale.text(source.best))
     for reach in family.reaches:
-        what = f"reach: the best {scale.name} of {reach.largest}"
+        where = f"is found from {reach.smallest} on, along the {reach.along}"
         if reach.smallest is None:
-            yield f"{what} is not found at any smaller {reach.along}."
-        else:
-            yield f"{what} is found from {reach.smallest} on, along the {reach.along}."
+            where = f"is not found at any smaller {reach.along}"
+        yield f"reach: the best {scale.name} of {reach.largest} {where}."
     if any(optimum.edge in BOUNDS for optimum in family.optima):
         yield f"An optimum at the end of the values is a bound (≤ or ≥): try further values of {scale.name}."
     if any(optimum.noisy for optimum in family.optima):
@@ -239,7 +214,7 @@ def verdicts(family: Family) -> Iterator[str]:
     if most == 1:
         yield "With one seed there are no intervals."
     if most == 2:
-        yield "The intervals of two seeds are wide: a third one narrows them much."
+        yield "The intervals of two seeds are wide; a third seed narrows them much."
 
 
 def movement_sentence(families: Sequence[Family], what: str, where: str) -> str:
@@ -272,20 +247,15 @@ def _why_untold(family: Family) -> str:
 
 
 def _drift_sentence(drift: OptimumDrift, family: Family) -> str:
-    span, unit = f"from {drift.sizes[0]} to {drift.sizes[-1]}", family.scale.unit
+    span, unit, why = f"from {drift.sizes[0]} to {drift.sizes[-1]}", family.scale.unit, _why_untold(family)
     if not drift.told:
-        why = _why_untold(family)
         return f"{drift.along}: how far the optimum moves {span} cannot be told, as {why}."
+    moves = f"{drift.along}: the optimum moves by"
     if drift.bounded:
-        least = f"at least {drift.movement:.2f} {unit}"
-        return f"{drift.along}: the optimum moves by {least} {span}; {_why_untold(family)}."
-    around = ""
-    if drift.interval.known:
-        around = f" ({signed(drift.interval.low)} to {signed(drift.interval.high)})"
-    return (
-        f"{drift.along}: the optimum moves by {signed(drift.slope)}{around} {unit} per doubling, by "
-        f"{drift.movement:.2f} in all {span}."
-    )
+        return f"{moves} at least {drift.movement:.2f} {unit} {span}; {why}."
+    around = f" ({signed(drift.interval.low)} to {signed(drift.interval.high)})"
+    pace = f"{signed(drift.slope)}{around if drift.interval.known else ''} {unit} per doubling"
+    return f"{moves} {pace}, by {drift.movement:.2f} in all {span}."
 
 
 def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
@@ -299,20 +269,21 @@ def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
         return
     others = [transfer for transfer in family.transfers if transfer.size != base]
     tried = {curve.size for curve in family.curves if source.best in curve.values}
-    diverging = [transfer.size for transfer in others if math.isinf(transfer.lost)]
     unusable = [optimum.size for optimum in family.optima if math.isnan(optimum.best)]
+    diverging = [transfer.size for transfer in others if math.isinf(transfer.lost)]
     diverging += [size for size in unusable if size in tried]
-    known = [transfer for transfer in others if not transfer.bound]
     bounds = [transfer for transfer in others if transfer.bound]
     pieces = []
-    if diverging:
-        many = f"{len(diverging)} sizes diverge: {_listed(diverging)}"
-        pieces.append(many if len(diverging) > 1 else f"{diverging[0]} diverges")
-    elif known:
-        pieces.append(_most_lost(known, of_all=not bounds and not unusable))
-    if bounds and not diverging:
-        least = max(bounds, key=lambda transfer: transfer.lost)
-        pieces.append(f"at least {least.lost:.3f} is lost at {least.size}")
+    if len(diverging) > 1:
+        pieces.append(f"{len(diverging)} sizes diverge: {_listed(diverging)}")
+    elif diverging:
+        pieces.append(f"{diverging[0]} diverges")
+    else:
+        if known := [transfer for transfer in others if not transfer.bound]:
+            pieces.append(_most_lost(known, of_all=not bounds and not unusable))
+        if bounds:
+            least = max(bounds, key=lambda transfer: transfer.lost)
+            pieces.append(f"at least {least.lost:.3f} is lost at {least.size}")
     if pieces:
         best = "the best tried" if source.noisy else "the best"
         yield f"transfer: with {scale.text(source.best)}, {best} at {base}, {'; '.join(pieces)}."
@@ -331,7 +302,7 @@ def _most_lost(known: Sequence[Transfer], *, of_all: bool) -> str:
 def _growth_sentence(family: Family, value: str) -> str:
     worse = [change for change in family.changes if change.worse]
     noisy = [change for change in family.changes if change.change >= LEAST_SHOWN and not change.worse]
-    seeds = "one seed" if all(not change.interval.known for change in family.changes) else "the seeds"
+    seeds = "the seeds" if any(change.interval.known for change in family.changes) else "one seed"
     if worse:
         said = f"larger is worse at {_steps(worse)}"
         said += f"; {seeds} cannot tell at {_steps(noisy)}" if noisy else ""

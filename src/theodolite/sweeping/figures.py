@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,18 +9,20 @@ from typing import Any
 import numpy as np
 
 from theodolite.core.size import Size
-from theodolite.present.figure import INK, Figure, Panel, frame
+from theodolite.present.figure import INK, Figure, Panel, frame, line
 from theodolite.present.svg import SvgAxis, SvgFigure, SvgLine, SvgRow
 from theodolite.present.text import signed
-from theodolite.sweeping.curves import Optimum, Row, Scale, SweepCurve
-from theodolite.sweeping.families import Family, analyse, optimum_text
+from theodolite.sweeping.curves import Optimum, Scale, SweepCurve
+from theodolite.sweeping.families import Family, optimum_text
 from theodolite.sweeping.transfer import ALONG, Along, lines_of
 
 Range = tuple[float, float]
-FIRST_HUE, LAST_HUE = 0.58, 1.07
-"""From blue through violet and red to orange."""
-LUMINANCE = 0.2
-"""Of every colour: a contrast of at least 4 with white and with black."""
+PALETTE = (
+    *((42, 127, 205), (101, 114, 224), (140, 100, 223), (181, 76, 218)),
+    *((213, 50, 187), (216, 66, 129), (218, 72, 72), (187, 101, 38)),
+)
+"""Red, green and blue of colours of equal luminance, from blue through violet and red to orange. They can be
+read on white and on black."""
 
 
 def figures(families: Sequence[Family]) -> tuple[Figure, ...]:
@@ -29,22 +30,20 @@ def figures(families: Sequence[Family]) -> tuple[Figure, ...]:
     found = []
     for optimizer in dict.fromkeys(family.optimizer for family in families):
         mine = [family for family in families if family.optimizer == optimizer]
-        drawn = [along for along in ALONG if any(on_line(family, along) for family in mine)]
-        for along in drawn:
-            found.append(_figure(mine, [on_line(family, along) for family in mine], optimizer))
-        if not drawn:  # one size only
-            found.append(_figure(mine, [sizes_of(family) for family in mine], optimizer))
+        drawn: list[Along | None] = [*_directions(mine)]
+        for along in drawn or [None]:  # one size has no direction
+            found.append(_figure(mine, along, optimizer))
     return tuple(found)
 
 
-def sizes_of(family: Family) -> list[Size]:
-    """All sizes of a family."""
-    return [curve.size for curve in family.curves]
+def _directions(families: Sequence[Family]) -> list[Along]:
+    return [along for along in ALONG if any(on_line(family, along) for family in families)]
 
 
-def on_line(family: Family, along: Along) -> list[Size]:
-    """The sizes that are drawn together: the line through the base, or the longest one."""
-    lines = lines_of(sizes_of(family), along)
+def on_line(family: Family, along: Along | None) -> list[Size]:
+    """The sizes that are drawn together: the line through the base, or the longest one; all for None."""
+    sizes = [curve.size for curve in family.curves]
+    lines = [sizes] if along is None else lines_of(sizes, along)
     return max(lines, key=lambda line: (family.base in line, len(line)), default=[])
 
 
@@ -66,95 +65,84 @@ def place_range(families: Sequence[Family]) -> Range:
     return min(places) - air, max(places) + air
 
 
-def height(curve: SweepCurve, optimum: Optimum, scale: Scale) -> float:
-    """The height of the mark of an optimum: on the line that is drawn, not on the parabola."""
-    points = [
-        (scale.place(value), mean)
-        for value, mean in zip(curve.values, curve.means, strict=True)
-        if math.isfinite(mean)
-    ]
-    places, means = zip(*points, strict=True)
-    return float(np.interp(scale.place(optimum.value), places, means))
+def _points(curve: SweepCurve, scale: Scale) -> list[tuple[float, float]]:
+    """Places and mean losses, without those that diverged."""
+    pairs = zip(curve.values, curve.means, strict=True)
+    return [(scale.place(value), float(mean)) for value, mean in pairs if math.isfinite(mean)]
 
 
-def _figure(families: Sequence[Family], chosen: Sequence[Sequence[Size]], optimizer: str) -> Figure:
-    sizes = sorted({size for line in chosen for size in line})
-    shown = [curve for f in families for curve in f.curves if curve.size in sizes]
+def _mark(curve: SweepCurve, optimum: Optimum, scale: Scale) -> tuple[float, float]:
+    """Where the optimum is marked: on the line that is drawn, not on the parabola."""
+    place = scale.place(optimum.value)
+    places, means = zip(*_points(curve, scale), strict=True)
+    return place, float(np.interp(place, places, means))
+
+
+def _figure(families: Sequence[Family], along: Along | None, optimizer: str) -> Figure:
+    chosen = [(family, on_line(family, along)) for family in families]
+    chosen = [(family, sizes) for family, sizes in chosen if sizes]
+    sizes = sorted({size for _, mine in chosen for size in mine})
+    paint, scale = colours(sizes), families[0].scale
+    shown = [curve for family in families for curve in family.curves if curve.size in sizes]
     ranges = place_range(families), loss_range(shown)
-    paint = colours(sizes)
-    panels = tuple(
-        _panel(family, [size for size in sizes if size in chosen[index]], paint, ranges)
-        for index, family in enumerate(families)
-        if chosen[index]
-    )
-    scale = families[0].scale
-    listed = ", ".join(str(size) for size in sizes)
     return Figure(
-        caption=f"{optimizer}: held-out loss against {scale.label} at {listed}, from blue to orange. "
-        "Bands: least and greatest of the seeds. Discs: the optimum.",
-        alt=". ".join(_said(family, chosen[index]) for index, family in enumerate(families) if chosen[index]),
-        panels=panels,
+        caption=f"{optimizer}: held-out loss against {scale.label} at {', '.join(map(str, sizes))}, from "
+        "blue to orange. Bands: least and greatest of the seeds. Discs: the optimum.",
+        alt=". ".join(_described(family, mine) for family, mine in chosen),
+        panels=tuple(_panel(family, mine, paint, ranges) for family, mine in chosen),
     )
 
 
 def _panel(
     family: Family, sizes: Sequence[Size], paint: Mapping[Size, str], ranges: tuple[Range, Range]
 ) -> Panel:
-    data: list[dict[str, Any]] = []
-    rings: list[dict[str, Any]] = []
-    for curve, optimum in zip(family.curves, family.optima, strict=True):
-        if curve.size in sizes:
-            data += _traces(curve, family, paint[curve.size])
-            rings += _ring(curve, optimum, family, paint[curve.size])
-    layout = frame(height=300)
+    drawn = [pair for pair in zip(family.curves, family.optima, strict=True) if pair[0].size in sizes]
+    lines = [trace for curve, _ in drawn for trace in _traces(curve, family.scale, paint[curve.size])]
+    discs = [_disc(*pair, family.scale, paint[pair[0].size]) for pair in drawn if _is_marked(pair[1])]
     title = "log<sub>2</sub> " + family.scale.name if family.scale.log else family.scale.name
-    layout["xaxis"] |= {"range": list(ranges[0]), "title": {"text": title, "standoff": 6}, "nticks": 9}
-    layout["yaxis"] |= {"range": list(ranges[1]), "title": {"text": "held-out loss", "standoff": 6}}
-    return Panel(family.title, (*data, *rings), layout)
+    layout = frame(height=300, x=title, y="held-out loss")
+    layout["xaxis"] |= {"range": list(ranges[0]), "nticks": 9}
+    layout["yaxis"] |= {"range": list(ranges[1])}
+    return Panel(family.title, (*lines, *discs), layout)
 
 
-def _traces(curve: SweepCurve, family: Family, colour: str) -> Iterator[dict[str, Any]]:
+def _traces(curve: SweepCurve, scale: Scale, colour: str) -> Iterator[dict[str, Any]]:
     """The band over the seeds, then the means. Points that diverged are left out."""
-    kept = [index for index, mean in enumerate(curve.means) if math.isfinite(mean)]
-    places = [family.scale.place(curve.values[index]) for index in kept]
-    columns = [[float(loss) for loss in curve.losses[:, index] if not math.isnan(loss)] for index in kept]
+    kept = np.isfinite(curve.means)
+    places, means = zip(*_points(curve, scale), strict=True) if kept.any() else ((), ())
+    columns = [[loss for loss in column if not math.isnan(loss)] for column in curve.losses.T[kept].tolist()]
     if any(len(column) > 1 for column in columns):
-        yield {
-            "type": "scatter",
-            "mode": "lines",
-            "x": [*places, *reversed(places)],
-            "y": [*map(min, columns), *reversed([*map(max, columns)])],
-            "fill": "toself",
-            "fillcolor": f"{colour}33",
-            "line": {"width": 0, "color": colour},
-            "hoverinfo": "skip",
-        }
-    yield {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": str(curve.size),
-        "x": places,
-        "y": [float(curve.means[index]) for index in kept],
-        "text": [family.scale.text(curve.values[index]) for index in kept],
-        "line": {"color": colour, "width": 2},
-        "marker": {"color": colour, "size": 5},
-        "hovertemplate": f"{curve.size} at %{{text}}: %{{y:.4f}}<extra></extra>",
-    }
+        edge = [*map(min, columns), *reversed([*map(max, columns)])]
+        none = {"width": 0, "color": colour}
+        yield line([*places, *reversed(places)], edge, fill="toself", fillcolor=f"{colour}33", line=none)
+    yield line(
+        places,
+        means,
+        hover=f"{curve.size} at %{{text}}: %{{y:.4f}}",
+        mode="lines+markers",
+        name=str(curve.size),
+        text=[scale.text(scale.value(place)) for place in places],
+        line={"color": colour, "width": 2},
+        marker={"color": colour, "size": 5},
+    )
 
 
-def _ring(curve: SweepCurve, optimum: Optimum, family: Family, colour: str) -> Iterator[dict[str, Any]]:
-    if math.isfinite(optimum.value) and not optimum.noisy:
-        yield {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [family.scale.place(optimum.value)],
-            "y": [height(curve, optimum, family.scale)],
-            "marker": {"color": colour, "size": 11, "line": {"color": INK, "width": 1.5}},
-            "hovertemplate": f"{optimum.size}: best {optimum_text(optimum, family.scale)}<extra></extra>",
-        }
+def _is_marked(optimum: Optimum) -> bool:
+    return math.isfinite(optimum.value) and not optimum.noisy
 
 
-def _said(family: Family, sizes: Sequence[Size]) -> str:
+def _disc(curve: SweepCurve, optimum: Optimum, scale: Scale, colour: str) -> dict[str, Any]:
+    place, height = _mark(curve, optimum, scale)
+    return line(
+        [place],
+        [height],
+        hover=f"{optimum.size}: best {optimum_text(optimum, scale)}",
+        mode="markers",
+        marker={"color": colour, "size": 11, "line": {"color": INK, "width": 1.5}},
+    )
+
+
+def _described(family: Family, sizes: Sequence[Size]) -> str:
     best = [
         f"{optimum.size} best {'' if optimum.noisy else 'at '}{optimum_text(optimum, family.scale)}"
         for optimum in family.optima
@@ -163,29 +151,9 @@ def _said(family: Family, sizes: Sequence[Size]) -> str:
     return f"{family.title}: {', '.join(best)}"
 
 
-def draw(
-    rows: Sequence[Row],
-    *,
-    base: Size,
-    optimizer: str,
-    over: str = "lr",
-    axes: Sequence[str] = (),
-    title: str = "",
-) -> str:
-    """Loss against the swept quantity as SVG for one optimizer: columns width and depth, a row a family.
-
-    Args:
-        rows: as `Ledger.rows` gives them; what is needed of them is `optimizer`, `parameterization`, `width`,
-            `depth`, `seed`, `status`, `held_out`, the swept quantity and the further axes.
-        base: the size that optima are transferred from.
-        optimizer: whose rows to draw.
-        over: the swept quantity.
-        axes: further ones: each combination of their values has a row of panels.
-        title: above the figure.
-    """
-    mine = [row for row in rows if row["optimizer"] == optimizer]
-    families = analyse(mine, base=base, over=over, axes=axes)
-    shown = [along for along in ALONG if any(on_line(family, along) for family in families)]
+def draw(families: Sequence[Family], *, title: str = "") -> str:
+    """Loss against the swept quantity as SVG: columns width and depth, a row for each family."""
+    shown = _directions(families)
     sizes = sorted({size for family in families for along in shown for size in on_line(family, along)})
     paint, scale = colours(sizes), families[0].scale
     places = sorted({scale.place(value) for f in families for curve in f.curves for value in curve.values})
@@ -196,7 +164,7 @@ def draw(
     low, high = loss_range([curve for family in families for curve in family.curves])
     y = SvgAxis(low, high, {loss: f"{loss:g}" for loss in _round_numbers(low, high)})
     return SvgFigure(
-        title=title or f"{optimizer}: held-out loss against {scale.label}",
+        title=title or f"held-out loss against {scale.label}",
         legend=[(str(size), paint[size]) for size in sizes],
         columns=shown,
         rows=[
@@ -216,11 +184,10 @@ def _svg_lines(family: Family, sizes: Sequence[Size], paint: Mapping[Size, str])
     found = []
     for curve, optimum in zip(family.curves, family.optima, strict=True):
         if curve.size in sizes:
-            points = [(family.scale.place(v), m) for v, m in zip(curve.values, curve.means, strict=True)]
-            found.append(SvgLine(points, paint[curve.size]))
-            if math.isfinite(optimum.value) and not optimum.noisy:
-                spot = family.scale.place(optimum.value), height(curve, optimum, family.scale)
-                found.append(SvgLine([spot], paint[curve.size], joined=False, dot=7.0))
+            found.append(SvgLine(_points(curve, family.scale), paint[curve.size]))
+            if _is_marked(optimum):
+                mark = _mark(curve, optimum, family.scale)
+                found.append(SvgLine([mark], paint[curve.size], joined=False, dot=7.0))
     return found
 
 
@@ -243,29 +210,7 @@ def colours(sizes: Sequence[Size]) -> dict[Size, str]:
     >>> colours([Size(64, 4), Size(128, 4)])
     {Size(width=64, depth=4): '#2a7fcd', Size(width=128, depth=4): '#bb6526'}
     """
-    steps = max(len(sizes) - 1, 1)
-    return {
-        size: _colour(FIRST_HUE + (LAST_HUE - FIRST_HUE) * index / steps) for index, size in enumerate(sizes)
-    }
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of `#rrggbb`, from 0 for black to 1 for white, as WCAG defines it."""
-    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def _colour(hue: float) -> str:
-    low, high = 0.0, 1.0
-    for _ in range(20):  # lightness by bisection: luminance rises with it
-        middle = (low + high) / 2
-        if luminance(_hex(hue, middle)) < LUMINANCE:
-            low = middle
-        else:
-            high = middle
-    return _hex(hue, high)
-
-
-def _hex(hue: float, lightness: float) -> str:
-    return "#" + "".join(f"{round(255 * c):02x}" for c in colorsys.hls_to_rgb(hue % 1, lightness, 0.66))
+    at = np.linspace(0, len(PALETTE) - 1, len(sizes))
+    channels = [np.interp(at, range(len(PALETTE)), channel) for channel in zip(*PALETTE, strict=True)]
+    pixels = np.stack(channels, axis=1).round().astype(int).tolist()
+    return {size: "#" + bytes(pixel).hex() for size, pixel in zip(sizes, pixels, strict=True)}

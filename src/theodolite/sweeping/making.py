@@ -6,7 +6,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from theodolite.core.optional import needed
@@ -34,20 +33,15 @@ class Stopped(Exception):
     """Ctrl-C: nothing more is run, and what is there is analysed."""
 
 
-@dataclass
 class Maker:
     """Makes runs that the ledger does not have, and keeps the reports."""
 
-    ledger: Ledger
-    engine: str
-    resources: Resources
-    listener: RunListener
-    asked: dict[str, Run] = field(default_factory=dict)
-    """By identity, all runs that were asked for."""
-    reports: list[RunReport] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._before = set(self.ledger.settled())
+    def __init__(self, ledger: Ledger, engine: str, resources: Resources, listener: RunListener) -> None:
+        self.ledger, self.engine, self.resources, self.listener = ledger, engine, resources, listener
+        self.asked: set[str] = set()
+        """The identities of all runs that were asked for."""
+        self.reports: list[RunReport] = []
+        self._before = set(ledger.settled())
 
     @property
     def report(self) -> RunReport:
@@ -57,7 +51,7 @@ class Maker:
         worked = [report.engine for report in self.reports if report.finished or report.diverged]
         return RunReport(
             total=len(self.asked),
-            before=len(self._before & self.asked.keys()),
+            before=len(self._before & self.asked),
             finished=sum(report.finished for report in self.reports),
             diverged=sum(report.diverged for report in self.reports),
             failed=tuple(one for identity, one in failed.items() if identity not in settled),
@@ -70,7 +64,7 @@ class Maker:
         """Make those that the ledger does not have; say first how much there is to do, if `told`."""
         if told:
             self.listener.said(_summary(runs, self.ledger.settled()))
-        self.asked |= {run.identity: run for run in runs}
+        self.asked |= {run.identity for run in runs}
         report = conduct(
             runs, self.ledger, engine=self.engine, resources=self.resources, listener=self.listener
         )
@@ -154,12 +148,12 @@ def _summary(runs: Sequence[Run], settled: set[str]) -> str:
     there = sum(run.identity in settled for run in runs)
     before = f" ({there} of them are there)" if there else ""
     steps = sorted({run.steps for run in runs})
-    sizes = sorted({run.size for run in runs})
-    listed = ", ".join(map(str, sizes))
-    if len(sizes) > 8:
-        listed = f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"
-    axes = {"optimizer": "optimizer", "parameterization": "parameterization", "lr": "learning rate"}
-    counts = [counted(len({getattr(run, name) for run in runs}), noun) for name, noun in axes.items()]
-    counts.append(counted(len({run.seed for run in runs}), "seed"))
     lengths = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    sizes = sorted({run.size for run in runs})
+    listed = f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"
+    if len(sizes) <= 8:
+        listed = ", ".join(map(str, sizes))
+    axes = {"optimizer": "optimizer", "parameterization": "parameterization", "lr": "learning rate"}
+    axes["seed"] = "seed"
+    counts = [counted(len({getattr(run, name) for run in runs}), noun) for name, noun in axes.items()]
     return f"{counted(len(runs), 'run')}{before} of {lengths} steps: {listed}; {', '.join(counts)}"

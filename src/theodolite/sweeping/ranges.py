@@ -51,16 +51,16 @@ def parse_axis(text: str) -> list[Any] | Range:
     >>> parse_axis("0,0.1"), parse_axis("paper,none"), parse_axis("0.01:1:log")
     ([0, 0.1], ['paper', 'none'], Range(low=0.01, high=1.0, log=True))
     """
+    found: list[Any] = []
     if "[" in text:
-        values: list[Any] = parse_json(f"[{text}]", f"{text!r} is no list as JSON writes it: it")
-        return values
+        found = parse_json(f"[{text}]", f"{text!r} is no list as JSON writes it: it")
+        return found
     start, _, kind = text.rpartition(":")
     if kind in ("log", "linear"):
         low, colon, high = start.partition(":")
         if not colon:
             raise UseError(f"{text!r} has one end: write LOW:HIGH:{kind}")
         return Range(parse_number(low), parse_number(high), log=kind == "log")
-    found: list[Any] = []
     for item in text.split(","):
         if not item.strip():
             raise UseError(

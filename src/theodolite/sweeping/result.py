@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
 from theodolite.core.errors import UseError
-from theodolite.core.files import plain
+from theodolite.core.files import frozen, plain
 from theodolite.core.size import Size
 from theodolite.fleet.driver import RunReport
 from theodolite.fleet.ledger import Ledger
@@ -82,7 +83,7 @@ class Sweep(Result):
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """The sweep from its rows and its spec, which are analysed again."""
         try:
-            rows = [{name: _frozen(value) for name, value in row.items()} for row in content["rows"]]
+            rows = [frozen(row) for row in content["rows"]]
             found: Any = cls.of(rows, content["spec"], over=content["over"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, UseError):
@@ -131,16 +132,12 @@ class Sweep(Result):
             yield from family.blocks()
         if self.bests:
             yield Heading("The best of all axes")
-            rows = [
-                (
-                    f"{best.optimizer}, {best.parameterization}",
-                    str(best.size),
-                    ", ".join(f"{name} {cell(value) or value}" for name, value in best.settings.items()),
-                    best.loss,
-                    "not run" if math.isnan(best.lost) else loss_text(best.lost),
-                )
-                for best in self.bests
-            ]
+            rows = []
+            for best in self.bests:
+                chosen = ", ".join(f"{name} {cell(value) or value}" for name, value in best.settings.items())
+                lost = "not run" if math.isnan(best.lost) else loss_text(best.lost)
+                kind = f"{best.optimizer}, {best.parameterization}"
+                rows.append((kind, str(best.size), chosen, best.loss, lost))
             loss = Column("loss", show=loss_text)
             yield Table(("", "size", "best of all", loss, Column("lost with the base's", side="right")), rows)
         yield from self.figures()
@@ -177,33 +174,25 @@ def bests(families: Sequence[Family]) -> tuple[Best, ...]:
     return tuple(made)
 
 
-def best_settings(
-    rows: Sequence[Row], base: Size, axes: Sequence[str]
-) -> dict[tuple[str, str], dict[str, Any]]:
-    """By optimizer and parameterization, the settings with the least mean loss over seeds at the base.
+def of_the_best(rows: Sequence[Row], base: Size, axes: Sequence[str]) -> list[Row]:
+    """The rows with the best settings of their optimizer and parameterization, apart from the learning rate.
 
-    >>> rows = [{"optimizer": "adamw", "parameterization": "plan", "width": 64, "depth": 4, "seed": 0,
-    ...          "status": "finished", "lr": lr, "held_out": loss} for lr, loss in ((0.1, 3.0), (0.2, 2.0))]
-    >>> best_settings(rows, Size(64, 4), ["lr"])
-    {('adamw', 'plan'): {'lr': 0.2}}
+    They are what a search found: those with the least mean loss over seeds at the base.
+
+    >>> row = {"optimizer": "adamw", "parameterization": "plan", "width": 64, "depth": 4, "lr": 0.1}
+    >>> losses = {1e-8: 3.0, 1e-6: 2.0}
+    >>> rows = [{**row, "eps": eps, "status": "finished", "held_out": losses[eps]} for eps in losses]
+    >>> [row["eps"] for row in of_the_best(rows, Size(64, 4), ["eps"])]
+    [1e-06]
     """
-    losses: dict[tuple[str, str], dict[str, list[float]]] = {}
+    losses: dict[tuple[str, str], dict[tuple[str, float], list[float]]] = {}
     for row in rows:
         if Size(row["width"], row["depth"]) == base and row["status"] != "failed":
             mine = losses.setdefault((row["optimizer"], row["parameterization"]), {})
-            mine.setdefault(_settings(row, axes), []).append(loss_of(row))
-    return {
-        key: json.loads(min(mine, key=lambda settings: sum(mine[settings]) / len(mine[settings])))
-        for key, mine in losses.items()
-    }
-
-
-def of_the_best(rows: Sequence[Row], base: Size, axes: Sequence[str]) -> list[Row]:
-    """The rows with the best settings of their kind, apart from the learning rate: what a search found."""
-    best = best_settings(rows, base, ["lr", *axes])
-    kept = {key: json.dumps({name: settings[name] for name in axes}) for key, settings in best.items()}
+            mine.setdefault((_settings(row, axes), row["lr"]), []).append(loss_of(row))
+    best = {key: min(mine, key=lambda each: fmean(mine[each]))[0] for key, mine in losses.items()}
     return [
-        row for row in rows if kept.get((row["optimizer"], row["parameterization"])) == _settings(row, axes)
+        row for row in rows if best.get((row["optimizer"], row["parameterization"])) == _settings(row, axes)
     ]
 
 
@@ -216,7 +205,3 @@ def _loss_at(family: Family, size: Size, value: float) -> float:
         if curve.size == size and value in curve.values:
             return float(curve.means[curve.values.index(value)])
     return math.nan
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -114,9 +114,7 @@ def sweep(
     workloads = {} if isinstance(workload, str) else {workload.name: workload}
     name = workload if isinstance(workload, str) else workload.name
     found = workload_of(name, workloads)
-    all_sizes, base = sizes_of(
-        sizes=sizes, widths=widths, depths=depths, product=product, base=base, own=found.size
-    )
+    all_sizes, base = sizes_of(sizes, widths, depths, product=product, base=base, own=found.size)
     if axes and "lr" in axes:
         raise UseError("lr is among the axes: it is an argument of its own")
     swept = {"lr": [lr] if isinstance(lr, int | float) else lr, **(axes or {})}
@@ -164,21 +162,20 @@ def sweep(
 
 
 def sizes_of(
-    *,
     sizes: Iterable[Size] | None,
     widths: Sequence[int],
     depths: Sequence[int],
-    product: bool,
-    base: Size | None,
+    *,
     own: Size,
+    product: bool = False,
+    base: Size | None = None,
 ) -> tuple[tuple[Size, ...], Size]:
     """All sizes, the base among them, and the base.
 
     By default the base is the least width and depth that are given, or the workload's own. Widths are taken
     at the depth of the base and depths at its width, or all their combinations with `product`.
 
-    >>> found, base = sizes_of(sizes=None, widths=[128, 256], depths=[4, 8], product=False, base=None,
-    ...                        own=Size(64, 2))
+    >>> found, base = sizes_of(None, [128, 256], [4, 8], own=Size(64, 2))
     >>> [str(size) for size in found], str(base)
     (['128 × 4', '128 × 8', '256 × 4'], '128 × 4')
     """
@@ -210,12 +207,12 @@ def _check(swept: Mapping[str, Axis], over: str, search: str | None, trials: int
             raise UseError(f"{name} cannot be one of the axes: it is an argument of its own")
     if over not in swept:
         raise UseError(f"over is {over!r}, which is no axis: give its values, as in axes={{{over!r}: […]}}")
+    for name, axis in swept.items():
+        if search is None and isinstance(axis, Range):
+            raise UseError(
+                f"{name} is a range from {axis.low:g} to {axis.high:g}: list values, or search='tpe'"
+            )
     if search is None:
-        for name, axis in swept.items():
-            if isinstance(axis, Range):
-                raise UseError(
-                    f"{name} is a range from {axis.low:g} to {axis.high:g}: list values, or search='tpe'"
-                )
         return
     if search != "tpe":
         raise UseError(f"search is {search!r}: it is 'tpe', or None to try all values")
@@ -246,20 +243,18 @@ def _spec(run: Run, base: Size, axes: Sequence[str], space: Space | None) -> dic
     for name in axes:
         top, dot, option = name.partition(".")
         if dot:
-            fixed[top] = {key: value for key, value in fixed[top].items() if key != option}
-    searched = None
-    if space is not None:
-        searched = {
-            name: dataclasses.asdict(axis) if isinstance(axis, Range) else list(axis)
-            for name, axis in space.items()
-        }
+            del fixed[top][option]
+    searched = {
+        name: dataclasses.asdict(axis) if isinstance(axis, Range) else list(axis)
+        for name, axis in (space or {}).items()
+    }
     return {
         "study": "sweep",
         "workload": run.workload,
         "base": [base.width, base.depth],
         "axes": sorted(axes),
         "fixed": fixed,
-        "search": searched,
+        "search": searched or None,
     }
 
 

@@ -11,17 +11,7 @@ from typing import Literal
 import numpy as np
 
 from theodolite.core.size import Size
-from theodolite.sweeping.curves import (
-    UNKNOWN,
-    Floats,
-    Optimum,
-    Scale,
-    SeedInterval,
-    SweepCurve,
-    interval,
-    losses_at,
-    vertices,
-)
+from theodolite.sweeping.curves import UNKNOWN, Floats, Resampled, Scale, SeedInterval, interval, loss_at
 
 Along = Literal["width", "depth"]
 ALONG: tuple[Along, ...] = ("width", "depth")
@@ -53,13 +43,11 @@ class OptimumDrift:
         return not self.bounded or self.movement >= LEAST_SHOWN
 
 
-def drifts(
-    optima: Sequence[Optimum], resampled: Mapping[Size, Floats], scale: Scale
-) -> Iterator[OptimumDrift]:
-    """Along width and depth, if there are two sizes. `resampled`: places of the optima in each resample."""
-    chosen = {optimum.size: optimum for optimum in optima if math.isfinite(optimum.value)}
-    places = {size: scale.place(optimum.value) for size, optimum in chosen.items()}
-    least, most = dict(places), dict(places)  # between which an optimum that is not found may lie
+def drifts(curves: Mapping[Size, Resampled]) -> Iterator[OptimumDrift]:
+    """Along width and depth, if there are two sizes."""
+    chosen = {size: one.optimum for size, one in curves.items() if math.isfinite(one.optimum.value)}
+    least = {size: float(curves[size].vertex[0]) for size in chosen}
+    most = dict(least)  # an optimum that is not found may lie beyond
     for size, one in chosen.items():
         if not one.found and one.edge != "high":
             least[size] = -math.inf
@@ -70,14 +58,13 @@ def drifts(
         if not lines:
             continue
         sizes = [size for line in lines for size in line]
-        slope = float(_slopes(lines, {size: np.array([place]) for size, place in places.items()}, along)[0])
-        num_seeds = min(chosen[size].num_seeds for size in sizes)
+        slopes = _slopes(lines, curves, along)
         bounded = not all(chosen[size].found for size in sizes)
-        around = interval(slope, _slopes(lines, resampled, along), num_seeds)
+        around = interval(slopes, min(chosen[size].num_seeds for size in sizes))
         apart = [max(least[size] for size in line) - min(most[size] for size in line) for line in lines]
         yield OptimumDrift(
             along=along,
-            slope=math.nan if bounded else slope,
+            slope=math.nan if bounded else float(slopes[0]),
             interval=UNKNOWN if bounded else around,
             movement=max(0.0, *apart),
             sizes=tuple(sizes),
@@ -97,19 +84,14 @@ def lines_of(sizes: Sequence[Size], along: Along) -> list[list[Size]]:
     return [line for line in lines.values() if len(line) > 1]
 
 
-def extent(size: Size, along: Along) -> int:
-    """Its width, or its depth."""
-    return size.width if along == "width" else size.depth
-
-
-def _slopes(lines: Sequence[Sequence[Size]], places: Mapping[Size, Floats], along: Along) -> Floats:
-    """Least squares with one slope for all lines and a level for each."""
+def _slopes(lines: Sequence[Sequence[Size]], curves: Mapping[Size, Resampled], along: Along) -> Floats:
+    """By resample, least squares with one slope for all lines and a level for each."""
     above: Floats = np.zeros(1)
     below = 0.0
     for line in lines:
-        octaves = np.log2([extent(size, along) for size in line])
+        octaves = np.log2([getattr(size, along) for size in line])
         octaves -= octaves.mean()
-        above = above + sum(octave * places[size] for octave, size in zip(octaves, line, strict=True))
+        above = above + octaves @ np.stack([curves[size].vertex for size in line])
         below += float(octaves @ octaves)
     return above / below
 
@@ -129,10 +111,9 @@ class Transfer:
     """Of `lost`. Unknown where it is zero in every resample, which says more of the grid than of the loss."""
     interpolated: float
     """The same between the points: on the parabolas, at the vertex of the base."""
-    beyond: bool
-    """Does the best value of the base lie outside what was tried here?"""
     bound: bool
-    """Is `lost` a lower bound, because of `beyond` or because the best value here is the last tried?"""
+    """Is `lost` a lower bound, because the best value of the base lies outside what was tried here, or the
+    best one here is the last tried?"""
 
 
 @dataclass(frozen=True)
@@ -172,32 +153,19 @@ class TransferReach:
     """None if not even the second largest qualifies."""
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn:
-    """A curve, its optimum and its resampled means."""
-
-    curve: SweepCurve
-    optimum: Optimum
-    means: Floats
-    """1 + resamples × values; the first row are the true means."""
-    places: Floats
-
-    def lowest(self, scale: Scale) -> tuple[Floats, Floats]:
-        """Where each row is lowest, and how low."""
-        return vertices(self.places, self.means, scale)
-
-
-def transfers(drawn: Mapping[Size, Drawn], base: Size, scale: Scale) -> Iterator[Transfer]:
+def transfers(curves: Mapping[Size, Resampled], base: Size, scale: Scale) -> Iterator[Transfer]:
     """From the base to every size, unless all of the base diverged."""
-    if base not in drawn or math.isnan(drawn[base].optimum.best):
+    if base not in curves or math.isnan(curves[base].optimum.best):
         return
-    source = drawn[base]
-    for size, target in drawn.items():
+    source = curves[base]
+    for size, target in curves.items():
         if math.isnan(target.optimum.best):
             continue
         losses, nearest = _losses_at_best_of(source, target)
-        lost, between = losses - target.means.min(1), _between(source, target, scale)
-        around = interval(float(lost[0]), lost[1:], _num_seeds(source, target))
+        lost = losses - target.means.min(1)
+        at_vertex = loss_at(target.places, target.means[0], float(source.vertex[0]), scale)
+        between = max(0.0, at_vertex - float(target.lowest[0]))
+        around = interval(lost, min(source.optimum.num_seeds, target.optimum.num_seeds))
         if source.optimum.edge:
             lost, between, around = np.full_like(lost, np.nan), math.nan, UNKNOWN
         yield Transfer(
@@ -207,50 +175,41 @@ def transfers(drawn: Mapping[Size, Drawn], base: Size, scale: Scale) -> Iterator
             lost=float(lost[0]),
             interval=around if lost.any() else UNKNOWN,
             interpolated=between,
-            beyond=(beyond := _is_beyond(source, target)),
-            bound=size != base and (beyond or bool(target.optimum.edge)),
+            bound=size != base and (_is_beyond(source, target) or bool(target.optimum.edge)),
         )
 
 
-def changes(drawn: Mapping[Size, Drawn], base: Size) -> Iterator[Change]:
+def changes(curves: Mapping[Size, Resampled], base: Size) -> Iterator[Change]:
     """Along every line of sizes, without sizes at which the base's best was not tried."""
-    if base not in drawn or math.isnan(drawn[base].optimum.best):
+    if base not in curves or math.isnan(curves[base].optimum.best):
         return
-    source = drawn[base]
-    pairs = [
-        (along, smaller, larger)
-        for along in ALONG
-        for line in lines_of(list(drawn), along)
-        for smaller, larger in pairwise(
-            size for size in line if size == base or not _is_beyond(source, drawn[size])
-        )
-    ]
+    source = curves[base]
+    tried = [size for size, one in curves.items() if size == base or not _is_beyond(source, one)]
+    pairs = [(along, *pair) for along in ALONG for line in lines_of(tried, along) for pair in pairwise(line)]
     for along, smaller, larger in pairs:
-        before, here = _losses_at_best_of(source, drawn[smaller])
-        after, there = _losses_at_best_of(source, drawn[larger])
+        before, here = _losses_at_best_of(source, curves[smaller])
+        after, there = _losses_at_best_of(source, curves[larger])
         with np.errstate(invalid="ignore"):
             change = np.nan_to_num(after - before, nan=0.0, posinf=np.inf, neginf=-np.inf)
-        num_seeds = min(drawn[smaller].curve.num_seeds[here], drawn[larger].curve.num_seeds[there])
-        around = interval(float(change[0]), change[1:], num_seeds, num_together=len(pairs))
+        num_seeds = min(curves[smaller].curve.num_seeds[here], curves[larger].curve.num_seeds[there])
+        around = interval(change, num_seeds, num_together=len(pairs))
         yield Change(along, smaller, larger, float(change[0]), around)
 
 
-def reaches(drawn: Mapping[Size, Drawn], scale: Scale) -> Iterator[TransferReach]:
+def reaches(curves: Mapping[Size, Resampled], scale: Scale) -> Iterator[TransferReach]:
     """For every line of sizes, the smallest from which the optimum transfers to the largest."""
-    for along in ("width", "depth"):
-        for line in lines_of([size for size, one in drawn.items() if one.optimum.found], along):
-            *smaller, largest = line
+    for along in ALONG:
+        for *smaller, largest in lines_of([size for size, one in curves.items() if one.optimum.found], along):
             reached: Size | None = None
             for size in reversed(smaller):
-                if not _good_for(drawn[size], drawn[largest], scale):
+                if not _good_for(curves[size], curves[largest], scale):
                     break
                 reached = size
             yield TransferReach(along, largest, reached)
 
 
-def _good_for(source: Drawn, target: Drawn, scale: Scale) -> bool:
-    apart = abs(scale.place(source.optimum.value) - scale.place(target.optimum.value))
-    if scale.log and apart <= CLOSE:
+def _good_for(source: Resampled, target: Resampled, scale: Scale) -> bool:
+    if scale.log and abs(source.vertex[0] - target.vertex[0]) <= CLOSE:
         return True
     if _is_beyond(source, target):
         return False
@@ -262,27 +221,15 @@ def _good_for(source: Drawn, target: Drawn, scale: Scale) -> bool:
     return bool(losses[0] - least <= max(SMALL_LOSS * abs(least), noise))
 
 
-def _between(source: Drawn, target: Drawn, scale: Scale) -> float:
-    """The loss from transfer by the target's parabolas, at the vertex of the source."""
-    vertex, _ = source.lowest(scale)
-    _, lowest = target.lowest(scale)
-    there = losses_at(target.places, target.means[:1], vertex[:1], scale)
-    return max(0.0, float(there[0] - lowest[0]))
-
-
-def _losses_at_best_of(source: Drawn, target: Drawn) -> tuple[Floats, int]:
+def _losses_at_best_of(source: Resampled, target: Resampled) -> tuple[Floats, int]:
     """By resample, the target's mean at the point nearest to the source's best; its index in the first."""
     best = source.places[np.argmin(source.means, axis=1)]
     nearest = np.argmin(np.abs(target.places[None] - best[:, None]), axis=1)
     return np.take_along_axis(target.means, nearest[:, None], 1)[:, 0], int(nearest[0])
 
 
-def _is_beyond(source: Drawn, target: Drawn) -> bool:
+def _is_beyond(source: Resampled, target: Resampled) -> bool:
     """Is the source's best farther than half the narrowest step from everything tried at the target?"""
     best = source.places[np.argmin(source.means[0])]
     steps = np.diff(target.places)
     return bool(np.abs(target.places - best).min() > (steps.min() / 2 if len(steps) else 0.0) + 1e-9)
-
-
-def _num_seeds(*drawn: Drawn) -> int:
-    return min(one.optimum.num_seeds for one in drawn)

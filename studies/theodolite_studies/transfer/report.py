@@ -154,8 +154,7 @@ def figures(data: NetworkFamilies) -> Iterator[tuple[str, str]]:
     """Losses against learning rates, for each network and optimizer."""
     for workload, families in data.by_network.items():
         for optimizer in dict.fromkeys(family.optimizer for family in families):
-            rows = select(data.records, workload=workload, optimizer=optimizer)
+            mine = [family for family in families if family.optimizer == optimizer]
             bare = workload in BARE_NETWORKS
             title = f"{optimizer}{', no norms' if bare else ''}: held-out loss against log2 of the base lr"
-            drawn = draw(rows, base=data.base, optimizer=optimizer, title=title)
-            yield f"{optimizer}{'-bare' if bare else ''}", drawn
+            yield f"{optimizer}{'-bare' if bare else ''}", draw(mine, title=title)

@@ -4,9 +4,10 @@ import os
 import time
 
 if __name__ == "__main__":
-    from theodolite.fleet.pool import pooled
+    from theodolite.fleet import pool
 
-    list(pooled(int, ["3"], 1))
+    pool.PRELOADED = []  # no worker gets as far as to need it
+    list(pool.pooled(int, ["3"], 1))
 else:  # as a worker imports it
     with open("worker.part", "w") as file:
         file.write(str(os.getpid()))

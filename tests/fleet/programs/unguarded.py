@@ -1,5 +1,6 @@
 """Starts processes without `if __name__ == "__main__"`."""
 
-from theodolite.fleet.pool import pooled
+from theodolite.fleet import pool
 
-print(list(pooled(int, ["3"], 1)))
+pool.PRELOADED = []  # the worker imports this file, and with it torch
+print(list(pool.pooled(int, ["3"], 1)))
