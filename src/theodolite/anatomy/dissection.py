@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from theodolite.anatomy.names import all_parameter_names, canonical_parameters
+from theodolite.anatomy.names import all_parameter_names, canonical_parameters, starred
 from theodolite.anatomy.part import (
     ROLES,
     UNTRAINED,
@@ -35,7 +35,7 @@ from theodolite.anatomy.roles import (
 from theodolite.anatomy.specimen import Specimen, examine, examine_built
 from theodolite.anatomy.structure import branches, factors
 from theodolite.anatomy.structure.elements import row_blocks
-from theodolite.anatomy.structure.norms import follows_normalisation, norm_role
+from theodolite.anatomy.structure.norms import follows_normalisation, read_by
 from theodolite.anatomy.structure.uses import Use
 from theodolite.core.calling import Build
 from theodolite.core.exclusive import exclusive
@@ -258,7 +258,7 @@ class _Dissection:
     def _norm(self, uses: list[Use], is_norm: bool) -> Norm | None:
         """Who reads a gain of a norm, or a vector that multiplies weights."""
         if is_norm:
-            return norm_role(self.flow, uses)
+            return "output" if read_by(self.flow, uses).obstacle else "input"
         weights = [factors.scaled_weights(self.flow, use) for use in uses]
         if not all(weights) or any(use.in_axes for use in uses):
             return None
@@ -340,7 +340,7 @@ def _match(roles: Mapping[str, Role], names: list[str]) -> dict[str, Role]:
 def _remedy(name: str, shape: tuple[int, ...]) -> str:
     wide = len([size for size in shape if size > 1]) > 1
     example = "hidden" if wide else "input" if len(shape) > 1 else "gain"
-    pattern = ".".join("*" if piece.isdigit() else piece for piece in name.split("."))
+    pattern = starred(name, steps=True)
     return f'Say what it is: roles={{"{pattern}": "{example}"}}, or another of {", ".join(ROLES)}'
 
 

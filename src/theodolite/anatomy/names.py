@@ -63,13 +63,13 @@ def all_parameter_names(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield (f"{prefix}.{name}" if prefix else name), tensor
 
 
-def starred(name: str) -> str:
-    """A name with stars for its numbers: tensors of one kind in different blocks have the same.
+def starred(name: str, *, steps: bool = False) -> str:
+    """A name with stars for its numbers, or for those that are whole steps of its path.
 
-    >>> starred("blocks.3.norm1.weight")
-    'blocks.*.norm*.weight'
+    >>> starred("blocks.3.norm1.weight"), starred("blocks.3.norm1.weight", steps=True)
+    ('blocks.*.norm*.weight', 'blocks.*.norm1.weight')
     """
-    return re.sub(r"\d+", "*", name)
+    return re.sub(r"(?<![^.])\d+(?![^.])" if steps else r"\d+", "*", name)
 
 
 class Placed(Protocol):
@@ -93,8 +93,7 @@ def gather(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[tuple
     order: dict[str, int] = {}
     for item in items:
         order[item.name] = len(order)
-        pattern = ".".join("*" if piece.isdigit() else piece for piece in item.name.split("."))
-        alike.setdefault((pattern, key(item)), []).append(item)
+        alike.setdefault((starred(item.name, steps=True), key(item)), []).append(item)
     folds = [
         (starred_name([item.name for item in members]), tuple(members))
         for group in alike.values()
@@ -132,13 +131,21 @@ def ranges(numbers: Iterable[int]) -> str:
     >>> ranges(range(0, 24, 2))
     '0, 2, …, 22'
     """
-    runs: list[list[int]] = []
+    found = runs(numbers)
+    steps = {later.start - earlier.start for earlier, later in pairwise(found)}
+    if len(found) > 3 and len(steps) == 1 and all(len(run) == 1 for run in found):
+        return f"{found[0].start}, {found[1].start}, …, {found[-1].start}"
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
+
+
+def runs(numbers: Iterable[int]) -> list[range]:
+    """Consecutive integers as ranges.
+
+    >>> runs([0, 1, 2, 6, 7])
+    [range(0, 3), range(6, 8)]
+    """
+    found: list[range] = []
     for number in sorted(set(numbers)):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    steps = {later[0] - earlier[0] for earlier, later in pairwise(runs)}
-    if len(runs) > 3 and len(steps) == 1 and all(len(run) == 1 for run in runs):
-        return f"{runs[0][0]}, {runs[1][0]}, …, {runs[-1][0]}"
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+        start = found.pop().start if found and found[-1].stop == number else number
+        found.append(range(start, number + 1))
+    return found

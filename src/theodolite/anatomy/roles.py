@@ -143,12 +143,8 @@ def _reads_data(flow: Flow, use: Use) -> bool:
 def _reaches_output(flow: Flow, use: Use) -> bool:
     """Does the result leave the network without meeting another weight?"""
     made = flow.graph.nodes[use.node].outputs[0]
-    free = flow.descendants[made] & ~flow.weighted
-
-    def onward(value: int) -> list[int]:
-        return [one for node in flow.readers(value) for one in node.outputs if free >> one & 1]
-
-    return any(value in flow.graph.outputs for value in walk([made], onward))
+    reached = walk([made], lambda value: flow.made_of(value, ~flow.weighted))
+    return any(value in flow.graph.outputs for value in reached)
 
 
 def _routes(flow: Flow, use: Use) -> bool:

@@ -90,8 +90,7 @@ Kind = Callable[[Part, int], Hashable]
 
 def _named(part: Part, width: int) -> Hashable:
     """Name without pieces that are numbers, role, operation, number of dimensions."""
-    name = ".".join("*" if piece.isdigit() else piece for piece in part.name.split("."))
-    return name, part.role, part.op, len(part.shape)
+    return starred(part.name, steps=True), part.role, part.op, len(part.shape)
 
 
 def _roughly_named(part: Part, width: int) -> Hashable:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 from theodolite.anatomy.names import starred
@@ -31,14 +33,10 @@ def feeders(flow: Flow, residuals: list[TracedBranch]) -> dict[str, int]:
     for index, residual in enumerate(residuals):
         for value in bits(residual.region):
             home.setdefault(value, index)
-    additions = [flow.graph.nodes[residual.addition] for residual in residuals]
-    stream = {output for node in additions for output in node.outputs}
-    outside = stream | {residual.start for residual in residuals} | flow.graph.outputs
+    outside = {end for residual in residuals for end in (residual.start, residual.total)} | flow.graph.outputs
 
     def onward(value: int) -> list[int]:
-        if value in outside or value in home:
-            return []
-        return [made for node in flow.readers(value) for made in node.outputs if flow.live >> made & 1]
+        return [] if value in outside or value in home else flow.made_of(value, flow.live)
 
     found: dict[str, int] = {}
     for use in flow.uses.all:
@@ -120,10 +118,8 @@ def streams_of(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
     Two sums are of one stream if a path outside of all branches connects them. An encoder's sums reach the
     decoder's only through branches.
     """
-    inside = 0
-    for residual in residuals:
-        inside |= residual.region
-    sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
+    inside = functools.reduce(operator.or_, (residual.region for residual in residuals), 0)
+    sums = [residual.total for residual in residuals]
     streams = list(range(len(residuals)))
     for index, total in enumerate(sums):
         reached = {total}
@@ -150,15 +146,13 @@ def names_on_stream(flow: Flow, residuals: list[TracedBranch]) -> set[str]:
     in numbers.
     """
     inside = between = around = 0
-    sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
-    streams = streams_of(flow, residuals)
-    for residual, total, stream in zip(residuals, sums, streams, strict=True):
+    pairs = list(zip(residuals, streams_of(flow, residuals), strict=True))
+    for residual, stream in pairs:
         inside |= residual.region
-        between |= flow.after(residual.start, total)
-        for other, its_stream in zip(sums, streams, strict=True):
-            if its_stream == stream:
-                between |= flow.after(other, residual.start)
-        around |= flow.ancestors[residual.start] | flow.descendants[total]
+        between |= flow.after(residual.start, residual.total)
+        for other in (one for one, its_stream in pairs if its_stream == stream):
+            between |= flow.after(other.total, residual.start)
+        around |= flow.ancestors[residual.start] | flow.descendants[residual.total]
 
     def used(path: int) -> set[str]:
         return {use.name for node in flow.makers(path & ~inside) for use in flow.uses.at(node.index)}
@@ -206,7 +200,7 @@ def _inside(flow: Flow, residual: TracedBranch) -> Placement:
 
 def normed_sum(flow: Flow, residual: TracedBranch) -> int | None:
     """The normalised sum after the addition, if nothing but one norm reads the sum."""
-    total = flow.graph.nodes[residual.addition].outputs[0]
+    total = residual.total
     found: set[int] = set()
     waiting, seen = [total], {total}
     while waiting:
@@ -260,7 +254,7 @@ def _attending(flow: Flow, nodes: Iterable[Node]) -> Iterator[AttentionHeads]:
             continue
         scale *= float(scores.kwargs.get("alpha", 1.0))
         for operand in pair:
-            scale *= _scale_behind(flow, operand)
+            scale *= flow.back_with_factor(operand)[1]
         dim = flow.graph.shapes[pair[0]][-1]
         yield AttentionHeads(dim, False, None if math.isnan(scale) else scale, None)
 
@@ -278,13 +272,3 @@ def _scores(flow: Flow, value: int) -> tuple[Node | None, float]:
         scale *= math.nan if "gain" in kinds else 1.0 if factor is None else factor
         value = flow.signals(node)[0]
     return None, scale
-
-
-def _scale_behind(flow: Flow, value: int) -> float:
-    """The product of the numbers a value was multiplied by since its last weight, norm or sum."""
-    scale = 1.0
-    while (node := flow.maker(value)) is not None and flow.is_handed_on(node) and flow.signals(node):
-        factor = flow.factor(node)
-        scale *= 1.0 if factor is None else factor
-        value = flow.signals(node)[0]
-    return scale

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from theodolite.anatomy.names import runs
 from theodolite.anatomy.recording.operations import COPIES, RESHAPES, VIEWS
 from theodolite.anatomy.recording.trace import Graph, Node, Ref
 from theodolite.anatomy.structure.flow import Flow, mask_of, walk
@@ -62,15 +63,20 @@ def follow(graph: Graph, node: Node, labels: Tensor) -> list[Tensor] | None:
     if node.op == "as_strided":  # pooling restores a memory format with it
         return [labels] if shape == tuple(labels.shape) else None
     if node.op == "constant_pad_nd" or node.op.startswith(("reflection_pad", "replication_pad")):
-        padded = [dim for dim, size in enumerate(shape) if size != labels.shape[dim]]
-        if any(varies(labels, dim) for dim in padded):
-            return None
-        return [(labels.amax(padded, keepdim=True) if padded else labels).expand(shape)]
+        return resized(labels, shape)
     if node.op not in VIEWS or not shape or labels.dim() == 0 or shape[-1] != labels.shape[-1]:
         return None
     # Tokens picked, padded or gathered by indices the trace does not show.
     by_token = any(varies(labels, dim) for dim in range(labels.dim() - 1))
     return None if by_token else [labels[(0,) * (labels.dim() - 1)].expand(shape)]
+
+
+def resized(labels: Tensor, shape: tuple[int, ...]) -> list[Tensor] | None:
+    """The labels after padding or pooling; None if they differ along a dimension whose size changed."""
+    changed = [dim for dim, size in enumerate(shape) if size != labels.shape[dim]]
+    if any(varies(labels, dim) for dim in changed):
+        return None
+    return [(labels.amax(changed, keepdim=True) if changed else labels).expand(shape)]
 
 
 Ranges = tuple[tuple[int, int], ...]
@@ -94,7 +100,7 @@ def row_blocks(flow: Flow, use: Use) -> tuple[Ranges, ...]:
     rows = sorted(index for group in groups for index in group)
     if len(groups) < 2 or rows != list(range(shape[-1])):
         return ()
-    return tuple(sorted(_ranges(sorted(group)) for group in groups))
+    return tuple(sorted(tuple((run.start, run.stop) for run in runs(group)) for group in groups))
 
 
 def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, Tensor]:
@@ -171,18 +177,3 @@ def _is_straight(flow: Flow, node: Node, below: int) -> bool:
     if node.op in _JOINS:
         return all(below >> signal & 1 for signal in signals)
     return len(signals) == 1 and (flow.is_handed_on(node) or node.op in ("mul", "neg"))
-
-
-def _ranges(numbers: list[int]) -> Ranges:
-    """Consecutive numbers as half-open ranges.
-
-    >>> _ranges([0, 1, 2, 6, 7])
-    ((0, 3), (6, 8))
-    """
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
-        else:
-            found.append((number, number + 1))
-    return tuple(found)

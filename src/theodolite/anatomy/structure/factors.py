@@ -22,7 +22,7 @@ from theodolite.anatomy.structure.norms import (
     follows_normalisation,
     is_normalisation,
     norm_size,
-    size_after,
+    size_through,
 )
 from theodolite.anatomy.structure.residual import TracedBranch
 from theodolite.anatomy.structure.uses import Use
@@ -107,10 +107,7 @@ def direction_size(flow: Flow, use: Use) -> float:
     value = _value(flow, use)
     if value is None:
         return math.nan
-    sizes = dict.fromkeys(flow.graph.parameters, 1.0)
-    for node in _expression(flow, value)[0]:
-        sizes.update(dict.fromkeys(node.outputs, size_after(flow.graph, node, sizes)))
-    return sizes[value]
+    return size_through(flow.graph, _expression(flow, value)[0], flow.graph.parameters)[value]
 
 
 def _multiply(flow: Flow, value: int, lead: Use, use: Use) -> bool:
@@ -183,13 +180,12 @@ def _after(node: Node, held: list[float], found: dict[int, float]) -> float:
 
 def factor_to_stream(flow: Flow, residual: TracedBranch, uses: Iterable[Use]) -> float:
     """What the output of a tensor that ends a branch is multiplied by before it is added; 1 if unknown."""
-    added = flow.graph.nodes[residual.addition].outputs[0]
     found = []
     for use in uses:
         made = flow.graph.nodes[use.node].outputs[0]
         if residual.region >> made & 1:
             behind = _behind(flow, [residual], use)
-            found += [use.number * behind * one for one in _products(flow, made, added)]
+            found += [use.number * behind * one for one in _products(flow, made, residual.total)]
     return _told(found)
 
 
@@ -234,7 +230,7 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
     weight or to no tensor. nan where there is no sum before such a product or before a readout.
     """
     first = flow.graph.nodes[use.node].outputs[0]
-    additions = {residual.addition for residual in residuals}
+    sums = {residual.total for residual in residuals}
     last = flow.graph.outputs | {residual.start for residual in residuals}
     products, found = {first: 1.0}, []
     until_sum: dict[int, float] = {}
@@ -251,7 +247,7 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
             found += [until_sum.get(source, math.nan if takes else products[source]) for source in sources]
         elif flow.is_product_of_signals(node):
             found += [until_sum.get(source, math.nan) for source in sources]
-        elif node.index in additions or not passes or "gain" in flow.kinds(node):
+        elif value in sums or not passes or "gain" in flow.kinds(node):
             found += [products[source] for source in sources]
         else:
             products[value] = _one([products[source] * _number(flow, node, source) for source in sources])
@@ -290,9 +286,8 @@ def _walk_back(
     Without `gains` a gain counts as a weight.
     """
     product = 1.0
-    signals = flow.signals(node)
-    while len(signals) == 1 and (maker := flow.maker(signals[0])) is not None:
-        if signals[0] in starts:
+    for value, maker in flow.chain(node):
+        if value in starts:
             break
         uses, kinds = flow.uses.at(maker.index), flow.kinds(maker)
         if kinds & ({"weight", "table"} if gains else {"weight", "table", "gain"}):
@@ -314,16 +309,14 @@ def _behind_norm(flow: Flow, use: Use) -> float:
     if use.kind != "gain":
         return 1.0
     product = 1.0
-    signals = flow.signals(flow.graph.nodes[use.node])
-    while len(signals) == 1 and (node := flow.maker(signals[0])) is not None:
+    for _, node in flow.chain(flow.graph.nodes[use.node]):
         if flow.kinds(node) & {"weight", "gain"}:
             break
         if is_normalisation(flow, node):
             return product * norm_size(flow, node)
         if not flow.is_handed_on(node):
             break
-        signals = flow.signals(node)
-        product *= _number(flow, node, signals[0])
+        product *= _number(flow, node, flow.signals(node)[0])
     return 1.0
 
 

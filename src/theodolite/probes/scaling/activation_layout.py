@@ -22,7 +22,6 @@ from theodolite.anatomy.structure.branches import normed_sum
 from theodolite.anatomy.structure.expressions import moved, own_axes
 from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
-from theodolite.anatomy.structure.uses import find_uses
 from theodolite.core.errors import UseError
 
 
@@ -80,7 +79,7 @@ def find_layout(model: nn.Module, inputs: Any) -> ActivationLayout:
     """Record a forward pass and find the residual branches in it."""
     model = unwrap(model)
     graph = watch(model, inputs, lambda value, tensor: None)
-    flow = Flow(find_uses(graph))
+    flow = Flow(graph)
     residuals = find_residuals(flow)
     return ActivationLayout(
         places=tuple(Specimen(model, shapes_of(model), flow, residuals).places),
@@ -171,8 +170,8 @@ def _stream(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
     starts = {flow.back(residual.start) for residual in residuals}
     normed = [normed_sum(flow, residual) for residual in residuals]
     post = any(value is not None and flow.back(value) in starts for value in normed)
-    sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
-    return [value if post and value is not None else total for value, total in zip(normed, sums, strict=True)]
+    pairs = zip(normed, residuals, strict=True)
+    return [value if post and value is not None else residual.total for value, residual in pairs]
 
 
 def _factors(flow: Flow, residual: TracedBranch) -> tuple[float, ...]:
@@ -180,7 +179,7 @@ def _factors(flow: Flow, residual: TracedBranch) -> tuple[float, ...]:
     found = dict.fromkeys(residual.ends, 1.0)
     if residual.history is not None:
         return tuple(found.values())
-    waiting = [(flow.graph.nodes[residual.addition].outputs[0], 1.0)]
+    waiting = [(residual.total, 1.0)]
     while waiting:
         value, factor = waiting.pop()
         node = flow.maker(flow.back(value))
