@@ -26,16 +26,9 @@ MANY = 4
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside the outermost wrappers, such as DDP or `torch.compile`."""
-    while (inner := _wrapped(model)) is not None:
-        model = inner
+    while type(model).__module__.startswith("torch.") and (child := _WRAPPERS.get(type(model).__name__)):
+        model = getattr(model, child)
     return model
-
-
-def _wrapped(module: nn.Module) -> nn.Module | None:
-    if not type(module).__module__.startswith("torch."):
-        return None
-    child = _WRAPPERS.get(type(module).__name__)
-    return getattr(module, child) if child else None
 
 
 def canonical_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -48,11 +41,10 @@ def canonical_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str,
 
 def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter under its canonical name; a tied one once, under its first name."""
-    seen: set[int] = set()
+    first: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in all_parameter_names(model):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name, tensor
+        first.setdefault(id(tensor), (name, tensor))
+    yield from first.values()
 
 
 def all_parameter_names(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

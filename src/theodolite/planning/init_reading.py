@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.recording.trace import flat, written_by
 from theodolite.core.building import build_hollow, build_model
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
@@ -238,23 +238,20 @@ class InitRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         change = self._change(func._schema.name.split("::")[1], args, kwargs)
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         result = func(*args, **kwargs)
         for tensor in written:
             self._rewrite(tensor, change)
         results = result if len(func._schema.returns) > 1 else (result,)
         for declared, value in zip(func._schema.returns, results, strict=False):
-            if declared.alias_info is None:
-                for leaf in tree_leaves(value):
-                    if isinstance(leaf, Tensor):
-                        self._write(leaf, change(self.read(args[0]) if _takes_tensor(args) else None))
+            for leaf in flat(value, Tensor) if declared.alias_info is None else ():
+                self._write(leaf, change(self.read(args[0]) if _takes_tensor(args) else None))
         return result
 
-    def _overlapping(self, tensor: Tensor) -> Iterator[_Range]:
+    def _overlapping(self, tensor: Tensor) -> list[_Range]:
         start, stop = _extent(tensor)
-        for one in self._ranges.get(_address(tensor), ()):
-            if one.start < stop and start < one.stop:
-                yield one
+        held = self._ranges.get(_address(tensor), ())
+        return [one for one in held if one.start < stop and start < one.stop]
 
     def _write(self, tensor: Tensor, filled: Affine | None) -> None:
         self._rewrite(tensor, lambda _: filled)
@@ -384,16 +381,6 @@ _FUNCTIONS: dict[str, Callable[..., Callable[[float], float]]] = {
     "pow": lambda power: lambda x: x**power,
 }
 """Functions of a tensor that holds one number: the rms of a gain of ones is one."""
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that an operation writes to."""
-    found = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-    return found
 
 
 def _takes_tensor(args: Sequence[Any]) -> bool:

@@ -7,24 +7,16 @@ dimensions; as those have stride zero, they cost no memory.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from theodolite.anatomy.names import runs
-from theodolite.anatomy.recording.operations import COPIES, RESHAPES, VIEWS
+from theodolite.anatomy.recording.operations import COPIES, REPLAYED, RESHAPES, VIEWS
 from theodolite.anatomy.recording.trace import Graph, Node, Ref
 from theodolite.anatomy.structure.flow import Flow, mask_of, walk
 from theodolite.anatomy.structure.uses import Use
-
-# fmt: off
-_REPLAYED = frozenset({
-    "transpose", "swapaxes", "permute", "t", "unsqueeze", "squeeze", "expand", "repeat", "slice", "narrow",
-    "select", "split", "split_with_sizes", "unsafe_split", "unbind", "chunk", "roll", "flip",
-})
-# fmt: on
 
 
 def labels_along(shape: tuple[int, ...], dim: int) -> Tensor:
@@ -56,7 +48,7 @@ def follow(graph: Graph, node: Node, labels: Tensor) -> list[Tensor] | None:
         return [labels]
     if node.op in RESHAPES:
         return [labels.reshape(node.args[1])]
-    if node.op in _REPLAYED:
+    if node.op in REPLAYED:
         made = getattr(torch.ops.aten, node.op)(labels, *node.args[1:], **node.kwargs)
         return list(made) if isinstance(made, (tuple, list)) else [made]
     shape = graph.shapes[node.outputs[0]]
@@ -139,17 +131,13 @@ def _looked_up(flow: Flow, node: Node) -> int:
 
 def _merge(flow: Flow, read: dict[int, set[int]]) -> list[set[int]]:
     """Merge pieces that overlap, and those that are joined again by linear operations (rotary halves)."""
-    blocks = [({value}, rows) for value, rows in read.items()]
-    merging = True
-    while merging:
-        merging = False
-        for first, second in itertools.combinations(blocks, 2):
-            if first[1] & second[1] or _rejoined(flow, first[0], second[0]):
-                blocks.remove(first)
-                blocks.remove(second)
-                blocks.append((first[0] | second[0], first[1] | second[1]))
-                merging = True
-                break
+    blocks: list[tuple[set[int], set[int]]] = []
+    for value, rows in read.items():
+        pieces = {value}
+        while joined := [one for one in blocks if one[1] & rows or _rejoined(flow, one[0], pieces)]:
+            blocks.remove(joined[0])
+            pieces, rows = pieces | joined[0][0], rows | joined[0][1]
+        blocks.append((pieces, rows))
     return [rows for _, rows in blocks]
 
 

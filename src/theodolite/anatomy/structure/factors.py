@@ -262,7 +262,7 @@ def _takes_numbers_behind(flow: Flow, node: Node) -> bool:
     """Is it a readout that follows a norm or a sum?"""
     made = node.outputs[0]
     weights = flow.descendants[made] & flow.live & flow.weighted & ~(1 << made)
-    return not weights and _walk_back(flow, node)[1]
+    return not weights and _walk_back(flow, node)[1] != "weight"
 
 
 def _behind(flow: Flow, residuals: Iterable[TracedBranch], use: Use, *, reads_out: bool = False) -> float:
@@ -271,17 +271,18 @@ def _behind(flow: Flow, residuals: Iterable[TracedBranch], use: Use, *, reads_ou
     1 if another weight comes before them: then they belong to that weight. So do numbers after a gain belong
     to the gain, unless the weight is a readout. For a gain: the numbers between it and its norm.
     """
-    if not reads_out and use.kind != "weight":
-        return _behind_norm(flow, use)
-    starts = () if reads_out else {residual.start for residual in residuals}
-    product, is_free = _walk_back(flow, flow.graph.nodes[use.node], starts, gains=reads_out)
-    return product if is_free else 1.0
+    is_weight = reads_out or use.kind == "weight"
+    if not is_weight and use.kind != "gain":
+        return 1.0
+    starts = {residual.start for residual in residuals} if is_weight and not reads_out else set()
+    product, before = _walk_back(flow, flow.graph.nodes[use.node], starts, gains=reads_out)
+    return product if before == "norm" or (is_weight and before != "weight") else 1.0
 
 
 def _walk_back(
     flow: Flow, node: Node, starts: Collection[int] = (), *, gains: bool = True
-) -> tuple[float, bool]:
-    """The product of the numbers before a weight, and whether they follow no other weight.
+) -> tuple[float, str]:
+    """The product of the numbers before a weight or gain, and what is before them: `weight`, `norm` or else.
 
     Without `gains` a gain counts as a weight.
     """
@@ -291,9 +292,9 @@ def _walk_back(
             break
         uses, kinds = flow.uses.at(maker.index), flow.kinds(maker)
         if kinds & ({"weight", "table"} if gains else {"weight", "table", "gain"}):
-            return product, False
+            return product, "weight"
         if is_normalisation(flow, maker):
-            return product * norm_size(flow, maker), True
+            return product * norm_size(flow, maker), "norm"
         vectors = kinds & {"gain", "bias"}
         if any(use.kind == "gain" and not follows_normalisation(flow, use) for use in uses):
             break
@@ -301,23 +302,7 @@ def _walk_back(
             break
         signals = flow.signals(maker)
         product *= 1.0 if vectors or len(signals) != 1 else _number(flow, maker, signals[0])
-    return product, True
-
-
-def _behind_norm(flow: Flow, use: Use) -> float:
-    """The product of the numbers between a gain and the norm before it, and of the norm's own."""
-    if use.kind != "gain":
-        return 1.0
-    product = 1.0
-    for _, node in flow.chain(flow.graph.nodes[use.node]):
-        if flow.kinds(node) & {"weight", "gain"}:
-            break
-        if is_normalisation(flow, node):
-            return product * norm_size(flow, node)
-        if not flow.is_handed_on(node):
-            break
-        product *= _number(flow, node, flow.signals(node)[0])
-    return 1.0
+    return product, ""
 
 
 def _number(flow: Flow, node: Node, source: int) -> float:
