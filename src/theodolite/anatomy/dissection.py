@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from theodolite.anatomy.names import all_parameter_names, canonical_parameters, starred
+from theodolite.anatomy.names import all_parameter_names, canonical_parameters, matching, starred
 from theodolite.anatomy.part import (
     ROLES,
     UNTRAINED,
@@ -328,12 +327,12 @@ def _match(roles: Mapping[str, Role], names: list[str]) -> dict[str, Role]:
     for pattern, role in roles.items():
         if role not in ROLES:
             raise AnatomyError(f"roles[{pattern!r}] is {role!r}: a role is one of {', '.join(ROLES)}")
-        matching = fnmatch.filter(names, pattern)
-        if not matching:
+        found = matching(names, pattern)
+        if not found:
             raise AnatomyError(
                 f"roles[{pattern!r}] matches no parameter; there are {', '.join(names[:4])}, ..."
             )
-        said |= dict.fromkeys(matching, role)
+        said |= dict.fromkeys(found, role)
     return said
 
 

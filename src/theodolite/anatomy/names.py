@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -21,7 +22,7 @@ _WRAPPERS = {
 }
 
 MANY = 4
-"""From this many equal tensors in one block on, as experts held one by one, they share one pattern."""
+"""Equal tensors in one block, such as separate experts, share one pattern if there are at least so many."""
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -103,6 +104,11 @@ def _columns(group: list[Item]) -> list[list[Item]]:
     if len(counts) != 1 or (count := counts.pop()) >= MANY or (None in places and count > 1):
         return [group]
     return [list(column) for column in zip(*places.values(), strict=True)]
+
+
+def matching(names: Iterable[str], pattern: str) -> list[str]:
+    """The names that are, or match, a pattern: a name with brackets is itself and no pattern."""
+    return [name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)]
 
 
 def starred_name(names: Sequence[str]) -> str:

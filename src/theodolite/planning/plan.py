@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.names import canonical_parameters, matching
 from theodolite.core import arguments
 from theodolite.core.building import build_model
 from theodolite.core.calling import Build
@@ -158,7 +157,7 @@ class Plan(Result):
 
     def explain(self, name: str) -> Explanation:
         """Where the numbers of one tensor come from; `name` may be a pattern if all that match are alike."""
-        found = [self.rows[one] for one in ([name] if name in self.rows else fnmatch.filter(self.rows, name))]
+        found = [self.rows[one] for one in ([name] if name in self.rows else matching(self.rows, name))]
         if not found:
             near = [one for one in self.rows if name in one] if name else []
             near = (near or difflib.get_close_matches(name, self.rows))[:3]

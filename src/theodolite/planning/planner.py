@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, get_args
 
 from theodolite.anatomy import Anatomy, dissect
+from theodolite.anatomy.names import matching
 from theodolite.anatomy.part import Part, Role
 from theodolite.core import arguments
 from theodolite.core.calling import Build
@@ -215,11 +215,9 @@ def _undecayed(no_decay: Sequence[str], partners: Mapping[str, Part]) -> set[str
 def _matching(pattern: str, partners: Mapping[str, Part], option: str) -> list[str]:
     """The tensors of the target whose names at base size match; if none does, those whose own names match."""
 
-    def matches(name: str) -> bool:
-        return name == pattern or fnmatch.fnmatchcase(name, pattern)
-
-    names = [name for name, partner in partners.items() if matches(partner.name)]
-    names = names or [name for name in partners if matches(name)]
+    at_base = set(matching((partner.name for partner in partners.values()), pattern))
+    names = [name for name, partner in partners.items() if partner.name in at_base]
+    names = names or matching(partners, pattern)
     if not names:
         some = ", ".join(list(partners)[:4])
         raise UseError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from theodolite.anatomy.names import gather, ranges
+from theodolite.anatomy.names import gather, matching, ranges
 from theodolite.anatomy.part import ROLES, UNTRAINED
 from theodolite.core import arguments
 from theodolite.core.errors import UseError
@@ -126,7 +125,7 @@ def _fits(name: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 LARGEST = float(np.finfo(np.float32).max) / 100
-"""Of a planned number: weights are drawn in float32, several standard deviations from their mean."""
+"""Largest planned number: weights in float32 are drawn several standard deviations from their mean."""
 
 
 def check_row(row: PlanRow, where: str, rules: Sequence[str]) -> None:
@@ -198,7 +197,7 @@ def trained_tensors(
         raise UseError(f"skip is {skip!r}: give a list of patterns, skip=[{skip!r}]")
     skipped: set[str] = set()
     for pattern in skip:
-        found = [name for name in tensors if name == pattern or fnmatch.fnmatchcase(name, pattern)]
+        found = matching(tensors, pattern)
         if not found:
             raise UseError(f"skip: no tensor's name matches {pattern!r}")
         skipped.update(found)

@@ -185,7 +185,7 @@ def _places(
         read = _as_read(graph, value)
         readers = list(_readers(graph, read))
         if readers:
-            first, chosen = readers[0], min(readers, key=_is_restless)
+            first, chosen = readers[0], min(readers, key=_may_be_recounted)
             found.append(place(first, first.inputs.index(read), value, "mark"))
             found.append(place(chosen, chosen.inputs.index(read), value, "keep"))
     for value in zero:
@@ -213,8 +213,8 @@ def _readers(graph: Graph, value: int) -> Iterator[Node]:
             yield graph.nodes[index]
 
 
-def _is_restless(node: Node) -> bool:
-    """May the number of its kind change under autograd, as products with gradients are folded differently?"""
+def _may_be_recounted(node: Node) -> bool:
+    """May there be more or fewer of its kind under autograd, which folds products in another way?"""
     return node.op in VIEWS or node.op in PRODUCTS
 
 

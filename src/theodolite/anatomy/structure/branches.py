@@ -123,9 +123,8 @@ def streams_of(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
     streams = list(range(len(residuals)))
     for index, total in enumerate(sums):
         reached = {total}
-        for value in bits(flow.descendants[total] & flow.live & ~(1 << total)):
-            node = flow.maker(value)
-            if node is None or reached.isdisjoint(flow.signals(node)):
+        for value, node in flow.made(flow.descendants[total] & flow.live & ~(1 << total)):
+            if reached.isdisjoint(flow.signals(node)):
                 continue
             if value in sums:  # the next one, which goes on from there
                 old, new = streams[sums.index(value)], streams[index]
@@ -163,42 +162,34 @@ def names_on_stream(flow: Flow, residuals: list[TracedBranch]) -> set[str]:
 
 
 def placements_of(flow: Flow, residuals: list[TracedBranch], ends_in_norm: Iterable[bool]) -> list[Placement]:
-    """Where the norms of each branch stand.
+    """Where the norms of each branch stand; `inner` if every path passes one norm between its weights."""
+    found: list[Placement] = []
+    for residual, by_norm, after in zip(residuals, ends_in_norm, stream_after(flow, residuals), strict=True):
+        start, region = residual.start, residual.region
+        norms = [node for node in flow.makers(region) if is_normalisation(flow, node)]
+        if any(not flow.weights_between(start, node.outputs[0]) for node in norms):
+            found.append("peri" if by_norm else "pre")
+        elif by_norm or after != residual.total:
+            found.append("out" if by_norm else "post")
+        else:
+            inner = any(flow.must_pass(start, residual.ends, node.outputs, region) for node in norms)
+            found.append("inner" if inner else "none")
+    return found
 
-    A norm on the stream after a branch makes it `post` only if a later branch reads the normalised sum, here
-    or anywhere else: the last norm of a network is none of a branch.
+
+def stream_after(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
+    """The stream after each branch: the sum, or the normalised sums if a later branch reads one of these.
+
+    The last norm of a network is read by no branch, and does not count by itself.
     """
-    found = [_placement(flow, *pair) for pair in zip(residuals, ends_in_norm, strict=True)]
     starts = {flow.back(residual.start) for residual in residuals}
-    for kind, residual in zip(found, residuals, strict=True):
-        if kind == "post" and (made := normed_sum(flow, residual)) and flow.back(made) in starts:
-            return found
-    return [
-        _inside(flow, residual) if kind == "post" else kind
-        for kind, residual in zip(found, residuals, strict=True)
-    ]
+    normed = [_normed_sum(flow, residual) for residual in residuals]
+    if not any(made is not None and flow.back(made) in starts for made in normed):
+        return [residual.total for residual in residuals]
+    return [one.total if made is None else made for one, made in zip(residuals, normed, strict=True)]
 
 
-def _placement(flow: Flow, residual: TracedBranch, ends_in_norm: bool) -> Placement:
-    opens_with_norm = any(
-        is_normalisation(flow, node) and not flow.weights_between(residual.start, node.outputs[0])
-        for node in flow.makers(residual.region)
-    )
-    if opens_with_norm:
-        return "peri" if ends_in_norm else "pre"
-    if ends_in_norm:
-        return "out"
-    return "post" if normed_sum(flow, residual) is not None else _inside(flow, residual)
-
-
-def _inside(flow: Flow, residual: TracedBranch) -> Placement:
-    """`inner` if every path through the branch passes one norm between its weights, else `none`."""
-    norms = [node for node in flow.makers(residual.region) if is_normalisation(flow, node)]
-    passed = (flow.must_pass(residual.start, residual.ends, node.outputs, residual.region) for node in norms)
-    return "inner" if any(passed) else "none"
-
-
-def normed_sum(flow: Flow, residual: TracedBranch) -> int | None:
+def _normed_sum(flow: Flow, residual: TracedBranch) -> int | None:
     """The normalised sum after the addition, if nothing but one norm reads the sum."""
     total = residual.total
     found: set[int] = set()

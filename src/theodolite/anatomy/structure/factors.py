@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 
 from theodolite.anatomy.recording.operations import HOMOGENEOUS, NORMS, POSITIVE, REDUCTIONS, VIEWS
 from theodolite.anatomy.recording.trace import Node, Ref
-from theodolite.anatomy.structure.flow import Flow, bits, mask_of, walk
+from theodolite.anatomy.structure.flow import Flow, mask_of, walk
 from theodolite.anatomy.structure.norms import (
     POWERS,
     follows_normalisation,
@@ -210,10 +210,9 @@ def factor_elsewhere(
 def _products(flow: Flow, start: int, end: int) -> list[float]:
     """The product of the numbers between two values; nan if paths differ, none if all pass a weight."""
     products = {start: 1.0}
-    for value in bits(flow.after(start, end)):
-        node = flow.maker(value)
-        assert node is not None
-        paths = [products[source] * _number(flow, node, source) for source in _carried(flow, node, products)]
+    for value, node in flow.made(flow.after(start, end)):
+        sources = [source for source in flow.signals(node) if source in products]
+        paths = [products[source] * _number(flow, node, source) for source in sources]
         if paths and "weight" not in flow.kinds(node):
             products[value] = _one(paths)
     return [products[end]] if end in products else []
@@ -234,10 +233,8 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
     last = flow.graph.outputs | {residual.start for residual in residuals}
     products, found = {first: 1.0}, []
     until_sum: dict[int, float] = {}
-    for value in bits(flow.descendants[first] & flow.live & ~(1 << first)):
-        node = flow.maker(value)
-        assert node is not None
-        sources = [source for source in _carried(flow, node, products) if source not in last]
+    for value, node in flow.made(flow.descendants[first] & flow.live & ~(1 << first)):
+        sources = [source for source in flow.signals(node) if source in products and source not in last]
         if not sources:
             continue
         is_sum = node.op in ("add", "sub") and len(flow.signals(node)) > 1
@@ -282,7 +279,7 @@ def _behind(flow: Flow, residuals: Iterable[TracedBranch], use: Use, *, reads_ou
 def _walk_back(
     flow: Flow, node: Node, starts: Collection[int] = (), *, gains: bool = True
 ) -> tuple[float, str]:
-    """The product of the numbers before a weight or gain, and what is before them: `weight`, `norm` or else.
+    """The product of the numbers before a weight or gain; and `weight` or `norm`, if that precedes them.
 
     Without `gains` a gain counts as a weight.
     """
@@ -312,10 +309,6 @@ def _number(flow: Flow, node: Node, source: int) -> float:
         return factor
     scaled = node.op in ("add", "sub") and len(node.args) > 1 and node.args[1] == Ref(source)
     return float(node.kwargs.get("alpha", 1.0)) if scaled else 1.0
-
-
-def _carried(flow: Flow, node: Node, products: dict[int, float]) -> list[int]:
-    return [source for source in flow.signals(node) if source in products]
 
 
 def _one(products: list[float]) -> float:

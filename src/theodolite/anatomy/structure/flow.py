@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -80,14 +81,13 @@ class Flow:
         index = self.graph.maker[value]
         return None if index is None else self.graph.nodes[index]
 
+    def made(self, mask: int) -> Iterator[tuple[int, Node]]:
+        """The values of a mask that were made by nodes, in order, each with its node."""
+        return ((value, node) for value in bits(mask) if (node := self.maker(value)) is not None)
+
     def makers(self, mask: int) -> Iterator[Node]:
         """The nodes that made the values of a mask, in order, each once."""
-        last = -1
-        for value in bits(mask):
-            index = self.graph.maker[value]
-            if index is not None and index != last:
-                last = index
-                yield self.graph.nodes[index]
+        return (next(pairs)[1] for _, pairs in itertools.groupby(self.made(mask), lambda pair: pair[1].index))
 
     def readers(self, value: int) -> list[Node]:
         """The nodes that read a value."""
@@ -154,9 +154,7 @@ class Flow:
     def layers(self, start: int, end: int) -> int:
         """The largest number of weights on one path from start to end."""
         longest = {start: 0}
-        for value in bits(self.after(start, end)):
-            node = self.maker(value)
-            assert node is not None
+        for value, node in self.made(self.after(start, end)):
             above = max((longest[source] for source in self.signals(node) if source in longest), default=0)
             longest[value] = above + (self.weighted >> value & 1)
         return longest[end]

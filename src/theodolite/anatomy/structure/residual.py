@@ -283,9 +283,7 @@ def _total(flow: Flow, products: Sequence[tuple[int, list[int]]], shape: tuple[i
     sums = {made for made, _ in products}
     total, first = max(sums), min(sums)
     stacked = any(len(terms) > 1 for _, terms in products)
-    for value in bits(flow.live >> first << first):
-        node = flow.maker(value)
-        assert node is not None
+    for value, node in flow.made(flow.live >> first << first):
         carried = flow.signals(node)
         if value in sums or not carried or not sums.issuperset(carried):
             continue

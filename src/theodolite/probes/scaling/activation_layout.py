@@ -18,7 +18,7 @@ from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.recording.operations import CONVOLUTIONS, NORMS, PRODUCTS
 from theodolite.anatomy.recording.trace import Graph, Ref, watch
 from theodolite.anatomy.specimen import Specimen, shapes_of
-from theodolite.anatomy.structure.branches import normed_sum
+from theodolite.anatomy.structure.branches import stream_after
 from theodolite.anatomy.structure.expressions import moved, own_axes
 from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
@@ -86,7 +86,7 @@ def find_layout(model: nn.Module, inputs: Any) -> ActivationLayout:
         layers=tuple(residual.layers for residual in residuals),
         branches=tuple(residual.ends for residual in residuals),
         factors=tuple(_factors(flow, residual) for residual in residuals),
-        stream=tuple(_stream(flow, residuals)),
+        stream=tuple(stream_after(flow, residuals)),
         starts=tuple(residual.start for residual in residuals),
         channels=tuple(_channels(flow, residuals)),
         is_routed=any(residual.history is not None for residual in residuals),
@@ -163,15 +163,6 @@ def _outside(flow: Flow, residuals: list[TracedBranch]) -> dict[str, tuple[int, 
         if is_read_by_another and not inside >> value & 1:
             found[use.name] = (*found.get(use.name, ()), value)
     return found
-
-
-def _stream(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
-    """The stream after each branch; after a norm of the sum if the next branch reads that."""
-    starts = {flow.back(residual.start) for residual in residuals}
-    normed = [normed_sum(flow, residual) for residual in residuals]
-    post = any(value is not None and flow.back(value) in starts for value in normed)
-    pairs = zip(normed, residuals, strict=True)
-    return [value if post and value is not None else residual.total for value, residual in pairs]
 
 
 def _factors(flow: Flow, residual: TracedBranch) -> tuple[float, ...]:
