@@ -12,6 +12,7 @@ import theodolite as th
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
 TOKENS = torch.zeros(1, 8, dtype=torch.long)
 BASE, DEEP, WIDE = th.Size(32, 2), th.Size(32, 4), th.Size(64, 2)
 

@@ -15,6 +15,7 @@ from theodolite.core.errors import UseError
 from theodolite.planning.counterparts import repeated_branches
 
 BASE, DEEP = th.Size(8, 2), th.Size(8, 4)
+pytestmark = pytest.mark.usefixtures("one_dissection")
 INPUTS = torch.zeros(2, 6, 3)
 
 

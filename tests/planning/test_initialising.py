@@ -21,6 +21,7 @@ from theodolite.core.building import build_model
 from theodolite.models import GPT, ResidualMLP
 from theodolite.planning import initialising
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
 TOKENS = torch.zeros(1, 8, dtype=torch.long)
 VECTORS = torch.zeros(2, 8)
 

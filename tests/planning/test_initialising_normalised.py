@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from theodolite import Size, plan
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
 SIGNALS = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0))
 BASE = Size(16, 1)
 Wrap = Callable[[nn.Module], nn.Module]

@@ -19,6 +19,7 @@ from theodolite.planning.init_reading import read_init, read_without_values
 
 from ..anatomy.scaled import FORMS, retire, scale, scaled_gpt
 
+pytestmark = pytest.mark.usefixtures("one_dissection")
 TOKENS = torch.zeros(1, 8, dtype=torch.long)
 BASE, WIDE, DEEP, LARGE = Size(32, 1), Size(128, 1), Size(32, 2), Size(64, 2)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from theodolite.anatomy.names import all_parameter_names, canonical_parameters
+from theodolite.anatomy.names import all_parameter_names, canonical_parameters, matching, starred
 from theodolite.anatomy.part import (
     ROLES,
     UNTRAINED,
@@ -35,7 +34,7 @@ from theodolite.anatomy.roles import (
 from theodolite.anatomy.specimen import Specimen, examine, examine_built
 from theodolite.anatomy.structure import branches, factors
 from theodolite.anatomy.structure.elements import row_blocks
-from theodolite.anatomy.structure.norms import follows_normalisation, norm_role
+from theodolite.anatomy.structure.norms import follows_normalisation, read_by
 from theodolite.anatomy.structure.uses import Use
 from theodolite.core.calling import Build
 from theodolite.core.exclusive import exclusive
@@ -258,7 +257,7 @@ class _Dissection:
     def _norm(self, uses: list[Use], is_norm: bool) -> Norm | None:
         """Who reads a gain of a norm, or a vector that multiplies weights."""
         if is_norm:
-            return norm_role(self.flow, uses)
+            return "output" if read_by(self.flow, uses).obstacle else "input"
         weights = [factors.scaled_weights(self.flow, use) for use in uses]
         if not all(weights) or any(use.in_axes for use in uses):
             return None
@@ -328,19 +327,19 @@ def _match(roles: Mapping[str, Role], names: list[str]) -> dict[str, Role]:
     for pattern, role in roles.items():
         if role not in ROLES:
             raise AnatomyError(f"roles[{pattern!r}] is {role!r}: a role is one of {', '.join(ROLES)}")
-        matching = fnmatch.filter(names, pattern)
-        if not matching:
+        found = matching(names, pattern)
+        if not found:
             raise AnatomyError(
                 f"roles[{pattern!r}] matches no parameter; there are {', '.join(names[:4])}, ..."
             )
-        said |= dict.fromkeys(matching, role)
+        said |= dict.fromkeys(found, role)
     return said
 
 
 def _remedy(name: str, shape: tuple[int, ...]) -> str:
     wide = len([size for size in shape if size > 1]) > 1
     example = "hidden" if wide else "input" if len(shape) > 1 else "gain"
-    pattern = ".".join("*" if piece.isdigit() else piece for piece in name.split("."))
+    pattern = starred(name, steps=True)
     return f'Say what it is: roles={{"{pattern}": "{example}"}}, or another of {", ".join(ROLES)}'
 
 

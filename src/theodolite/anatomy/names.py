@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -21,21 +22,14 @@ _WRAPPERS = {
 }
 
 MANY = 4
-"""From this many equal tensors in one block on, as experts held one by one, they share one pattern."""
+"""Equal tensors in one block, such as separate experts, share one pattern if there are at least so many."""
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside the outermost wrappers, such as DDP or `torch.compile`."""
-    while (inner := _wrapped(model)) is not None:
-        model = inner
+    while type(model).__module__.startswith("torch.") and (child := _WRAPPERS.get(type(model).__name__)):
+        model = getattr(model, child)
     return model
-
-
-def _wrapped(module: nn.Module) -> nn.Module | None:
-    if not type(module).__module__.startswith("torch."):
-        return None
-    child = _WRAPPERS.get(type(module).__name__)
-    return getattr(module, child) if child else None
 
 
 def canonical_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -48,11 +42,10 @@ def canonical_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str,
 
 def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter under its canonical name; a tied one once, under its first name."""
-    seen: set[int] = set()
+    first: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in all_parameter_names(model):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name, tensor
+        first.setdefault(id(tensor), (name, tensor))
+    yield from first.values()
 
 
 def all_parameter_names(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -63,13 +56,13 @@ def all_parameter_names(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield (f"{prefix}.{name}" if prefix else name), tensor
 
 
-def starred(name: str) -> str:
-    """A name with stars for its numbers: tensors of one kind in different blocks have the same.
+def starred(name: str, *, steps: bool = False) -> str:
+    """A name with stars for its numbers, or for those that are whole steps of its path.
 
-    >>> starred("blocks.3.norm1.weight")
-    'blocks.*.norm*.weight'
+    >>> starred("blocks.3.norm1.weight"), starred("blocks.3.norm1.weight", steps=True)
+    ('blocks.*.norm*.weight', 'blocks.*.norm1.weight')
     """
-    return re.sub(r"\d+", "*", name)
+    return re.sub(r"(?<![^.])\d+(?![^.])" if steps else r"\d+", "*", name)
 
 
 class Placed(Protocol):
@@ -93,8 +86,7 @@ def gather(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[tuple
     order: dict[str, int] = {}
     for item in items:
         order[item.name] = len(order)
-        pattern = ".".join("*" if piece.isdigit() else piece for piece in item.name.split("."))
-        alike.setdefault((pattern, key(item)), []).append(item)
+        alike.setdefault((starred(item.name, steps=True), key(item)), []).append(item)
     folds = [
         (starred_name([item.name for item in members]), tuple(members))
         for group in alike.values()
@@ -112,6 +104,11 @@ def _columns(group: list[Item]) -> list[list[Item]]:
     if len(counts) != 1 or (count := counts.pop()) >= MANY or (None in places and count > 1):
         return [group]
     return [list(column) for column in zip(*places.values(), strict=True)]
+
+
+def matching(names: Iterable[str], pattern: str) -> list[str]:
+    """The names that are, or match, a pattern: a name with brackets is itself and no pattern."""
+    return [name for name in names if name == pattern or fnmatch.fnmatchcase(name, pattern)]
 
 
 def starred_name(names: Sequence[str]) -> str:
@@ -132,13 +129,21 @@ def ranges(numbers: Iterable[int]) -> str:
     >>> ranges(range(0, 24, 2))
     '0, 2, …, 22'
     """
-    runs: list[list[int]] = []
+    found = runs(numbers)
+    steps = {later.start - earlier.start for earlier, later in pairwise(found)}
+    if len(found) > 3 and len(steps) == 1 and all(len(run) == 1 for run in found):
+        return f"{found[0].start}, {found[1].start}, …, {found[-1].start}"
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
+
+
+def runs(numbers: Iterable[int]) -> list[range]:
+    """Consecutive integers as ranges.
+
+    >>> runs([0, 1, 2, 6, 7])
+    [range(0, 3), range(6, 8)]
+    """
+    found: list[range] = []
     for number in sorted(set(numbers)):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    steps = {later[0] - earlier[0] for earlier, later in pairwise(runs)}
-    if len(runs) > 3 and len(steps) == 1 and all(len(run) == 1 for run in runs):
-        return f"{runs[0][0]}, {runs[1][0]}, …, {runs[-1][0]}"
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+        start = found.pop().start if found and found[-1].stop == number else number
+        found.append(range(start, number + 1))
+    return found

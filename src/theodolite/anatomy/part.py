@@ -326,7 +326,10 @@ def untrained(parts: Iterable[Part]) -> str:
 
 def _table(folds: Iterable[Fold]) -> Table:
     columns = ("tensor", "role", Column("shape", side="right"), "block", "notes")
-    rows = [(one.pattern, one.part.role, _shape(one.part), _place(one), _notes(one.part)) for one in folds]
+    rows = []
+    for one in folds:
+        place = f"{one.blocks}.{one.part.branch}" if one.part.block is not None else ""
+        rows.append((one.pattern, one.part.role, _shape(one.part), place, _notes(one.part)))
     return Table(columns, rows)
 
 
@@ -334,10 +337,6 @@ def _shape(part: Part) -> str:
     """The shape, with a star on dimensions that grow with width."""
     sizes = [f"{size}*" if axis in part.grown_axes else str(size) for axis, size in enumerate(part.shape)]
     return "×".join(sizes) or "scalar"
-
-
-def _place(one: Fold) -> str:
-    return f"{one.blocks}.{one.part.branch}" if one.part.block is not None else ""
 
 
 def _notes(part: Part) -> str:

@@ -143,12 +143,8 @@ def _reads_data(flow: Flow, use: Use) -> bool:
 def _reaches_output(flow: Flow, use: Use) -> bool:
     """Does the result leave the network without meeting another weight?"""
     made = flow.graph.nodes[use.node].outputs[0]
-    free = flow.descendants[made] & ~flow.weighted
-
-    def onward(value: int) -> list[int]:
-        return [one for node in flow.readers(value) for one in node.outputs if free >> one & 1]
-
-    return any(value in flow.graph.outputs for value in walk([made], onward))
+    reached = walk([made], lambda value: flow.made_of(value, ~flow.weighted))
+    return any(value in flow.graph.outputs for value in reached)
 
 
 def _routes(flow: Flow, use: Use) -> bool:
@@ -171,22 +167,20 @@ def grown_axes(
     Width may add tensors (a norm per head), but neither remove nor shrink one that is trained.
     """
     here, there = f"build({size.width}, {size.depth})", f"build({2 * size.width}, {size.depth})"
-    missing = [name for name in main.shapes if name not in wider.shapes and name not in untrained]
-    if missing:
-        raise AnatomyError(
-            f"{here} has the tensor {missing[0]}, {there} has not: width may not take tensors away"
-        )
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in main.shapes.items():
-        other = wider.shapes.get(name, ())
-        if len(other) != len(shape) or any(a > b for a, b in zip(shape, other, strict=True)):
-            if name not in untrained:
-                raise AnatomyError(
-                    f"{name} has shape {shape} in {here} but {other} in {there}: it does not grow with width"
-                )
-            found[name] = ()
-            continue
-        found[name] = tuple(axis for axis, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b)
+        other = wider.shapes.get(name)
+        if other is None and name not in untrained:
+            raise AnatomyError(
+                f"{here} has the tensor {name}, {there} has not: width may not take tensors away"
+            )
+        pairs = list(enumerate(zip(shape, other or (), strict=False)))
+        fits = other is not None and len(other) == len(shape) and all(a <= b for _, (a, b) in pairs)
+        if not fits and name not in untrained:
+            raise AnatomyError(
+                f"{name} has shape {shape} in {here} but {other} in {there}: it does not grow with width"
+            )
+        found[name] = tuple(axis for axis, (a, b) in pairs if a != b) if fits else ()
     if not any(found.values()):
         if len(wider.shapes) > len(main.shapes):
             raise AnatomyError(f"{there} has more tensors than {here}, but none that is larger")

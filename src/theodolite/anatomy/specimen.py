@@ -18,7 +18,6 @@ from theodolite.anatomy.recording.trace import trace
 from theodolite.anatomy.structure.branches import names_in
 from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
-from theodolite.anatomy.structure.uses import find_uses
 from theodolite.core.building import build_hollow, build_model, in_one_line
 from theodolite.core.calling import Build, see_inside
 from theodolite.core.size import Size
@@ -87,7 +86,7 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
             f"the forward pass of {type(model).__name__} failed: {in_one_line(error)}\n"
             f"It was called with {_shown(inputs)}. Check that the model runs on these inputs"
         ) from error
-    flow = Flow(find_uses(graph))
+    flow = Flow(graph)
     return Specimen(model, shapes_of(model), flow, find_residuals(flow))
 
 

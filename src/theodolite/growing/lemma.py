@@ -26,7 +26,6 @@ from theodolite.anatomy.recording.rerun import Rerun, rerun
 from theodolite.anatomy.structure.branches import names_in, streams_of
 from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
-from theodolite.anatomy.structure.uses import find_uses
 from theodolite.core.errors import UseError
 from theodolite.growing.lipschitz import Bound, Sizes, upper_bound
 from theodolite.probes.scaling.activation_layout import ActivationLayout, find_layout
@@ -90,30 +89,30 @@ class LayeredPass:
     @property
     def is_post_norm(self) -> bool:
         """Is the stream normalised between its layers?"""
-        sums = [self.flow.graph.nodes[residual.addition].outputs[0] for residual in self.residuals]
-        return list(self.layout.stream) != sums
+        return list(self.layout.stream) != [residual.total for residual in self.residuals]
 
     @property
     def _last_stream(self) -> int:
         """The input of the top; with post-norm the output of the last norm."""
-        return self.layout.stream[max(self.layers[-1], key=lambda one: self.residuals[one].addition)]
+        return self.layout.stream[max(self.layers[-1], key=lambda one: self.residuals[one].total)]
 
     def _start(self, layer: int) -> int:
         return self.residuals[self.layers[layer][0]].start
 
     def _total(self, layer: int) -> int:
         """The sum of the stream and all branches of a layer."""
-        addition = max(self.residuals[one].addition for one in self.layers[layer])
-        return self.flow.graph.nodes[addition].outputs[0]
+        return max(self.residuals[one].total for one in self.layers[layer])
 
     def _skipped(self, layer: int) -> int:
         """What the branches of a layer are added to: the stream, or a projection of it."""
         members = [self.residuals[one] for one in self.layers[layer]]
-        first = min(members, key=lambda one: one.addition)
+        first = min(members, key=lambda one: one.total)
         inside = 0
         for one in members:
             inside |= one.region
-        others = [value for value in self.flow.graph.nodes[first.addition].inputs if not inside >> value & 1]
+        addition = self.flow.maker(first.total)
+        assert addition is not None
+        others = [value for value in addition.inputs if not inside >> value & 1]
         # A projection lies between the branch's start and the sum too, but no branch ends in it.
         return others[0] if others else first.start
 
@@ -176,7 +175,7 @@ class LemmaLayer:
 def cut_in_layers(model: nn.Module, inputs: Any) -> LayeredPass:
     """Record a forward pass and cut it."""
     layout = find_layout(model, inputs)
-    flow = Flow(find_uses(layout.graph))
+    flow = Flow(layout.graph)
     residuals = tuple(find_residuals(flow))
     name = type(model).__name__
     if not residuals:
@@ -188,7 +187,7 @@ def cut_in_layers(model: nn.Module, inputs: Any) -> LayeredPass:
     by_start: dict[int, list[int]] = {}
     for index, residual in enumerate(residuals):
         by_start.setdefault(flow.back(residual.start), []).append(index)
-    layers = sorted(by_start.values(), key=lambda members: max(residuals[one].addition for one in members))
+    layers = sorted(by_start.values(), key=lambda members: max(residuals[one].total for one in members))
     return LayeredPass(
         model, layout, flow, residuals, tuple(map(tuple, layers)), dict(canonical_parameters(model))
     )

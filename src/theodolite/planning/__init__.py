@@ -1,9 +1,8 @@
 """From a rule and an anatomy to initial values, parameter groups, an optimizer and a schedule."""
 
-from theodolite.planning.diff import PlanDiff
 from theodolite.planning.init_distribution import InitDistribution
 from theodolite.planning.plan import Explanation, Plan
 from theodolite.planning.planner import plan
-from theodolite.planning.rows import PlanRow
+from theodolite.planning.rows import PlanDiff, PlanRow
 
 __all__ = ["Explanation", "InitDistribution", "Plan", "PlanDiff", "PlanRow", "plan"]

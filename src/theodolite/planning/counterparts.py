@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,12 +25,12 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
     """
     if {part.name for part in target.trained} == {part.name for part in base.trained}:
         for part in target.trained:
-            name = part.name
-            if base[name].role != part.role:
+            other = base[part.name]
+            if other.role != part.role:
                 raise UseError(
-                    f"{name} is {part.role} at {target.size} and {base[name].role} at {base.size}: shapes "
-                    f"{part.shape} and {base[name].shape}. Choose another base size, or say what it is: "
-                    f'roles={{"{name}": …}}'
+                    f"{part.name} is {part.role} at {target.size} and {other.role} at {base.size}: shapes "
+                    f"{part.shape} and {other.shape}. Choose another base size, or say what it is: "
+                    f'roles={{"{part.name}": …}}'
                 )
         return {part.name: base[part.name] for part in target.trained}
     in_order = _in_order(target, base)
@@ -85,42 +85,26 @@ def _followers(anatomy: Anatomy) -> list[Part]:
     return [part for part in anatomy.values() if part.beside and anatomy[part.beside].block == part.block]
 
 
-Kind = Callable[[Part, int], Hashable]
-
-
-def _named(part: Part, width: int) -> Hashable:
-    """Name without pieces that are numbers, role, operation, number of dimensions."""
-    name = ".".join("*" if piece.isdigit() else piece for piece in part.name.split("."))
-    return name, part.role, part.op, len(part.shape)
-
-
-def _roughly_named(part: Part, width: int) -> Hashable:
-    """The same without any number, as for `weight_ih_l0`."""
-    return starred(part.name), part.role, part.op, len(part.shape)
-
-
-def _fans(part: Part, width: int) -> Hashable:
-    """Fans in units of the width, which tell the stages of a network apart."""
-    return part.width_in and part.fan_in / width, part.width_out and part.fan_out / width
-
-
-KINDS: tuple[Kind, ...] = (
-    lambda part, width: (_named(part, width), _fans(part, width)),
-    lambda part, width: (_roughly_named(part, width), _fans(part, width)),
-    _named,
-    _roughly_named,
-)
-"""What must be equal, from the strictest to the loosest."""
+KINDS = ((True, True), (True, False), (False, True), (False, False))
+"""From the strictest to the loosest: must fans be equal, and numbers within the steps of a name?"""
 
 
 def _alike(
-    parts: Iterable[Part], kind: Kind, anatomy: Anatomy, place: Literal["block", "beside"]
+    parts: Iterable[Part], kind: tuple[bool, bool], anatomy: Anatomy, place: Literal["block", "beside"]
 ) -> dict[tuple[Hashable, Any], list[Part]]:
-    """Tensors of one kind in one place, in order."""
+    """Tensors of one kind in one place, in order.
+
+    The kind is name, role, operation and number of dimensions, and the fans in units of the width, which tell
+    the stages of a network apart. `weight_ih_l0` has a number within a step of its name.
+    """
+    fans, steps = kind
     width = anatomy.size.width if anatomy.size else 1
     found: dict[tuple[Hashable, Any], list[Part]] = {}
     for part in parts:
-        found.setdefault((kind(part, width), getattr(part, place)), []).append(part)
+        key: tuple[Hashable, ...] = starred(part.name, steps=steps), part.role, part.op, len(part.shape)
+        if fans:
+            key += part.width_in and part.fan_in / width, part.width_out and part.fan_out / width
+        found.setdefault((key, getattr(part, place)), []).append(part)
     return found
 
 

@@ -21,6 +21,7 @@ from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Policy, Ratios
 from theodolite.optimizers.condition import centre, change, deviation, multiplier, norm
 from theodolite.optimizers.decay_policies import decays
 from theodolite.optimizers.scaling import Scaling, fraction, inverse
+from theodolite.optimizers.spec import OptimizerSpec
 from theodolite.planning.init_distribution import InitDistribution
 from theodolite.planning.rows import WITH_EXTENT, WITHOUT_EPS
 
@@ -46,6 +47,11 @@ class Derivation:
     readout: float = 1.0
     """A multiplier that stays beside the weight, on the readout of a tied embedding."""
 
+    @property
+    def spec(self) -> OptimizerSpec | None:
+        """What is known of the optimizer; None for a rule of the user's."""
+        return OPTIMIZERS.get(self.rule)
+
 
 def reasons(case: Derivation) -> dict[str, str]:
     """What the tensor is, and for each column the formula with its numbers; below it, why."""
@@ -67,37 +73,32 @@ def reasons(case: Derivation) -> dict[str, str]:
 
 def _identity(case: Derivation) -> str:
     part = case.part
-    nouns = {"bias": "bias", "gain": "gain"}
-    words = [
-        nouns.get(part.role, f"{part.role} weight"),
-        f"of shape {'×'.join(map(str, part.shape)) or '()'}",
-    ]
+    noun = part.role if part.role in ("bias", "gain") else f"{part.role} weight"
+    what = f"{noun} of shape {'×'.join(map(str, part.shape)) or '()'}"
     if part.norm:
-        words.append(f"of an {part.norm.capitalize()}-Norm" if part.op == "norm" else "inside a weight")
-    where = [] if part.block is None else [f"in block {part.block}"]
-    if part.branch_layers == 1:
-        where.append("in a branch of one layer")
-    if part.ends_branch:
-        where.append("where its branch ends")
-    if part.on_stream:
-        where.append("on the residual stream")
-    described = ", ".join([" ".join(words), *where])
-    return f"{described}; trained by {case.rule}"
+        what += f" of an {part.norm.capitalize()}-Norm" if part.op == "norm" else " inside a weight"
+    places = {
+        f"in block {part.block}": part.block is not None,
+        "in a branch of one layer": part.branch_layers == 1,
+        "where its branch ends": part.ends_branch,
+        "on the residual stream": part.on_stream,
+    }
+    where = [place for place, applies in places.items() if applies]
+    return f"{', '.join([what, *where])}; trained by {case.rule}"
 
 
 def _sizes(case: Derivation) -> str:
-    ratios, (here, there) = case.ratios, case.num_branches
-    lines = [
-        f"r_in = {fraction(ratios.fan_in)}: "
-        f"fan-in {case.part.fan_in} = {fraction(ratios.fan_in)} × {case.partner.fan_in}",
-        f"r_out = {fraction(ratios.fan_out)}: "
-        f"fan-out {case.part.fan_out} = {fraction(ratios.fan_out)} × {case.partner.fan_out}",
+    part, partner, ratios = case.part, case.partner, case.ratios
+    sizes = [
+        ("r_in", ratios.fan_in, "fan-in", part.fan_in, partner.fan_in),
+        ("r_out", ratios.fan_out, "fan-out", part.fan_out, partner.fan_out),
     ]
-    if case.part.block is not None or case.part.on_stream:
-        lines.append(
-            f"r_L = {fraction(ratios.depth)}: residual branches {here} = {fraction(ratios.depth)} × {there}"
-        )
-    return "\n".join(lines)
+    if part.block is not None or part.on_stream:
+        sizes.append(("r_L", ratios.depth, "residual branches", *case.num_branches))
+    return "\n".join(
+        f"{symbol} = {fraction(ratio)}: {what} {here} = {fraction(ratio)} × {there}"
+        for symbol, ratio, what, here, there in sizes
+    )
 
 
 def _alpha(case: Derivation) -> str:
@@ -161,7 +162,7 @@ def _lr(case: Derivation) -> str:
 def _decay(case: Derivation) -> str:
     if case.policy == "none":
         return "0: the policy is that nothing decays"
-    if case.rule in OPTIMIZERS and not OPTIMIZERS[case.rule].decays:
+    if case.spec and not case.spec.decays:
         return f"0: {case.rule} keeps the norm of the tensor"
     if case.part.undecayed:
         return "0: no_decay names it, or the network marks it as not to decay"
@@ -197,8 +198,7 @@ def _decay(case: Derivation) -> str:
 def _eps(case: Derivation) -> str:
     factor = case.explicit.eps / case.base.eps if case.base.eps else 1.0
     formula = _product(("ε", case.base.eps), ("f", factor), *_power(case, -case.explicit.eps_degree))
-    spec = OPTIMIZERS.get(case.rule)
-    compared = _written(case, factor, spec.eps.compared if spec and spec.eps else None)
+    compared = _written(case, factor, case.spec.eps.compared if case.spec and case.spec.eps else None)
     return f"{formula}\n" + (f"f = {compared}" if compared else "f: as the rule asks")
 
 
@@ -206,8 +206,7 @@ def _extent(case: Derivation) -> str:
     factor = case.explicit.extent
     own = [] if factor == 1 else [("e", factor)]
     words = "times the optimizer's own, in units of the weight"
-    spec = OPTIMIZERS.get(case.rule)
-    scaling = _written(case, factor, spec.extent.scaling if spec and spec.extent else None)
+    scaling = _written(case, factor, case.spec.extent.scaling if case.spec and case.spec.extent else None)
     if own and scaling:
         words += f"; e = {scaling}"
     return f"{_product(('1', 1.0), *own, *_power(case, 1))}\n{words}"
@@ -225,8 +224,7 @@ def _allowed(case: Derivation) -> str:
 
 def _update(case: Derivation) -> str:
     size = _update_size(case)
-    spec = OPTIMIZERS.get(case.rule)
-    update = _written(case, size, spec.update if spec else None)
+    update = _written(case, size, case.spec.update if case.spec else None)
     return f"u = {update}" if update else f"u = {fraction(size)}: the size of the update, as the rule says"
 
 

@@ -165,13 +165,9 @@ class Affine:
         scale = abs(self.scale)
         if self.z == "constant" or scale == 0:
             return InitDistribution("constant", mean=self.shift)
-        if self.z == "normal":
-            return InitDistribution("normal", std=scale, mean=self.shift)
-        if self.z == "uniform":
-            return InitDistribution("uniform", std=scale / math.sqrt(3), mean=self.shift)
-        return InitDistribution(
-            "truncated", scale * truncated_std(self.cut), self.shift, bound=scale * self.cut
-        )
+        std = scale / math.sqrt(3) if self.z == "uniform" else scale * truncated_std(self.cut)
+        bound = scale * self.cut if self.z == "truncated" else None
+        return InitDistribution(self.z, std, self.shift, bound)
 
     def moved(self, factor: float, shift: float) -> Affine:
         """Of `factor·x + shift`."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.recording.trace import flat, written_by
 from theodolite.core.building import build_hollow, build_model
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
@@ -24,9 +24,9 @@ from theodolite.core.size import Size
 from theodolite.planning.init_distribution import Affine, InitDistribution, truncated
 
 QUICK_PARAMETERS = 16_000_000
-"""Quickly drawn. A larger network is first read without values, in the time of a few operations."""
+"""Up to this size a network is built with values at once; a larger one is first read without values."""
 MOST_REAL_PARAMETERS = 250_000_000
-"""A gigabyte in float32. A larger network is never built with values."""
+"""A larger network, above a gigabyte in float32, is never built with values."""
 
 Distributions = dict[str, InitDistribution]
 """By canonical name of a tensor."""
@@ -238,23 +238,20 @@ class InitRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         change = self._change(func._schema.name.split("::")[1], args, kwargs)
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         result = func(*args, **kwargs)
         for tensor in written:
             self._rewrite(tensor, change)
         results = result if len(func._schema.returns) > 1 else (result,)
         for declared, value in zip(func._schema.returns, results, strict=False):
-            if declared.alias_info is None:
-                for leaf in tree_leaves(value):
-                    if isinstance(leaf, Tensor):
-                        self._write(leaf, change(self.read(args[0]) if _takes_tensor(args) else None))
+            for leaf in flat(value, Tensor) if declared.alias_info is None else ():
+                self._write(leaf, change(self.read(args[0]) if _takes_tensor(args) else None))
         return result
 
-    def _overlapping(self, tensor: Tensor) -> Iterator[_Range]:
+    def _overlapping(self, tensor: Tensor) -> list[_Range]:
         start, stop = _extent(tensor)
-        for one in self._ranges.get(_address(tensor), ()):
-            if one.start < stop and start < one.stop:
-                yield one
+        held = self._ranges.get(_address(tensor), ())
+        return [one for one in held if one.start < stop and start < one.stop]
 
     def _write(self, tensor: Tensor, filled: Affine | None) -> None:
         self._rewrite(tensor, lambda _: filled)
@@ -296,7 +293,7 @@ class InitRecorder(TorchDispatchMode):
         if name == "erfinv":
             return lambda old: old and old.erfinv()
         if name in _FUNCTIONS:
-            return lambda old: old and old.mapped(_FUNCTIONS[name](*args[1:2]))
+            return lambda old: old and old.mapped(lambda x: _FUNCTIONS[name](x, *args[1:2]))
         if name == "clamp":
             low, high = ([*args[1:], None, None])[:2]
             low, high = kwargs.get("min", low), kwargs.get("max", high)
@@ -340,14 +337,11 @@ class InitRecorder(TorchDispatchMode):
         other = self._number(args[1])
         if other is None or (isinstance(args[1], Tensor) and args[1].numel() > args[0].numel()):
             return None
-        alpha = kwargs.get("alpha", 1)
-        if name == "mul":
-            return other, 0.0
         if name == "div":
             return (1 / other, 0.0) if other else None
-        if name == "rsub":
-            return -float(alpha), other
-        return 1.0, alpha * other if name == "add" else -alpha * other
+        alpha = kwargs.get("alpha", 1)
+        lines = {"mul": (other, 0.0), "add": (1.0, alpha * other), "sub": (1.0, -alpha * other)}
+        return lines.get(name, (-float(alpha), other))
 
     def _number(self, value: Any) -> float | None:
         """A number, given as such or as a tensor that is known to hold only it."""
@@ -375,25 +369,15 @@ _NOT_A_FILL = object()
 _CONSTANTS = dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero"), 0.0) | dict.fromkeys(
     ("ones", "ones_like", "new_ones"), 1.0
 )
-# Not the views that stay in their storage: nothing is written there. Nor does `set_`, which goes to another.
+# Views share the storage of their source and write nothing. `set_` points its tensor to another storage.
 _COPIES = frozenset({"clone", "_to_copy", "_unsafe_view", "lift_fresh_copy", "set"})
-_FUNCTIONS: dict[str, Callable[..., Callable[[float], float]]] = {
-    "mean": lambda *_: lambda x: x,
-    "sqrt": lambda *_: math.sqrt,
-    "exp": lambda *_: math.exp,
-    "pow": lambda power: lambda x: x**power,
+_FUNCTIONS: dict[str, Callable[..., float]] = {
+    "mean": lambda x, *_: x,
+    "sqrt": math.sqrt,
+    "exp": math.exp,
+    "pow": pow,
 }
 """Functions of a tensor that holds one number: the rms of a gain of ones is one."""
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that an operation writes to."""
-    found = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-    return found
 
 
 def _takes_tensor(args: Sequence[Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy.names import canonical_parameters, matching
 from theodolite.core import arguments
 from theodolite.core.building import build_model
 from theodolite.core.calling import Build
@@ -26,16 +25,43 @@ from theodolite.optimizers.schedule import Refined
 from theodolite.optimizers.sharding import replicas_of
 from theodolite.optimizers.spec import Make
 from theodolite.planning.caveats import WARNING
-from theodolite.planning.diff import PlanDiff, change, compare_rows
-from theodolite.planning.grouping import Options, count_groups, param_groups, trained_tensors
 from theodolite.planning.initialising import draw_weights, fit_singular_vectors
 from theodolite.planning.readout_multiplier import attach_multipliers
-from theodolite.planning.rows import LARGEST, PlanRow, check_multiplier, check_row, fold_rows, plan_table
+from theodolite.planning.rows import (
+    LARGEST,
+    Options,
+    PlanDiff,
+    PlanRow,
+    change,
+    check_multiplier,
+    check_row,
+    compare_rows,
+    count_groups,
+    fold_rows,
+    param_groups,
+    plan_table,
+    trained_tensors,
+)
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table, counted, number
 
 VERSION = 1
 """Of the format of a saved plan."""
+
+
+_BASE_VALUES = {
+    "size": "size",
+    "base": "base size",
+    "optimizer_name": "optimizer",
+    "lr": "base lr",
+    "weight_decay": "base weight decay",
+    "eps": "base eps",
+    "policy": "decay policy",
+    "options": "options",
+    "vector_options": "vector options",
+    "multipliers": "multipliers",
+}
+"""What holds for the whole plan, by field: its name."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +157,7 @@ class Plan(Result):
 
     def explain(self, name: str) -> Explanation:
         """Where the numbers of one tensor come from; `name` may be a pattern if all that match are alike."""
-        found = [self.rows[one] for one in ([name] if name in self.rows else fnmatch.filter(self.rows, name))]
+        found = [self.rows[one] for one in ([name] if name in self.rows else matching(self.rows, name))]
         if not found:
             near = [one for one in self.rows if name in one] if name else []
             near = (near or difflib.get_close_matches(name, self.rows))[:3]
@@ -342,8 +368,8 @@ class Plan(Result):
     def _built(self, seed: int) -> nn.Module:
         """The network as it initialises itself, on the CPU."""
         if self.build_function is None:
-            names = [name for name, row in self.rows.items() if row.init.kind == "own"]
-            why = f", which {names[0]} starts from" if names else ""
+            own = next((name for name, row in self.rows.items() if row.init.kind == "own"), "")
+            why = f", which {own} starts from" if own else ""
             raise UseError(f"the plan has no build function{why}: read it with Plan.load(path, build)")
         return build_model(self.build_function, self.size, seed=arguments.seed("seed", seed))
 
@@ -383,18 +409,3 @@ def _check_option(value: Any, where: str) -> None:
         raise UseError(
             f"{where} is a {type(value).__name__}: only numbers, texts and their lists can be saved"
         )
-
-
-_BASE_VALUES = {
-    "size": "size",
-    "base": "base size",
-    "optimizer_name": "optimizer",
-    "lr": "base lr",
-    "weight_decay": "base weight decay",
-    "eps": "base eps",
-    "policy": "decay policy",
-    "options": "options",
-    "vector_options": "vector options",
-    "multipliers": "multipliers",
-}
-"""What holds for the whole plan, by field: its name."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Literal, get_args
 
 from theodolite.anatomy import Anatomy, dissect
+from theodolite.anatomy.names import matching
 from theodolite.anatomy.part import Part, Role
 from theodolite.core import arguments
 from theodolite.core.calling import Build
@@ -137,30 +137,24 @@ def plan(
         )
         is_matrix = part.role == "hidden" or (covers == "all" and part.role in ("input", "output"))
         by_own = not vectors or is_matrix
-        its_rule, rule_name = (rule, name) if by_own else (OPTIMIZERS["adamw"].rule, "adamw")
-        given = Base(
-            lr=lr if by_own else vector_lr,
-            weight_decay=weight_decay,
-            eps=eps if by_own else vector_eps,
-            std=1.0,
-        )
+        its_rule, its_name = (rule, name) if by_own else (OPTIMIZERS["adamw"].rule, "adamw")
+        given = Base(lr, weight_decay, eps) if by_own else Base(vector_lr, weight_decay, vector_eps)
         start = inits[part.name]
-        explicit, hyper = _apply_rule(its_rule, rule_name, part, ratios, given, decay)
-        rows[part.name] = _row(
-            Derivation(
-                part=part,
-                partner=partner,
-                ratios=ratios,
-                num_branches=branches.counts(part),
-                rule=rule_name,
-                policy=decay,
-                base=given,
-                init=start if part.role in ("bias", "gain") else start.without_chance(partner.numel),
-                explicit=explicit,
-                hyper=hyper,
-                readout=tied.get(part.name, 1.0),
-            )
+        explicit, hyper = _apply_rule(its_rule, its_name, part, ratios, given, decay)
+        made = Derivation(
+            part=part,
+            partner=partner,
+            ratios=ratios,
+            num_branches=branches.counts(part),
+            rule=its_name,
+            policy=decay,
+            base=given,
+            init=start if part.role in ("bias", "gain") else start.without_chance(partner.numel),
+            explicit=explicit,
+            hyper=hyper,
+            readout=tied.get(part.name, 1.0),
         )
+        rows[part.name] = _row(made)
     return Plan(
         size=size,
         base=base,
@@ -221,11 +215,9 @@ def _undecayed(no_decay: Sequence[str], partners: Mapping[str, Part]) -> set[str
 def _matching(pattern: str, partners: Mapping[str, Part], option: str) -> list[str]:
     """The tensors of the target whose names at base size match; if none does, those whose own names match."""
 
-    def matches(name: str) -> bool:
-        return name == pattern or fnmatch.fnmatchcase(name, pattern)
-
-    names = [name for name, partner in partners.items() if matches(partner.name)]
-    names = names or [name for name in partners if matches(name)]
+    at_base = set(matching((partner.name for partner in partners.values()), pattern))
+    names = [name for name, partner in partners.items() if partner.name in at_base]
+    names = names or matching(partners, pattern)
     if not names:
         some = ", ".join(list(partners)[:4])
         raise UseError(
@@ -280,22 +272,11 @@ def _untrained_row(part: Part) -> PlanRow:
     """The row of a tensor that is left as it is."""
     frozen = part.role == "frozen"
     why = "takes no gradient (requires_grad is False)" if frozen else "is used by nothing in the forward pass"
-    return PlanRow(
-        name=part.name,
-        shape=part.shape,
-        role=part.role,
-        block=part.block,
-        fan_in=part.fan_in,
-        fan_out=part.fan_out,
-        in_axes=part.in_axes,
-        out_axes=part.out_axes,
-        rows=part.rows,
-        scale_free=part.scale_free,
-        init=InitDistribution("kept"),
-        reasons={
-            "tensor": f"of shape {'×'.join(map(str, part.shape)) or '()'}; it {why}, and the plan leaves it "
-            "as it is",
-            "init": "what build makes of it at this size",
-            "lr": "none: no optimizer has it",
-        },
-    )
+    shape = "×".join(map(str, part.shape)) or "()"
+    reasons = {
+        "tensor": f"of shape {shape}; it {why}, and the plan leaves it as it is",
+        "init": "what build makes of it at this size",
+        "lr": "none: no optimizer has it",
+    }
+    alike = {one.name: getattr(part, one.name) for one in fields(PlanRow) if hasattr(part, one.name)}
+    return PlanRow(**alike, init=InitDistribution("kept"), reasons=reasons)

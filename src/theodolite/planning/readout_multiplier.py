@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -69,14 +71,11 @@ def _does_more(target: Anatomy, module: str, readout: Part) -> bool:
     )
 
 
+@dataclass(frozen=True)
 class Multiplier:
     """A forward pre-hook that multiplies the first tensor a module is called with."""
 
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __repr__(self) -> str:
-        return f"Multiplier({self.factor:.4g})"
+    factor: float
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -121,8 +120,8 @@ def attach_multipliers(model: nn.Module, multipliers: Mapping[str, float], of: s
         if name in attached(model):  # one module under two names
             continue
         module.register_forward_pre_hook(Multiplier(factor), with_kwargs=True)
-        module.register_state_dict_post_hook(_Saved(factor))
-        module.register_load_state_dict_pre_hook(_Loaded(factor))
+        module.register_state_dict_post_hook(partial(_note, factor))
+        module.register_load_state_dict_pre_hook(partial(_compare, factor))
         config, prefix = next(_configs(modules, name), (None, ""))
         if config is not None:
             known = getattr(config, MARK, {}).get("multipliers", {})
@@ -133,12 +132,14 @@ def detach_multipliers(model: nn.Module) -> None:
     """Remove all multipliers and their marks from a network."""
     modules = dict(canonical_modules(model))
     for name, module in modules.items():
-        for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, Multiplier)]:
-            del module._forward_pre_hooks[key]
-            module._forward_pre_hooks_with_kwargs.pop(key, None)
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, Multiplier):
+                del module._forward_pre_hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
         for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(_bare(hook), (_Saved, _Loaded))]:
-                del hooks[key]
+            for key, hook in list(hooks.items()):
+                if getattr(getattr(hook, "hook", hook), "func", None) in (_note, _compare):
+                    del hooks[key]
         for config, _ in _configs(modules, name):
             if hasattr(config, MARK):
                 delattr(config, MARK)
@@ -187,35 +188,27 @@ def checked(mark: Any, where: str) -> dict[str, float]:
     return {name: float(factor) for name, factor in found.items()}
 
 
-class _Saved:
-    """Writes the multiplier into the metadata of a saved state."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
-        metadata[METADATA] = self.factor
+def _note(factor: float, module: nn.Module, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+    """Write the multiplier into the metadata of a saved state."""
+    metadata[METADATA] = factor
 
 
-class _Loaded:
-    """Warns if a state was saved without the multiplier, or with another one."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-        if "version" not in metadata:  # not of `state_dict`: nothing is known of it
-            return
-        saved = metadata.get(METADATA)
-        if saved is None or not math.isclose(saved, self.factor):
-            where = prefix[:-1] or type(module).__name__
-            of = "without a multiplier" if saved is None else f"with the multiplier {saved:.4g}"
-            warnings.warn(
-                f"these weights were saved from a network {of} on the input of {where}, and this network has "
-                f"{self.factor:.4g}: with them it computes something else than that network did. Load "
-                "weights after theodolite.surgery.bake into the plain network, not after plan.attach",
-                stacklevel=2,
-            )
+def _compare(
+    factor: float, module: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any
+) -> None:
+    """Warn if a state was saved without the multiplier, or with another one."""
+    if "version" not in metadata:  # not of `state_dict`: nothing is known of it
+        return
+    saved = metadata.get(METADATA)
+    if saved is None or not math.isclose(saved, factor):
+        where = prefix[:-1] or type(module).__name__
+        of = "without a multiplier" if saved is None else f"with the multiplier {saved:.4g}"
+        warnings.warn(
+            f"these weights were saved from a network {of} on the input of {where}, and this network has "
+            f"{factor:.4g}: with them it computes something else than that network did. Load "
+            "weights after theodolite.surgery.bake into the plain network, not after plan.attach",
+            stacklevel=2,
+        )
 
 
 def _let_compiled_code_see_hooks() -> None:
@@ -226,10 +219,6 @@ def _let_compiled_code_see_hooks() -> None:
         config.skip_nnmodule_hook_guards = False
         if utils.counters["frames"]:  # something was compiled; the reset imports all of torch's compiler
             reset()
-
-
-def _bare(hook: Any) -> Any:
-    return getattr(hook, "hook", hook)
 
 
 def _configs(modules: Mapping[str, nn.Module], name: str) -> Iterator[tuple[Any, str]]:

@@ -89,15 +89,20 @@ def rerun(
 
     Dropout is off, and a batch norm in training mode uses the statistics of the batch.
     """
-    totals = Counter(_kinds(graph).values())
-    places = _places(graph, keep, zero)
+    kinds = {
+        node.index: (node.op, tuple(graph.shapes[value] for value in node.inputs))
+        for node in graph.nodes
+        if node.op != "write"
+    }
+    totals = Counter(kinds.values())
+    places = _places(graph, kinds, keep, zero)
     mode = _Mode(places, seen, gradients)
     output = logits(run_under(mode, unwrap(model), inputs, gradients=gradients))
     for value in keep:
         if not graph.readers[value] and value in graph.outputs:
             mode.take(value, output)
-    sure = {place.value for place in places if totals[place.kind] == mode.counts[place.kind]}
     unsure = {place.value for place in places if totals[place.kind] != mode.counts[place.kind]}
+    sure = {place.value for place in places if totals[place.kind] == mode.counts[place.kind]}
     kept = {value: one for value, one in mode.values.items() if value in sure or value in graph.outputs}
     edges = {value: edge for value, edge in mode.edges.items() if value in kept}
     lost = {value for value in keep if value not in kept} | {value for value in zero if value in unsure}
@@ -141,9 +146,10 @@ class _Mode(TorchDispatchMode):
                 self.take(place.value, tensors[place.argument])
         if blank:
             written = {id(one) for one in written_by(func, args, kwargs)}
-            given = iter(
-                [_blank(one, id(one) in written) if at in blank else one for at, one in enumerate(tensors)]
-            )
+            for at in blank:  # a tensor that the operation writes to is zeroed itself
+                one = tensors[at]
+                tensors[at] = one.detach().zero_() if id(one) in written else torch.zeros_like(one)
+            given = iter(tensors)
             args = tuple(_exchanged(arg, given) for arg in args)
             kwargs = {key: _exchanged(arg, given) for key, arg in kwargs.items()}
         result = func(*args, **kwargs)
@@ -162,8 +168,9 @@ class _Mode(TorchDispatchMode):
         self.values[value] = tensor.detach().clone()
 
 
-def _places(graph: Graph, keep: Iterable[int], zero: Iterable[int]) -> list[_Place]:
-    kinds = _kinds(graph)
+def _places(
+    graph: Graph, kinds: Mapping[int, Kind], keep: Iterable[int], zero: Iterable[int]
+) -> list[_Place]:
     ordinals: dict[int, int] = {}
     met: Counter[Kind] = Counter()
     for index, kind in kinds.items():
@@ -178,7 +185,7 @@ def _places(graph: Graph, keep: Iterable[int], zero: Iterable[int]) -> list[_Pla
         read = _as_read(graph, value)
         readers = list(_readers(graph, read))
         if readers:
-            first, chosen = readers[0], min(readers, key=_is_restless)
+            first, chosen = readers[0], min(readers, key=_may_be_recounted)
             found.append(place(first, first.inputs.index(read), value, "mark"))
             found.append(place(chosen, chosen.inputs.index(read), value, "keep"))
     for value in zero:
@@ -206,22 +213,9 @@ def _readers(graph: Graph, value: int) -> Iterator[Node]:
             yield graph.nodes[index]
 
 
-def _is_restless(node: Node) -> bool:
-    """May the number of its kind change under autograd, as products with gradients are folded differently?"""
+def _may_be_recounted(node: Node) -> bool:
+    """May there be more or fewer of its kind under autograd, which folds products in another way?"""
     return node.op in VIEWS or node.op in PRODUCTS
-
-
-def _kinds(graph: Graph) -> dict[int, Kind]:
-    return {
-        node.index: (node.op, tuple(graph.shapes[value] for value in node.inputs))
-        for node in graph.nodes
-        if node.op != "write"
-    }
-
-
-def _blank(tensor: Tensor, is_written: bool) -> Tensor:
-    """Zeros in its place; a tensor that the operation writes to is zeroed itself."""
-    return tensor.detach().zero_() if is_written else torch.zeros_like(tensor)
 
 
 def _exchanged(arg: Any, given: Iterator[Tensor]) -> Any:

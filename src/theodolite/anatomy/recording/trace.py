@@ -136,11 +136,8 @@ def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Grap
         if tensor.numel() == 1 and id(tensor) not in names and not tensor.is_meta:
             state[id(tensor)].constant = tensor.detach().cpu().clone()  # torch computes with it
             mode.fake_tensor_converter.add_constant_storage_mapping(state[id(tensor)])
-    swapped = {name: state[id(tensor)] for name, tensor in named_tensors(model)}
     with mode, _silenced("torch._subclasses.fake_tensor"):
-        fake_inputs = tree_map(fake, inputs)
-        parameters = {id(state[key]): name for key, name in names.items()}
-        return _record(model, fake_inputs, parameters, swapped)
+        return _record(model, tree_map(fake, inputs), names, state)
 
 
 def _trace_real(
@@ -150,38 +147,40 @@ def _trace_real(
     seen: Callable[[int, Tensor], None] | None = None,
 ) -> Graph:
     # A forward pass may write to buffers and inputs, so it gets copies.
-    parameters = {id(tensor): tensor.detach() for tensor in model.parameters()}
-    state = parameters | {id(tensor): tensor.clone() for tensor in model.buffers()}
-    swapped = {name: state[id(tensor)] for name, tensor in named_tensors(model)}
+    state = {id(tensor): tensor.detach() for tensor in model.parameters()}
+    state |= {id(tensor): tensor.clone() for tensor in model.buffers()}
     inputs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, inputs)
-    named = {id(parameters[key]): name for key, name in names.items()}
     with untouched_randomness():
-        return _record(model, inputs, named, swapped, seen)
+        return _record(model, inputs, names, state, seen)
 
 
 def _record(
     model: nn.Module,
     inputs: Any,
-    parameters: Mapping[int, str],
-    state: dict[str, Tensor],
+    names: Mapping[int, str],
+    state: Mapping[int, Tensor],
     seen: Callable[[int, Tensor], None] | None = None,
 ) -> Graph:
-    """Run the model with `state` in place of its own tensors, under a recorder."""
+    """Run the model with `state`, by id, in place of its own tensors, under a recorder."""
     recorder = _Recorder(seen)
-    state, places = _one_for_each_place(model, state)
-    for name, tensor in state.items():
-        value = recorder.value(tensor)
-        known = parameters.get(id(places[name][0])) if name in places else None
+    tensors = {name: state[id(tensor)] for name, tensor in named_tensors(model)}
+    places = _one_for_each_place(model, tensors)
+    parameters = {id(state[key]): name for key, name in names.items()}
+    for name, tensor in tensors.items():
+        separate, place = places.get(name, (tensor, name))
+        value = recorder.value(separate)
+        known = parameters.get(id(tensor))
         if known is None:
-            recorder.note_number(tensor)
+            recorder.note_number(separate)
         else:
             recorder.graph.parameters[value] = known
-            recorder.graph.aliases.setdefault(value, places[name][1])
+            recorder.graph.aliases.setdefault(value, place)
+        tensors[name] = separate
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, Tensor):
             recorder.graph.inputs.add(recorder.value(leaf))
     with undisturbed(model), recorder:
-        output = with_tensors(model, state, call, inputs, tied=False)
+        output = with_tensors(model, tensors, call, inputs, tied=False)
     recorder.graph.outputs = {recorder.value(leaf) for leaf in _results(output)}
     recorder.graph.returned = {recorder.value(leaf) for leaf in tensors_in(output)}
     if not recorder.graph.outputs:
@@ -189,33 +188,24 @@ def _record(
     return recorder.graph
 
 
-def _one_for_each_place(
-    model: nn.Module, state: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, str]]]:
+def _one_for_each_place(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, str]]:
     """Give a tied parameter a separate tensor in each module that holds it, to distinguish its uses.
 
-    Also returns, by name, the tensor it is an alias of and the canonical name of the place.
+    By name of a parameter: the tensor, and the canonical name of the place.
     """
-    canonical: dict[tuple[int, str], str] = {}
-    for prefix, module in canonical_modules(model):
-        for attribute in module._parameters:
-            name = f"{prefix}.{attribute}" if prefix else attribute
-            canonical.setdefault((id(module), attribute), name)
-    separate, places = dict(state), {}
+    canonical = {id(module): prefix for prefix, module in reversed(list(canonical_modules(model)))}
+    places: dict[str, tuple[Tensor, str]] = {}
     by_place: dict[tuple[int, str], Tensor] = {}
     taken: set[int] = set()
     for prefix, module in model.named_modules(remove_duplicate=False):
         for attribute in module._parameters:
             name, place = (f"{prefix}.{attribute}" if prefix else attribute), (id(module), attribute)
-            if name not in state:
-                continue
-            if place not in by_place:
-                tensor = state[name]
-                by_place[place] = tensor.detach() if id(tensor) in taken else tensor
+            if name in tensors:
+                tensor = tensors[name]
+                separate = by_place.setdefault(place, tensor.detach() if id(tensor) in taken else tensor)
                 taken.add(id(tensor))
-            separate[name] = by_place[place]
-            places[name] = state[name], canonical.get(place, name)
-    return separate, places
+                places[name] = separate, f"{canonical.get(id(module), prefix)}.{attribute}".removeprefix(".")
+    return places
 
 
 class _Recorder(TorchDispatchMode):

@@ -127,13 +127,10 @@ class _ByDefinition(TorchFunctionMode):
         if func is torch.stack and isinstance(made, Tensor) and made.is_floating_point():
             terms = list(args[0] if args else kwargs["tensors"])
             dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-            self._remember(made, terms, dim)
+            key = id(made)
+            held = weakref.ref(made, lambda _: self.stacks.pop(key, None))
+            self.stacks[key] = _Stack(held, terms, dim % made.dim(), _versions(made, *terms))
         return made
-
-    def _remember(self, made: Tensor, terms: list[Tensor], dim: int) -> None:
-        key = id(made)
-        held = weakref.ref(made, lambda _: self.stacks.pop(key, None))
-        self.stacks[key] = _Stack(held, terms, dim % made.dim(), _versions(made, *terms))
 
     def _terms(self, stacked: Any, dim: Any = None, *others: Any, **options: Any) -> list[Tensor] | None:
         """The tensors of a stack, if it is summed over just the dimension it was stacked along."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 from theodolite.anatomy.names import starred
@@ -31,14 +33,10 @@ def feeders(flow: Flow, residuals: list[TracedBranch]) -> dict[str, int]:
     for index, residual in enumerate(residuals):
         for value in bits(residual.region):
             home.setdefault(value, index)
-    additions = [flow.graph.nodes[residual.addition] for residual in residuals]
-    stream = {output for node in additions for output in node.outputs}
-    outside = stream | {residual.start for residual in residuals} | flow.graph.outputs
+    outside = {end for residual in residuals for end in (residual.start, residual.total)} | flow.graph.outputs
 
     def onward(value: int) -> list[int]:
-        if value in outside or value in home:
-            return []
-        return [made for node in flow.readers(value) for made in node.outputs if flow.live >> made & 1]
+        return [] if value in outside or value in home else flow.made_of(value, flow.live)
 
     found: dict[str, int] = {}
     for use in flow.uses.all:
@@ -120,16 +118,13 @@ def streams_of(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
     Two sums are of one stream if a path outside of all branches connects them. An encoder's sums reach the
     decoder's only through branches.
     """
-    inside = 0
-    for residual in residuals:
-        inside |= residual.region
-    sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
+    inside = functools.reduce(operator.or_, (residual.region for residual in residuals), 0)
+    sums = [residual.total for residual in residuals]
     streams = list(range(len(residuals)))
     for index, total in enumerate(sums):
         reached = {total}
-        for value in bits(flow.descendants[total] & flow.live & ~(1 << total)):
-            node = flow.maker(value)
-            if node is None or reached.isdisjoint(flow.signals(node)):
+        for value, node in flow.made(flow.descendants[total] & flow.live & ~(1 << total)):
+            if reached.isdisjoint(flow.signals(node)):
                 continue
             if value in sums:  # the next one, which goes on from there
                 old, new = streams[sums.index(value)], streams[index]
@@ -150,15 +145,13 @@ def names_on_stream(flow: Flow, residuals: list[TracedBranch]) -> set[str]:
     in numbers.
     """
     inside = between = around = 0
-    sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
-    streams = streams_of(flow, residuals)
-    for residual, total, stream in zip(residuals, sums, streams, strict=True):
+    pairs = list(zip(residuals, streams_of(flow, residuals), strict=True))
+    for residual, stream in pairs:
         inside |= residual.region
-        between |= flow.after(residual.start, total)
-        for other, its_stream in zip(sums, streams, strict=True):
-            if its_stream == stream:
-                between |= flow.after(other, residual.start)
-        around |= flow.ancestors[residual.start] | flow.descendants[total]
+        between |= flow.after(residual.start, residual.total)
+        for other in (one for one, its_stream in pairs if its_stream == stream):
+            between |= flow.after(other.total, residual.start)
+        around |= flow.ancestors[residual.start] | flow.descendants[residual.total]
 
     def used(path: int) -> set[str]:
         return {use.name for node in flow.makers(path & ~inside) for use in flow.uses.at(node.index)}
@@ -169,44 +162,36 @@ def names_on_stream(flow: Flow, residuals: list[TracedBranch]) -> set[str]:
 
 
 def placements_of(flow: Flow, residuals: list[TracedBranch], ends_in_norm: Iterable[bool]) -> list[Placement]:
-    """Where the norms of each branch stand.
+    """Where the norms of each branch stand; `inner` if every path passes one norm between its weights."""
+    found: list[Placement] = []
+    for residual, by_norm, after in zip(residuals, ends_in_norm, stream_after(flow, residuals), strict=True):
+        start, region = residual.start, residual.region
+        norms = [node for node in flow.makers(region) if is_normalisation(flow, node)]
+        if any(not flow.weights_between(start, node.outputs[0]) for node in norms):
+            found.append("peri" if by_norm else "pre")
+        elif by_norm or after != residual.total:
+            found.append("out" if by_norm else "post")
+        else:
+            inner = any(flow.must_pass(start, residual.ends, node.outputs, region) for node in norms)
+            found.append("inner" if inner else "none")
+    return found
 
-    A norm on the stream after a branch makes it `post` only if a later branch reads the normalised sum, here
-    or anywhere else: the last norm of a network is none of a branch.
+
+def stream_after(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
+    """The stream after each branch: the sum, or the normalised sums if a later branch reads one of these.
+
+    The last norm of a network is read by no branch, and does not count by itself.
     """
-    found = [_placement(flow, *pair) for pair in zip(residuals, ends_in_norm, strict=True)]
     starts = {flow.back(residual.start) for residual in residuals}
-    for kind, residual in zip(found, residuals, strict=True):
-        if kind == "post" and (made := normed_sum(flow, residual)) and flow.back(made) in starts:
-            return found
-    return [
-        _inside(flow, residual) if kind == "post" else kind
-        for kind, residual in zip(found, residuals, strict=True)
-    ]
+    normed = [_normed_sum(flow, residual) for residual in residuals]
+    if not any(made is not None and flow.back(made) in starts for made in normed):
+        return [residual.total for residual in residuals]
+    return [one.total if made is None else made for one, made in zip(residuals, normed, strict=True)]
 
 
-def _placement(flow: Flow, residual: TracedBranch, ends_in_norm: bool) -> Placement:
-    opens_with_norm = any(
-        is_normalisation(flow, node) and not flow.weights_between(residual.start, node.outputs[0])
-        for node in flow.makers(residual.region)
-    )
-    if opens_with_norm:
-        return "peri" if ends_in_norm else "pre"
-    if ends_in_norm:
-        return "out"
-    return "post" if normed_sum(flow, residual) is not None else _inside(flow, residual)
-
-
-def _inside(flow: Flow, residual: TracedBranch) -> Placement:
-    """`inner` if every path through the branch passes one norm between its weights, else `none`."""
-    norms = [node for node in flow.makers(residual.region) if is_normalisation(flow, node)]
-    passed = (flow.must_pass(residual.start, residual.ends, node.outputs, residual.region) for node in norms)
-    return "inner" if any(passed) else "none"
-
-
-def normed_sum(flow: Flow, residual: TracedBranch) -> int | None:
+def _normed_sum(flow: Flow, residual: TracedBranch) -> int | None:
     """The normalised sum after the addition, if nothing but one norm reads the sum."""
-    total = flow.graph.nodes[residual.addition].outputs[0]
+    total = residual.total
     found: set[int] = set()
     waiting, seen = [total], {total}
     while waiting:
@@ -260,7 +245,7 @@ def _attending(flow: Flow, nodes: Iterable[Node]) -> Iterator[AttentionHeads]:
             continue
         scale *= float(scores.kwargs.get("alpha", 1.0))
         for operand in pair:
-            scale *= _scale_behind(flow, operand)
+            scale *= flow.back_with_factor(operand)[1]
         dim = flow.graph.shapes[pair[0]][-1]
         yield AttentionHeads(dim, False, None if math.isnan(scale) else scale, None)
 
@@ -278,13 +263,3 @@ def _scores(flow: Flow, value: int) -> tuple[Node | None, float]:
         scale *= math.nan if "gain" in kinds else 1.0 if factor is None else factor
         value = flow.signals(node)[0]
     return None, scale
-
-
-def _scale_behind(flow: Flow, value: int) -> float:
-    """The product of the numbers a value was multiplied by since its last weight, norm or sum."""
-    scale = 1.0
-    while (node := flow.maker(value)) is not None and flow.is_handed_on(node) and flow.signals(node):
-        factor = flow.factor(node)
-        scale *= 1.0 if factor is None else factor
-        value = flow.signals(node)[0]
-    return scale

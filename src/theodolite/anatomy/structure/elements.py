@@ -7,23 +7,16 @@ dimensions; as those have stride zero, they cost no memory.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from theodolite.anatomy.recording.operations import COPIES, RESHAPES, VIEWS
+from theodolite.anatomy.names import runs
+from theodolite.anatomy.recording.operations import COPIES, REPLAYED, RESHAPES, VIEWS
 from theodolite.anatomy.recording.trace import Graph, Node, Ref
 from theodolite.anatomy.structure.flow import Flow, mask_of, walk
 from theodolite.anatomy.structure.uses import Use
-
-# fmt: off
-_REPLAYED = frozenset({
-    "transpose", "swapaxes", "permute", "t", "unsqueeze", "squeeze", "expand", "repeat", "slice", "narrow",
-    "select", "split", "split_with_sizes", "unsafe_split", "unbind", "chunk", "roll", "flip",
-})
-# fmt: on
 
 
 def labels_along(shape: tuple[int, ...], dim: int) -> Tensor:
@@ -55,22 +48,27 @@ def follow(graph: Graph, node: Node, labels: Tensor) -> list[Tensor] | None:
         return [labels]
     if node.op in RESHAPES:
         return [labels.reshape(node.args[1])]
-    if node.op in _REPLAYED:
+    if node.op in REPLAYED:
         made = getattr(torch.ops.aten, node.op)(labels, *node.args[1:], **node.kwargs)
         return list(made) if isinstance(made, (tuple, list)) else [made]
     shape = graph.shapes[node.outputs[0]]
     if node.op == "as_strided":  # pooling restores a memory format with it
         return [labels] if shape == tuple(labels.shape) else None
     if node.op == "constant_pad_nd" or node.op.startswith(("reflection_pad", "replication_pad")):
-        padded = [dim for dim, size in enumerate(shape) if size != labels.shape[dim]]
-        if any(varies(labels, dim) for dim in padded):
-            return None
-        return [(labels.amax(padded, keepdim=True) if padded else labels).expand(shape)]
+        return resized(labels, shape)
     if node.op not in VIEWS or not shape or labels.dim() == 0 or shape[-1] != labels.shape[-1]:
         return None
     # Tokens picked, padded or gathered by indices the trace does not show.
     by_token = any(varies(labels, dim) for dim in range(labels.dim() - 1))
     return None if by_token else [labels[(0,) * (labels.dim() - 1)].expand(shape)]
+
+
+def resized(labels: Tensor, shape: tuple[int, ...]) -> list[Tensor] | None:
+    """The labels after padding or pooling; None if they differ along a dimension whose size changed."""
+    changed = [dim for dim, size in enumerate(shape) if size != labels.shape[dim]]
+    if any(varies(labels, dim) for dim in changed):
+        return None
+    return [(labels.amax(changed, keepdim=True) if changed else labels).expand(shape)]
 
 
 Ranges = tuple[tuple[int, int], ...]
@@ -94,7 +92,7 @@ def row_blocks(flow: Flow, use: Use) -> tuple[Ranges, ...]:
     rows = sorted(index for group in groups for index in group)
     if len(groups) < 2 or rows != list(range(shape[-1])):
         return ()
-    return tuple(sorted(_ranges(sorted(group)) for group in groups))
+    return tuple(sorted(tuple((run.start, run.stop) for run in runs(group)) for group in groups))
 
 
 def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, Tensor]:
@@ -133,17 +131,13 @@ def _looked_up(flow: Flow, node: Node) -> int:
 
 def _merge(flow: Flow, read: dict[int, set[int]]) -> list[set[int]]:
     """Merge pieces that overlap, and those that are joined again by linear operations (rotary halves)."""
-    blocks = [({value}, rows) for value, rows in read.items()]
-    merging = True
-    while merging:
-        merging = False
-        for first, second in itertools.combinations(blocks, 2):
-            if first[1] & second[1] or _rejoined(flow, first[0], second[0]):
-                blocks.remove(first)
-                blocks.remove(second)
-                blocks.append((first[0] | second[0], first[1] | second[1]))
-                merging = True
-                break
+    blocks: list[tuple[set[int], set[int]]] = []
+    for value, rows in read.items():
+        pieces = {value}
+        while joined := [one for one in blocks if one[1] & rows or _rejoined(flow, one[0], pieces)]:
+            blocks.remove(joined[0])
+            pieces, rows = pieces | joined[0][0], rows | joined[0][1]
+        blocks.append((pieces, rows))
     return [rows for _, rows in blocks]
 
 
@@ -171,18 +165,3 @@ def _is_straight(flow: Flow, node: Node, below: int) -> bool:
     if node.op in _JOINS:
         return all(below >> signal & 1 for signal in signals)
     return len(signals) == 1 and (flow.is_handed_on(node) or node.op in ("mul", "neg"))
-
-
-def _ranges(numbers: list[int]) -> Ranges:
-    """Consecutive numbers as half-open ranges.
-
-    >>> _ranges([0, 1, 2, 6, 7])
-    ((0, 3), (6, 8))
-    """
-    found: list[tuple[int, int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
-        else:
-            found.append((number, number + 1))
-    return tuple(found)

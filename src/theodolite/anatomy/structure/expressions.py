@@ -5,7 +5,10 @@ For each parameter in one: the dimensions it runs over, the numbers added to it 
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
+import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -32,7 +35,6 @@ class Expressions:
         self.axes: dict[int, dict[str, Axes]] = {
             value: {name: own_axes(graph.shapes[value])} for value, name in graph.parameters.items()
         }
-        """By parameter in the expression."""
         self.alias = dict(graph.aliases)
         """The name by which the network holds the parameter."""
         self.offset: dict[int, dict[str, float]] = {}
@@ -136,28 +138,15 @@ def reshaped(axes: Axes, old: tuple[int, ...], new: tuple[int, ...]) -> Axes:
     """
     if old == new:
         return axes
-    result: list[tuple[int, ...]] = []
-    left, right = 0, 0
-    while right < len(new):
-        if new[right] == 1:
-            result.append(())
-            right += 1
-            continue
-        first_left, first_right = left, right
-        have, want = 1, new[right]
-        right += 1
-        while have != want and (left < len(old) or right < len(new)):
-            if have < want and left < len(old):
-                have *= old[left]
-                left += 1
-            elif right < len(new):
-                want *= new[right]
-                right += 1
-            else:
-                break
-        merged = tuple(dict.fromkeys(axis for group in axes[first_left:left] for axis in group))
-        result += [merged if new[dim] > 1 else () for dim in range(first_right, right)]
-    return tuple(result)
+    # Dimensions are kept apart where both shapes have a boundary: the product up to there is the same.
+    products = [list(itertools.accumulate(shape, operator.mul, initial=1)) for shape in (old, new)]
+    boundaries = sorted(set(products[0]).intersection(products[1]))
+    before, after = ([bisect.bisect_right(boundaries, start) for start in one[:-1]] for one in products)
+    merged = {
+        piece: axes_along(axes, [dim for dim, its_piece in enumerate(before) if its_piece == piece])
+        for piece in after
+    }
+    return tuple(merged[piece] if size > 1 else () for piece, size in zip(after, new, strict=True))
 
 
 def moved(op: str, axes: Axes, shape: tuple[int, ...], out: tuple[int, ...], args: tuple[Any, ...]) -> Axes:
@@ -172,17 +161,14 @@ def moved(op: str, axes: Axes, shape: tuple[int, ...], out: tuple[int, ...], arg
     if op == "t":
         return axes[::-1]
     if op in ("transpose", "swapaxes"):
-        first, second = args[0] % rank, args[1] % rank
         swapped = list(axes)
-        swapped[first], swapped[second] = swapped[second], swapped[first]
+        swapped[args[0]], swapped[args[1]] = axes[args[1]], axes[args[0]]
         return tuple(swapped)
     if op == "permute":
         return tuple(axes[dim % rank] for dim in args[0])
-    if op == "select":
-        return tuple(group for dim, group in enumerate(axes) if dim != args[0] % rank)
-    if op == "unbind":
+    if op in ("select", "unbind"):
         dim = (args[0] if args else 0) % rank
-        return tuple(group for position, group in enumerate(axes) if position != dim)
+        return axes[:dim] + axes[dim + 1 :]
     if op == "unsqueeze":
         dim = args[0] % (rank + 1)
         return (*axes[:dim], (), *axes[dim:])

@@ -16,13 +16,13 @@ from collections.abc import Collection, Iterable
 
 from theodolite.anatomy.recording.operations import HOMOGENEOUS, NORMS, POSITIVE, REDUCTIONS, VIEWS
 from theodolite.anatomy.recording.trace import Node, Ref
-from theodolite.anatomy.structure.flow import Flow, bits, mask_of, walk
+from theodolite.anatomy.structure.flow import Flow, mask_of, walk
 from theodolite.anatomy.structure.norms import (
     POWERS,
     follows_normalisation,
     is_normalisation,
     norm_size,
-    size_after,
+    size_through,
 )
 from theodolite.anatomy.structure.residual import TracedBranch
 from theodolite.anatomy.structure.uses import Use
@@ -107,10 +107,7 @@ def direction_size(flow: Flow, use: Use) -> float:
     value = _value(flow, use)
     if value is None:
         return math.nan
-    sizes = dict.fromkeys(flow.graph.parameters, 1.0)
-    for node in _expression(flow, value)[0]:
-        sizes.update(dict.fromkeys(node.outputs, size_after(flow.graph, node, sizes)))
-    return sizes[value]
+    return size_through(flow.graph, _expression(flow, value)[0], flow.graph.parameters)[value]
 
 
 def _multiply(flow: Flow, value: int, lead: Use, use: Use) -> bool:
@@ -183,13 +180,12 @@ def _after(node: Node, held: list[float], found: dict[int, float]) -> float:
 
 def factor_to_stream(flow: Flow, residual: TracedBranch, uses: Iterable[Use]) -> float:
     """What the output of a tensor that ends a branch is multiplied by before it is added; 1 if unknown."""
-    added = flow.graph.nodes[residual.addition].outputs[0]
     found = []
     for use in uses:
         made = flow.graph.nodes[use.node].outputs[0]
         if residual.region >> made & 1:
             behind = _behind(flow, [residual], use)
-            found += [use.number * behind * one for one in _products(flow, made, added)]
+            found += [use.number * behind * one for one in _products(flow, made, residual.total)]
     return _told(found)
 
 
@@ -214,10 +210,9 @@ def factor_elsewhere(
 def _products(flow: Flow, start: int, end: int) -> list[float]:
     """The product of the numbers between two values; nan if paths differ, none if all pass a weight."""
     products = {start: 1.0}
-    for value in bits(flow.after(start, end)):
-        node = flow.maker(value)
-        assert node is not None
-        paths = [products[source] * _number(flow, node, source) for source in _carried(flow, node, products)]
+    for value, node in flow.made(flow.after(start, end)):
+        sources = [source for source in flow.signals(node) if source in products]
+        paths = [products[source] * _number(flow, node, source) for source in sources]
         if paths and "weight" not in flow.kinds(node):
             products[value] = _one(paths)
     return [products[end]] if end in products else []
@@ -234,14 +229,12 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
     weight or to no tensor. nan where there is no sum before such a product or before a readout.
     """
     first = flow.graph.nodes[use.node].outputs[0]
-    additions = {residual.addition for residual in residuals}
+    sums = {residual.total for residual in residuals}
     last = flow.graph.outputs | {residual.start for residual in residuals}
     products, found = {first: 1.0}, []
     until_sum: dict[int, float] = {}
-    for value in bits(flow.descendants[first] & flow.live & ~(1 << first)):
-        node = flow.maker(value)
-        assert node is not None
-        sources = [source for source in _carried(flow, node, products) if source not in last]
+    for value, node in flow.made(flow.descendants[first] & flow.live & ~(1 << first)):
+        sources = [source for source in flow.signals(node) if source in products and source not in last]
         if not sources:
             continue
         is_sum = node.op in ("add", "sub") and len(flow.signals(node)) > 1
@@ -251,7 +244,7 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
             found += [until_sum.get(source, math.nan if takes else products[source]) for source in sources]
         elif flow.is_product_of_signals(node):
             found += [until_sum.get(source, math.nan) for source in sources]
-        elif node.index in additions or not passes or "gain" in flow.kinds(node):
+        elif value in sums or not passes or "gain" in flow.kinds(node):
             found += [products[source] for source in sources]
         else:
             products[value] = _one([products[source] * _number(flow, node, source) for source in sources])
@@ -266,7 +259,7 @@ def _takes_numbers_behind(flow: Flow, node: Node) -> bool:
     """Is it a readout that follows a norm or a sum?"""
     made = node.outputs[0]
     weights = flow.descendants[made] & flow.live & flow.weighted & ~(1 << made)
-    return not weights and _walk_back(flow, node)[1]
+    return not weights and _walk_back(flow, node)[1] != "weight"
 
 
 def _behind(flow: Flow, residuals: Iterable[TracedBranch], use: Use, *, reads_out: bool = False) -> float:
@@ -275,30 +268,30 @@ def _behind(flow: Flow, residuals: Iterable[TracedBranch], use: Use, *, reads_ou
     1 if another weight comes before them: then they belong to that weight. So do numbers after a gain belong
     to the gain, unless the weight is a readout. For a gain: the numbers between it and its norm.
     """
-    if not reads_out and use.kind != "weight":
-        return _behind_norm(flow, use)
-    starts = () if reads_out else {residual.start for residual in residuals}
-    product, is_free = _walk_back(flow, flow.graph.nodes[use.node], starts, gains=reads_out)
-    return product if is_free else 1.0
+    is_weight = reads_out or use.kind == "weight"
+    if not is_weight and use.kind != "gain":
+        return 1.0
+    starts = {residual.start for residual in residuals} if is_weight and not reads_out else set()
+    product, before = _walk_back(flow, flow.graph.nodes[use.node], starts, gains=reads_out)
+    return product if before == "norm" or (is_weight and before != "weight") else 1.0
 
 
 def _walk_back(
     flow: Flow, node: Node, starts: Collection[int] = (), *, gains: bool = True
-) -> tuple[float, bool]:
-    """The product of the numbers before a weight, and whether they follow no other weight.
+) -> tuple[float, str]:
+    """The product of the numbers before a weight or gain; and `weight` or `norm`, if that precedes them.
 
     Without `gains` a gain counts as a weight.
     """
     product = 1.0
-    signals = flow.signals(node)
-    while len(signals) == 1 and (maker := flow.maker(signals[0])) is not None:
-        if signals[0] in starts:
+    for value, maker in flow.chain(node):
+        if value in starts:
             break
         uses, kinds = flow.uses.at(maker.index), flow.kinds(maker)
         if kinds & ({"weight", "table"} if gains else {"weight", "table", "gain"}):
-            return product, False
+            return product, "weight"
         if is_normalisation(flow, maker):
-            return product * norm_size(flow, maker), True
+            return product * norm_size(flow, maker), "norm"
         vectors = kinds & {"gain", "bias"}
         if any(use.kind == "gain" and not follows_normalisation(flow, use) for use in uses):
             break
@@ -306,25 +299,7 @@ def _walk_back(
             break
         signals = flow.signals(maker)
         product *= 1.0 if vectors or len(signals) != 1 else _number(flow, maker, signals[0])
-    return product, True
-
-
-def _behind_norm(flow: Flow, use: Use) -> float:
-    """The product of the numbers between a gain and the norm before it, and of the norm's own."""
-    if use.kind != "gain":
-        return 1.0
-    product = 1.0
-    signals = flow.signals(flow.graph.nodes[use.node])
-    while len(signals) == 1 and (node := flow.maker(signals[0])) is not None:
-        if flow.kinds(node) & {"weight", "gain"}:
-            break
-        if is_normalisation(flow, node):
-            return product * norm_size(flow, node)
-        if not flow.is_handed_on(node):
-            break
-        signals = flow.signals(node)
-        product *= _number(flow, node, signals[0])
-    return 1.0
+    return product, ""
 
 
 def _number(flow: Flow, node: Node, source: int) -> float:
@@ -334,10 +309,6 @@ def _number(flow: Flow, node: Node, source: int) -> float:
         return factor
     scaled = node.op in ("add", "sub") and len(node.args) > 1 and node.args[1] == Ref(source)
     return float(node.kwargs.get("alpha", 1.0)) if scaled else 1.0
-
-
-def _carried(flow: Flow, node: Node, products: dict[int, float]) -> list[int]:
-    return [source for source in flow.signals(node) if source in products]
 
 
 def _one(products: list[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -48,10 +49,10 @@ def walk(start: Iterable[int], onward: Callable[[int], Iterable[int]]) -> Iterat
 class Flow:
     """The dataflow of the signal through a recorded forward pass."""
 
-    def __init__(self, uses: Uses) -> None:
-        self.graph: Graph = uses.graph
-        self.uses = uses
-        count = len(self.graph.shapes)
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.uses = Uses(graph)
+        count = len(graph.shapes)
         self.ancestors = [1 << value for value in range(count)]
         self.descendants = [1 << value for value in range(count)]
         for node in self.graph.nodes:
@@ -80,14 +81,13 @@ class Flow:
         index = self.graph.maker[value]
         return None if index is None else self.graph.nodes[index]
 
+    def made(self, mask: int) -> Iterator[tuple[int, Node]]:
+        """The values of a mask that were made by nodes, in order, each with its node."""
+        return ((value, node) for value in bits(mask) if (node := self.maker(value)) is not None)
+
     def makers(self, mask: int) -> Iterator[Node]:
         """The nodes that made the values of a mask, in order, each once."""
-        last = -1
-        for value in bits(mask):
-            index = self.graph.maker[value]
-            if index is not None and index != last:
-                last = index
-                yield self.graph.nodes[index]
+        return (next(pairs)[1] for _, pairs in itertools.groupby(self.made(mask), lambda pair: pair[1].index))
 
     def readers(self, value: int) -> list[Node]:
         """The nodes that read a value."""
@@ -109,15 +109,20 @@ class Flow:
         first = [reader for value in values for reader in self.graph.readers[value]]
         return (self.graph.nodes[index] for index in walk(first, onward))
 
+    def made_of(self, value: int, inside: int = -1) -> list[int]:
+        """What is made directly of a value, of what lies inside of a mask."""
+        return [made for node in self.readers(value) for made in node.outputs if inside >> made & 1]
+
     def must_pass(self, start: int, ends: Collection[int], gate: Iterable[int], inside: int) -> bool:
         """Does every path from start to the ends, inside of a mask, lead through the gate?"""
         open_ = inside & ~mask_of(gate)
-        passed = walk([start], lambda value: [one for one in self._next(value) if open_ >> one & 1])
-        return all(value not in ends for value in passed)
+        return all(value not in ends for value in walk([start], lambda one: self.made_of(one, open_)))
 
-    def _next(self, value: int) -> Iterator[int]:
-        """What is made directly of a value."""
-        return (made for node in self.readers(value) for made in node.outputs)
+    def chain(self, node: Node) -> Iterator[tuple[int, Node]]:
+        """Back from a node while there is only one signal to follow: that signal, and what made it."""
+        while len(signals := self.signals(node)) == 1 and (maker := self.maker(signals[0])) is not None:
+            yield signals[0], maker
+            node = maker
 
     def kinds(self, node: Node) -> set[str]:
         """The kinds of the uses of parameters at a node."""
@@ -149,9 +154,7 @@ class Flow:
     def layers(self, start: int, end: int) -> int:
         """The largest number of weights on one path from start to end."""
         longest = {start: 0}
-        for value in bits(self.after(start, end)):
-            node = self.maker(value)
-            assert node is not None
+        for value, node in self.made(self.after(start, end)):
             above = max((longest[source] for source in self.signals(node) if source in longest), default=0)
             longest[value] = above + (self.weighted >> value & 1)
         return longest[end]
@@ -176,9 +179,16 @@ class Flow:
 
     def back(self, value: int) -> int:
         """Back through everything that only hands the signal on."""
-        while (node := self.maker(value)) is not None and self.is_handed_on(node) and self.signals(node):
+        return self.back_with_factor(value)[0]
+
+    def back_with_factor(self, value: int) -> tuple[int, float]:
+        """The same, and what the signal was multiplied by on the way."""
+        product = 1.0
+        while (node := self.maker(value)) is not None and self.is_handed_on(node):
+            factor = self.factor(node)
+            product *= 1.0 if factor is None else factor
             value = self.signals(node)[0]
-        return value
+        return value, product
 
     def is_product_of_signals(self, node: Node) -> bool:
         """Is it a matrix product of two signals, as in attention?"""

@@ -6,19 +6,17 @@ stream, a softmax or another nonlinearity cannot (Output-Norm).
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from theodolite.anatomy.part import Norm
 from theodolite.anatomy.recording import operations as ops
 from theodolite.anatomy.recording.trace import Graph, Node, Ref
-from theodolite.anatomy.structure.elements import follow, labels_along, varies
-from theodolite.anatomy.structure.flow import Flow, bits
+from theodolite.anatomy.structure.elements import follow, labels_along, resized, varies
+from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.uses import Use, product_operands
 
 
@@ -41,23 +39,24 @@ def norm_size(flow: Flow, node: Node) -> float:
         source = _reduced_from(flow, statistic, x)
         if source is None:
             continue
-        size, divisor = (_size_from(flow, source, value) for value in (x, statistic))
+        size, divisor = (
+            size_through(flow.graph, flow.makers(flow.after(source, end)), [source])[end]
+            for end in (x, statistic)
+        )
         size = size / divisor if node.op == "div" and divisor else size * divisor
         return size if math.isfinite(size) and size > 0 else 1.0
     return 1.0
 
 
-def _size_from(flow: Flow, source: int, end: int) -> float:
-    """The size of a value if that of its source is 1, without eps; nan if unknown."""
-    sizes = {source: 1.0}
-    for value in bits(flow.after(source, end)):
-        node = flow.maker(value)
-        assert node is not None
-        sizes[value] = size_after(flow.graph, node, sizes)
-    return sizes[end]
+def size_through(graph: Graph, nodes: Iterable[Node], sources: Iterable[int]) -> dict[int, float]:
+    """The sizes of what nodes make if those of the sources are 1, without eps; nan where unknown."""
+    sizes = dict.fromkeys(sources, 1.0)
+    for node in nodes:
+        sizes.update(dict.fromkeys(node.outputs, _size_after(graph, node, sizes)))
+    return sizes
 
 
-def size_after(graph: Graph, node: Node, sizes: Mapping[int, float]) -> float:
+def _size_after(graph: Graph, node: Node, sizes: Mapping[int, float]) -> float:
     """The size of a node's output from the sizes of its inputs; an unknown one counts as 1."""
     held = [sizes.get(value, graph.numbers.get(value, 1.0)) for value in node.inputs]
     numbers = [float(arg) for arg in node.args[:2] if isinstance(arg, (int, float))]
@@ -165,74 +164,50 @@ class Readings:
     """Is it only moved and copied on the way, not multiplied by a gate or averaged over tokens?"""
 
 
-def norm_role(flow: Flow, uses: list[Use]) -> Norm:
-    """`input` if only linear maps with weights of their own sum over the gain's channels, else `output`."""
-    return "output" if read_by(flow, uses).obstacle else "input"
-
-
 def read_by(flow: Flow, uses: list[Use], *, returned: bool = False, tied: bool = False) -> Readings:
     """Follow a gain from the norms that use it to the linear maps that read it, or to an obstacle.
 
     Values that are returned beside the logits, such as hidden states, are obstacles if `returned`. A weight
     that is an embedding too, as a tied readout, is an obstacle unless `tied`.
     """
-    return _Walk(flow, returned, tied).follow(uses)
+    tables = {other.name for other in flow.uses.all if other.kind == "table"}
+    carried = {_finished(flow, use): _channels(flow, use) for use in uses}
+    shifts = [shift for use in uses for shift in _shifts(flow, flow.graph.nodes[use.node])]
+    reads: list[Read] = []
+    straight, obstacle = True, ""
+    waiting = sorted({node.index for start in carried for node in flow.readers(start)})
+    while waiting and not obstacle:  # in the order of execution: all that a node reads was reached before it
+        node = flow.graph.nodes[waiting.pop(0)]
+        if not any(flow.live >> output & 1 for output in node.outputs):
+            continue
+        value = next(value for value in node.inputs if value in carried)
+        weights = tuple(other.name for other in flow.uses.at(node.index) if other.kind == "weight")
+        if weights and _sums_channels(node, value, carried[value]):
+            shared = [name for name in weights if name in tables]
+            if shared and not tied:  # a tied head: its weight is not its own
+                obstacle = f"{shared[0]}, which reads it, is an embedding too"
+            else:
+                reads.append(Read(node.index, weights, _along(node, value, carried[value])))
+        elif (made := _carry(flow, node, value, carried)) is None:
+            obstacle = f"it reaches {_said(flow, node)}"
+        else:
+            shifts += _shifts(flow, node)
+            straight &= node.op in ops.VIEWS | {"add"} and node.op not in _MASKS
+            carried |= (labelled := dict(zip(node.outputs, made, strict=False)))
+            waiting = sorted({*waiting, *(index for one in labelled for index in flow.graph.readers[one])})
+    ends = flow.graph.outputs | (flow.graph.returned if returned else set())
+    if not obstacle and ends & carried.keys():
+        obstacle = "it reaches the network's output"
+    elif not obstacle and not reads:
+        obstacle = "no linear map reads it"
+    return Readings(tuple(reads), obstacle, tuple(dict.fromkeys(shifts)), straight)
 
 
-@dataclass
-class _Walk:
-    flow: Flow
-    returned: bool
-    tied: bool
-    carried: dict[int, Tensor] = field(default_factory=dict)
-    reads: list[Read] = field(default_factory=list)
-    shifts: dict[str, None] = field(default_factory=dict)
-    straight: bool = True
-
-    def follow(self, uses: list[Use]) -> Readings:
-        flow = self.flow
-        tables = {other.name for other in flow.uses.all if other.kind == "table"}
-        self.carried = {_finished(flow, use): _channels(flow, use) for use in uses}
-        for use in uses:
-            self._note_shifts(flow.graph.nodes[use.node])
-        waiting = sorted({node.index for start in self.carried for node in flow.readers(start)})
-        while waiting:  # in the order of execution: when a node is reached, all it reads has been
-            index = heapq.heappop(waiting)
-            node = flow.graph.nodes[index]
-            if not any(flow.live >> output & 1 for output in node.outputs):
-                continue
-            value = next(value for value in node.inputs if value in self.carried)
-            labels = self.carried[value]
-            weights = tuple(other.name for other in flow.uses.at(index) if other.kind == "weight")
-            if weights and _sums_channels(node, value, labels):
-                shared = [name for name in weights if name in tables]
-                if shared and not self.tied:  # a tied head: its weight is not its own
-                    return self._readings(f"{shared[0]}, which reads it, is an embedding too")
-                self.reads.append(Read(index, weights, _along(node, value, labels)))
-                continue
-            made = _carry(flow, node, value, self.carried)
-            if made is None:
-                return self._readings(f"it reaches {_said(flow, node)}")
-            self._note_shifts(node)
-            self.straight &= node.op in ops.VIEWS | {"add"} and node.op not in _MASKS
-            for output, its_labels in zip(node.outputs, made, strict=False):
-                self.carried[output] = its_labels
-                for reader in flow.readers(output):
-                    if reader.index not in waiting:
-                        heapq.heappush(waiting, reader.index)
-        ends = flow.graph.outputs | (flow.graph.returned if self.returned else set())
-        if ends & self.carried.keys():
-            return self._readings("it reaches the network's output")
-        return self._readings("" if self.reads else "no linear map reads it")
-
-    def _readings(self, obstacle: str) -> Readings:
-        return Readings(tuple(self.reads), obstacle, tuple(self.shifts), self.straight)
-
-    def _note_shifts(self, node: Node) -> None:
-        added = [use.name for use in self.flow.uses.at(node.index) if use.kind == "bias"]
-        self.shifts.update(dict.fromkeys(added))
-        if node.op in ("add", "sub") and not added and len(self.flow.signals(node)) == 1:
-            self.shifts["a constant"] = None
+def _shifts(flow: Flow, node: Node) -> list[str]:
+    """What a node adds to its signal: names of parameters, `a constant` for anything else."""
+    added = [use.name for use in flow.uses.at(node.index) if use.kind == "bias"]
+    constant = node.op in ("add", "sub") and not added and len(flow.signals(node)) == 1
+    return ["a constant"] if constant else added
 
 
 _MASKS = frozenset({"constant_pad_nd", "masked_fill", "where"})
@@ -283,8 +258,7 @@ def _channels(flow: Flow, use: Use) -> Tensor:
             shape, -1 if node.op in ("native_layer_norm", "_fused_rms_norm", "rms_norm") else 1
         )
     gain = next(flow.graph.shapes[value] for value in node.inputs if value not in flow.uses.signal)
-    count = torch.Size(gain).numel()
-    return torch.arange(count).view(gain).expand(shape)
+    return torch.arange(math.prod(gain)).view(gain).expand(shape)
 
 
 def _summed_dims(node: Node, value: int, rank: int) -> list[int]:
@@ -329,10 +303,7 @@ def _carry(flow: Flow, node: Node, value: int, carried: dict[int, Tensor]) -> li
             return None
         return [labels.amax(dims, keepdim=len(shape) == labels.dim())]
     if node.op in ops.POOLS:
-        spatial = [dim for dim, size in enumerate(shape) if size != labels.shape[dim]]
-        if any(varies(labels, dim) for dim in spatial):
-            return None
-        return [labels.amax(spatial, keepdim=True).expand(shape) if spatial else labels]
+        return resized(labels, shape)
     if isinstance(node.args[0], Ref) and (moved := follow(flow.graph, node, labels)) is not None:
         return moved
     return [labels.expand(shape)] if node.op in ("add", "sub") or flow.factor(node) is not None else None

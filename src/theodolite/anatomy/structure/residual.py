@@ -20,8 +20,8 @@ from theodolite.anatomy.structure.flow import Flow, bits, mask_of
 class TracedBranch:
     """One branch of one residual addition."""
 
-    addition: int
-    """The node that adds the branch to the stream; for a routed one, the last of the first sum with it."""
+    total: int
+    """The sum of the stream and the branch; for a routed one, the first mixture with it."""
     start: int
     """The value of the stream the branch reads."""
     ends: tuple[int, ...]
@@ -38,24 +38,20 @@ class TracedBranch:
 
 def find_residuals(flow: Flow) -> list[TracedBranch]:
     """All branches, in the order in which their first weight is used."""
-    mixtures = find_mixtures(flow)
-    if mixtures:
-        return _ordered(flow, _routed(flow, mixtures))
-    joins = [join for node in flow.graph.nodes if (join := _join(flow, node)) is not None]
-    sums = mask_of(_sum(flow, join) for join in joins)
-    at = {join[0] for join in joins}
-    others = [node for node in flow.graph.nodes if node.index not in at]
-    joins += [join for node in others if (join := _shortcut(flow, node, sums)) is not None]
-    found = [residual for join in _outermost(flow, joins) for residual in _branches(flow, *join)]
-    return _ordered(flow, found)
+    if mixtures := find_mixtures(flow):
+        found = _routed(flow, mixtures)
+    else:
+        joins = [join for node in flow.graph.nodes if (join := _join(flow, node)) is not None]
+        sums = mask_of(total for total, _, _ in joins)
+        others = [node for node in flow.graph.nodes if not sums & mask_of(node.outputs)]
+        joins += [join for node in others if (join := _shortcut(flow, node, sums)) is not None]
+        found = [residual for join in _outermost(flow, joins) for residual in _branches(flow, *join)]
 
-
-def _ordered(flow: Flow, found: list[TracedBranch]) -> list[TracedBranch]:
-    def first_weight(residual: TracedBranch) -> int:
+    def order(residual: TracedBranch) -> tuple[int, int]:
         weights = residual.region & flow.weighted
-        return (weights & -weights).bit_length()
+        return weights & -weights, residual.total
 
-    return sorted(found, key=lambda residual: (first_weight(residual), residual.addition))
+    return sorted(found, key=order)
 
 
 def _routed(flow: Flow, mixtures: list[Mixture]) -> list[TracedBranch]:
@@ -68,24 +64,16 @@ def _routed(flow: Flow, mixtures: list[Mixture]) -> list[TracedBranch]:
             continue
         alike = [mixture for mixture in mixtures if mixture.terms[0] == first]
         before = [mixture for mixture in alike if flow.ancestors[term] >> mixture.total & 1]
-        start = before[-1].total if before else first
-        addition = flow.graph.maker[into.total]
-        assert addition is not None
-        queries = before[-1].queries if before else ()
+        start, queries = (before[-1].total, before[-1].queries) if before else (first, ())
         found += [
             dataclasses.replace(residual, history=first, queries=queries)
-            for residual in _branches(flow, addition, start, term)
+            for residual in _branches(flow, into.total, start, term)
         ]
     return found
 
 
 Join = tuple[int, int, int]
-"""A residual addition: its node, the start and the end of the branch."""
-
-
-def _sum(flow: Flow, join: Join) -> int:
-    """The value that a residual addition makes."""
-    return flow.graph.nodes[join[0]].outputs[0]
+"""A residual addition: the sum, the start and the end of the branch."""
 
 
 def _join(flow: Flow, node: Node) -> Join | None:
@@ -98,7 +86,7 @@ def _join(flow: Flow, node: Node) -> Join | None:
             continue  # two sums that share a term: a mixture of streams, not a branch
         for start in reversed(list(bits(flow.lineage[stream] & flow.ancestors[branch]))):
             if flow.weights_between(start, branch):
-                return node.index, start, branch
+                return node.outputs[0], start, branch
     return None
 
 
@@ -118,10 +106,7 @@ def _shortcut(flow: Flow, node: Node, sums: int) -> Join | None:
     them may lie on its way.
     """
     operands = _summands(flow, node)
-    if not operands:
-        return None
-    first, second = operands
-    common = flow.ancestors[first] & flow.ancestors[second]
+    common = flow.ancestors[operands[0]] & flow.ancestors[operands[1]] if operands else 0
     if not common:
         return None
     fork = common.bit_length() - 1
@@ -131,11 +116,11 @@ def _shortcut(flow: Flow, node: Node, sums: int) -> Join | None:
     elsewhere = flow.descendants[fork] & flow.live & ~flow.descendants[added] & ~flow.ancestors[added]
     if elsewhere:  # the fork is read by something that does not end here
         return None
-    for stream, branch in ((first, second), (second, first)):
+    for stream, branch in (operands, operands[::-1]):
         one_weight = flow.weights_between(fork, stream) == 1 and flow.layers(fork, branch) > 1
-        one_weight &= not flow.between(fork, branch) & sums & ~(1 << fork)
+        one_weight &= not flow.after(fork, branch) & sums
         if one_weight and not _bends(flow, fork, stream) and _bends(flow, fork, branch):
-            return node.index, fork, branch
+            return added, fork, branch
     return None
 
 
@@ -155,10 +140,10 @@ def _outermost(flow: Flow, joins: list[Join]) -> list[Join]:
 
     def inside(outer: Join, candidates: list[Join]) -> list[Join]:
         region = flow.after(outer[1], outer[2])
-        return [join for join in candidates if join[0] != outer[0] and region >> _sum(flow, join) & 1]
+        return [join for join in candidates if join[0] != outer[0] and region >> join[0] & 1]
 
     def leads_through(outer: Join) -> int:
-        return sum(_all_pass(flow, outer, _sum(flow, join)) for join in inside(outer, joins))
+        return sum(_all_pass(flow, outer, total) for total, _, _ in inside(outer, joins))
 
     kept = [join for join in joins if leads_through(join) < 2]
     details = {inner for join in kept for inner in inside(join, kept)}
@@ -170,18 +155,16 @@ def _from_last_sum(flow: Flow, join: Join, joins: list[Join]) -> Join:
 
     Where the halves of a stream change each other in turn, a branch reads the sum of the one before it.
     """
-    addition, start, end = join
-    for other in reversed(joins):
-        total = _sum(flow, other)
-        on_the_way = total != start and flow.between(start, end) >> total & 1
+    total, start, end = join
+    for other, _, _ in reversed(joins):
         if (
-            on_the_way
-            and flow.lineage[total] & flow.lineage[start]
-            and not flow.lineage[total] >> start & 1
-            and flow.weights_between(total, end)
-            and _all_pass(flow, join, total)
+            flow.after(start, end) >> other & 1
+            and flow.lineage[other] & flow.lineage[start]
+            and not flow.lineage[other] >> start & 1
+            and flow.weights_between(other, end)
+            and _all_pass(flow, join, other)
         ):
-            return addition, total, end
+            return total, other, end
     return join
 
 
@@ -191,8 +174,8 @@ def _all_pass(flow: Flow, join: Join, gate: int) -> bool:
     return flow.must_pass(start, (end,), (gate,), flow.between(start, end))
 
 
-def _branches(flow: Flow, addition: int, start: int, end: int) -> list[TracedBranch]:
-    """The branches of one addition: terms that attend and terms that do not are parallel branches.
+def _branches(flow: Flow, total: int, start: int, end: int) -> list[TracedBranch]:
+    """The branches of one sum: terms that attend and terms that do not are parallel branches.
 
     Terms of one kind are one branch: two MLPs in parallel are a wider MLP.
     """
@@ -203,11 +186,9 @@ def _branches(flow: Flow, addition: int, start: int, end: int) -> list[TracedBra
         kinds.setdefault(products > 1, []).append(term)
     found = []
     for attends, terms in kinds.items():
-        region = 0
-        for term in terms:
-            region |= flow.after(start, term)
+        region = flow.descendants[start] & flow.above(terms) & ~(1 << start)
         layers = max(flow.layers(start, term) for term in terms)
-        found.append(TracedBranch(addition, start, tuple(terms), region, layers, attends))
+        found.append(TracedBranch(total, start, tuple(terms), region, layers, attends))
     return found
 
 
@@ -302,9 +283,7 @@ def _total(flow: Flow, products: Sequence[tuple[int, list[int]]], shape: tuple[i
     sums = {made for made, _ in products}
     total, first = max(sums), min(sums)
     stacked = any(len(terms) > 1 for _, terms in products)
-    for value in bits(flow.live >> first << first):
-        node = flow.maker(value)
-        assert node is not None
+    for value, node in flow.made(flow.live >> first << first):
         carried = flow.signals(node)
         if value in sums or not carried or not sums.issuperset(carried):
             continue

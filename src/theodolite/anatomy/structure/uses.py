@@ -8,11 +8,9 @@ term of a sum a bias.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from theodolite.anatomy.recording import operations as ops
@@ -21,6 +19,7 @@ from theodolite.anatomy.structure.expressions import Expressions, Settled, axes_
 
 UseKind = Literal["weight", "table", "token", "gain", "bias"]
 Along = Literal["inputs", "outputs"] | None
+Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,26 +43,6 @@ class Use:
     """The number that it was multiplied by."""
 
 
-@dataclass(frozen=True)
-class Uses:
-    """All uses in the order of execution, and which values are signal."""
-
-    graph: Graph
-    all: tuple[Use, ...]
-    signal: frozenset[int]
-    unknown: dict[str, str]
-    """Parameters that meet the signal in an operation that determines no kind: by name, the operation."""
-
-    def at(self, node: int) -> tuple[Use, ...]:
-        """The uses at one node."""
-        return self._by_node.get(node, ())
-
-    @cached_property
-    def _by_node(self) -> dict[int, tuple[Use, ...]]:
-        nodes = itertools.groupby(sorted(self.all, key=lambda use: use.node), lambda use: use.node)
-        return {node: tuple(uses) for node, uses in nodes}
-
-
 def product_operands(node: Node) -> tuple[int, int] | None:
     """The values of the two factors of a matrix product."""
     if node.op not in ops.PRODUCTS:
@@ -72,27 +51,30 @@ def product_operands(node: Node) -> tuple[int, int] | None:
     return node.args[left].value, node.args[right].value
 
 
-def find_uses(graph: Graph) -> Uses:
-    """Every place where a parameter meets the signal."""
-    return _Finder(graph).find()
+class Uses:
+    """All uses of a graph's parameters, and which of its values are signal."""
 
-
-class _Finder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.all: list[Use] = []
+        """In the order of execution."""
+        self.signal = {value for value in graph.inputs if graph.floating[value]}
+        self.unknown: dict[str, str] = {}
+        """Parameters that meet the signal in an operation that determines no kind: by name, the operation."""
         self.expressions = Expressions(graph)
         self.shapes, self.axes = self.expressions.shapes, self.expressions.axes
-        self.signal = {value for value in graph.inputs if graph.floating[value]}
         self.zeros: set[int] = set()
         self.raw = set(self.signal)
         """The signal that no parameter has met yet."""
-        self.uses: list[Use] = []
-        self.unknown: dict[str, str] = {}
-
-    def find(self) -> Uses:
-        for node in self.graph.nodes:
+        self.averaged: dict[int, float] = {}
+        """By node that multiplies: the number of products that a mean is taken of."""
+        self._by_node: dict[int, list[Use]] = {}
+        for node in graph.nodes:
             self._visit(node)
-        return Uses(self.graph, tuple(self.uses), frozenset(self.signal), self.unknown)
+
+    def at(self, node: int) -> Sequence[Use]:
+        """The uses at one node."""
+        return self._by_node.get(node, ())
 
     def _visit(self, node: Node) -> None:
         if self._is_zero(node):
@@ -137,8 +119,7 @@ class _Finder:
         table = node.read(0)
         if node.op != "index" or table not in self.axes or len(self.graph.shapes[table]) < 3:
             return False
-        chosen = [position for position, index in enumerate(node.args[1]) if index is not None]
-        return chosen == [0]
+        return [position for position, index in enumerate(node.args[1]) if index is not None] == [0]
 
     def _becomes_weight(self, node: Node) -> bool:
         """Is the result, an expression of parameters, the weight of a layer, as W + B A may be?"""
@@ -173,20 +154,20 @@ class _Finder:
         elif node.op in ops.CELLS:
             for position in ops.CELLS[node.op]:
                 self._add(node, node.read(position), "bias", "add")
-        elif node.op in ops.ADDITIONS:
-            for value in node.inputs:
-                self._add_term(node, value)
-        elif node.op in ops.MULTIPLICATIONS:
-            for value in node.inputs:
-                if not self._use_contraction(node, value) and not self._use_outer(node, value):
-                    self._add(node, value, "gain", "scale")
-        elif node.op in ops.JOINTS:
-            for value in node.inputs:
-                self._add(node, value, "token", "concat")
         else:
             for value in node.inputs:
-                for name in self.axes.get(value, ()):
-                    self.unknown.setdefault(name, node.op)
+                self._use_operand(node, value)
+
+    def _use_operand(self, node: Node, value: int) -> None:
+        if node.op in ops.ADDITIONS:
+            self._add_term(node, value)
+        elif node.op in ops.JOINTS:
+            self._add(node, value, "token", "concat")
+        elif node.op not in ops.MULTIPLICATIONS:
+            for name in self.axes.get(value, ()):
+                self.unknown.setdefault(name, node.op)
+        elif not self._use_contraction(node, value) and not self._use_outer(node, value):
+            self._add(node, value, "gain", "scale")
 
     def _use_product(self, node: Node) -> None:
         left, right = ops.PRODUCTS[node.op]
@@ -211,13 +192,11 @@ class _Finder:
         summed = {name: axes_along(axes, inner) for name, axes in self.axes[value].items()}
         if not all(any(self.shapes[name][axis] > 1 for axis in axes) for name, axes in summed.items()):
             return False
-        for name, axes in self.axes[value].items():
-            self._append_weight(node, value, name, summed[name], axes_along(axes, outer))
         if reader.op == "mean":
             before, after = (math.prod(self.graph.shapes[one.outputs[0]]) for one in (node, reader))
-            for index, use in enumerate(self.uses):
-                if use.node == node.index:
-                    self.uses[index] = dataclasses.replace(use, number=use.number / (before / after))
+            self.averaged[node.index] = before / after
+        for name, axes in self.axes[value].items():
+            self._append_matrix(node, value, name, summed[name], axes_along(axes, outer))
         return True
 
     def _use_outer(self, node: Node, value: int) -> bool:
@@ -250,8 +229,8 @@ class _Finder:
         kernel = range(2, len(self.graph.shapes[weight]))
         channels_in, channels_out = (0, 1) if transposed else (1, 0)
         for name, axes in self.axes.get(weight, {}).items():
-            in_axes = axes_along(axes, (channels_in, *kernel))
-            self._append_weight(node, weight, name, in_axes, axes_along(axes, (channels_out,)))
+            in_axes, out_axes = axes_along(axes, (channels_in, *kernel)), axes_along(axes, (channels_out,))
+            self._append_matrix(node, weight, name, in_axes, out_axes, op="conv")
 
     def _use_lookup(self, node: Node) -> None:
         table = node.read(0)
@@ -270,8 +249,8 @@ class _Finder:
             in_axes, out_axes = axes_along(axes, looked_up), axes_along(axes, kept)
             if not kept:  # single numbers, one for each head or distance, as in score_mods
                 self._append(node, name, "bias", "add", (), in_axes)
-            elif not self._append_factor(node, table, name, in_axes, out_axes):
-                self._append(node, name, "table", "embedding", in_axes, out_axes)
+            else:
+                self._append_matrix(node, table, name, in_axes, out_axes, "table", "embedding")
 
     def _add_term(self, node: Node, value: int) -> None:
         """A term of a sum: a bias or, if it varies along several dimensions, a table of positions."""
@@ -301,39 +280,33 @@ class _Finder:
                 in_axes, out_axes = axes.in_axes, axes.out_axes
             else:
                 in_axes, out_axes = axes[inner], axes[outer] if outer is not None else ()
-            self._append_weight(node, value, name, in_axes, out_axes)
+            self._append_matrix(node, value, name, in_axes, out_axes)
 
-    def _append_weight(
-        self, node: Node, value: int, name: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
+    def _append_matrix(
+        self,
+        node: Node,
+        value: int,
+        name: str,
+        in_axes: Dims,
+        out_axes: Dims,
+        kind: UseKind = "weight",
+        op: str = "linear",
     ) -> None:
-        op = "conv" if node.op in ops.CONVOLUTIONS else "linear"
-        if not self._append_factor(node, value, name, in_axes, out_axes):
-            self._append(node, name, "weight", op, in_axes, out_axes)
-
-    def _append_factor(
-        self, node: Node, value: int, name: str, in_axes: tuple[int, ...], out_axes: tuple[int, ...]
-    ) -> bool:
-        """Append a gain if the expression has several parameters and this one scales the others.
+        """A weight or table; a gain if the expression has several parameters and this one scales the others.
 
         It does if it runs over fewer dimensions than another one, as a scale vector or the lengths of weight
         normalisation, or if it multiplies another one entry by entry.
         """
-        inner, outer = (
-            tuple(axis for axis in axes if self.shapes[name][axis] > 1) for axes in (in_axes, out_axes)
-        )
-        others = [
-            self.expressions.varying(other, axes) for other, axes in self.axes[value].items() if other != name
-        ]
-        if not others:
-            return False
-        if (inner and outer) or len(inner + outer) >= max(map(len, others)):
-            scales = name in self.expressions.scalers.get(value, ())
-            if scales:
-                self._append(node, name, "gain", "scale", inner, outer)
-            return scales
-        along: Along = "inputs" if inner else "outputs" if outer else None
-        self._append(node, name, "gain", "scale", (), inner + outer, along)
-        return True
+        shape, varying = self.shapes[name], self.expressions.varying
+        inner, outer = (tuple(axis for axis in axes if shape[axis] > 1) for axes in (in_axes, out_axes))
+        others = [varying(other, axes) for other, axes in self.axes[value].items() if other != name]
+        if others and not (inner and outer) and len(inner + outer) < max(map(len, others)):
+            along: Along = "inputs" if inner else "outputs" if outer else None
+            self._append(node, name, "gain", "scale", (), inner + outer, along)
+        elif others and name in self.expressions.scalers.get(value, ()):
+            self._append(node, name, "gain", "scale", inner, outer)
+        else:
+            self._append(node, name, kind, op, in_axes, out_axes)
 
     def _add(self, node: Node, value: int, kind: UseKind, op: str) -> None:
         for name, axes in self.axes.get(value, {}).items():
@@ -355,18 +328,13 @@ class _Finder:
             value = node.inputs[0]
 
     def _append(
-        self,
-        node: Node,
-        name: str,
-        kind: UseKind,
-        op: str,
-        in_axes: tuple[int, ...],
-        out_axes: tuple[int, ...],
-        along: Along = None,
+        self, node: Node, name: str, kind: UseKind, op: str, inner: Dims, outer: Dims, along: Along = None
     ) -> None:
         value = next(value for value in node.inputs if name in self.axes.get(value, ()))
         alias = self.expressions.alias.get(value, name)
         offset = self.expressions.offset.get(value, {}).get(name, 0.0)
-        number = self.expressions.number.get(value, 1.0)
-        axes = tuple(sorted(in_axes)), tuple(sorted(out_axes))
-        self.uses.append(Use(node.index, name, kind, op, *axes, alias, offset, along, number))
+        number = self.expressions.number.get(value, 1.0) / self.averaged.get(node.index, 1.0)
+        axes = tuple(sorted(inner)), tuple(sorted(outer))
+        use = Use(node.index, name, kind, op, *axes, alias, offset, along, number)
+        self.all.append(use)
+        self._by_node.setdefault(node.index, []).append(use)

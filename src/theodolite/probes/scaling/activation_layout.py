@@ -18,11 +18,10 @@ from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.recording.operations import CONVOLUTIONS, NORMS, PRODUCTS
 from theodolite.anatomy.recording.trace import Graph, Ref, watch
 from theodolite.anatomy.specimen import Specimen, shapes_of
-from theodolite.anatomy.structure.branches import normed_sum
+from theodolite.anatomy.structure.branches import stream_after
 from theodolite.anatomy.structure.expressions import moved, own_axes
 from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
-from theodolite.anatomy.structure.uses import find_uses
 from theodolite.core.errors import UseError
 
 
@@ -80,14 +79,14 @@ def find_layout(model: nn.Module, inputs: Any) -> ActivationLayout:
     """Record a forward pass and find the residual branches in it."""
     model = unwrap(model)
     graph = watch(model, inputs, lambda value, tensor: None)
-    flow = Flow(find_uses(graph))
+    flow = Flow(graph)
     residuals = find_residuals(flow)
     return ActivationLayout(
         places=tuple(Specimen(model, shapes_of(model), flow, residuals).places),
         layers=tuple(residual.layers for residual in residuals),
         branches=tuple(residual.ends for residual in residuals),
         factors=tuple(_factors(flow, residual) for residual in residuals),
-        stream=tuple(_stream(flow, residuals)),
+        stream=tuple(stream_after(flow, residuals)),
         starts=tuple(residual.start for residual in residuals),
         channels=tuple(_channels(flow, residuals)),
         is_routed=any(residual.history is not None for residual in residuals),
@@ -166,21 +165,12 @@ def _outside(flow: Flow, residuals: list[TracedBranch]) -> dict[str, tuple[int, 
     return found
 
 
-def _stream(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
-    """The stream after each branch; after a norm of the sum if the next branch reads that."""
-    starts = {flow.back(residual.start) for residual in residuals}
-    normed = [normed_sum(flow, residual) for residual in residuals]
-    post = any(value is not None and flow.back(value) in starts for value in normed)
-    sums = [flow.graph.nodes[residual.addition].outputs[0] for residual in residuals]
-    return [value if post and value is not None else total for value, total in zip(normed, sums, strict=True)]
-
-
 def _factors(flow: Flow, residual: TracedBranch) -> tuple[float, ...]:
     """The factors of the branch's values in the additions that lead to the stream."""
     found = dict.fromkeys(residual.ends, 1.0)
     if residual.history is not None:
         return tuple(found.values())
-    waiting = [(flow.graph.nodes[residual.addition].outputs[0], 1.0)]
+    waiting = [(residual.total, 1.0)]
     while waiting:
         value, factor = waiting.pop()
         node = flow.maker(flow.back(value))
