@@ -201,7 +201,7 @@ def test_with_the_least_units_the_largest_gain_is_just_certified(method: Method,
         return certificate(*losses, bound=1.0, candidates=candidates, method=method).holds
 
     assert best(least)
-    with pytest.raises(UseError, match=f"{least - 1} examples are too few.* at least {least}"):
+    with pytest.raises(UseError, match=f"{least - 1} examples to certify on are too few.* at least {least}"):
         best(least - 1)
 
 

@@ -178,7 +178,7 @@ def test_splits_that_overlap_are_refused_before_anything_is_done(student: Stack)
 
 
 def test_too_few_units_are_refused_with_a_number(student: Stack) -> None:
-    with pytest.raises(th.UseError, match=r"has 4 examples.*at least \d+"):
+    with pytest.raises(th.UseError, match=r"4 examples to certify on are too few.*at least \d+"):
         th.grow(copy.deepcopy(student), F.cross_entropy, split(batches(16, 9)))
 
 

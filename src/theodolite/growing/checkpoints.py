@@ -19,6 +19,7 @@ from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.files import replacing
+from theodolite.core.optional import needed
 from theodolite.core.size import Size
 from theodolite.planning.plan import Plan
 from theodolite.planning.readout_multiplier import MARK, attach_multipliers, attached, checked, missing
@@ -60,12 +61,7 @@ def load_folder(path: Path, device: str = "cpu", plan: Plan | None = None) -> Sa
 
     It gets the multipliers in its config, or those of the plan it was trained under.
     """
-    try:
-        import transformers
-    except ImportError:
-        raise UseError(
-            "a Hugging Face checkpoint needs the package transformers: pip install 'theodolite[hf]'"
-        ) from None
+    transformers = needed("transformers", "hf")
     read_config(path)
     try:
         # Neither code nor pickles of the folder are run.

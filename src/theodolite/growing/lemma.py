@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
@@ -78,10 +79,6 @@ class LayeredPass:
         is_last = index == len(self.layers) - 1
         behind = self._last_stream if is_last else self._start(index + 1)
         return self._total(index), (behind,), (1.0,)
-
-    def layer_of(self, branch: int) -> int:
-        """The layer that a branch is in."""
-        return next(layer for layer, members in enumerate(self.layers) if branch in members)
 
     def names(self, branch: int) -> list[str]:
         """The parameters of a branch."""
@@ -225,9 +222,9 @@ def measure(
             return LipschitzConstant(inputs[step], math.inf, math.inf, "a part that exceeds its bound")
         return LipschitzConstant(inputs[step], seen[step].value, everywhere[step].value, seen[step].missing)
 
-    layers = []
+    layers, layer_of = [], {one: layer for layer, members in enumerate(cut.layers) for one in members}
     for index, (block, branch) in enumerate(cut.layout.places):
-        layer, own = cut.layer_of(index), [cut.parameters[name].detach() for name in cut.names(index)]
+        layer, own = layer_of[index], [cut.parameters[name].detach() for name in cut.names(index)]
         layers.append(
             LemmaLayer(
                 block,
@@ -260,7 +257,7 @@ def amplified(
             own = behind + norm + _log(layers[index].parameter)
             done[index] = replace(layers[index], log_amplification=own)
         parts = [log(layers[members[0]].shortcut), *(log(layers[index].input) for index in members)]
-        behind += norm + _log_of_sum(parts)
+        behind += norm + float(np.logaddexp.reduce(parts))
     return tuple(done)
 
 
@@ -316,11 +313,6 @@ def _norm(passed: Rerun, starts: Sequence[int], ends: Sequence[int], weights: Se
 
 def _log(number: float) -> float:
     return math.log(number) if number > 0 else -math.inf
-
-
-def _log_of_sum(logs: Sequence[float]) -> float:
-    most = max(logs)
-    return most + math.log(sum(math.exp(one - most) for one in logs)) if math.isfinite(most) else most
 
 
 def jacobian_norm(

@@ -44,11 +44,8 @@ def load_examples(
     if windows < 1:
         raise UseError(f"{file} has {len(tokens)} tokens, less than one example of {length}: give --length")
     # Spread over the whole text, as neighbours are not independent.
-    chosen = [
-        round(index * (windows - 1) / max(min(number, windows) - 1, 1))
-        for index in range(min(number, windows))
-    ]
-    starts = torch.tensor(chosen)[:, None] * length + torch.arange(length)[None]
+    chosen = torch.linspace(0, windows - 1, min(number, windows), dtype=torch.float64).round().long()
+    starts = chosen[:, None] * length + torch.arange(length)[None]
     return _batched(tokens[starts], tokens[starts + 1], number=number, batch=batch)
 
 

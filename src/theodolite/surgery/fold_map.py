@@ -11,7 +11,7 @@ those with respect to what comes out, by the chain rule; this proves an edit in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class FoldMap:
     """One gain, the linear maps that read it, and the scale vectors that are in them already."""
 
     gain: NormGain
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """What goes in, by canonical name: vectors, and W, c, γ and β as far as they are parameters."""
     weights: Mapping[str, ScaledWeight] = field(default_factory=dict)
     """By name of a weight: the vectors in it."""
@@ -34,6 +34,11 @@ class FoldMap:
     """The magnitude of the norm's own gain, if it has one."""
     takes_gain: bool = True
     """Does the norm's own gain go into the weights, or stay where it is?"""
+
+    def given(self, tensors: Mapping[str, Tensor]) -> FoldMap:
+        """The map with copies of what goes in, among the parameters of a network."""
+        kept = {name: tensors[name].detach().clone() for name in self.names if name in tensors}
+        return replace(self, tensors=kept)
 
     def values(self) -> dict[str, Tensor]:
         """What comes out: by the names that weights, biases and gains have in the plain network."""

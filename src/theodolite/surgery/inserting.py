@@ -14,7 +14,7 @@ from theodolite.anatomy.names import all_parameter_names, canonical_modules, can
 from theodolite.anatomy.recording.undisturbed import named_tensors
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.surgery.blocks import InsertionPoint, make_block, put_block
+from theodolite.surgery.blocks import InsertionPoint, close, make_block, put_block
 from theodolite.surgery.edits import Edits
 from theodolite.surgery.gains import SurgeryError
 from theodolite.surgery.insertion_points import InsertionPoints, branches_in, closing, find_points
@@ -69,7 +69,7 @@ def insert_block(
     if groups is not None and all(groups.of(tensor) is None for tensor in inner.parameters()):
         raise SurgeryError("the optimizer trains no tensor of this model: give the model's own")
 
-    def edit(network: nn.Module, edits: Edits) -> Edited:
+    def edit(network: nn.Module, inputs: Any, edits: Edits) -> Edited:
         if block is None:
             new, what = make_block(network, point, fresh), f"a copy of {point.like}"
             closers = put_block(network, point, new, edits)
@@ -91,9 +91,8 @@ def insert_block(
 
     def follow(done: Edited) -> None:
         if groups is not None:
-            with groups.kept_on_failure():
+            with groups.updated():
                 _join(inner, point, groups)
-                groups.rename()
 
     return model, operate(model, inputs, "insert_block", edit, follow)
 
@@ -112,12 +111,7 @@ def _close_given(network: nn.Module, name: str, inputs: Any, edits: Edits) -> li
             "could be zero: give one that returns x + f(x), f ending with a projection or a norm with a gain"
         )
     closers, removed = closing(anatomy, name, branches)
-    tensors = dict(all_parameter_names(block))
-    for closer in closers:
-        edits.write(tensors[closer.name], torch.full_like(tensors[closer.name], closer.closed))
-    for each in removed:
-        prefix, _, attribute = each.rpartition(".")
-        edits.set(block.get_submodule(prefix), attribute, nn.Identity())
+    close(block, closers, removed, edits)
     return [f"{name}.{closer.name}" for closer in closers]
 
 
@@ -196,7 +190,11 @@ def rebuild(
     ratios = _ratios(old, new, inputs)
     kept = {name: tensor.detach().clone() for name, tensor in new.state_dict().items()}
     try:
-        _load(old, new, ratios)
+        new.load_state_dict(old.state_dict())
+        with torch.no_grad():
+            for name, tensor in canonical_parameters(new):
+                if name in ratios:
+                    tensor.mul_(ratios[name])
         proof = _prove_rebuilt(old, new, inputs, ratios)
         if optimizer is not None and into is not None:
             _carry(old, new, optimizer, into, ratios)
@@ -229,30 +227,15 @@ def _ratios(old: nn.Module, new: nn.Module, inputs: Any) -> dict[str, float]:
     }
 
 
-@torch.no_grad()
-def _load(old: nn.Module, new: nn.Module, ratios: Mapping[str, float]) -> None:
-    held = new.state_dict()
-    for name, tensor in old.state_dict().items():
-        held[name].copy_(tensor)
-    for name, tensor in canonical_parameters(new):
-        if name in ratios:
-            tensor.mul_(ratios[name])
-
-
 def _prove_rebuilt(old: nn.Module, new: nn.Module, inputs: Any, ratios: Mapping[str, float]) -> Proof:
     before, after = respond(old, inputs), respond(new, inputs)
     gradients = {} if after is None else after.gradients
     expected = {name: one * ratios.get(name, 1.0) for name, one in gradients.items()}
     many = f", {len(ratios)} tensors rescaled" if ratios else ""
     said = f"the target computes what the grown network does{many}"
-    proof = compare("rebuild", inputs, before, after, expected, tuple(ratios), {}, said)
-    if proof.outputs is not None and not ratios and proof.outputs > EXACT:
-        raise SurgeryError(
-            f"rebuild would change the network: outputs differ by {proof.outputs:.1e} of themselves, though "
-            "no branch is multiplied by another number. The target does something else with its depth; its "
-            "weights are as they were"
-        )
-    if not proof.holds:
+    proof = compare("rebuild", inputs, before, after, expected, Edited(tuple(ratios), {}, said=said))
+    exact = bool(ratios) or proof.outputs is None or proof.outputs <= EXACT
+    if not (proof.holds and exact):
         raise SurgeryError(
             f"rebuild would change the network: outputs differ by {proof.outputs:.1e} and gradients by "
             f"{proof.gradients:.1e} of themselves. The target does something with its depth besides "

@@ -120,12 +120,13 @@ def operate(
     model: nn.Module,
     inputs: Any,
     operation: str,
-    edit: Callable[[nn.Module, Edits], Edited],
+    edit: Callable[[nn.Module, Any, Edits], Edited],
     follow: Callable[[Edited], None] | None = None,
 ) -> Proof:
     """Edit the network in place and prove it; on failure the network is as it was.
 
-    `follow` updates what goes with the network, once the proof holds.
+    `edit` gets the network, the inputs and the record of its edits; `follow` updates what goes with the
+    network, once the proof holds.
 
     Raises:
         SurgeryError: if outputs or gradients differ by more than rounding.
@@ -139,10 +140,10 @@ def operate(
             "inputs, or weights that were not ruined"
         )
     with Edits().undone_on_failure() as edits:
-        done = edit(inner, edits)
+        done = edit(inner, inputs, edits)
         after = None if before is None else _respond_after(inner, inputs, operation, done.new)
         expected = {} if before is None or after is None else _expected(inner, before, after, done)
-        proof = compare(operation, inputs, before, after, expected, done.moved, done.left, done.said)
+        proof = compare(operation, inputs, before, after, expected, done)
         if not proof.holds:
             edits.undo()
             raise SurgeryError(
@@ -165,9 +166,7 @@ def compare(
     before: Response | None,
     after: Response | None,
     expected: Mapping[str, Tensor],
-    moved: tuple[str, ...],
-    left: Mapping[str, str],
-    said: str,
+    done: Edited,
 ) -> Proof:
     """The proof; `expected` holds the gradients that follow from the response after the edit."""
     outputs = gradients = None
@@ -178,7 +177,8 @@ def compare(
         gradients = _gradient_difference(before.gradients, expected, dtype)
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     on = ", ".join(f"{_name(leaf.dtype)} {tuple(leaf.shape)}" for leaf in leaves)
-    return Proof(operation, outputs, gradients, _name(dtype), on, TOLERANCE[dtype], moved, left, said)
+    measured = (outputs, gradients, _name(dtype), on, TOLERANCE[dtype])
+    return Proof(operation, *measured, done.moved, done.left, done.said)
 
 
 def _expected(model: nn.Module, before: Response, after: Response, done: Edited) -> dict[str, Tensor]:
