@@ -160,8 +160,9 @@ def descend(objective: Objective, starts: Array, low: Array, high: Array, rtol: 
     idle = np.zeros(num, dtype=np.intp)
     rows = np.arange(num)
     for _ in range(MOST_STEPS):
-        free = ~_held(theta[rows], gradient[rows], low, high)
-        left = np.abs(np.where(free, gradient[rows], 0.0)).max(1)
+        at, slope = theta[rows], gradient[rows]
+        free = ~((at <= low) & (slope > 0) | (at >= high) & (slope < 0))  # not held by a bound
+        left = np.abs(np.where(free, slope, 0.0)).max(1)
         rows, free = rows[keep := (left > 1e-9) & (idle[rows] < PATIENCE)], free[keep]
         if not len(rows):
             break
@@ -177,11 +178,6 @@ def descend(objective: Objective, starts: Array, low: Array, high: Array, rtol: 
         idle[rows[(moved == 0).all(1)]] = PATIENCE  # the next search would be the same
         theta[rows], value[rows], gradient[rows] = new, new_value, new_gradient
     return theta, value
-
-
-def _held(theta: Array, gradient: Array, low: Array, high: Array) -> Flags:
-    """Which entries are on a bound and would leave it."""
-    return ((theta <= low) & (gradient > 0)) | ((theta >= high) & (gradient < 0))
 
 
 def _direction(inverse: Array, gradient: Array, free: Flags) -> Array:

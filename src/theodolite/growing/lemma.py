@@ -13,8 +13,9 @@ shortcut: 1, or that of a projection. The sum is over the branches of a layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +35,8 @@ from theodolite.probes.scaling.activation_layout import ActivationLayout, find_l
 
 Step = tuple[Literal["norm", "shortcut", "top", "branch"], int]
 """`norm` or `shortcut` of a layer, a `branch`, or the `top`: from the last stream to the logits."""
+Ends = tuple[int, tuple[int, ...], tuple[float, ...]]
+"""The input of a map, the values whose weighted sum is its output, and their weights."""
 LEEWAY = 1e-3
 """Relative rounding error by which a measurement may exceed its bound."""
 
@@ -57,28 +60,8 @@ class LayeredPass:
     """By layer: its branches."""
     parameters: Mapping[str, Tensor]
 
-    def steps(self) -> Iterator[Step]:
-        """All maps of the network, after its first stream."""
-        for layer in range(len(self.layers)):
-            yield "norm", layer
-            yield "shortcut", layer
-        for branch in range(len(self.residuals)):
-            yield "branch", branch
-        yield "top", 0
-
-    def ends(self, step: Step) -> tuple[int, tuple[int, ...], tuple[float, ...]]:
-        """The input of a map, and the values whose weighted sum is its output."""
-        kind, index = step
-        if kind == "branch":
-            residual = self.residuals[index]
-            return residual.start, residual.ends, self.layout.factors[index]
-        if kind == "top":
-            return self._last_stream, self.layout.outputs, (1.0,)
-        if kind == "shortcut":
-            return self._start(index), (self._skipped(index),), (1.0,)
-        is_last = index == len(self.layers) - 1
-        behind = self._last_stream if is_last else self._start(index + 1)
-        return self._total(index), (behind,), (1.0,)
+    steps: Mapping[Step, Ends]
+    """All maps of the network, after its first stream."""
 
     def names(self, branch: int) -> list[str]:
         """The parameters of a branch."""
@@ -89,30 +72,6 @@ class LayeredPass:
         """Is the stream normalised between its layers?"""
         sums = [self.flow.graph.nodes[residual.addition].outputs[0] for residual in self.residuals]
         return list(self.layout.stream) != sums
-
-    @property
-    def _last_stream(self) -> int:
-        """The input of the top; with post-norm the output of the last norm."""
-        return self.layout.stream[max(self.layers[-1], key=lambda one: self.residuals[one].addition)]
-
-    def _start(self, layer: int) -> int:
-        return self.residuals[self.layers[layer][0]].start
-
-    def _total(self, layer: int) -> int:
-        """The sum of the stream and all branches of a layer."""
-        addition = max(self.residuals[one].addition for one in self.layers[layer])
-        return self.flow.graph.nodes[addition].outputs[0]
-
-    def _skipped(self, layer: int) -> int:
-        """What the branches of a layer are added to: the stream, or a projection of it."""
-        members = [self.residuals[one] for one in self.layers[layer]]
-        first = min(members, key=lambda one: one.addition)
-        inside = 0
-        for one in members:
-            inside |= one.region
-        others = [value for value in self.flow.graph.nodes[first.addition].inputs if not inside >> value & 1]
-        # A projection lies between the branch's start and the sum too, but no branch ends in it.
-        return others[0] if others else first.start
 
 
 @dataclass(frozen=True)
@@ -186,9 +145,30 @@ def cut_in_layers(model: nn.Module, inputs: Any) -> LayeredPass:
     for index, residual in enumerate(residuals):
         by_start.setdefault(flow.back(residual.start), []).append(index)
     layers = sorted(by_start.values(), key=lambda members: max(residuals[one].addition for one in members))
-    return LayeredPass(
-        model, layout, flow, residuals, tuple(map(tuple, layers)), dict(canonical_parameters(model))
-    )
+    parameters = dict(canonical_parameters(model))
+    steps = _steps(layout, flow, residuals, layers)
+    return LayeredPass(model, layout, flow, residuals, tuple(map(tuple, layers)), parameters, steps)
+
+
+def _steps(
+    layout: ActivationLayout, flow: Flow, residuals: Sequence[TracedBranch], layers: Sequence[Sequence[int]]
+) -> dict[Step, Ends]:
+    # The input of the top; with post-norm the output of the last norm.
+    last_stream = layout.stream[max(layers[-1], key=lambda one: residuals[one].addition)]
+    starts = [residuals[members[0]].start for members in layers]
+    found: dict[Step, Ends] = {}
+    for index, (start, behind) in enumerate(pairwise([*starts, last_stream])):
+        members = sorted((residuals[one] for one in layers[index]), key=lambda one: one.addition)
+        first, last = (flow.graph.nodes[one.addition] for one in (members[0], members[-1]))
+        # The branches are added to the stream or to a projection of it, which lies between the branch's start
+        # and the sum too, but no branch ends in it.
+        beside = [value for value in first.inputs if not any(one.region >> value & 1 for one in members)]
+        found["norm", index] = last.outputs[0], (behind,), (1.0,)
+        found["shortcut", index] = start, ((beside or [members[0].start])[0],), (1.0,)
+    for index, residual in enumerate(residuals):
+        found["branch", index] = residual.start, residual.ends, layout.factors[index]
+    found["top", 0] = last_stream, layout.outputs, (1.0,)
+    return found
 
 
 def measure(
@@ -202,12 +182,12 @@ def measure(
         progress: called with the fraction done.
     """
     seen, everywhere = _bounds(cut, examples)
-    inputs, parameters = dict.fromkeys(cut.steps(), 0.0), [0.0] * len(cut.residuals)
+    inputs, parameters = dict.fromkeys(cut.steps, 0.0), [0.0] * len(cut.residuals)
     for number, one in enumerate(examples):
         passed = _passed(cut, one)
         by_name = {name: value for value, name in cut.layout.graph.parameters.items()}
         for done, step in enumerate(inputs):
-            start, ends, weights = cut.ends(step)
+            start, ends, weights = cut.steps[step]
             # The first input may be data, which has no gradient; nothing depends on its slope.
             steep = _norm(passed, [start], ends, weights) if start in passed.edges else math.nan
             inputs[step] = max(steep, inputs[step])
@@ -266,7 +246,7 @@ def _bounds(cut: LayeredPass, examples: Sequence[Any]) -> list[dict[Step, Bound]
     both = [Sizes(cut.flow, cut.parameters), Sizes(cut.flow, cut.parameters, anywhere=True)]
 
     def walk(sizes: Sizes) -> dict[Step, Bound]:
-        return {step: _bound(sizes, *cut.ends(step)) for step in cut.steps()}
+        return {step: _bound(sizes, *ends) for step, ends in cut.steps.items()}
 
     for sizes in both:
         walk(sizes)
@@ -286,8 +266,7 @@ def _bound(sizes: Sizes, start: int, ends: Sequence[int], weights: Sequence[floa
 
 def _passed(cut: LayeredPass, inputs: Any) -> Rerun:
     kept = set(cut.layout.graph.parameters)
-    for step in cut.steps():
-        start, ends, _ = cut.ends(step)
+    for start, ends, _ in cut.steps.values():
         kept |= {start, *ends}
     passed = rerun(cut.model, inputs, cut.layout.graph, keep=kept, gradients=True)
     if passed.lost - set(cut.layout.graph.parameters):

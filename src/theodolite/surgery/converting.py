@@ -112,23 +112,22 @@ class _Conversion:
         left = dict(known.left)
         chosen = []
         for gain in known.chosen(gains):
-            if tensors[gain.name].requires_grad:
-                chosen.append(gain)
-            elif gains is not None:
-                raise SurgeryError(f"{gain.name}: it is frozen (requires_grad is False)")
-            else:
-                left[gain.name] = "it is frozen (requires_grad is False)"
-        if not chosen:
-            if scaled_weights(model):
-                raise SurgeryError("nothing to do: the network's weights have scale vectors already")
-            raise SurgeryError(f"nothing to do: {reasons(left)}")
-        for gain in chosen:
             tensor = tensors[gain.name]
+            if not tensor.requires_grad:
+                if gains is not None:
+                    raise SurgeryError(f"{gain.name}: it is frozen (requires_grad is False)")
+                left[gain.name] = "it is frozen (requires_grad is False)"
+                continue
             if self.form == "direction" and not tensor.is_meta and not (tensor.detach() + gain.offset).any():
                 raise SurgeryError(
                     f"{gain.name} is zero, which has no direction: use reparameterization='product' or None, "
                     "or leave it out with gains=[patterns]"
                 )
+            chosen.append(gain)
+        if not chosen:
+            if scaled_weights(model):
+                raise SurgeryError("nothing to do: the network's weights have scale vectors already")
+            raise SurgeryError(f"nothing to do: {reasons(left)}")
         maps = [self._edit(model, gain, tensors, edits) for gain in chosen]
         return Edited(tuple(gain.name for gain in chosen), left, [one for one in maps if one is not None])
 

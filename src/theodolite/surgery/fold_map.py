@@ -42,8 +42,7 @@ class FoldMap:
 
     def values(self) -> dict[str, Tensor]:
         """What comes out: by the names that weights, biases and gains have in the plain network."""
-        with torch.no_grad():
-            return self._evaluate(self._given())
+        return self._evaluate(self._given())
 
     def pull(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The gradients with respect to what goes in, from those with respect to what comes out."""
@@ -65,14 +64,12 @@ class FoldMap:
     def scale(self, weight: str, *, with_gain: bool = True) -> Tensor:
         """The factor on a weight's entries, up to broadcasting: its vectors, and the norm's gain."""
         reader = next(each for each in self.gain.readers if each.weight == weight)
-        with torch.no_grad():
-            given = self._given()
-            return self._scale(reader, given, self._gain_and_shift(given)[0] if with_gain else None)
+        given = self._given()
+        return self._scale(reader, given, self._gain_and_shift(given)[0] if with_gain else None)
 
     def gain_value(self) -> Tensor | None:
         """γ as the norm applies it; None if it is constantly one."""
-        with torch.no_grad():
-            return self._gain_and_shift(self._given())[0]
+        return self._gain_and_shift(self._given())[0]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,6 +82,7 @@ class FoldMap:
         return tuple(found)
 
     def _given(self) -> dict[str, Tensor]:
+        """What goes in as copies, without gradients."""
         return {name: wide(tensor) for name, tensor in self.tensors.items()}
 
     def _evaluate(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

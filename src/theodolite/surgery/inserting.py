@@ -72,21 +72,21 @@ def insert_block(
     def edit(network: nn.Module, inputs: Any, edits: Edits) -> Edited:
         if block is None:
             new, what = make_block(network, point, fresh), f"a copy of {point.like}"
-            closers = put_block(network, point, new, edits)
+            outputs = put_block(network, point, new, edits)
         else:
             new, what = block, "a block of yours"
             if any(each is new for each in network.modules()):
                 raise SurgeryError("the block is in the network already: give a copy of it")
             _train_as(new, dict(canonical_modules(network))[point.like], edits)
             put_block(network, point, new, edits)
-            closers = _close_given(network, point.name, inputs, edits)
+            outputs = _close_given(network, point.name, inputs, edits)
         return Edited(
             (point.name,),
             {},
             renamed=point.renamed,
             said=f"{point.name} is a new block, {what} that adds nothing",
             new=new,
-            examine=lambda after: _check_gradients(after, point.name, closers),
+            examine=lambda after: _check_gradients(after, point.name, outputs),
         )
 
     def follow(done: Edited) -> None:
@@ -110,9 +110,9 @@ def _close_given(network: nn.Module, name: str, inputs: Any, edits: Edits) -> li
             f"the block, a {type(block).__name__}, adds nothing to the stream it is given by a tensor that "
             "could be zero: give one that returns x + f(x), f ending with a projection or a norm with a gain"
         )
-    closers, removed = closing(anatomy, name, branches)
-    close(block, closers, removed, edits)
-    return [f"{name}.{closer.name}" for closer in closers]
+    outputs, removed = closing(anatomy, name, branches)
+    close(block, outputs, removed, edits)
+    return [f"{name}.{output.name}" for output in outputs]
 
 
 def _train_as(block: nn.Module, like: nn.Module, edits: Edits) -> None:
@@ -126,12 +126,12 @@ def _train_as(block: nn.Module, like: nn.Module, edits: Edits) -> None:
     block.train(like.training)
 
 
-def _check_gradients(after: Response, name: str, closers: list[str]) -> None:
+def _check_gradients(after: Response, name: str, outputs: list[str]) -> None:
     """Refuse a block that could never learn: the gradient with respect to all that is zero is zero."""
-    found = [after.gradients[each] for each in closers if each in after.gradients]
+    found = [after.gradients[each] for each in outputs if each in after.gradients]
     if not any(bool(each.abs().max() > 0) for each in found):
         raise SurgeryError(
-            f"{name} could never learn: the gradient by {', '.join(closers)} is zero as well. Its branches "
+            f"{name} could never learn: the gradient by {', '.join(outputs)} is zero as well. Its branches "
             "are zero before what ends them; give a block whose features are not"
         )
 

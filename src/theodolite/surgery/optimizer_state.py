@@ -24,7 +24,6 @@ from theodolite.core.errors import UseError
 from theodolite.optimizers.planned import Planned
 from theodolite.surgery.edits import scaled_gains, scaled_weights
 from theodolite.surgery.fold_map import FoldMap, along, wide
-from theodolite.surgery.gains import GainReader
 from theodolite.surgery.proof import Edited
 from theodolite.surgery.vectors import GainVector, ScaledGain, ScaledWeight, joined
 
@@ -211,7 +210,8 @@ class CarriedState:
             of_bias = self._moments(self.before[reader.bias])
             for key, value in self._moments(weight).items():
                 if key in of_bias:
-                    rest = value - _by_output(of_bias[key], reader) * shift ** POWERS[key]
+                    by_output = reader.shape.spread(of_bias[key], reader.shape.out_axis)
+                    rest = value - by_output * shift ** POWERS[key]
                     if POWERS[key] == 2:  # an estimate, and Adam divides by it: never nothing
                         rest = torch.maximum(rest, 0.01 * value)
                     self._put(weight, key, rest)
@@ -247,7 +247,9 @@ class CarriedState:
             channels = torch.tensor(reader.channels, device=weight.device)
             others = [axis for axis in range(weight.dim()) if axis != reader.shape.in_axis]
             for key, value in self._moments(source).items():
-                term = wide(weight) ** POWERS[key] * (_by_output(value, reader) if of_shift else value)
+                if of_shift:
+                    value = reader.shape.spread(value, reader.shape.out_axis)
+                term = wide(weight) ** POWERS[key] * value
                 summed = torch.where(channels < 0, 0.0, term.sum(others))
                 total = found.setdefault(key, summed.new_zeros(after[one.gain.name].numel()))
                 total.index_add_(0, channels.clamp(min=0), summed)
@@ -309,13 +311,6 @@ def _reads_alone(one: FoldMap, how: ScaledWeight, gain: Tensor) -> bool:
     (reader, *others) = one.gain.readers
     alone = not others and len(how.inputs) == 1 and not how.shape.stack
     return alone and reader.channels == tuple(range(gain.numel()))
-
-
-def _by_output(value: Tensor, reader: GainReader) -> Tensor:
-    """A bias by output of a weight, shaped to be multiplied with the weight."""
-    sizes = [1] * len(reader.shape.sizes)
-    sizes[reader.shape.out_axis] = -1
-    return value.view(sizes)
 
 
 def _split(

@@ -305,17 +305,14 @@ def respond(model: nn.Module, inputs: Any, *, others: bool = False) -> Response 
         tensors = {name: state.get(id(one), one) for name, one in held.items()}
         found = [one for one in tensors_in(returned) if one.is_floating_point()]
         loss = sum((_combined(one, weighing) for one in found), torch.zeros(()))
-        wanted = [*tensors.values(), *(one for each in seen.values() for one in each)]
-        every = list(torch.autograd.grad(loss, wanted, allow_unused=True))
-    gradients = {
-        name: one for name, one in zip(tensors, every[: len(tensors)], strict=True) if one is not None
-    }
+        products = [(name, one) for name, each in seen.items() for one in each]
+        wanted = [*tensors.values(), *(one for _, one in products)]
+        every = torch.autograd.grad(loss, wanted, allow_unused=True)
+    gradients = {name: one for name, one in zip(tensors, every, strict=False) if one is not None}
     effective = dict(gradients)
-    rest = iter(every[len(tensors) :])
-    for name, each in seen.items():  # a weight may be computed several times in one pass
-        several = [one for one in [next(rest) for _ in each] if one is not None]
-        if several:
-            effective[name] = torch.stack(several).sum(0)
+    for (name, _), one in zip(products, every[len(tensors) :], strict=True):
+        if one is not None:  # a weight may be computed several times in one pass
+            effective[name] = effective[name] + one if name in effective else one
     outputs = tuple(one.detach() for one in found)
     return Response(outputs, _coarser(dtype, coarsest.dtype), gradients, effective)
 
