@@ -100,7 +100,7 @@ def load_file(
         device: for the network.
         plan: the one it was trained under, if the file has no multipliers.
     """
-    about, tensors = _read(path)
+    about, tensors = read_safetensors(path)
     if workload is None:
         said = f" (the file says {about['workload']!r}, which is not run)" if "workload" in about else ""
         raise UseError(f"{path} holds weights alone{said}: give --workload, a built-in name or file.py:name")
@@ -257,7 +257,7 @@ def _insert_again(model: nn.Module, workload: Workload, names: Sequence[str]) ->
         put_block(model, point, make_block(model, point))
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The metadata and the tensors of a file of safetensors."""
     from safetensors import safe_open
 
