@@ -71,9 +71,10 @@ def sweep_rows():
 
 
 def test_runs_of_one_size_and_seed_that_differ_in_a_setting_are_not_mixed(file):
+    options = {"columns": {"x": "depth"}, "draws": 20}
     for source in (sweep_rows(), file(sweep_rows())):
         with pytest.raises(UseError) as refused:
-            fits.fit("depth-expansion", source, draws=20)
+            fits.fit("power", source, **options)
         said = str(refused.value)
         assert "4 runs have depth 1, seed 0, and differ" in said
         assert "parameterization is 'plan', 'standard'; lr is 0.0009765625, 0.00390625" in said
@@ -81,10 +82,10 @@ def test_runs_of_one_size_and_seed_that_differ_in_a_setting_are_not_mixed(file):
         # What it proposes works.
         assert "--where parameterization=plan,lr=0.0009765625 " in said
         where = {"parameterization": "plan", "lr": "0.0009765625"}
-        assert fits.fit("depth-expansion", source, where=where, draws=20).data["depth"].size == 6
-        assert fits.fit("depth-expansion", source, best=True, draws=20).data["depth"].size == 6
+        assert fits.fit("power", source, where=where, **options).data["x"].size == 6
+        assert fits.fit("power", source, best=True, **options).data["x"].size == 6
     with pytest.raises(UseError, match=r"differ: lr is 0\.0009765625, 0\.00390625\."):
-        fits.fit("depth-expansion", sweep_rows(), where={"parameterization": "plan"}, draws=20)
+        fits.fit("power", sweep_rows(), where={"parameterization": "plan"}, **options)
 
 
 def test_each_size_may_have_a_learning_rate_of_its_own_and_several_seeds():
@@ -93,7 +94,7 @@ def test_each_size_may_have_a_learning_rate_of_its_own_and_several_seeds():
         for depth in (1, 2, 4, 8, 16, 32)
         for seed in (0, 1)
     ]
-    assert fits.fit("depth-expansion", rows, draws=20).data["depth"].size == 12
+    assert select(rows, ["depth", "loss"])["depth"] == [row["depth"] for row in rows]
 
 
 def test_a_ledger_gives_its_finished_runs_and_their_held_out_loss(tmp_path):
@@ -104,10 +105,10 @@ def test_a_ledger_gives_its_finished_runs_and_their_held_out_loss(tmp_path):
         for depth in (1, 2, 4, 8, 16, 32):
             ledger.append(Outcome(run(depth), "finished", step=100, held_out=2 + 1 / (1 + depth)))
         ledger.append(Outcome(run(3), "diverged", step=7, held_out=None))
-    for path in (tmp_path, tmp_path / "ledger.sqlite"):
-        fit = fits.fit("depth-expansion", path, draws=20)
-        assert fit.data["depth"].tolist() == [1, 2, 4, 8, 16, 32]
-        assert fit["s"].value == pytest.approx(2, rel=0.01)
+    assert read(tmp_path) == read(tmp_path / "ledger.sqlite")
+    fit = fits.fit("depth-expansion", tmp_path, draws=20)
+    assert fit.data["depth"].tolist() == [1, 2, 4, 8, 16, 32]
+    assert fit["s"].value == pytest.approx(2, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +186,8 @@ def test_chinchilla_needs_two_of_three():
         fits.chinchilla(parameters=[1, 2], loss=[1, 2])
     with pytest.raises(UseError, match="parameters of point 1 is 0"):
         fits.chinchilla(parameters=[0, 2], compute=[1, 2], loss=[1, 2])
+    with pytest.raises(UseError, match="tokens has 3, compute has 2"):
+        fits.chinchilla(tokens=[1, 2, 3], compute=[1, 2], loss=[1, 2])
 
 
 def test_a_growth_that_is_none_is_refused():

@@ -61,11 +61,11 @@ def test_betting_is_wrong_as_rarely_as_it_says(name: str) -> None:
 
 
 def grows_rich(values: Tensor, mean: float, delta: float) -> bool:
-    """Waudby-Smith and Ramdas, section 4.1, unit by unit: bets that values in [0, 1] are above a mean."""
+    """Waudby-Smith and Ramdas, section 4.1, one by one: bets that values in [0, 1] are above a mean."""
     capital, richest = 1.0, 1.0
     total, squares, m = 0.5, 0.25, len(values)
     for t, x in enumerate(values.tolist()):
-        variance = squares / (t + 1)  # of the t units before, and one made up
+        variance = squares / (t + 1)  # of the t examples before, and one made up
         stake = min(math.sqrt(2 * math.log(1 / delta) / (m * variance)), 0.75 / mean)
         capital *= 1 + stake * (x - mean)
         richest = max(richest, capital)
@@ -74,7 +74,7 @@ def grows_rich(values: Tensor, mean: float, delta: float) -> bool:
     return richest >= 1 / delta
 
 
-def test_betting_is_a_game_that_sees_no_unit_before_its_bet() -> None:
+def test_betting_is_a_game_that_sees_no_example_before_its_bet() -> None:
     for effect in (-0.2, 0.1, 0.6):
         values = (effect + 0.5 * torch.randn(60).double()).clamp(-1, 1)
         unit = (values[torch.randperm(60, generator=torch.Generator().manual_seed(0))] + 1) / 2
@@ -103,21 +103,21 @@ def test_betting_does_not_trust_an_order_that_knows_of_the_losses() -> None:
     assert lower_bound(values, 1.0, 0.05, "betting") < 0
 
 
-def gain(units: int, effect: float) -> tuple[Tensor, Tensor]:
+def gain(examples: int, effect: float) -> tuple[Tensor, Tensor]:
     """Losses before and after, the difference normal with a deviation of 1."""
-    before = 3 + torch.randn(units).double()
-    return before, before - effect - torch.randn(units)
+    before = 3 + torch.randn(examples).double()
+    return before, before - effect - torch.randn(examples)
 
 
-@pytest.mark.parametrize(("method", "units"), [("bernstein", 400), ("betting", 120)])
-def test_a_clear_gain_is_certified(method: Method, units: int) -> None:
-    held = [certificate(*gain(units, 0.5), bound=3.0, method=method).holds for _ in range(40)]
+@pytest.mark.parametrize(("method", "examples"), [("bernstein", 400), ("betting", 120)])
+def test_a_clear_gain_is_certified(method: Method, examples: int) -> None:
+    held = [certificate(*gain(examples, 0.5), bound=3.0, method=method).holds for _ in range(40)]
     assert sum(held) >= 38
-    harmed = [certificate(*gain(units, -0.5), bound=3.0, method=method).harms for _ in range(40)]
+    harmed = [certificate(*gain(examples, -0.5), bound=3.0, method=method).harms for _ in range(40)]
     assert sum(harmed) >= 38
 
 
-def test_betting_needs_a_third_of_the_units() -> None:
+def test_betting_needs_a_third_of_the_examples() -> None:
     found = {
         method: certificate(*gain(5000, 0.3), bound=3.0, method=method).needed
         for method in ("bernstein", "betting")
@@ -162,7 +162,7 @@ def test_the_bound_is_a_size_that_one_difference_in_a_hundred_exceeds() -> None:
     assert clip_from(before, torch.zeros(20_000)) == pytest.approx(stats.norm.ppf(0.995), rel=0.03)
     rare = torch.zeros(1000)
     rare[3] = -2.0
-    assert clip_from(rare, torch.zeros(1000)) == 2.0  # most units do not change at all
+    assert clip_from(rare, torch.zeros(1000)) == 2.0  # most examples do not change at all
     with pytest.raises(UseError, match="same loss on each of 5 examples"):
         clip_from(torch.ones(5), torch.ones(5))
 
@@ -193,15 +193,15 @@ def test_it_says_what_is_certified() -> None:
 
 @pytest.mark.parametrize("method", ["bernstein", "betting"])
 @pytest.mark.parametrize("candidates", [1, 7])
-def test_with_the_least_units_the_largest_gain_is_just_certified(method: Method, candidates: int) -> None:
+def test_with_the_least_examples_the_largest_gain_is_just_certified(method: Method, candidates: int) -> None:
     least = least_examples(0.05, candidates, method)
 
-    def best(units: int) -> bool:
-        losses = torch.ones(units), torch.zeros(units)
+    def best(examples: int) -> bool:
+        losses = torch.ones(examples), torch.zeros(examples)
         return certificate(*losses, bound=1.0, candidates=candidates, method=method).holds
 
     assert best(least)
-    with pytest.raises(UseError, match=f"{least - 1} examples are too few.* at least {least}"):
+    with pytest.raises(UseError, match=f"{least - 1} examples to certify on are too few.* at least {least}"):
         best(least - 1)
 
 

@@ -54,7 +54,7 @@ class Stack(nn.Module):
         return self.last(x)
 
 
-def taught(units: int, *, depth: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+def taught(examples: int, *, depth: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Inputs, and the class that a deeper network sees in them."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
@@ -62,7 +62,7 @@ def taught(units: int, *, depth: int = 3, seed: int = 0) -> tuple[Tensor, Tensor
         for block in teacher.blocks:
             block.down.weight.data.mul_(4)
         torch.manual_seed(seed)
-        inputs = torch.randn(units, WIDTH)
+        inputs = torch.randn(examples, WIDTH)
         return inputs, (4 * teacher(inputs)).argmax(-1).detach()
 
 
@@ -84,14 +84,14 @@ def student() -> Stack:
     return trained()
 
 
-def batches(units: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    inputs, targets = taught(units, seed=seed)
-    return [(inputs[at : at + 256], targets[at : at + 256]) for at in range(0, units, 256)]
+def batches(examples: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    inputs, targets = taught(examples, seed=seed)
+    return [(inputs[at : at + 256], targets[at : at + 256]) for at in range(0, examples, 256)]
 
 
 @cache
 def grown_student(blocks: int, along: Any = "preconditioned") -> tuple[Stack, th.Grown]:
-    """The student as it grows on the units that most tests take, for those that only look at it."""
+    """The student as it grows on the examples that most tests take, for those that only look at it."""
     model = trained()
     return model, th.grow(model, F.cross_entropy, split(batches(4096, 11)), blocks=blocks, along=along)
 
@@ -177,8 +177,8 @@ def test_splits_that_overlap_are_refused_before_anything_is_done(student: Stack)
     assert len(model.blocks) == 1
 
 
-def test_too_few_units_are_refused_with_a_number(student: Stack) -> None:
-    with pytest.raises(th.UseError, match=r"has 4 examples.*at least \d+"):
+def test_too_few_examples_are_refused_with_a_number(student: Stack) -> None:
+    with pytest.raises(th.UseError, match=r"4 examples to certify on are too few.*at least \d+"):
         th.grow(copy.deepcopy(student), F.cross_entropy, split(batches(16, 9)))
 
 
@@ -216,7 +216,7 @@ def poisoned(batches: Any) -> list[tuple[Tensor, Tensor]]:
     return [(inputs + 1, (targets + 1) % 3) for inputs, targets in batches]
 
 
-def test_the_certifying_units_have_no_part_in_what_is_certified(student: Stack) -> None:
+def test_the_certifying_examples_have_no_part_in_what_is_certified(student: Stack) -> None:
     splits = split(batches(4096, 11))
     other = Splits(splits.estimate, splits.choose, poisoned(splits.certify))
     found = [grown_student(2)[1], th.grow(copy.deepcopy(student), F.cross_entropy, other, blocks=2)]
@@ -231,7 +231,7 @@ def test_the_certifying_units_have_no_part_in_what_is_certified(student: Stack) 
     assert found[0].certificate != found[1].certificate
 
 
-def test_the_choosing_units_have_no_part_in_the_signal(student: Stack) -> None:
+def test_the_choosing_examples_have_no_part_in_the_signal(student: Stack) -> None:
     splits = split(batches(4096, 11))
     other = Splits(splits.estimate, poisoned(splits.choose), splits.certify)
     found = [grown_student(1)[1], th.grow(copy.deepcopy(student), F.cross_entropy, other)]
@@ -410,8 +410,8 @@ def test_a_certifying_file_that_overlaps_is_refused(saved: Path, capsys: pytest.
     inputs, targets = taught(512, seed=1)
     save_file({"inputs": inputs, "targets": targets}, "all.safetensors")
     save_file({"inputs": inputs[:200], "targets": targets[:200]}, "some.safetensors")
-    units = ["--data", "all.safetensors", "--certify", "some.safetensors"]
-    assert ran("small.safetensors", "--workload", "mine.py:workload", *units) == 2
+    examples = ["--data", "all.safetensors", "--certify", "some.safetensors"]
+    assert ran("small.safetensors", "--workload", "mine.py:workload", *examples) == 2
     assert "overlap" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Three samples without a common unit, and the better of two models."""
+"""Three samples without a common example, and the better of two models."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from theodolite.growing import Splits, certificate, check_disjoint, split
 
 
 def batch(*numbers: float) -> Batch:
-    """One unit for each number, twice it the target."""
-    units = torch.tensor(numbers)[:, None]
-    return units, 2 * units
+    """One example for each number, twice it the target."""
+    examples = torch.tensor(numbers)[:, None]
+    return examples, 2 * examples
 
 
-def units(batches: tuple[Batch, ...]) -> list[float]:
+def examples(batches: tuple[Batch, ...]) -> list[float]:
     for inputs, targets in batches:
-        assert torch.equal(targets, 2 * inputs)  # a unit keeps its target
-    return [unit for inputs, _ in batches for unit in inputs.flatten().tolist()]
+        assert torch.equal(targets, 2 * inputs)  # an example keeps its target
+    return [one for inputs, _ in batches for one in inputs.flatten().tolist()]
 
 
-def test_a_sample_is_cut_by_unit() -> None:
+def test_a_sample_is_cut_by_example() -> None:
     batches = [batch(*range(7)), batch(*range(7, 10)), batch(*range(10, 20))]
     found = split(batches, (0.4, 0.3, 0.3))
-    assert units(found.estimate) == list(range(8))
-    assert units(found.choose) == list(range(8, 14))
-    assert units(found.certify) == list(range(14, 20))
+    assert examples(found.estimate) == list(range(8))
+    assert examples(found.choose) == list(range(8, 14))
+    assert examples(found.certify) == list(range(14, 20))
     check_disjoint(found)
 
 
-def test_a_seed_draws_where_a_unit_goes() -> None:
+def test_a_seed_draws_where_an_example_goes() -> None:
     batches = [batch(*range(50)), batch(*range(50, 100))]
     found, again, other = (split(batches, seed=seed) for seed in (1, 1, 2))
-    assert sorted(units(found.estimate) + units(found.choose) + units(found.certify)) == list(range(100))
-    assert units(found.certify) == units(again.certify) != units(other.certify)
-    assert min(units(found.certify)) < 50  # without a seed they are the last
+    assert sorted(examples(found.estimate) + examples(found.choose) + examples(found.certify)) == list(
+        range(100)
+    )
+    assert examples(found.certify) == examples(again.certify) != examples(other.certify)
+    assert min(examples(found.certify)) < 50  # without a seed they are the last
     check_disjoint(found)
 
 
-def test_a_unit_that_comes_again_is_kept() -> None:
+def test_an_example_that_comes_again_is_kept() -> None:
     found = split([batch(1, 2, 1, 3), batch(4, 2, 5, 6)])
-    assert [units(part) for part in (found.estimate, found.choose, found.certify)] == [
+    assert [examples(part) for part in (found.estimate, found.choose, found.certify)] == [
         [1, 2, 1, 3],
         [4, 2],
         [5, 6],
@@ -96,6 +98,6 @@ def test_overlap_is_refused_and_named() -> None:
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.5, 0.5, 0.5), (1.0, 0.0, 0.0), (0.98, 0.01, 0.01)])
-def test_a_split_without_units_is_refused(shares: tuple[float, float, float]) -> None:
+def test_a_split_without_examples_is_refused(shares: tuple[float, float, float]) -> None:
     with pytest.raises(UseError, match="shares"):
         split([batch(*range(10))], shares)

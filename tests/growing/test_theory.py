@@ -43,7 +43,7 @@ def test_the_theorems_are_what_they_say() -> None:
     assert [one.shows_gain, two.shows_gain, three.shows_gain] == [one.change < 0, two.change < 0, False]
 
 
-def test_the_units_needed_are_where_a_theorem_begins_to_show_a_gain() -> None:
+def test_the_examples_needed_are_where_a_theorem_begins_to_show_a_gain() -> None:
     for place in range(3):
         needed = SMALL.theorems(0.3, 10, 10, 0.05)[place].needed
         for factor, shows in ((1.001, True), (0.999, False)):
@@ -52,7 +52,7 @@ def test_the_units_needed_are_where_a_theorem_begins_to_show_a_gain() -> None:
     assert SMALL.theorems(0.0, 10, 10, 0.05)[0].needed == math.inf
 
 
-def test_the_second_theorem_needs_a_gain_and_units_to_see_it() -> None:
+def test_the_second_theorem_needs_a_gain_and_examples_to_see_it() -> None:
     tiny = Complexity(1, 1, 1e-9, -20.0, 1.4, 1.0)
     one, two, _ = tiny.theorems(-0.4, 1e8, 1e8, 0.05, training=0.3)
     assert one.change > 0  # the risk may rise by 0.1, so no gain can be shown on a test either
@@ -141,7 +141,7 @@ def test_it_says_how_vacuous_it_is() -> None:
     assert found.alone(0).gamma(50_000, 0.05) < found.gamma
 
 
-def test_with_units_enough_it_is_not_vacuous() -> None:
+def test_with_examples_enough_it_is_not_vacuous() -> None:
     model, tokens, _ = looked_at("pre")
     found = theory(
         model, next_token_loss, (tokens, tokens), n=10**9, margin=1.0, training=0.2, bound=5.0, examples=1

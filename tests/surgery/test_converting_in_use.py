@@ -129,7 +129,7 @@ def test_a_plan_of_a_converted_build_trains() -> None:
     def build(width: int, depth: int) -> nn.Module:
         return convert(th.models.GPT(width, depth, vocab=64, head_dim=16), TOKENS)
 
-    plan = th.plan(build, TOKENS, size=th.Size(64, 2), base=th.Size(32, 1), lr=1e-2, weight_decay=0.1)
+    plan = th.plan(build, TOKENS, size=th.Size(64, 1), base=th.Size(32, 1), lr=1e-2, weight_decay=0.1)
     model = plan.build(0)
     optimizer = plan.optimizer(model)
     planned = {id(one) for group in optimizer.param_groups for one in group["params"]}

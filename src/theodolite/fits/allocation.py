@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress
 from theodolite.fits import estimating, plots
 from theodolite.fits.minimizing import Array, Flags, Indices
-from theodolite.fits.parabolas import Polynomial, noise, optimum, polynomial
+from theodolite.fits.parabolas import Polynomial, noise, polynomial
 from theodolite.fits.result import Fit, Form, HeldOutRuns
 from theodolite.present.figure import Figure, Panel
 
@@ -57,31 +57,21 @@ def allocation(
     if progress is not None:
         progress("curves by depth", 0.5)
     surface = _surface(data)
-    found = _best_depths(surface)
-    _refuse_without_optima(surface, found)
-    budgets, best = surface.budgets[np.isfinite(found)], found[np.isfinite(found)]
-    shaken = noise(surface.curves, draws, seed)
-    refitted = [
-        curve.refit(curve.fitted + moved) for curve, moved in zip(surface.curves, shaken, strict=True)
-    ]
-    drawn = _best_depths(surface, refitted)[:, np.isfinite(found)]
+    known, budgets, best = _optima(surface)
+    shaken = zip(surface.curves, noise(surface.curves, draws, seed), strict=True)
+    drawn = _best_depths(surface, [curve.refit(curve.fitted + moved) for curve, moved in shaken])[:, known]
     values = _line(budgets, best[None], surface.c)
-    samples = _line(budgets, drawn, surface.c)
-    constants, samples = estimating.estimates(
-        FORM, {name: value[0] for name, value in values.items()}, samples
-    )
-    warnings = estimating.interval_warnings(FORM, constants) + estimating.range_warnings(data, ["parameters"])
+    warnings = estimating.range_warnings(data, ["parameters"])
     if (num := len(np.unique(data["depth"]))) < estimating.FEW_SIZES:
         warnings.append(f"There are only {num} depths: a parabola through three fits by itself. Run more.")
-    return Fit(
-        name=FORM.name,
-        equation=FORM.equation,
-        constants=constants,
-        samples=samples,
+    return estimating.made_fit(
+        FORM,
+        {name: value[0] for name, value in values.items()},
+        _line(budgets, drawn, surface.c),
+        warnings,
         data={name: np.concatenate([data[name][m] for m in surface.members]) for name in data},
         fitted=np.exp(np.concatenate([curve.fitted for curve in surface.curves])),
         held_out=_hold_out(data, budgets[-1], best[-1]),
-        warnings=tuple(warnings),
         num_dropped=drop_worst,
         seed=seed,
         optima=tuple(
@@ -136,42 +126,40 @@ def _surface(data: Mapping[str, Array]) -> _Surface:
     return _Surface(np.array(depths), tuple(members), tuple(curves), covers, np.exp(budgets), c)
 
 
-def _best_depths(surface: _Surface, coefficients: list[Array] | None = None) -> Array:
-    """The best depth at each budget: (budgets,), or (draws, budgets) for drawn coefficients.
+def _best_depths(surface: _Surface, coefficients: Sequence[Array]) -> Array:
+    """The best depth at each budget, for drawn coefficients of each depth's curve: (draws, budgets).
 
     A parabola in log depth through the lowest depth and its two neighbours; nan where the lowest is the
     first or the last that was run.
     """
     at, logs = np.log(surface.budgets), np.log(surface.depths)
     heights = np.stack([curve.at(at) for curve in surface.curves])  # (depths, budgets)
-    heights = np.where(surface.covers, heights, np.inf)
-    drawn = None
-    if coefficients is not None:
-        pairs = zip(surface.curves, coefficients, strict=True)
-        drawn = np.stack([curve.at(at, moved) for curve, moved in pairs], axis=-1)  # (draws, budgets, depths)
-    found = np.full(at.shape if drawn is None else drawn.shape[:-1], np.nan)
+    pairs = zip(surface.curves, coefficients, strict=True)
+    drawn = np.stack([curve.at(at, moved) for curve, moved in pairs], axis=-1)  # (draws, budgets, depths)
+    found = np.full(drawn.shape[:-1], np.nan)
     for budget in range(len(at)):
         run = np.flatnonzero(surface.covers[:, budget])
         place = int(np.argmin(heights[run, budget]))
-        if not 0 < place < len(run) - 1:
-            continue
-        near = run[place - 1 : place + 2]
-        bowl = polynomial(logs[near], heights[near, budget], degree=2)
-        moved = bowl.coefficients if drawn is None else bowl.refit(drawn[:, budget, near])
-        # With noise a bowl may turn nearly flat, and has its lowest point anywhere.
-        best = np.exp(np.clip(optimum(moved, bowl.centre), logs[near[0]] - 2, logs[near[-1]] + 2))
-        found[..., budget] = best[0] if drawn is None else best
+        if 0 < place < len(run) - 1:
+            near = run[place - 1 : place + 2]
+            bowl = polynomial(logs[near], heights[near, budget], degree=2)
+            best = bowl.lowest(bowl.refit(drawn[:, budget, near]))
+            # With noise a bowl may turn nearly flat, and has its lowest point anywhere.
+            found[:, budget] = np.exp(np.clip(best, logs[near[0]] - 2, logs[near[-1]] + 2))
     return found
 
 
-def _refuse_without_optima(surface: _Surface, found: Array) -> None:
-    if np.isfinite(found).sum() >= 2:
-        return
-    shallow, deep = surface.depths[[0, -1]]
-    raise UseError(
-        f"allocation: at {np.isfinite(found).sum()} of {len(found)} sizes the best depth lies between those "
-        f"that were run ({shallow:g} to {deep:g}); two are needed. Run deeper or shallower ones of equal size"
-    )
+def _optima(surface: _Surface) -> tuple[Flags, Array, Array]:
+    """The budgets whose best depth lies between those that were run: which, their sizes, the best depths."""
+    (found,) = _best_depths(surface, [curve.coefficients[None] for curve in surface.curves])
+    known = np.isfinite(found)
+    if known.sum() < 2:
+        shallow, deep = surface.depths[[0, -1]]
+        raise UseError(
+            f"allocation: at {known.sum()} of {len(found)} sizes the best depth lies between those that were "
+            f"run ({shallow:g} to {deep:g}); two are needed. Run deeper or shallower ones of equal size"
+        )
+    return known, surface.budgets[known], found[known]
 
 
 def _line(budgets: Array, depths: Array, c: float) -> dict[str, Array]:
@@ -224,14 +212,12 @@ def _hold_out(data: Mapping[str, Array], budget: float, depth: float) -> HeldOut
     seen = {name: column[~out] for name, column in data.items()}
     try:
         surface = _surface(seen)
-        found = _best_depths(surface)
-        _refuse_without_optima(surface, found)
+        _, budgets, best = _optima(surface)
     except UseError:
         return None
-    known = np.isfinite(found)
-    if surface.budgets[known].max() > 0.95 * budget:
+    if budgets.max() > 0.95 * budget:
         return None  # that would be no prediction
-    line = _line(surface.budgets[known], found[known][None], surface.c)
+    line = _line(budgets, best[None], surface.c)
     predicted = np.exp(_log_depth(np.log(budget / surface.c), line["a"], line["b"]))
     return estimating.compare(FORM, "best depth", np.array([budget]), predicted, np.array([depth]))
 
@@ -267,7 +253,6 @@ def _draw(fit: Fit) -> Figure:
 FORM = Form(
     name="allocation",
     equation="log w = a + b·L at the best depth L; N = c·L·w²",
-    constants=("a", "b", "c"),
     exponents=("b",),
     scale="parameters",
     draw=_draw,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,27 +39,24 @@ def fit_law(
     """Fit a law of the loss to points."""
     points, inputs = without_worst(data, drop_worst, draws, seed), form.predicts
     law = make_law(points)
-    _refuse_too_few(form.name, points, inputs, law.starts.shape[1])
+    num_constants = law.starts.shape[1]
+    _refuse_too_few(form.name, points, inputs, num_constants)
     log_loss = np.log(points["loss"])
     if progress is not None:
         progress(f"search from {len(law.starts)} starts", 0.0)
     minimum = minimize(law, log_loss)
     _, distinct = np.unique(np.stack([points[name] for name in inputs]), axis=1, return_inverse=True)
     drawn = bootstrap(law, log_loss, minimum.theta, distinct.reshape(-1), draws, seed, progress)
-    constants, samples = estimates(form, law.constants(minimum.theta), law.constants(drawn))
-    warnings = _search_warnings(law, minimum)
-    warnings += interval_warnings(form, constants) + range_warnings(points, inputs)
-    return Fit(
-        name=form.name,
-        equation=form.equation,
-        constants=constants,
-        samples=samples,
+    return made_fit(
+        form,
+        law.constants(minimum.theta),
+        law.constants(drawn),
+        [*_search_warnings(law, minimum), *range_warnings(points, inputs)],
         data=points,
         fitted=np.exp(law.evaluate(minimum.theta[None])[0][0]),
         num_starts=minimum.num_starts,
         num_reached=minimum.num_reached,
-        held_out=_hold_out(form, make_law, points),
-        warnings=tuple(warnings),
+        held_out=_hold_out(form, make_law, points, num_constants),
         num_dropped=drop_worst,
         seed=seed,
     )
@@ -78,7 +75,15 @@ def checked(
     for name, column in columns.items():
         if column is None:
             raise UseError(f"{form} needs {name}, and there is none. Give {name}=…, one number for each run")
-        found[name] = _numbers(form, name, column)
+        give = "Give one number for each run"
+        try:
+            found[name] = np.asarray(column, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise UseError(f"{form}: {name} holds a value that is not a number ({error}). {give}") from None
+        if found[name].ndim != 1:
+            raise UseError(f"{form}: {name} has {found[name].ndim} dimensions. {give}, in a plain list")
+        if not found[name].size:
+            raise UseError(f"{form}: {name} is empty. {give}")
     lengths = {name: len(column) for name, column in found.items()}
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{name} has {length}" for name, length in lengths.items())
@@ -96,13 +101,12 @@ def checked(
 
 def sizes_and_loss(form: str, loss: Any, parameters: Any, tokens: Any, compute: Any) -> dict[str, Array]:
     """The columns parameters, tokens, compute and loss, from two of the first three, by `C = 6ND`."""
-    given = {"parameters": parameters, "tokens": tokens, "compute": compute}
-    known = {name: _numbers(form, name, column) for name, column in given.items() if column is not None}
-    if len(known) < 2:
-        have = " and ".join(known) or "none"
+    columns = {"parameters": parameters, "tokens": tokens, "compute": compute}
+    given = {name: column for name, column in columns.items() if column is not None}
+    if len(given) < 2:
+        have = " and ".join(given) or "none"
         raise UseError(f"{form} needs two of parameters, tokens and compute (6·N·D); it was given {have}")
-    for name, column in known.items():
-        checked(form, {name: column})  # before anything is divided by it
+    known = checked(form, given)
     if "parameters" not in known:
         known["parameters"] = known["compute"] / (6 * known["tokens"])
     if "tokens" not in known:
@@ -121,15 +125,19 @@ def without_worst(data: Mapping[str, Array], drop_worst: int, draws: int, seed: 
     return {name: column[kept] for name, column in data.items()}
 
 
-def estimates(
-    form: Form, values: Mapping[str, Any], samples: Mapping[str, Array]
-) -> tuple[dict[str, FitEstimate], dict[str, Array]]:
-    """The constants with their intervals, and all their draws; with them what is derived from them."""
-    drawn = {name: samples[name] for name in form.constants}
-    at = {name: values[name] for name in form.constants}
-    if form.derived is not None:
-        drawn, at = drawn | form.derived(drawn), at | form.derived(at)
-    return {name: estimate(float(value), drawn[name]) for name, value in at.items()}, drawn
+def made_fit(
+    form: Form,
+    values: Mapping[str, Any],
+    samples: Mapping[str, Array],
+    warnings: Sequence[str],
+    **fields: Any,
+) -> Fit:
+    """The fit, with what is derived from its constants, their intervals, and warnings about these."""
+    derived = form.derived or (lambda constants: {})
+    drawn, at = {**samples, **derived(samples)}, {**values, **derived(values)}
+    constants = {name: estimate(float(value), drawn[name]) for name, value in at.items()}
+    said = (*interval_warnings(form, constants), *warnings)
+    return Fit(form.name, form.equation, constants, drawn, warnings=said, **fields)
 
 
 def largest(scale: Array) -> Flags:
@@ -210,13 +218,16 @@ def _search_warnings(law: Law, minimum: Minimum) -> list[str]:
         for place, name in law.bounded.items()
         if min(theta[place] - law.low[place], law.high[place] - theta[place]) < 1e-6
     ]
-    unseen = [name for name, share in law.shares(theta).items() if share.max() < FAINT]
+    derivative = law.evaluate(theta[None])[1][0]
+    unseen = [name for name, share in zip(law.terms, derivative, strict=False) if share.max() < FAINT]
     for name in unseen:
         what, add = f"The term of {symbol(name)} is nowhere more than {FAINT:.1%} of the loss", "it matters"
         if name == "E":
             what, add = "No irreducible loss is seen (E is next to nothing)", "the loss comes closer to it"
         found.append(f"{what}: the data cannot determine it. Add runs where {add}.")
-    if not unseen and _smallest_eigenvalue(law, theta) < ALIKE:
+    lengths = np.linalg.norm(derivative, axis=1, keepdims=True)
+    unit = derivative / np.where(lengths > 0, lengths, 1.0)
+    if not unseen and np.linalg.eigvalsh(unit @ unit.T)[0] < ALIKE:
         found.append(
             "Some of the constants can be traded against one another without changing the fit: the normal "
             "matrix is nearly singular. Add runs where the inputs vary separately, not in step."
@@ -229,25 +240,18 @@ def _search_warnings(law: Law, minimum: Minimum) -> list[str]:
     return found
 
 
-def _smallest_eigenvalue(law: Law, theta: Array) -> float:
-    """Of the derivatives' Gram matrix, each scaled to unit length: 1 if all differ, 0 if some are alike."""
-    derivative = law.evaluate(theta[None])[1][0]
-    lengths = np.linalg.norm(derivative, axis=1, keepdims=True)
-    unit = derivative / np.where(lengths > 0, lengths, 1.0)
-    return float(np.linalg.eigvalsh(unit @ unit.T)[0])
-
-
 def _hold_out(
-    form: Form, make_law: Callable[[Mapping[str, Array]], Law], points: Mapping[str, Array]
+    form: Form,
+    make_law: Callable[[Mapping[str, Array]], Law],
+    points: Mapping[str, Array],
+    num_constants: int,
 ) -> HeldOutRuns | None:
     """Fit without the largest points and predict them; None where too few would be left."""
     out = largest(points[form.scale])
     seen = {name: column[~out] for name, column in points.items()}
-    if not seen["loss"].size:
+    if len(seen["loss"]) <= num_constants or any(len(np.unique(seen[n])) < 2 for n in form.predicts):
         return None
     law = make_law(seen)
-    if len(seen["loss"]) <= law.starts.shape[1] or any(len(np.unique(seen[n])) < 2 for n in form.predicts):
-        return None
     values = law.constants(minimize(law, np.log(seen["loss"])).theta)
     assert form.predict is not None
     predicted = form.predict(values, {name: points[name][out] for name in form.predicts})["loss"]
@@ -268,16 +272,3 @@ def _refuse_too_few(form: str, data: Mapping[str, Array], names: tuple[str, ...]
                 f"{form}: {name} is {data[name][0]:g} at every point, so nothing can be said of how the loss "
                 f"depends on it. Add runs with other {name}, or fit a form without it"
             )
-
-
-def _numbers(form: str, name: str, column: ArrayLike) -> Array:
-    give = "Give one number for each run"
-    try:
-        found = np.asarray(column, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise UseError(f"{form}: {name} holds a value that is not a number ({error}). {give}") from None
-    if found.ndim != 1:
-        raise UseError(f"{form}: {name} has {found.ndim} dimensions. {give}, in a plain list")
-    if not len(found):
-        raise UseError(f"{form}: {name} is empty. {give}")
-    return found

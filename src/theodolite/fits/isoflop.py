@@ -13,7 +13,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress
 from theodolite.fits import estimating, plots
 from theodolite.fits.minimizing import Array, Indices
-from theodolite.fits.parabolas import Polynomial, noise, optimum, polynomial
+from theodolite.fits.parabolas import Polynomial, noise, polynomial
 from theodolite.fits.result import Fit, Form, HeldOutRuns
 from theodolite.present.figure import Figure, Panel
 
@@ -63,18 +63,14 @@ def isoflop(
         progress("parabolas", 0.5)
     drawn = _drawn_sizes(profiles, draws, seed)
     at, best = np.log([one.budget for one in profiles]), np.array([one.best for one in profiles])
-    constants, samples = estimating.estimates(FORM, _line(at, best), _line(at, drawn))
-    used = {name: np.concatenate([data[name][one.members] for one in profiles]) for name in data}
-    warnings = estimating.interval_warnings(FORM, constants) + _warnings(data, profiles, left, best, drawn)
-    return Fit(
-        name=FORM.name,
-        equation=FORM.equation,
-        constants=constants,
-        samples=samples,
-        data=used,
+    return estimating.made_fit(
+        FORM,
+        _line(at, best),
+        _line(at, drawn),
+        _warnings(data, profiles, left, best, drawn),
+        data={name: np.concatenate([data[name][one.members] for one in profiles]) for name in data},
         fitted=np.concatenate([profile.curve.fitted for profile in profiles]),
         held_out=_hold_out(at, best),
-        warnings=tuple(warnings),
         num_dropped=drop_worst,
         seed=seed,
         optima=tuple(
@@ -118,7 +114,7 @@ def _profiles(data: Mapping[str, Array], budgets: Sequence[float] | None) -> tup
         log_size = np.log(data["parameters"][members])
         if len(np.unique(log_size)) >= 3:
             curve = polynomial(log_size, data["loss"][members], degree=2)
-            best = float(optimum(curve.coefficients, curve.centre)[0])
+            best = float(curve.lowest(curve.coefficients))
             low, high = float(log_size.min()), float(log_size.max())
             if low < best < high:
                 profiles.append(_Profile(budget, members, curve, best, low, high))
@@ -145,7 +141,7 @@ def _drawn_sizes(profiles: Sequence[_Profile], draws: int, seed: int) -> Array:
     shaken_by = noise([profile.curve for profile in profiles], draws, seed)
     for profile, shaken in zip(profiles, shaken_by, strict=True):
         curve = profile.curve
-        best = optimum(curve.refit(curve.fitted * np.exp(shaken)), curve.centre)
+        best = curve.lowest(curve.refit(curve.fitted * np.exp(shaken)))
         # With noise a parabola may turn nearly flat, and has its lowest point anywhere.
         found.append(np.clip(best, profile.low - 2, profile.high + 2))
     return np.stack(found, axis=-1)
@@ -225,7 +221,6 @@ def _draw(fit: Fit) -> Figure:
 FORM = Form(
     name="isoflop",
     equation="N* = k·C^p, D* = C/(6·N*)",
-    constants=("k", "p"),
     exponents=("p",),
     scale="compute",
     draw=_draw,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,12 @@ STEEPEST = 10.0
 """Upper bound of an exponent."""
 FAINTEST = 12.0
 """A term may fall to e^-12 of the loss, and is then as good as absent."""
+
+Terms = Mapping[str, tuple[str, str]]
+"""By input x_j: the names of A_j and α_j in `Σ_j A_j x_j^−α_j`; last, if there is one, `"": ("E", "")`."""
+CONSTANT_TERM: Terms = {"": ("E", "")}
+POWERS: Terms = {"x": ("A", "alpha")}
+SIZES: Terms = {"parameters": ("A", "alpha"), "tokens": ("B", "beta")}
 
 
 def chinchilla(
@@ -57,8 +63,8 @@ def chinchilla(
     (0.35, 1.8)
     """
     data = sizes_and_loss("chinchilla", loss, parameters, tokens, compute)
-    terms = {"parameters": ("A", "alpha"), "tokens": ("B", "beta"), "": ("E", "")}
-    return fit_law(CHINCHILLA, partial(sum_of_powers, terms), data, drop_worst, draws, seed, progress)
+    law = partial(sum_of_powers, {**SIZES, **CONSTANT_TERM})
+    return fit_law(CHINCHILLA, law, data, drop_worst, draws, seed, progress)
 
 
 def power(
@@ -81,8 +87,7 @@ def power(
     (1.0, 2.031)
     """
     data = checked("power", {"x": x, "loss": loss})
-    terms = {"x": ("A", "alpha"), **({"": ("E", "")} if offset else {})}
-    form = POWER if offset else POWER_WITHOUT_OFFSET
+    form, terms = (POWER, {**POWERS, **CONSTANT_TERM}) if offset else (POWER_WITHOUT_OFFSET, POWERS)
     return fit_law(form, partial(sum_of_powers, terms), data, drop_worst, draws, seed, progress)
 
 
@@ -119,46 +124,32 @@ def depth_expansion(
     return fit_law(form, law, data, drop_worst, draws, seed, progress)
 
 
-def sum_of_powers(terms: Mapping[str, tuple[str, str]], points: Mapping[str, Array]) -> Law:
+def sum_of_powers(terms: Terms, points: Mapping[str, Array]) -> Law:
     """`log L̂ = logsumexp_j(a_j − α_j log x_j, e)`, that is `L = Σ_j A_j x_j^−α_j + E`.
-
-    `terms` names, for each input x_j, the constants A_j and α_j; an input "" is the constant term E, whose
-    names are ("E", "").
 
     θ = (a_1, …, a_k, [e], α_1, …, α_k), where a_j belongs to the centred logarithm of x_j.
     """
-    variables = [name for name in terms if name]
-    offset = "" in terms
-    k = len(variables)
-    logs = np.stack([np.log(points[name]) for name in variables])
-    centres = logs.mean(1, keepdims=True)
-    logs = logs - centres
-    num = k + offset  # terms
-
-    def parts(theta: Array) -> tuple[Array, Array]:
-        sizes = np.repeat(theta[:, :num, None], logs.shape[1], axis=2)
-        sizes[:, :k] -= theta[:, num:, None] * logs
-        return _logsumexp(sizes)
+    factors = [factor for factor, _ in terms.values()]
+    exponents = [exponent for _, exponent in terms.values() if exponent]
+    num, k = len(factors), len(exponents)
+    logs = np.log([points[name] for name in terms if name])
+    centres = logs.mean(1)
+    logs = logs - centres[:, None]
 
     def evaluate(theta: Array) -> tuple[Array, Array]:
-        total, weights = parts(theta)
-        return total, np.concatenate([weights, -weights[:, :k] * logs], axis=1)
+        sizes = np.repeat(theta[:, :num, None], logs.shape[1], axis=2)
+        sizes[:, :k] -= theta[:, num:, None] * logs
+        total, shares = _logsumexp(sizes)
+        return total, np.concatenate([shares, -shares[:, :k] * logs], axis=1)
 
     def constants(theta: Array) -> dict[str, Array]:
-        found = {}
-        for j, name in enumerate(variables):
-            found[terms[name][0]] = np.exp(theta[..., j] + theta[..., num + j] * centres[j, 0])
-        if offset:
-            found[terms[""][0]] = np.exp(theta[..., k])
-        for j, name in enumerate(variables):
-            found[terms[name][1]] = theta[..., num + j]
-        return found
-
-    def shares(theta: Array) -> dict[str, Array]:
-        names = [terms[name][0] for name in (*variables, *[""] * offset)]
-        return dict(zip(names, parts(theta[None])[1][0], strict=True))
+        log_factors, powers = theta[..., :num].copy(), theta[..., num:]
+        log_factors[..., :k] += powers * centres
+        found = np.concatenate([np.exp(log_factors), powers], axis=-1)
+        return dict(zip((*factors, *exponents), np.moveaxis(found, -1, 0), strict=True))
 
     middle, lowest = _levels(points["loss"])
+    offset = num - k
     grid = [middle + np.log([0.05, 0.4])] * k + [lowest + np.log([0.4, 0.9])] * offset
     grid += [np.array([0.1, 0.3, 0.8])] * k
     return Law(
@@ -167,8 +158,8 @@ def sum_of_powers(terms: Mapping[str, tuple[str, str]], points: Mapping[str, Arr
         starts=np.array(list(product(*grid))),
         low=np.array([middle - FAINTEST] * k + [lowest - FAINTEST] * offset + [0.0] * k),
         high=np.array([middle + 5.0] * k + [lowest + 0.05] * offset + [STEEPEST] * k),
-        shares=shares,
-        bounded={num + j: terms[name][1] for j, name in enumerate(variables)},
+        terms=tuple(factors),
+        bounded=dict(enumerate(exponents, num)),
     )
 
 
@@ -182,17 +173,14 @@ def depth_recursion(steps: Array, loss: Array) -> Law:
     """
     middle, lowest = _levels(loss)
 
-    def parts(theta: Array) -> tuple[Array, Array, Array, Array]:
+    def evaluate(theta: Array) -> tuple[Array, Array]:
         start, e, log_c, log_u = theta.T[:, :, None]
         u = np.exp(log_u)
         grown = u * np.exp(log_c) * steps
         curve = np.log1p(grown) / u
-        total, weights = _logsumexp(np.stack([start - curve, np.broadcast_to(e, curve.shape)], axis=1))
-        return total, weights, curve, grown / (1 + grown) / u
-
-    def evaluate(theta: Array) -> tuple[Array, Array]:
-        total, weights, curve, slope = parts(theta)
-        excess, rest = weights[:, 0], weights[:, 1]
+        slope = grown / (1 + grown) / u
+        total, shares = _logsumexp(np.stack([start - curve, np.broadcast_to(e, curve.shape)], axis=1))
+        excess, rest = shares[:, 0], shares[:, 1]
         return total, np.stack([excess, rest, -excess * slope, excess * (curve - slope)], axis=1)
 
     def constants(theta: Array) -> dict[str, Array]:
@@ -203,9 +191,6 @@ def depth_recursion(steps: Array, loss: Array) -> Law:
             "a": np.exp(theta[..., 2] - u * theta[..., 0]),
             "s": 1 + u,
         }
-
-    def shares(theta: Array) -> dict[str, Array]:
-        return dict(zip(("delta_0", "E"), parts(theta[None])[1][0], strict=True))
 
     longest = float(np.log(steps.max()))
     grid = (
@@ -220,7 +205,7 @@ def depth_recursion(steps: Array, loss: Array) -> Law:
         starts=np.array(list(product(*grid))),
         low=np.array([middle - FAINTEST, lowest - FAINTEST, -7.0 - longest, np.log(1e-3)]),
         high=np.array([middle + 7.0, lowest + 0.05, 12.0, np.log(STEEPEST)]),
-        shares=shares,
+        terms=("delta_0", "E"),
         bounded={3: "s"},
     )
 
@@ -238,10 +223,11 @@ def _logsumexp(terms: Array) -> tuple[Array, Array]:
     return (top + np.log(total))[:, 0], weights / total
 
 
-def _predict_chinchilla(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
-    of_size = constants["A"] * at["parameters"] ** -constants["alpha"]
-    of_data = constants["B"] * at["tokens"] ** -constants["beta"]
-    return {"loss": constants["E"] + of_size + of_data}
+def _predict_sum(terms: Terms, constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
+    powers = [
+        constants[factor] * at[name] ** -constants[exponent] for name, (factor, exponent) in terms.items()
+    ]
+    return {"loss": constants.get("E", 0.0) + sum(powers)}
 
 
 def _optimal_chinchilla(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,16 +238,15 @@ def _optimal_chinchilla(constants: Mapping[str, Any], at: Mapping[str, Any]) -> 
         "parameters": balance * product ** (beta / (alpha + beta)),
         "tokens": product ** (alpha / (alpha + beta)) / balance,
     }
-    return best | _predict_chinchilla(constants, best)
+    return best | _predict_sum(SIZES, constants, best)
 
 
 def _draw_chinchilla(fit: Fit) -> Figure:
     """The loss against each of the inputs, with the term of the other one taken away."""
     values = {key: one.value for key, one in fit.constants.items()}
-    terms = {"parameters": ("A", "alpha"), "tokens": ("B", "beta")}
     panels = []
-    for name, other in (("parameters", "tokens"), ("tokens", "parameters")):
-        (factor, exponent), (rest, rest_exponent) = terms[name], terms[other]
+    for name, other in permutations(SIZES):
+        (factor, exponent), (rest, rest_exponent) = SIZES[name], SIZES[other]
         x = fit.data[name]
         at = np.geomspace(x.min(), x.max(), 60)
         curve = values["E"] + values[factor] * at ** -values[exponent]
@@ -289,10 +274,6 @@ def _draw_one_variable(fit: Fit) -> Figure:
     return Figure(caption, alt, (Panel("loss", data, plots.axes(name, log=x.min() > 0)),))
 
 
-def _predict_power(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
-    return {"loss": constants.get("E", 0.0) + constants["A"] * at["x"] ** -constants["alpha"]}
-
-
 def _predict_depth(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
     u = constants["s"] - 1
     grown = u * constants["a"] * constants["delta_0"] ** u * at["depth"]
@@ -302,12 +283,11 @@ def _predict_depth(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[
 CHINCHILLA = Form(
     name="chinchilla",
     equation="L = E + A·N^−α + B·D^−β",
-    constants=("A", "B", "E", "alpha", "beta"),
     exponents=("alpha", "beta"),
     scale="compute",
     draw=_draw_chinchilla,
     predicts=("parameters", "tokens"),
-    predict=_predict_chinchilla,
+    predict=partial(_predict_sum, SIZES),
     optimal_at="compute",
     optimal=_optimal_chinchilla,
     derived=lambda constants: {"p": constants["beta"] / (constants["alpha"] + constants["beta"])},
@@ -315,18 +295,16 @@ CHINCHILLA = Form(
 POWER = Form(
     name="power",
     equation="L = E + A·x^−α",
-    constants=("A", "E", "alpha"),
     exponents=("alpha",),
     scale="x",
     draw=_draw_one_variable,
     predicts=("x",),
-    predict=_predict_power,
+    predict=partial(_predict_sum, POWERS),
 )
-POWER_WITHOUT_OFFSET = replace(POWER, equation="L = A·x^−α", constants=("A", "alpha"))
+POWER_WITHOUT_OFFSET = replace(POWER, equation="L = A·x^−α")
 DEPTH_EXPANSION = Form(
     name="depth-expansion",
     equation="L = E + δ_k, δ_k = [δ₀^(1−s) + (s−1)·a·k]^(−1/(s−1))",
-    constants=("delta_0", "E", "a", "s"),
     exponents=("s",),
     scale="depth",
     draw=_draw_one_variable,

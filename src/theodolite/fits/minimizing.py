@@ -54,8 +54,9 @@ class Law:
     low: Array
     high: Array
     """Bounds of θ."""
-    shares: Callable[[Array], dict[str, Array]]
-    """θ (P,) -> the share of the loss that each term has at each point."""
+    terms: tuple[str, ...]
+    """The terms of the loss. The first entries of θ are the logarithms of their factors, so that the first
+    rows of the derivative are the terms' shares of the loss."""
     bounded: Mapping[int, str]
     """By index in θ, the exponents that may end on a bound."""
 
@@ -84,13 +85,13 @@ def objective(law: Law, log_loss: Array, weights: Array, theta: Array) -> tuple[
     return value, np.einsum("rpn,rn->rp", derivative, pull) / DELTA
 
 
-def minimize(law: Law, log_loss: Array, *, starts: Array | None = None) -> Minimum:
+def minimize(law: Law, log_loss: Array) -> Minimum:
     """The lowest minimum that any start leads to, and how many starts led there."""
-    starts = law.starts if starts is None else starts
-    theta, value = _search_from(law, log_loss, starts, np.ones((len(starts), len(log_loss))), RTOL)
+    num = len(law.starts)
+    theta, value = _search_from(law, log_loss, law.starts, np.ones((num, len(log_loss))), RTOL)
     best = int(value.argmin())
     ceiling = value[best] * (1 + REACHED) + 1e-9 * len(log_loss)
-    return Minimum(theta[best], float(value[best]), len(starts), int((value <= ceiling).sum()))
+    return Minimum(theta[best], float(value[best]), num, int((value <= ceiling).sum()))
 
 
 def bootstrap(
@@ -159,8 +160,9 @@ def descend(objective: Objective, starts: Array, low: Array, high: Array, rtol: 
     idle = np.zeros(num, dtype=np.intp)
     rows = np.arange(num)
     for _ in range(MOST_STEPS):
-        free = ~_held(theta[rows], gradient[rows], low, high)
-        left = np.abs(np.where(free, gradient[rows], 0.0)).max(1)
+        at, slope = theta[rows], gradient[rows]
+        free = ~((at <= low) & (slope > 0) | (at >= high) & (slope < 0))  # not held by a bound
+        left = np.abs(np.where(free, slope, 0.0)).max(1)
         rows, free = rows[keep := (left > 1e-9) & (idle[rows] < PATIENCE)], free[keep]
         if not len(rows):
             break
@@ -176,11 +178,6 @@ def descend(objective: Objective, starts: Array, low: Array, high: Array, rtol: 
         idle[rows[(moved == 0).all(1)]] = PATIENCE  # the next search would be the same
         theta[rows], value[rows], gradient[rows] = new, new_value, new_gradient
     return theta, value
-
-
-def _held(theta: Array, gradient: Array, low: Array, high: Array) -> Flags:
-    """Which entries are on a bound and would leave it."""
-    return ((theta <= low) & (gradient > 0)) | ((theta >= high) & (gradient < 0))
 
 
 def _direction(inverse: Array, gradient: Array, free: Flags) -> Array:

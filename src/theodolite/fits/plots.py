@@ -41,9 +41,9 @@ def band(x: Array, low: Array, high: Array) -> dict[str, Any]:
 
 def axes(x_title: str, y_title: str = "", *, log: bool = True, log_y: bool = False) -> dict[str, Any]:
     """A layout with titles; x is logarithmic, y if asked for."""
-    layout, decades = frame(height=260), {"type": "log", "exponentformat": "power"}
-    layout["xaxis"] |= {"title": {"text": x_title, "standoff": 6}, **(decades if log else {})}
-    layout["yaxis"] |= {"title": {"text": y_title, "standoff": 6}, "nticks": 6, **(decades if log_y else {})}
+    layout, decades = frame(height=260, x=x_title, y=y_title), {"type": "log", "exponentformat": "power"}
+    layout["xaxis"] |= decades if log else {}
+    layout["yaxis"] |= {"nticks": 6, **(decades if log_y else {})}
     return layout
 
 

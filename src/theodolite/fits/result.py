@@ -11,7 +11,7 @@ import numpy as np
 from theodolite.core.errors import UseError
 from theodolite.fits import plots
 from theodolite.fits.minimizing import Array
-from theodolite.present.figure import QUIET, Figure, Panel
+from theodolite.present.figure import Figure, Panel, guide
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, number
 
@@ -38,11 +38,10 @@ class FitEstimate:
 
 @dataclass(frozen=True)
 class Form:
-    """What is fitted: its equation, its constants, what can be predicted from them, and its figure."""
+    """What is fitted: its equation, what can be predicted from them, and its figure."""
 
     name: str
     equation: str
-    constants: tuple[str, ...]
     exponents: tuple[str, ...]
     """Constants that must be known to go from one scale to the next."""
     scale: str
@@ -211,8 +210,7 @@ class Fit(Result):
         scale = self.form.scale
         x, y = self.data[scale], 100 * self.residuals
         layout = plots.axes(scale, "%", log=x.min() > 0)
-        across = {"xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0}
-        layout["shapes"] = [{"type": "line", **across, "line": {"color": QUIET, "width": 1}}]
+        layout["shapes"] = [guide(y=0)]
         caption = "Fitted over measured, less one, in per cent. A trend means that the law has another shape."
         alt = f"Residuals against {scale}: at most {np.abs(y).max():.2f} per cent."
         return Figure(caption, alt, (Panel("residuals", (plots.points(x, y, scale),), layout),))

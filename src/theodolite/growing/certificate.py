@@ -148,12 +148,7 @@ def certificate(
     level = _level(delta, candidates, method)
     arguments.positive("bound", bound, wanted="differences are clipped to ±bound, a finite number above 0")
     differences = _differences(before, after)
-    least = least_examples(delta, candidates, method)
-    if len(differences) < least:
-        raise UseError(
-            f"{len(differences)} examples are too few to certify anything: at delta {delta} for {candidates} "
-            f"candidate(s), {method} needs at least {least}, even if every example has the largest gain"
-        )
+    require_examples(len(differences), delta, candidates, method)
     clipped = differences.clamp(-bound, bound)
     return Certificate(
         mean=float(clipped.mean()),
@@ -205,6 +200,17 @@ def least_examples(delta: float = 0.05, candidates: int = 1, method: Method = "b
     while _capital(torch.ones(number, dtype=torch.float64), level, zero) < math.log(1 / level):
         number += 1
     return number
+
+
+def require_examples(number: int, delta: float, candidates: int, method: Method) -> None:
+    """Refuse a sample that is too small to certify anything."""
+    least = least_examples(delta, candidates, method)
+    if number < least:
+        raise UseError(
+            f"{number} examples to certify on are too few: at delta {delta} for {candidates} candidate(s), "
+            f"{method} needs at least {least}, even if every example has the largest gain, and usually some "
+            "hundreds or thousands. Give more data"
+        )
 
 
 def lower_bound(values: Tensor, bound: float, delta: float, method: Method = "bernstein") -> float:

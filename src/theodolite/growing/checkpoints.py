@@ -19,6 +19,7 @@ from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.files import replacing
+from theodolite.core.optional import needed
 from theodolite.core.size import Size
 from theodolite.planning.plan import Plan
 from theodolite.planning.readout_multiplier import MARK, attach_multipliers, attached, checked, missing
@@ -60,12 +61,7 @@ def load_folder(path: Path, device: str = "cpu", plan: Plan | None = None) -> Sa
 
     It gets the multipliers in its config, or those of the plan it was trained under.
     """
-    try:
-        import transformers
-    except ImportError:
-        raise UseError(
-            "a Hugging Face checkpoint needs the package transformers: pip install 'theodolite[hf]'"
-        ) from None
+    transformers = needed("transformers", "hf")
     read_config(path)
     try:
         # Neither code nor pickles of the folder are run.
@@ -104,7 +100,7 @@ def load_file(
         device: for the network.
         plan: the one it was trained under, if the file has no multipliers.
     """
-    about, tensors = _read(path)
+    about, tensors = read_safetensors(path)
     if workload is None:
         said = f" (the file says {about['workload']!r}, which is not run)" if "workload" in about else ""
         raise UseError(f"{path} holds weights alone{said}: give --workload, a built-in name or file.py:name")
@@ -261,7 +257,7 @@ def _insert_again(model: nn.Module, workload: Workload, names: Sequence[str]) ->
         put_block(model, point, make_block(model, point))
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The metadata and the tensors of a file of safetensors."""
     from safetensors import safe_open
 

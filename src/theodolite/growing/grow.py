@@ -10,19 +10,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.anatomy.names import all_parameter_names, unwrap
+from theodolite.anatomy.names import unwrap
 from theodolite.core import arguments
 from theodolite.core.calling import Loss
-from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.progress import Progress, part
-from theodolite.growing.certificate import Certificate, Method, certificate, clip_from, least_examples
+from theodolite.growing.certificate import Certificate, Method, certificate, clip_from, require_examples
 from theodolite.growing.grown import Contender, Grown, GrowthStep, SplitLosses
-from theodolite.growing.line_search import jump, length_of, longest_step
+from theodolite.growing.line_search import jump, length_of, longest_step, move, moving_tensors
 from theodolite.growing.splits import Splits, check_disjoint
 from theodolite.planning.readout_multiplier import warn_of_missing
 from theodolite.probes.example_losses import losses_of
@@ -34,6 +32,8 @@ from theodolite.surgery.insertion_points import InsertionPoints, find_points
 from theodolite.surgery.optimizer_state import ParamGroups
 
 Along = Literal["gradient", "preconditioned"]
+Losses = Mapping[str, Tensor]
+"""By split: the loss of each of its examples."""
 
 
 @exclusive()
@@ -82,12 +82,12 @@ def grow(
     check_disjoint(splits)
     warn_of_missing(unwrap(model))
     candidates = 1 if blocks == 1 else blocks + 1  # each block, and all of them together
-    _require_examples(splits.sizes["certify"], delta, candidates, method)
+    require_examples(splits.sizes["certify"], delta, candidates, method)
     inner = unwrap(model)
     trial = _Trial(inner, loss, splits, at, along, contenders, reach, copy.deepcopy(fresh))
     losses = [trial.losses()]
     steps: list[GrowthStep] = []
-    groups = nullcontext() if optimizer is None else ParamGroups(inner, optimizer).kept_on_failure()
+    groups = nullcontext() if optimizer is None else ParamGroups(inner, optimizer).updated()
     with blocks_kept_on_failure(inner), groups:
         for number in range(blocks):
             inside = part(progress, number / blocks, (number + 1) / blocks)
@@ -119,9 +119,9 @@ def grow(
         model=model,
         steps=tuple(steps),
         certificate=overall,
-        before=losses[0].means,
-        after=losses[-1].means,
-        examples=losses[0].examples,
+        before=_means(losses[0]),
+        after=_means(losses[-1]),
+        examples=tuple(len(each) for each in losses[0].values()),
     )
 
 
@@ -131,23 +131,6 @@ def _light(step: GrowthStep) -> GrowthStep:
         dataclasses.replace(one, directions={}, preconditioned_directions={}) for one in step.signal.points
     )
     return dataclasses.replace(step, signal=dataclasses.replace(step.signal, points=points))
-
-
-@dataclass(frozen=True)
-class _Losses:
-    """The losses of all examples of the three splits."""
-
-    estimate: Tensor
-    choose: Tensor
-    certify: Tensor
-
-    @property
-    def means(self) -> SplitLosses:
-        return SplitLosses(*(float(each.mean()) for each in (self.estimate, self.choose, self.certify)))
-
-    @property
-    def examples(self) -> tuple[int, int, int]:
-        return len(self.estimate), len(self.choose), len(self.certify)
 
 
 @dataclass
@@ -164,12 +147,11 @@ class _Trial:
     fresh: nn.Module | None
     points: InsertionPoints = field(default_factory=lambda: InsertionPoints((), {}))
 
-    def losses(self) -> _Losses:
+    def losses(self) -> Losses:
         """Of the network as it is now."""
-        splits = (self.splits.estimate, self.splits.choose, self.splits.certify)
-        return _Losses(*(losses_of(self.model, self.loss, each) for each in splits))
+        return {name: losses_of(self.model, self.loss, each) for name, each in self.splits.named.items()}
 
-    def step(self, before: _Losses, tell: Progress) -> GrowthStep:
+    def step(self, before: Losses, tell: Progress) -> GrowthStep:
         """Measure the points and try the best of them; the network is left as it was."""
         tell("finding the points", 0.0)
         self.points = find_points(self.model, self.splits.inputs)
@@ -188,75 +170,64 @@ class _Trial:
             progress=lambda _, done: tell("the signal at all points", 0.05 + 0.5 * done),
         )
         tell("the longest steps", 0.55)
-        caps = {one.name: self._cap(one) for one in found.above}
-        ranked = sorted(found.above, key=lambda one: -self._promise(one, caps[one.name]))[: self.contenders]
+        caps, promises = {}, {}
+        for one in found.above:
+            slope, _, directions = self._way(one)
+            with inserted(self.model, one.point, self.fresh):
+                caps[one.name] = cap = longest_step(
+                    self.model, self.loss, self.splits.choose, one.name, directions, reach=self.reach
+                )
+            # The first-order gain of the longest step: a slope alone depends on the scale of the stream.
+            promises[one.name] = slope * cap / length_of(directions) if math.isfinite(cap) else slope
+        ranked = sorted(found.above, key=lambda one: -promises[one.name])[: self.contenders]
         tried: list[Contender] = []
         for number, one in enumerate(ranked):
             tell(f"a jump at {one.name}", 0.6 + 0.35 * number / len(ranked))
-            slope, error = self._slope(one)
+            slope, error, directions = self._way(one)
             with inserted(self.model, one.point, self.fresh):
                 made = jump(
                     self.model,
                     self.loss,
                     self.splits.choose,
                     one.name,
-                    self._directions(one),
+                    directions,
                     slope=slope,
                     cap=caps[one.name],
                 )
                 after = float(losses_of(self.model, self.loss, self.splits.estimate).mean())
-            tried.append(Contender(one.point, one, slope, error, made, before.means.estimate - after))
+            train_gain = float(before["estimate"].mean()) - after
+            tried.append(Contender(one.point, one, slope, error, made, train_gain))
         good = [one for one in tried if one.jump.gain > 0 and one.train_gain > 0]
         chosen = max(good, key=lambda one: one.jump.gain, default=None)
         return GrowthStep(found, tuple(tried), chosen, None, None)
 
-    @torch.no_grad()
     def move(self, chosen: Contender) -> None:
         """Move the inserted block as when it was tried; `fresh` gets a block too."""
         if self.at is not None and not isinstance(self.at, int | str):
             self.at = tuple(chosen.point.renamed(str(each)) for each in self.at)
         if self.fresh is not None:
             put_block(self.fresh, chosen.point, make_block(self.fresh, chosen.point))
-        tensors = dict(all_parameter_names(self.model))
-        for name, direction in self._directions(chosen.signal).items():
-            tensor = tensors[f"{chosen.point.name}.{name}"]
-            step = chosen.jump.step * direction.double().to(tensor.device)
-            tensor.copy_(tensor.double() - step)
+        directions = self._way(chosen.signal)[2]
+        tensors, moving = moving_tensors(self.model, chosen.point.name, directions)
+        move(tensors, tensors, moving, chosen.jump.step)
 
-    def _cap(self, one: PointSignal) -> float:
-        directions = self._directions(one)
-        with inserted(self.model, one.point, self.fresh):
-            return longest_step(
-                self.model, self.loss, self.splits.choose, one.name, directions, reach=self.reach
-            )
-
-    def _promise(self, one: PointSignal, cap: float) -> float:
-        """The first-order gain of the longest step. A slope alone depends on the scale of the stream."""
-        slope, _ = self._slope(one)
-        return slope * cap / length_of(self._directions(one)) if math.isfinite(cap) else slope
-
-    def _slope(self, one: PointSignal) -> tuple[float, float]:
+    def _way(self, one: PointSignal) -> tuple[float, float, Mapping[str, Tensor]]:
+        """The slope of a block's jump, its standard error, and the directions."""
         if self.along == "gradient":
-            return one.gain, one.error
-        return one.preconditioned, one.preconditioned_error
-
-    def _directions(self, one: PointSignal) -> Mapping[str, Tensor]:
-        return one.directions if self.along == "gradient" else one.preconditioned_directions
+            return one.gain, one.error, one.directions
+        return one.preconditioned, one.preconditioned_error, one.preconditioned_directions
 
 
-def _certified(before: _Losses, after: _Losses, delta: float, candidates: int, method: Method) -> Certificate:
-    bound = clip_from(before.choose, after.choose)
+def _means(losses: Losses) -> SplitLosses:
+    return SplitLosses(**{name: float(each.mean()) for name, each in losses.items()})
+
+
+def _certified(before: Losses, after: Losses, delta: float, candidates: int, method: Method) -> Certificate:
     return certificate(
-        before.certify, after.certify, bound=bound, delta=delta, candidates=candidates, method=method
+        before["certify"],
+        after["certify"],
+        bound=clip_from(before["choose"], after["choose"]),
+        delta=delta,
+        candidates=candidates,
+        method=method,
     )
-
-
-def _require_examples(there: int, delta: float, candidates: int, method: Method) -> None:
-    """Refuse a third split that is too small to certify anything, before any work."""
-    least = least_examples(delta, candidates, method)
-    if there < least:
-        raise UseError(
-            f"the split to certify has {there} examples, too few to certify anything: at delta {delta} for "
-            f"{candidates} certificate(s) at least {least} are needed, if every one of them has the largest "
-            "gain, and usually some hundreds or thousands. Give more data"
-        )

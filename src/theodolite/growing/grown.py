@@ -104,12 +104,8 @@ class GrowthStep(Result):
             # The falling part of the curve is shown, wherever its other end is.
             low = min([before, *losses])
             room = max(before - low, 1e-9 * abs(before), 1e-12)
-            layout = frame(height=220)
-            layout["xaxis"] |= {
-                "type": "log",
-                "title": {"text": "length of the step", "standoff": 6},
-                "nticks": 4,
-            }
+            layout = frame(height=220, x="length of the step")
+            layout["xaxis"] |= {"type": "log", "nticks": 4}
             layout["yaxis"] |= {"nticks": 5, "range": [low - 0.3 * room, before + 1.5 * room]}
             layout["shapes"] = [guide(y=before)]
             drawn = line(lengths, plain(list(losses)), hover="%{x:.3g}: %{y:.5g}", markers=6)
@@ -144,7 +140,7 @@ class Grown(Result):
     """Of all new blocks together against the network as it was; None if there are none."""
     before: SplitLosses
     after: SplitLosses
-    examples: tuple[int, int, int]
+    examples: tuple[int, ...]
     """To estimate, to choose, to certify."""
     name: str = ""
     """Of the network, for the page."""
@@ -202,29 +198,21 @@ class Grown(Result):
         ]
         if len(known) > 1:
             known.append(("all together", overall))
-        layout = frame(height=90 + 34 * len(known))
-        layout["xaxis"] |= {
-            "title": {"text": "mean fall of the loss of an example", "standoff": 6},
-            "nticks": 6,
-        }
+        layout = frame(height=90 + 34 * len(known), x="mean fall of the loss of an example")
+        layout["xaxis"] |= {"nticks": 6}
         layout["yaxis"] |= {"type": "category", "autorange": "reversed"}
         layout["shapes"] = [guide(x=0)]
-        drawn = {
-            "type": "scatter",
-            "mode": "markers",
-            "x": plain([one.mean for _, one in known]),
-            "y": [name for name, _ in known],
-            "marker": {"color": ACCENT, "size": 8},
-            "error_x": {
-                "type": "data",
-                "symmetric": False,
-                "array": plain([one.upper - one.mean for _, one in known]),
-                "arrayminus": plain([one.mean - one.lower for _, one in known]),
-                "color": ACCENT,
-                "thickness": 2,
-            },
-            "hovertemplate": "%{y}: %{x:.4g}<extra></extra>",
+        bars = {
+            "type": "data",
+            "symmetric": False,
+            "array": plain([one.upper - one.mean for _, one in known]),
+            "arrayminus": plain([one.mean - one.lower for _, one in known]),
+            "color": ACCENT,
+            "thickness": 2,
         }
+        names: list[Any] = [name for name, _ in known]
+        means = plain([one.mean for _, one in known])
+        drawn = line(means, names, hover="%{y}: %{x:.4g}", markers=8, mode="markers", error_x=bars)
         return Figure(
             caption="The fall of the clipped loss on the third split. Each end of a bar holds at "
             f"{100 * (1 - overall.delta):g} %. Right of the dotted line the loss fell.",

@@ -13,10 +13,12 @@ shortcut: 1, or that of a projection. The sum is over the branches of a layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
@@ -32,6 +34,8 @@ from theodolite.probes.scaling.activation_layout import ActivationLayout, find_l
 
 Step = tuple[Literal["norm", "shortcut", "top", "branch"], int]
 """`norm` or `shortcut` of a layer, a `branch`, or the `top`: from the last stream to the logits."""
+Ends = tuple[int, tuple[int, ...], tuple[float, ...]]
+"""The input of a map, the values whose weighted sum is its output, and their weights."""
 LEEWAY = 1e-3
 """Relative rounding error by which a measurement may exceed its bound."""
 
@@ -55,32 +59,8 @@ class LayeredPass:
     """By layer: its branches."""
     parameters: Mapping[str, Tensor]
 
-    def steps(self) -> Iterator[Step]:
-        """All maps of the network, after its first stream."""
-        for layer in range(len(self.layers)):
-            yield "norm", layer
-            yield "shortcut", layer
-        for branch in range(len(self.residuals)):
-            yield "branch", branch
-        yield "top", 0
-
-    def ends(self, step: Step) -> tuple[int, tuple[int, ...], tuple[float, ...]]:
-        """The input of a map, and the values whose weighted sum is its output."""
-        kind, index = step
-        if kind == "branch":
-            residual = self.residuals[index]
-            return residual.start, residual.ends, self.layout.factors[index]
-        if kind == "top":
-            return self._last_stream, self.layout.outputs, (1.0,)
-        if kind == "shortcut":
-            return self._start(index), (self._skipped(index),), (1.0,)
-        is_last = index == len(self.layers) - 1
-        behind = self._last_stream if is_last else self._start(index + 1)
-        return self._total(index), (behind,), (1.0,)
-
-    def layer_of(self, branch: int) -> int:
-        """The layer that a branch is in."""
-        return next(layer for layer, members in enumerate(self.layers) if branch in members)
+    steps: Mapping[Step, Ends]
+    """All maps of the network, after its first stream."""
 
     def names(self, branch: int) -> list[str]:
         """The parameters of a branch."""
@@ -90,31 +70,6 @@ class LayeredPass:
     def is_post_norm(self) -> bool:
         """Is the stream normalised between its layers?"""
         return list(self.layout.stream) != [residual.total for residual in self.residuals]
-
-    @property
-    def _last_stream(self) -> int:
-        """The input of the top; with post-norm the output of the last norm."""
-        return self.layout.stream[max(self.layers[-1], key=lambda one: self.residuals[one].total)]
-
-    def _start(self, layer: int) -> int:
-        return self.residuals[self.layers[layer][0]].start
-
-    def _total(self, layer: int) -> int:
-        """The sum of the stream and all branches of a layer."""
-        return max(self.residuals[one].total for one in self.layers[layer])
-
-    def _skipped(self, layer: int) -> int:
-        """What the branches of a layer are added to: the stream, or a projection of it."""
-        members = [self.residuals[one] for one in self.layers[layer]]
-        first = min(members, key=lambda one: one.total)
-        inside = 0
-        for one in members:
-            inside |= one.region
-        addition = self.flow.maker(first.total)
-        assert addition is not None
-        others = [value for value in addition.inputs if not inside >> value & 1]
-        # A projection lies between the branch's start and the sum too, but no branch ends in it.
-        return others[0] if others else first.start
 
 
 @dataclass(frozen=True)
@@ -188,9 +143,31 @@ def cut_in_layers(model: nn.Module, inputs: Any) -> LayeredPass:
     for index, residual in enumerate(residuals):
         by_start.setdefault(flow.back(residual.start), []).append(index)
     layers = sorted(by_start.values(), key=lambda members: max(residuals[one].total for one in members))
-    return LayeredPass(
-        model, layout, flow, residuals, tuple(map(tuple, layers)), dict(canonical_parameters(model))
-    )
+    parameters = dict(canonical_parameters(model))
+    steps = _steps(layout, flow, residuals, layers)
+    return LayeredPass(model, layout, flow, residuals, tuple(map(tuple, layers)), parameters, steps)
+
+
+def _steps(
+    layout: ActivationLayout, flow: Flow, residuals: Sequence[TracedBranch], layers: Sequence[Sequence[int]]
+) -> dict[Step, Ends]:
+    # The input of the top; with post-norm the output of the last norm.
+    last_stream = layout.stream[max(layers[-1], key=lambda one: residuals[one].total)]
+    starts = [residuals[members[0]].start for members in layers]
+    found: dict[Step, Ends] = {}
+    for index, (start, behind) in enumerate(pairwise([*starts, last_stream])):
+        members = sorted((residuals[one] for one in layers[index]), key=lambda one: one.total)
+        addition = flow.maker(members[0].total)
+        assert addition is not None
+        # The branches are added to the stream or to a projection of it, which lies between the branch's start
+        # and the sum too, but no branch ends in it.
+        beside = [value for value in addition.inputs if not any(one.region >> value & 1 for one in members)]
+        found["norm", index] = members[-1].total, (behind,), (1.0,)
+        found["shortcut", index] = start, ((beside or [members[0].start])[0],), (1.0,)
+    for index, residual in enumerate(residuals):
+        found["branch", index] = residual.start, residual.ends, layout.factors[index]
+    found["top", 0] = last_stream, layout.outputs, (1.0,)
+    return found
 
 
 def measure(
@@ -204,12 +181,12 @@ def measure(
         progress: called with the fraction done.
     """
     seen, everywhere = _bounds(cut, examples)
-    inputs, parameters = dict.fromkeys(cut.steps(), 0.0), [0.0] * len(cut.residuals)
+    inputs, parameters = dict.fromkeys(cut.steps, 0.0), [0.0] * len(cut.residuals)
     for number, one in enumerate(examples):
         passed = _passed(cut, one)
         by_name = {name: value for value, name in cut.layout.graph.parameters.items()}
         for done, step in enumerate(inputs):
-            start, ends, weights = cut.ends(step)
+            start, ends, weights = cut.steps[step]
             # The first input may be data, which has no gradient; nothing depends on its slope.
             steep = _norm(passed, [start], ends, weights) if start in passed.edges else math.nan
             inputs[step] = max(steep, inputs[step])
@@ -224,9 +201,9 @@ def measure(
             return LipschitzConstant(inputs[step], math.inf, math.inf, "a part that exceeds its bound")
         return LipschitzConstant(inputs[step], seen[step].value, everywhere[step].value, seen[step].missing)
 
-    layers = []
+    layers, layer_of = [], {one: layer for layer, members in enumerate(cut.layers) for one in members}
     for index, (block, branch) in enumerate(cut.layout.places):
-        layer, own = cut.layer_of(index), [cut.parameters[name].detach() for name in cut.names(index)]
+        layer, own = layer_of[index], [cut.parameters[name].detach() for name in cut.names(index)]
         layers.append(
             LemmaLayer(
                 block,
@@ -259,7 +236,7 @@ def amplified(
             own = behind + norm + _log(layers[index].parameter)
             done[index] = replace(layers[index], log_amplification=own)
         parts = [log(layers[members[0]].shortcut), *(log(layers[index].input) for index in members)]
-        behind += norm + _log_of_sum(parts)
+        behind += norm + float(np.logaddexp.reduce(parts))
     return tuple(done)
 
 
@@ -268,7 +245,7 @@ def _bounds(cut: LayeredPass, examples: Sequence[Any]) -> list[dict[Step, Bound]
     both = [Sizes(cut.flow, cut.parameters), Sizes(cut.flow, cut.parameters, anywhere=True)]
 
     def walk(sizes: Sizes) -> dict[Step, Bound]:
-        return {step: _bound(sizes, *cut.ends(step)) for step in cut.steps()}
+        return {step: _bound(sizes, *ends) for step, ends in cut.steps.items()}
 
     for sizes in both:
         walk(sizes)
@@ -288,8 +265,7 @@ def _bound(sizes: Sizes, start: int, ends: Sequence[int], weights: Sequence[floa
 
 def _passed(cut: LayeredPass, inputs: Any) -> Rerun:
     kept = set(cut.layout.graph.parameters)
-    for step in cut.steps():
-        start, ends, _ = cut.ends(step)
+    for start, ends, _ in cut.steps.values():
         kept |= {start, *ends}
     passed = rerun(cut.model, inputs, cut.layout.graph, keep=kept, gradients=True)
     if passed.lost - set(cut.layout.graph.parameters):
@@ -315,11 +291,6 @@ def _norm(passed: Rerun, starts: Sequence[int], ends: Sequence[int], weights: Se
 
 def _log(number: float) -> float:
     return math.log(number) if number > 0 else -math.inf
-
-
-def _log_of_sum(logs: Sequence[float]) -> float:
-    most = max(logs)
-    return most + math.log(sum(math.exp(one - most) for one in logs)) if math.isfinite(most) else most
 
 
 def jacobian_norm(

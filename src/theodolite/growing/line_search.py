@@ -111,7 +111,7 @@ def jump(
     """
     if not cap > 0:
         raise UseError(f"cap is {cap}: give the longest step to try, above 0")
-    tensors, moving = _moving(model, block, directions)
+    tensors, moving = moving_tensors(model, block, directions)
     length = length_of(directions)
     before = float(losses_of(model, loss, batches).mean())
     if not length > 0 or not slope > 0:
@@ -123,7 +123,7 @@ def jump(
     try:
         for power in range(HALVINGS):
             step = longest / length / 2**power
-            _move(tensors, start, moving, step)
+            move(tensors, start, moving, step)
             after = float(losses_of(model, loss, batches, finite=False).mean())
             tried.append((step, after))
             if after < value:
@@ -131,9 +131,9 @@ def jump(
             elif value < before:
                 break
     except BaseException:
-        _move(tensors, start, moving, 0.0)
+        move(tensors, start, moving, 0.0)
         raise
-    _move(tensors, start, moving, best)
+    move(tensors, start, moving, best)
     return Jump(best, best * length, cap, before, value, best * slope, tuple(tried))
 
 
@@ -155,7 +155,7 @@ def longest_step(
     if not reach > 0:
         raise UseError(f"reach is {reach}: give the longest step in units of the step radius, above 0")
     inner = unwrap(model)
-    _, moving = _moving(model, block, directions)
+    _, moving = moving_tensors(model, block, directions)
     some = take(next(iter(each_batch(batches))), slice(0, RADIUS_EXAMPLES))
     try:
         with evaluated(inner):
@@ -174,7 +174,7 @@ def length_of(directions: Mapping[str, Tensor]) -> float:
     return math.hypot(*(float(one.double().norm()) for one in directions.values()))
 
 
-def _moving(
+def moving_tensors(
     model: nn.Module, block: str, directions: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The block's tensors and their directions, by name in the network."""
@@ -187,8 +187,9 @@ def _moving(
 
 
 @torch.no_grad()
-def _move(
+def move(
     tensors: Mapping[str, Tensor], start: Mapping[str, Tensor], moving: Mapping[str, Tensor], step: float
 ) -> None:
+    """Put tensors a step away from where they start, against their directions."""
     for name, direction in moving.items():
         tensors[name].copy_(start[name].double() - step * direction.double().to(start[name].device))

@@ -157,15 +157,14 @@ def _passed(sizes: Sizes, node: Node, value: int, inside: Mapping[int, Bound]) -
         if bound.missing and not (normed and bound is not inside.get(_by_size(sizes, node)[0])):
             return bound
     factor = _factor(sizes, node, value, {one: bound.value for one, bound in inside.items()})
-    known = factor is not None and math.isfinite(factor)
-    return Bound(factor) if factor is not None and known else Bound(math.inf, node.op)
+    return Bound(factor) if math.isfinite(factor) else Bound(math.inf, node.op)
 
 
-def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -> float | None:
+def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -> float:
     op, shapes = node.op, sizes.flow.graph.shapes
     grown = {one: math.prod(shapes[value]) / max(1, math.prod(shapes[one])) for one in inside}
     if op in POOLS and not _is_plain_average(node, shapes[node.inputs[0]], shapes[value]):
-        return None
+        return math.inf
     if op in SLOPES:
         return SLOPES[op] * max(inside.values())
     if op == "leaky_relu":
@@ -198,7 +197,7 @@ def _factor(sizes: Sizes, node: Node, value: int, inside: Mapping[int, float]) -
         return max(inside.values()) * math.sqrt(max(1.0, *grown.values()))
     if op in VIEWS and op not in LOOKING_UP:
         return max(inside.values())
-    return None
+    return math.inf
 
 
 def _is_plain_average(node: Node, read: Sequence[int], made: Sequence[int]) -> bool:
@@ -211,41 +210,38 @@ def _is_plain_average(node: Node, read: Sequence[int], made: Sequence[int]) -> b
     return not rounds_up and divisor is None and (counts_padding or not padded)
 
 
-def _scaled(
-    sizes: Sizes, node: Node, inside: Mapping[int, float], grown: Mapping[int, float]
-) -> float | None:
+def _scaled(sizes: Sizes, node: Node, inside: Mapping[int, float], grown: Mapping[int, float]) -> float:
     refs = [arg.value for arg in node.args[:2] if isinstance(arg, Ref)]
     if is_normalisation(sizes.flow, node):
         x, statistic = _by_size(sizes, node)
         if x not in inside:
-            return None
+            return math.inf
         if sizes.anywhere:
-            eps = _eps_behind(sizes.flow, statistic)
-            return inside[x] * inverse(math.sqrt(eps)) if eps else None
+            return inside[x] * inverse(math.sqrt(_eps_behind(sizes.flow, statistic)))
         return inside[x] * (sizes.largest(statistic) if node.op == "mul" else sizes.inverse(statistic))
     others = [one for one in refs if one not in inside]
     if len(inside) == 1 and len(refs) == 1 and len(node.args) > 1:
         number = next(float(arg) for arg in node.args[:2] if not isinstance(arg, Ref))
         if node.op == "div" and not isinstance(node.args[0], Ref):
-            return None
+            return math.inf
         return next(iter(inside.values())) * (abs(number) if node.op == "mul" else inverse(abs(number)))
     if len(others) == 1 and len(inside) == 1:
         (one, L), other = next(iter(inside.items())), others[0]
         L *= math.sqrt(max(1.0, grown[one]))
         if node.op == "mul":
             return L * sizes.largest(other)
-        return L * sizes.inverse(other) if refs[1] == other else None
+        return L * sizes.inverse(other) if refs[1] == other else math.inf
     if node.op == "mul" and refs:
         first, second = refs[0], refs[-1]
         return inside[first] * sizes.largest(second) * math.sqrt(max(1.0, grown[first])) + inside[
             second
         ] * sizes.largest(first) * math.sqrt(max(1.0, grown[second]))
-    return None
+    return math.inf
 
 
-def _multiplied(sizes: Sizes, node: Node, pair: tuple[int, int], inside: Mapping[int, float]) -> float | None:
+def _multiplied(sizes: Sizes, node: Node, pair: tuple[int, int], inside: Mapping[int, float]) -> float:
     if node.op == "_grouped_mm":
-        return None
+        return math.inf
     left, right = pair
     found = inside[left] * sizes.spectral(right) if left in inside else 0.0
     found += inside[right] * sizes.spectral(left) if right in inside else 0.0
@@ -256,12 +252,12 @@ def _multiplied(sizes: Sizes, node: Node, pair: tuple[int, int], inside: Mapping
     return found * (SLOPES["gelu"] if node.op == "_addmm_activation" else 1.0)
 
 
-def _convolved(sizes: Sizes, node: Node, inside: Mapping[int, float]) -> float | None:
+def _convolved(sizes: Sizes, node: Node, inside: Mapping[int, float]) -> float:
     """The kernel acts on patches, and an entry is in as many patches as windows overlap there."""
     signal, weight = (arg.value for arg in node.args[:2])
     stride, _, dilation, transposed, _, groups = node.args[3:9]
     if transposed or weight in inside:
-        return None
+        return math.inf
     kernel = sizes.flow.graph.shapes[weight][2:]
     overlap = math.prod(
         min(size, math.ceil(((size - 1) * apart + 1) / step))
@@ -275,19 +271,19 @@ def _convolved(sizes: Sizes, node: Node, inside: Mapping[int, float]) -> float |
     return inside[signal] * math.sqrt(overlap) * (norm(held) if held is not None else 1.0)
 
 
-def _normed(sizes: Sizes, node: Node, inside: Mapping[int, float]) -> float | None:
+def _normed(sizes: Sizes, node: Node, inside: Mapping[int, float]) -> float:
     signal, gain, _ = NORMS[node.op]
     x = node.args[signal].value
     if x not in inside:
-        return None
+        return math.inf
     scale = 1.0
     if "batch_norm" in node.op:
         if node.args[5] is True or node.op == "_batch_norm_with_update":  # by the batch's own statistics
-            return None
+            return math.inf
         variance = sizes.held(node.args[4].value) if isinstance(node.args[4], Ref) else None
         weight = sizes.held(node.args[gain].value) if isinstance(node.args[gain], Ref) else None
         if variance is None:
-            return inside[x] if not sizes.passes else None
+            return inside[x] if not sizes.passes else math.inf
         steep = (variance.double() + _eps(node)).rsqrt()
         return inside[x] * float((steep if weight is None else steep * weight.double().abs()).max())
     if isinstance(node.args[gain], Ref):
@@ -315,17 +311,17 @@ def _eps(node: Node) -> float:
     return numbers[-1] if numbers else 0.0
 
 
-def _eps_behind(flow: Flow, statistic: int) -> float | None:
-    """The number added to a variance before it becomes a statistic; None if unknown."""
+def _eps_behind(flow: Flow, statistic: int) -> float:
+    """The number added to a variance before it becomes a statistic; 0 if unknown."""
     value: int | None = statistic
     while value is not None and (node := flow.maker(value)) is not None:
         numbers = [arg for arg in node.args[1:] if isinstance(arg, float)]
         if node.op == "add" and numbers:
             return numbers[0]
         if node.op not in ("rsqrt", "sqrt", "reciprocal", "pow", "expand", "unsqueeze", "_to_copy"):
-            return None
+            break
         value = node.inputs[0]
-    return None
+    return 0.0
 
 
 def _by_size(sizes: Sizes, node: Node) -> list[int]:

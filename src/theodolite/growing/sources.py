@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from theodolite.core.batches import Batch
-from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.core.examples import num_examples
-from theodolite.growing.checkpoints import SavedNetwork
+from theodolite.growing.checkpoints import SavedNetwork, read_safetensors
 
 LENGTH = 256
 """Default number of tokens in an example of text."""
@@ -44,11 +43,8 @@ def load_examples(
     if windows < 1:
         raise UseError(f"{file} has {len(tokens)} tokens, less than one example of {length}: give --length")
     # Spread over the whole text, as neighbours are not independent.
-    chosen = [
-        round(index * (windows - 1) / max(min(number, windows) - 1, 1))
-        for index in range(min(number, windows))
-    ]
-    starts = torch.tensor(chosen)[:, None] * length + torch.arange(length)[None]
+    chosen = torch.linspace(0, windows - 1, min(number, windows), dtype=torch.float64).round().long()
+    starts = chosen[:, None] * length + torch.arange(length)[None]
     return _batched(tokens[starts], tokens[starts + 1], number=number, batch=batch)
 
 
@@ -65,12 +61,7 @@ def _own(network: SavedNetwork, number: int) -> list[Batch]:
 
 
 def _tensors(file: Path) -> tuple[Tensor, Tensor]:
-    from safetensors.torch import load_file
-
-    try:
-        held = load_file(file)
-    except Exception as error:
-        raise UseError(f"{file} cannot be read as safetensors: {in_one_line(error)}") from error
+    _, held = read_safetensors(file)
     missing = [name for name in ("inputs", "targets") if name not in held]
     if missing:
         raise UseError(f"{file} has no tensor {missing[0]!r}, only {', '.join(sorted(held)) or 'nothing'}")

@@ -58,7 +58,12 @@ class Splits(Result):
     @property
     def sizes(self) -> dict[str, int]:
         """The number of examples in each split."""
-        return {name: count_examples(batches) for name, batches in _named(self)}
+        return {name: count_examples(batches) for name, batches in self.named.items()}
+
+    @property
+    def named(self) -> dict[str, Sequence[Batch]]:
+        """The splits by name."""
+        return {name: getattr(self, name) for name in ("estimate", "choose", "certify")}
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers of examples; data is not kept."""
@@ -110,7 +115,7 @@ def check_disjoint(splits: Splits) -> None:
     windows of a text are not detected. Inputs that `split` found more than once in its sample may be shared,
     and an example may repeat within a split: independent draws do repeat.
     """
-    marks = {name: fingerprints(batches) for name, batches in _named(splits)}
+    marks = {name: fingerprints(batches) for name, batches in splits.named.items()}
     for (one, first), (other, second) in combinations(marks.items(), 2):
         where = dict(zip(first, range(len(first)), strict=True))
         shared = [
@@ -125,10 +130,6 @@ def check_disjoint(splits: Splits) -> None:
                 f"({shown}{'; …' if len(shared) > 3 else ''}). A certificate holds only for examples that "
                 "were not used before: split one sample with theodolite.growing.split"
             )
-
-
-def _named(splits: Splits) -> Iterator[tuple[str, Sequence[Batch]]]:
-    return ((name, getattr(splits, name)) for name in ("estimate", "choose", "certify"))
 
 
 def _refuse_copies(batches: Sequence[Batch]) -> None:

@@ -11,7 +11,7 @@ becomes `m·(1 + γ) − 1`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,12 +80,8 @@ def bake(model: nn.Module, inputs: Any = None, *, plan: Plan | None = None) -> t
     if not there and (plan is None or plan.multipliers):
         raise SurgeryError(_nothing(inner))
 
-    def edit(network: nn.Module, edits: Edits) -> Edited:
-        if not there:
-            return Edited((), {}, said="the plan has no multipliers, nothing was changed")
-        return _bake(network, inputs, there, edits)
-
-    return model, operate(inner, inputs, "bake", edit)  # no parameter is new: DDP need not know
+    # No parameter is new, so that a DDP wrapper need not know.
+    return model, operate(inner, inputs, "bake", partial(_bake, multipliers=there))
 
 
 def _nothing(model: nn.Module) -> str:
@@ -103,35 +99,10 @@ def _nothing(model: nn.Module) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Norm:
-    """A norm that only readouts with one multiplier read."""
-
-    gain: str
-    offset: float
-    shifts: tuple[str, ...]
-    module: str
-    factor: float
-
-
-def _bake(network: nn.Module, inputs: Any, multipliers: Mapping[str, float], edits: Edits) -> Edited:
-    found = _norms(network, inputs, multipliers)
-    tensors = dict(canonical_parameters(network))
-    scaled: dict[str, float] = {}
-    for norm in found:
-        for name, offset in ((norm.gain, norm.offset), *((shift, 0.0) for shift in norm.shifts)):
-            edits.write(tensors[name], norm.factor * (tensors[name].detach().double() + offset) - offset)
-            scaled[name] = norm.factor
-    detach_multipliers(network)
-    edits.undos.append(lambda: attach_multipliers(network, multipliers))
-    said = ", ".join(
-        f"{norm.gain} takes up the multiplier {norm.factor:.4g} of {norm.module}" for norm in found
-    )
-    return Edited(tuple(norm.gain for norm in found), {}, scaled=scaled, said=said)
-
-
-def _norms(network: nn.Module, inputs: Any, multipliers: Mapping[str, float]) -> list[_Norm]:
-    """The norms before the readouts; raises where folding would not be exact."""
+def _bake(network: nn.Module, inputs: Any, edits: Edits, multipliers: Mapping[str, float]) -> Edited:
+    """Fold each multiplier into the norm before its readout; raises where that would not be exact."""
+    if not multipliers:
+        return Edited((), {}, said="the plan has no multipliers, nothing was changed")
     finder = GainFinder(network, inputs)
     heads: dict[int, tuple[str, float]] = {}
     """By operation that reads out: the module and its multiplier."""
@@ -146,18 +117,27 @@ def _norms(network: nn.Module, inputs: Any, multipliers: Mapping[str, float]) ->
         for name, uses in finder.uses.items()
         if uses[0].kind == "gain" and follows_normalisation(finder.flow, uses[0])
     }
-    found: dict[str, _Norm] = {}
+    tensors = dict(canonical_parameters(network))
+    said: dict[str, str] = {}
+    scaled: dict[str, float] = {}
     for node, (module, factor) in heads.items():
-        name = _gain_before(finder, node, gains)
-        why = _why_no_gain(finder, node) if name is None else _obstacle(finder, name, gains[name], heads)
-        if name is None or why:
-            culprit = "" if name is None else f"{name}, the gain of the norm before it: "
+        gain = _gain_before(finder, node, gains)
+        why = _why_no_gain(finder, node) if gain is None else _obstacle(finder, gain, gains[gain], heads)
+        if gain is None or why:
+            culprit = "" if gain is None else f"{gain}, the gain of the norm before it: "
             raise SurgeryError(
                 f"the multiplier {factor:.4g} of {module} cannot be folded into a norm. {culprit}{why}. The "
                 "network is as it was: keep its multiplier, by plan.attach(model) wherever it is loaded"
             )
-        found[name] = _Norm(name, finder.uses[name][0].offset, gains[name].shifts, module, factor)
-    return list(found.values())
+        said[gain] = f"{gain} takes up the multiplier {factor:.4g} of {module}"
+        offsets = {gain: finder.uses[gain][0].offset, **dict.fromkeys(gains[gain].shifts, 0.0)}
+        for name in offsets.keys() - scaled.keys():  # several readouts may read one norm
+            tensor, offset = tensors[name], offsets[name]
+            edits.write(tensor, factor * (tensor.detach().double() + offset) - offset)
+            scaled[name] = factor
+    detach_multipliers(network)
+    edits.undos.append(lambda: attach_multipliers(network, multipliers))
+    return Edited(tuple(said), {}, scaled=scaled, said=", ".join(said.values()))
 
 
 def _gain_before(finder: GainFinder, node: int, gains: Mapping[str, Readings]) -> str | None:

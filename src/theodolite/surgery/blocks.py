@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -203,17 +204,19 @@ def _refresh(block: nn.Module, fresh: nn.Module, name: str) -> None:
         tensor.copy_(theirs[each])
 
 
-@torch.no_grad()
-def close(block: nn.Module, closers: Sequence[OutputTensor], removed: Sequence[str] = ()) -> None:
+def close(
+    block: nn.Module, outputs: Sequence[OutputTensor], removed: Sequence[str] = (), edits: Edits | None = None
+) -> None:
     """Set what ends the branches of a block so that they add nothing."""
-    tensors = dict(all_parameter_names(block))
-    for closer in closers:
-        if closer.name not in tensors:
-            raise SurgeryError(f"the block has no tensor {closer.name!r}: its branches cannot be closed")
-        tensors[closer.name].fill_(closer.closed)
+    edits = edits or Edits()
+    tensors, modules = dict(all_parameter_names(block)), dict(canonical_modules(block))
+    for output in outputs:
+        if output.name not in tensors:
+            raise SurgeryError(f"the block has no tensor {output.name!r}: its branches cannot be closed")
+        edits.write(tensors[output.name], torch.full_like(tensors[output.name], output.closed))
     for name in removed:
         prefix, _, attribute = name.rpartition(".")
-        setattr(dict(canonical_modules(block))[prefix], attribute, nn.Identity())
+        edits.set(modules[prefix], attribute, nn.Identity())
 
 
 def copied(model: nn.Module, block: nn.Module) -> nn.Module:
@@ -268,17 +271,14 @@ NUMBERS = ("layer_idx", "layer_id")
 def put_block(
     network: nn.Module, point: InsertionPoint, block: nn.Module, edits: Edits | None = None
 ) -> list[str]:
-    """Insert a block, and renumber the blocks behind it. Returns the names of the closers."""
+    """Insert a block, and renumber the blocks behind it. Returns the names of its output tensors."""
     edits = edits or Edits()
     holder = dict(canonical_modules(network))[point.holder]
     assert isinstance(holder, (nn.ModuleList, nn.Sequential))
     length = len(holder)
 
-    def undo() -> None:
-        del holder[point.index]
-
     holder.insert(point.index, block)
-    edits.undos.append(undo)
+    edits.undos.append(partial(holder.pop, point.index))
     # The new block has the number of the block it is a copy of.
     for each in list(holder)[point.index + (not point.follows) :]:
         for module in each.modules():
@@ -294,7 +294,7 @@ def put_block(
                 if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == length:
                     like = values[int(point.like.rpartition(".")[2])]
                     edits.set(config, name, [*values[: point.index], like, *values[point.index :]])
-    return [f"{point.name}.{closer.name}" for closer in point.outputs]
+    return [f"{point.name}.{output.name}" for output in point.outputs]
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -68,12 +68,8 @@ def scale_vectors(
         Negligible in size, significant in effect: on scale vectors in large language models, 2026.
     """
     conversion = _Conversion(heterogeneous, placement, reparameterization)
-    state = None if optimizer is None else CarriedState(model, optimizer)
-
-    def edit(inner: nn.Module, edits: Edits) -> Edited:
-        return conversion.apply(inner, inputs, edits, gains)
-
-    return model, operate(model, inputs, "scale_vectors", edit, None if state is None else state.converted)
+    follow = None if optimizer is None else CarriedState(model, optimizer).converted
+    return model, operate(model, inputs, "scale_vectors", partial(conversion.apply, gains=gains), follow)
 
 
 @exclusive()
@@ -109,30 +105,29 @@ class _Conversion:
         self.moves_gain = heterogeneous or placement == "output"
         """Does the norm's gain go into the maps?"""
 
-    def apply(self, model: nn.Module, inputs: Any, edits: Edits, patterns: Sequence[str] | None) -> Edited:
-        """Edit all gains that match."""
+    def apply(self, model: nn.Module, inputs: Any, edits: Edits, gains: Sequence[str] | None) -> Edited:
+        """Edit all gains whose names match the patterns."""
         known = find_gains(model, inputs)
         tensors = dict(canonical_parameters(model))
         left = dict(known.left)
         chosen = []
-        for gain in known.chosen(patterns):
-            if tensors[gain.name].requires_grad:
-                chosen.append(gain)
-            elif patterns is not None:
-                raise SurgeryError(f"{gain.name}: it is frozen (requires_grad is False)")
-            else:
-                left[gain.name] = "it is frozen (requires_grad is False)"
-        if not chosen:
-            if scaled_weights(model):
-                raise SurgeryError("nothing to do: the network's weights have scale vectors already")
-            raise SurgeryError(f"nothing to do: {reasons(left)}")
-        for gain in chosen:
+        for gain in known.chosen(gains):
             tensor = tensors[gain.name]
+            if not tensor.requires_grad:
+                if gains is not None:
+                    raise SurgeryError(f"{gain.name}: it is frozen (requires_grad is False)")
+                left[gain.name] = "it is frozen (requires_grad is False)"
+                continue
             if self.form == "direction" and not tensor.is_meta and not (tensor.detach() + gain.offset).any():
                 raise SurgeryError(
                     f"{gain.name} is zero, which has no direction: use reparameterization='product' or None, "
                     "or leave it out with gains=[patterns]"
                 )
+            chosen.append(gain)
+        if not chosen:
+            if scaled_weights(model):
+                raise SurgeryError("nothing to do: the network's weights have scale vectors already")
+            raise SurgeryError(f"nothing to do: {reasons(left)}")
         maps = [self._edit(model, gain, tensors, edits) for gain in chosen]
         return Edited(tuple(gain.name for gain in chosen), left, [one for one in maps if one is not None])
 
@@ -141,12 +136,7 @@ class _Conversion:
     ) -> FoldMap | None:
         """Edit one gain; return the map from the tensors before, if the gain went into the maps."""
         tensor = tensors[gain.name]
-        before = None
-        if self.moves_gain:
-            bare = FoldMap(gain, {})
-            before = dataclasses.replace(
-                bare, tensors={name: tensors[name].detach().clone() for name in bare.names}
-            )
+        before = FoldMap(gain).given(tensors) if self.moves_gain else None
         value = (tensor.detach().double().reshape(-1) + gain.offset).to(tensor.dtype)
         for reader in gain.readers:
             inputs = self._inputs(reader, value) if self.moves_gain and self.has_inputs else []

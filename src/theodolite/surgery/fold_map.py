@@ -11,7 +11,7 @@ those with respect to what comes out, by the chain rule; this proves an edit in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class FoldMap:
     """One gain, the linear maps that read it, and the scale vectors that are in them already."""
 
     gain: NormGain
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """What goes in, by canonical name: vectors, and W, c, γ and β as far as they are parameters."""
     weights: Mapping[str, ScaledWeight] = field(default_factory=dict)
     """By name of a weight: the vectors in it."""
@@ -35,10 +35,14 @@ class FoldMap:
     takes_gain: bool = True
     """Does the norm's own gain go into the weights, or stay where it is?"""
 
+    def given(self, tensors: Mapping[str, Tensor]) -> FoldMap:
+        """The map with copies of what goes in, among the parameters of a network."""
+        kept = {name: tensors[name].detach().clone() for name in self.names if name in tensors}
+        return replace(self, tensors=kept)
+
     def values(self) -> dict[str, Tensor]:
         """What comes out: by the names that weights, biases and gains have in the plain network."""
-        with torch.no_grad():
-            return self._evaluate(self._given())
+        return self._evaluate(self._given())
 
     def pull(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The gradients with respect to what goes in, from those with respect to what comes out."""
@@ -60,14 +64,12 @@ class FoldMap:
     def scale(self, weight: str, *, with_gain: bool = True) -> Tensor:
         """The factor on a weight's entries, up to broadcasting: its vectors, and the norm's gain."""
         reader = next(each for each in self.gain.readers if each.weight == weight)
-        with torch.no_grad():
-            given = self._given()
-            return self._scale(reader, given, self._gain_and_shift(given)[0] if with_gain else None)
+        given = self._given()
+        return self._scale(reader, given, self._gain_and_shift(given)[0] if with_gain else None)
 
     def gain_value(self) -> Tensor | None:
         """γ as the norm applies it; None if it is constantly one."""
-        with torch.no_grad():
-            return self._gain_and_shift(self._given())[0]
+        return self._gain_and_shift(self._given())[0]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,6 +82,7 @@ class FoldMap:
         return tuple(found)
 
     def _given(self) -> dict[str, Tensor]:
+        """What goes in as copies, without gradients."""
         return {name: wide(tensor) for name, tensor in self.tensors.items()}
 
     def _evaluate(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -53,12 +53,8 @@ def fold(
     >>> set(model.state_dict()) == names, proof.outputs < 1e-10
     (True, True)
     """
-    state = None if optimizer is None else CarriedState(model, optimizer)
-
-    def edit(inner: nn.Module, edits: Edits) -> Edited:
-        return fold_gains(inner, inputs, edits, gains)
-
-    return model, operate(model, inputs, "fold", edit, None if state is None else state.folded)
+    follow = None if optimizer is None else CarriedState(model, optimizer).folded
+    return model, operate(model, inputs, "fold", partial(fold_gains, gains=gains), follow)
 
 
 @exclusive()
@@ -74,11 +70,7 @@ def remove_gains(model: nn.Module, inputs: Any) -> tuple[nn.Module, Proof]:
     >>> [name for name, _ in model.named_parameters() if "norm" in name]
     []
     """
-
-    def edit(inner: nn.Module, edits: Edits) -> Edited:
-        return _remove(inner, inputs, edits)
-
-    return model, operate(model, inputs, "remove_gains", edit)
+    return model, operate(model, inputs, "remove_gains", _remove)
 
 
 def fold_gains(model: nn.Module, inputs: Any, edits: Edits, gains: Sequence[str] | None = None) -> Edited:
@@ -95,9 +87,8 @@ def fold_gains(model: nn.Module, inputs: Any, edits: Edits, gains: Sequence[str]
         vectors = {one.weight: weights[one.weight][1] for one in gain.readers if one.weight in weights}
         if not (takes or vectors or gain.name in own):
             continue
-        bare = FoldMap(gain, {}, vectors, own[gain.name][1] if gain.name in own else None, takes)
-        given = {name: before[name].detach().clone() for name in bare.names if name in before}
-        maps.append(dataclasses.replace(bare, tensors=given))
+        scaled = own[gain.name][1] if gain.name in own else None
+        maps.append(FoldMap(gain, {}, vectors, scaled, takes).given(before))
         for name, value in maps[-1].values().items():
             edits.write(tensors[name], value.view_as(tensors[name]))
         if takes:

@@ -14,7 +14,7 @@ from theodolite.anatomy.names import all_parameter_names, canonical_modules, can
 from theodolite.anatomy.recording.undisturbed import named_tensors
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.surgery.blocks import InsertionPoint, make_block, put_block
+from theodolite.surgery.blocks import InsertionPoint, close, make_block, put_block
 from theodolite.surgery.edits import Edits
 from theodolite.surgery.gains import SurgeryError
 from theodolite.surgery.insertion_points import InsertionPoints, branches_in, closing, find_points
@@ -69,31 +69,30 @@ def insert_block(
     if groups is not None and all(groups.of(tensor) is None for tensor in inner.parameters()):
         raise SurgeryError("the optimizer trains no tensor of this model: give the model's own")
 
-    def edit(network: nn.Module, edits: Edits) -> Edited:
+    def edit(network: nn.Module, inputs: Any, edits: Edits) -> Edited:
         if block is None:
             new, what = make_block(network, point, fresh), f"a copy of {point.like}"
-            closers = put_block(network, point, new, edits)
+            outputs = put_block(network, point, new, edits)
         else:
             new, what = block, "a block of yours"
             if any(each is new for each in network.modules()):
                 raise SurgeryError("the block is in the network already: give a copy of it")
             _train_as(new, dict(canonical_modules(network))[point.like], edits)
             put_block(network, point, new, edits)
-            closers = _close_given(network, point.name, inputs, edits)
+            outputs = _close_given(network, point.name, inputs, edits)
         return Edited(
             (point.name,),
             {},
             renamed=point.renamed,
             said=f"{point.name} is a new block, {what} that adds nothing",
             new=new,
-            examine=lambda after: _check_gradients(after, point.name, closers),
+            examine=lambda after: _check_gradients(after, point.name, outputs),
         )
 
     def follow(done: Edited) -> None:
         if groups is not None:
-            with groups.kept_on_failure():
+            with groups.updated():
                 _join(inner, point, groups)
-                groups.rename()
 
     return model, operate(model, inputs, "insert_block", edit, follow)
 
@@ -111,14 +110,9 @@ def _close_given(network: nn.Module, name: str, inputs: Any, edits: Edits) -> li
             f"the block, a {type(block).__name__}, adds nothing to the stream it is given by a tensor that "
             "could be zero: give one that returns x + f(x), f ending with a projection or a norm with a gain"
         )
-    closers, removed = closing(anatomy, name, branches)
-    tensors = dict(all_parameter_names(block))
-    for closer in closers:
-        edits.write(tensors[closer.name], torch.full_like(tensors[closer.name], closer.closed))
-    for each in removed:
-        prefix, _, attribute = each.rpartition(".")
-        edits.set(block.get_submodule(prefix), attribute, nn.Identity())
-    return [f"{name}.{closer.name}" for closer in closers]
+    outputs, removed = closing(anatomy, name, branches)
+    close(block, outputs, removed, edits)
+    return [f"{name}.{output.name}" for output in outputs]
 
 
 def _train_as(block: nn.Module, like: nn.Module, edits: Edits) -> None:
@@ -132,12 +126,12 @@ def _train_as(block: nn.Module, like: nn.Module, edits: Edits) -> None:
     block.train(like.training)
 
 
-def _check_gradients(after: Response, name: str, closers: list[str]) -> None:
+def _check_gradients(after: Response, name: str, outputs: list[str]) -> None:
     """Refuse a block that could never learn: the gradient with respect to all that is zero is zero."""
-    found = [after.gradients[each] for each in closers if each in after.gradients]
+    found = [after.gradients[each] for each in outputs if each in after.gradients]
     if not any(bool(each.abs().max() > 0) for each in found):
         raise SurgeryError(
-            f"{name} could never learn: the gradient by {', '.join(closers)} is zero as well. Its branches "
+            f"{name} could never learn: the gradient by {', '.join(outputs)} is zero as well. Its branches "
             "are zero before what ends them; give a block whose features are not"
         )
 
@@ -196,7 +190,11 @@ def rebuild(
     ratios = _ratios(old, new, inputs)
     kept = {name: tensor.detach().clone() for name, tensor in new.state_dict().items()}
     try:
-        _load(old, new, ratios)
+        new.load_state_dict(old.state_dict())
+        with torch.no_grad():
+            for name, tensor in canonical_parameters(new):
+                if name in ratios:
+                    tensor.mul_(ratios[name])
         proof = _prove_rebuilt(old, new, inputs, ratios)
         if optimizer is not None and into is not None:
             _carry(old, new, optimizer, into, ratios)
@@ -229,30 +227,15 @@ def _ratios(old: nn.Module, new: nn.Module, inputs: Any) -> dict[str, float]:
     }
 
 
-@torch.no_grad()
-def _load(old: nn.Module, new: nn.Module, ratios: Mapping[str, float]) -> None:
-    held = new.state_dict()
-    for name, tensor in old.state_dict().items():
-        held[name].copy_(tensor)
-    for name, tensor in canonical_parameters(new):
-        if name in ratios:
-            tensor.mul_(ratios[name])
-
-
 def _prove_rebuilt(old: nn.Module, new: nn.Module, inputs: Any, ratios: Mapping[str, float]) -> Proof:
     before, after = respond(old, inputs), respond(new, inputs)
     gradients = {} if after is None else after.gradients
     expected = {name: one * ratios.get(name, 1.0) for name, one in gradients.items()}
     many = f", {len(ratios)} tensors rescaled" if ratios else ""
     said = f"the target computes what the grown network does{many}"
-    proof = compare("rebuild", inputs, before, after, expected, tuple(ratios), {}, said)
-    if proof.outputs is not None and not ratios and proof.outputs > EXACT:
-        raise SurgeryError(
-            f"rebuild would change the network: outputs differ by {proof.outputs:.1e} of themselves, though "
-            "no branch is multiplied by another number. The target does something else with its depth; its "
-            "weights are as they were"
-        )
-    if not proof.holds:
+    proof = compare("rebuild", inputs, before, after, expected, Edited(tuple(ratios), {}, said=said))
+    exact = bool(ratios) or proof.outputs is None or proof.outputs <= EXACT
+    if not (proof.holds and exact):
         raise SurgeryError(
             f"rebuild would change the network: outputs differ by {proof.outputs:.1e} and gradients by "
             f"{proof.gradients:.1e} of themselves. The target does something with its depth besides "

@@ -60,7 +60,7 @@ class InsertionPoints(Result):
     def table(self) -> Table:
         """A line for each point."""
         rows = [
-            (point.name, point.like, ", ".join(closer.name for closer in point.outputs), None)
+            (point.name, point.like, ", ".join(output.name for output in point.outputs), None)
             for point in self.found
         ]
         left = [(name, None, None, reason) for name, reason in self.left.items()]
@@ -101,7 +101,7 @@ def find_points(model: nn.Module, inputs: Any) -> InsertionPoints:
     >>> points = find_points(th.models.GPT(64, 2), torch.zeros(1, 8, dtype=torch.long))
     >>> [str(point) for point in points.found]
     ['blocks.0 before blocks.0', 'blocks.1 after blocks.0', 'blocks.2 after blocks.1']
-    >>> [closer.name for closer in points.found[0].outputs]
+    >>> [output.name for output in points.found[0].outputs]
     ['attention.branch.out.weight', 'feed_forward.branch.down.weight']
 
     Raises:
@@ -114,7 +114,7 @@ def find_points(model: nn.Module, inputs: Any) -> InsertionPoints:
         if not blocks:
             raise SurgeryError(_no_blocks(inner, anatomy))
         _try(inner, inputs, blocks)
-        return _insertable(inner, inputs, _points(inner, _repeated(blocks)))
+        return _points(inner, inputs, _repeated(blocks))
 
 
 @dataclass
@@ -160,7 +160,7 @@ def closing(
     anatomy: Anatomy, name: str, branches: list[Branch]
 ) -> tuple[tuple[OutputTensor, ...], tuple[str, ...]]:
     """What closes a block, and what a copy of it leaves out."""
-    closers = tuple(
+    outputs = tuple(
         OutputTensor(end.removeprefix(f"{name}."), 0.0 - anatomy[end].offset, number)
         for number, branch in enumerate(branches)
         for end in branch.ends
@@ -168,13 +168,13 @@ def closing(
     )
     inside = {part for branch in branches for part in branch.parts}
     if not any(branch.placement == "post" for branch in branches):
-        return closers, ()
+        return outputs, ()
     sums = [
         part.removeprefix(f"{name}.").rpartition(".")[0]
         for part in anatomy
         if part.startswith(f"{name}.") and part not in inside and anatomy[part].kind != "weight"
     ]
-    return closers, tuple(dict.fromkeys(sums))
+    return outputs, tuple(dict.fromkeys(sums))
 
 
 def _try(model: nn.Module, inputs: Any, blocks: Mapping[str, _Block]) -> None:
@@ -255,45 +255,38 @@ def _repeated(blocks: Mapping[str, _Block]) -> dict[str, _Block]:
     return {name: block for name, block in blocks.items() if name in kept}
 
 
-def _points(model: nn.Module, blocks: Mapping[str, _Block]) -> InsertionPoints:
+def _points(model: nn.Module, inputs: Any, blocks: Mapping[str, _Block]) -> InsertionPoints:
     found: list[InsertionPoint] = []
     left: dict[str, str] = {}
     modules = dict(canonical_modules(model))
+    is_meta = any(tensor.is_meta for tensor in model.parameters())
     for holder in dict.fromkeys(name.rpartition(".")[0] for name in blocks):
         names = [name for name, _ in modules[holder].named_children()]
         prefix = f"{holder}." if holder else ""
         if names != [str(index) for index in range(len(names))]:
             left[holder] = "the children of the list have names of their own, not numbers"
             continue
+        here: list[InsertionPoint] = []
         for index in range(len(names) + 1):
-            reasons = []
-            for like, follows in ((f"{prefix}{index - 1}", True), (f"{prefix}{index}", False)):
+            name, reasons = f"{prefix}{index}", []
+            for like, follows in ((f"{prefix}{index - 1}", True), (name, False)):
                 block = blocks.get(like)
                 if block is None:
                     continue
                 reason = block.behind if follows else block.before
                 if reason is None:
-                    name = f"{prefix}{index}"
                     point = InsertionPoint(name, holder, index, like, follows, block.outputs, block.removed)
-                    found.append(point)
+                    here.append(point)
                     break
                 reasons.append(f"{like}: {reason}")
             else:
                 if reasons:
-                    left[f"{prefix}{index}"] = "; ".join(reasons)
-    return InsertionPoints(tuple(found), left)
-
-
-def _insertable(model: nn.Module, inputs: Any, points: InsertionPoints) -> InsertionPoints:
-    """Without the lists that the network does not run through, but takes blocks from by number."""
-    if any(tensor.is_meta for tensor in model.parameters()):
-        return points
-    found, left = list(points.found), dict(points.left)
-    for holder in dict.fromkeys(point.holder for point in points.found):
-        last = [point for point in points.found if point.holder == holder][-1]
-        if reason := _refusal(model, inputs, last):
-            left |= {point.name: reason for point in points.found if point.holder == holder}
-            found = [point for point in found if point.holder != holder]
+                    left[name] = "; ".join(reasons)
+        # A network need not run through a list: it may take blocks from it by number.
+        if here and not is_meta and (refusal := _refusal(model, inputs, here[-1])):
+            left |= {point.name: refusal for point in here}
+        else:
+            found += here
     return InsertionPoints(tuple(found), left)
 
 

@@ -24,7 +24,6 @@ from theodolite.core.errors import UseError
 from theodolite.optimizers.planned import Planned
 from theodolite.surgery.edits import scaled_gains, scaled_weights
 from theodolite.surgery.fold_map import FoldMap, along, wide
-from theodolite.surgery.gains import GainReader
 from theodolite.surgery.proof import Edited
 from theodolite.surgery.vectors import GainVector, ScaledGain, ScaledWeight, joined
 
@@ -67,10 +66,8 @@ class ParamGroups:
             return
         name = next(name for name, one in canonical_parameters(self.model) if one is tensor)
         if not decays and group.get("weight_decay"):
-            kept = {
-                key: value for key, value in group.items() if key not in ("params", "param_names", "name")
-            }
-            options = {**kept, "weight_decay": 0.0}
+            options = {key: group[key] for key in group if key not in ("params", "param_names", "name")}
+            options["weight_decay"] = 0.0
             others = [
                 each
                 for each in self.optimizer.param_groups
@@ -104,12 +101,16 @@ class ParamGroups:
                 group["param_names"] = [names.get(id(tensor), name) for tensor, name in known]
 
     @contextmanager
-    def kept_on_failure(self) -> Iterator[None]:
-        """Restore groups and state if something is raised; no tensor in them may be written to."""
+    def updated(self) -> Iterator[None]:
+        """Update the names at the end, or restore groups and state if something is raised.
+
+        No tensor in them may be written to.
+        """
         groups = [dict(group) for group in self.optimizer.param_groups]
         state = {tensor: dict(held) for tensor, held in self.optimizer.state.items()}
         try:
             yield
+            self.rename()
         except BaseException:
             self.optimizer.param_groups[:] = groups
             self.optimizer.state.clear()
@@ -139,54 +140,47 @@ class CarriedState:
 
     def converted(self, done: Edited) -> None:
         """After `scale_vectors`."""
-        with self.groups.kept_on_failure():
-            self._convert(done)
-            self.groups.rename()
+        moved = {one.gain.name: one for one in done.maps}
+        with self.groups.updated():
+            for name, (_, how) in scaled_weights(self.model).items():
+                if name in self.before:  # otherwise it had its vectors before
+                    self._scale_weight(name, how, moved.get(how.gain))
+            for name, (_, own_gain) in scaled_gains(self.model).items():
+                if name in self.before:
+                    self._split_gain(self.before[name], own_gain)
+            for one in done.maps:
+                for gone in (one.gain.name, one.gain.shift):
+                    if gone is not None:
+                        self._drop(self.before[gone])
 
     def folded(self, done: Edited) -> None:
         """After `fold`."""
-        with self.groups.kept_on_failure():
-            self._fold(done)
-            self.groups.rename()
-
-    def _convert(self, done: Edited) -> None:
-        moved = {one.gain.name: one for one in done.maps}
-        for name, (_, how) in scaled_weights(self.model).items():
-            if name not in self.before:
-                continue  # it had its vectors before
-            weight = self.before[name]
-            gain = self.before[how.gain]
-            if how.gain in moved:
-                self._unscale(moved[how.gain], name, weight)
-            effective = self._moments(weight)
-            single = how.gain in moved and _reads_alone(moved[how.gain], how, gain)
-            for vector, moments in self._pulled(how, weight, effective).items():
-                own = self._moments(gain) if single and vector in how.inputs else moments
-                self._add(vector, own, like=weight, host=gain)
-            if how.inputs:
-                self._multiply(weight, how.inner([wide(one()) for one in how.inputs]))
-        for name, (_, own_gain) in scaled_gains(self.model).items():
-            if name in self.before:
-                self._split_gain(self.before[name], own_gain)
-        for one in done.maps:
-            for gone in (one.gain.name, one.gain.shift):
-                if gone is not None:
-                    self._drop(self.before[gone])
-
-    def _fold(self, done: Edited) -> None:
         after = dict(canonical_parameters(self.model))
         kept = {id(tensor) for tensor in after.values()}
         directions = {id(one) for name, one in self.before.items() if name.endswith(".direction")}
-        for one in done.maps:
-            gone = [self.before[name] for name in one.names if name in self.before]
-            gone = [tensor for tensor in gone if id(tensor) not in kept]
-            gone.sort(key=lambda tensor: id(tensor) in directions)
-            for reader in one.gain.readers:
-                self._unscale(one, reader.weight, after[reader.weight])
-            if one.takes_gain:
-                self._fold_norm(one, after, gone)
-            for tensor in gone:
-                self._drop(tensor)
+        with self.groups.updated():
+            for one in done.maps:
+                gone = [self.before[name] for name in one.names if name in self.before]
+                gone = [tensor for tensor in gone if id(tensor) not in kept]
+                gone.sort(key=lambda tensor: id(tensor) in directions)
+                for reader in one.gain.readers:
+                    self._unscale(one, reader.weight, after[reader.weight])
+                if one.takes_gain:
+                    self._fold_norm(one, after, gone)
+                for tensor in gone:
+                    self._drop(tensor)
+
+    def _scale_weight(self, name: str, how: ScaledWeight, moved: FoldMap | None) -> None:
+        """The moments of a weight and of its new scale vectors; `moved` if the gain became one of them."""
+        weight, gain = self.before[name], self.before[how.gain]
+        if moved is not None:
+            self._unscale(moved, name, weight)
+        single = moved is not None and _reads_alone(moved, how, gain)
+        for vector, moments in self._pulled(how, weight, self._moments(weight)).items():
+            own = self._moments(gain) if single and vector in how.inputs else moments
+            self._add(vector, own, like=weight, host=gain)
+        if how.inputs:
+            self._multiply(weight, how.spread([wide(one()) for one in how.inputs], how.shape.in_axis))
 
     def _fold_norm(self, one: FoldMap, after: Mapping[str, Tensor], gone: Sequence[Tensor]) -> None:
         """A gain that is one and a shift that is zero, where they are parameters."""
@@ -216,7 +210,8 @@ class CarriedState:
             of_bias = self._moments(self.before[reader.bias])
             for key, value in self._moments(weight).items():
                 if key in of_bias:
-                    rest = value - _by_output(of_bias[key], reader) * shift ** POWERS[key]
+                    by_output = reader.shape.spread(of_bias[key], reader.shape.out_axis)
+                    rest = value - by_output * shift ** POWERS[key]
                     if POWERS[key] == 2:  # an estimate, and Adam divides by it: never nothing
                         rest = torch.maximum(rest, 0.01 * value)
                     self._put(weight, key, rest)
@@ -252,7 +247,9 @@ class CarriedState:
             channels = torch.tensor(reader.channels, device=weight.device)
             others = [axis for axis in range(weight.dim()) if axis != reader.shape.in_axis]
             for key, value in self._moments(source).items():
-                term = wide(weight) ** POWERS[key] * (_by_output(value, reader) if of_shift else value)
+                if of_shift:
+                    value = reader.shape.spread(value, reader.shape.out_axis)
+                term = wide(weight) ** POWERS[key] * value
                 summed = torch.where(channels < 0, 0.0, term.sum(others))
                 total = found.setdefault(key, summed.new_zeros(after[one.gain.name].numel()))
                 total.index_add_(0, channels.clamp(min=0), summed)
@@ -264,11 +261,9 @@ class CarriedState:
             self._remember(vector.gain, moments, like=like)
             self.groups.join(vector.gain, [host])
             return
-        of_direction, of_magnitude = _split(
-            moments, vector.magnitude, vector.direction, vector.form, vector.dim
-        )
-        self._remember(vector.direction, of_direction, like=like)
-        self._remember(vector.magnitude, of_magnitude, like=like)
+        split = _split(moments, vector.magnitude, vector.direction, vector.form, vector.dim)
+        for tensor, own in zip((vector.direction, vector.magnitude), split, strict=True):
+            self._remember(tensor, own, like=like)
         self.groups.join(vector.direction, [host], decays=vector.form != "direction")
         self.groups.join(vector.magnitude, [host])
 
@@ -297,9 +292,9 @@ class CarriedState:
 
     def _remember(self, tensor: Tensor, moments: Moments, *, like: Tensor) -> None:
         """Give a tensor moments, with the count of steps of another tensor."""
-        held: dict[str, Any] = self.optimizer.state.get(like, {})
         if not moments:
             return
+        held: dict[str, Any] = self.optimizer.state[like]
         state = {key: value.clone() if isinstance(value, Tensor) else value for key, value in held.items()}
         for key, value in moments.items():
             state[key] = value.to(held[key].dtype).view_as(tensor).contiguous()
@@ -316,13 +311,6 @@ def _reads_alone(one: FoldMap, how: ScaledWeight, gain: Tensor) -> bool:
     (reader, *others) = one.gain.readers
     alone = not others and len(how.inputs) == 1 and not how.shape.stack
     return alone and reader.channels == tuple(range(gain.numel()))
-
-
-def _by_output(value: Tensor, reader: GainReader) -> Tensor:
-    """A bias by output of a weight, shaped to be multiplied with the weight."""
-    sizes = [1] * len(reader.shape.sizes)
-    sizes[reader.shape.out_axis] = -1
-    return value.view(sizes)
 
 
 def _split(

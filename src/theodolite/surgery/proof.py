@@ -120,12 +120,13 @@ def operate(
     model: nn.Module,
     inputs: Any,
     operation: str,
-    edit: Callable[[nn.Module, Edits], Edited],
+    edit: Callable[[nn.Module, Any, Edits], Edited],
     follow: Callable[[Edited], None] | None = None,
 ) -> Proof:
     """Edit the network in place and prove it; on failure the network is as it was.
 
-    `follow` updates what goes with the network, once the proof holds.
+    `edit` gets the network, the inputs and the record of its edits; `follow` updates what goes with the
+    network, once the proof holds.
 
     Raises:
         SurgeryError: if outputs or gradients differ by more than rounding.
@@ -139,10 +140,10 @@ def operate(
             "inputs, or weights that were not ruined"
         )
     with Edits().undone_on_failure() as edits:
-        done = edit(inner, edits)
+        done = edit(inner, inputs, edits)
         after = None if before is None else _respond_after(inner, inputs, operation, done.new)
         expected = {} if before is None or after is None else _expected(inner, before, after, done)
-        proof = compare(operation, inputs, before, after, expected, done.moved, done.left, done.said)
+        proof = compare(operation, inputs, before, after, expected, done)
         if not proof.holds:
             edits.undo()
             raise SurgeryError(
@@ -165,9 +166,7 @@ def compare(
     before: Response | None,
     after: Response | None,
     expected: Mapping[str, Tensor],
-    moved: tuple[str, ...],
-    left: Mapping[str, str],
-    said: str,
+    done: Edited,
 ) -> Proof:
     """The proof; `expected` holds the gradients that follow from the response after the edit."""
     outputs = gradients = None
@@ -178,7 +177,8 @@ def compare(
         gradients = _gradient_difference(before.gradients, expected, dtype)
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     on = ", ".join(f"{_name(leaf.dtype)} {tuple(leaf.shape)}" for leaf in leaves)
-    return Proof(operation, outputs, gradients, _name(dtype), on, TOLERANCE[dtype], moved, left, said)
+    measured = (outputs, gradients, _name(dtype), on, TOLERANCE[dtype])
+    return Proof(operation, *measured, done.moved, done.left, done.said)
 
 
 def _expected(model: nn.Module, before: Response, after: Response, done: Edited) -> dict[str, Tensor]:
@@ -305,17 +305,14 @@ def respond(model: nn.Module, inputs: Any, *, others: bool = False) -> Response 
         tensors = {name: state.get(id(one), one) for name, one in held.items()}
         found = [one for one in tensors_in(returned) if one.is_floating_point()]
         loss = sum((_combined(one, weighing) for one in found), torch.zeros(()))
-        wanted = [*tensors.values(), *(one for each in seen.values() for one in each)]
-        every = list(torch.autograd.grad(loss, wanted, allow_unused=True))
-    gradients = {
-        name: one for name, one in zip(tensors, every[: len(tensors)], strict=True) if one is not None
-    }
+        products = [(name, one) for name, each in seen.items() for one in each]
+        wanted = [*tensors.values(), *(one for _, one in products)]
+        every = torch.autograd.grad(loss, wanted, allow_unused=True)
+    gradients = {name: one for name, one in zip(tensors, every, strict=False) if one is not None}
     effective = dict(gradients)
-    rest = iter(every[len(tensors) :])
-    for name, each in seen.items():  # a weight may be computed several times in one pass
-        several = [one for one in [next(rest) for _ in each] if one is not None]
-        if several:
-            effective[name] = torch.stack(several).sum(0)
+    for (name, _), one in zip(products, every[len(tensors) :], strict=True):
+        if one is not None:  # a weight may be computed several times in one pass
+            effective[name] = effective[name] + one if name in effective else one
     outputs = tuple(one.detach() for one in found)
     return Response(outputs, _coarser(dtype, coarsest.dtype), gradients, effective)
 

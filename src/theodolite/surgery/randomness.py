@@ -23,14 +23,11 @@ from theodolite.core.building import seed_generators
 def remembered(model: nn.Module) -> Callable[[], None]:
     """A function that restores the current state of all generators, also of those that modules hold."""
     restores: list[Callable[[], object]] = [
-        partial(torch.set_rng_state, torch.get_rng_state()),
         partial(random.setstate, random.getstate()),
         partial(np.random.set_state, np.random.get_state()),
     ]
-    if torch.cuda.is_initialized():
-        for device in range(torch.cuda.device_count()):
-            restores.append(partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state(device), device))
-    for generator in _held(model):
+    on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    for generator in (torch.default_generator, *on_gpus, *_held(model)):
         if isinstance(generator, torch.Generator):
             restores.append(partial(generator.set_state, generator.get_state()))
         elif isinstance(generator, random.Random):

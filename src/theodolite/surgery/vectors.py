@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 Form = Literal["plain", "direction", "product", "exp"]
-FORMS: tuple[Form, ...] = get_args(Form)
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -138,37 +137,26 @@ class ScaledWeight(nn.Module):
     def scaled(self, weight: Tensor, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
         """The product with given vectors."""
         scaled = weight
-        if outputs:
-            scaled = scaled * self.outer(outputs)
-        if inputs:
-            scaled = scaled * self.inner(inputs)
+        for vectors, axis in ((outputs, self.shape.out_axis), (inputs, self.shape.in_axis)):
+            if vectors:
+                scaled = scaled * self.spread(vectors, axis)
         return scaled.to(weight.dtype)
 
-    def inner(self, inputs: Sequence[Tensor]) -> Tensor:
-        """γ of every entry of the weight, up to broadcasting."""
-        shape = self.shape
-        spread = [shape.spread(vector, shape.in_axis) for vector in inputs]
+    def spread(self, vectors: Sequence[Tensor], axis: int) -> Tensor:
+        """The factor on every entry of the weight, up to broadcasting, by its vectors along an axis."""
+        spread = [self.shape.spread(vector, axis) for vector in vectors]
         if len(spread) == 1:
             return spread[0]
-        pieces = []
-        for low, high, block in shape.ranges:
-            sizes = list(spread[block].shape)
-            sizes[shape.out_axis] = high - low
-            pieces.append(spread[block].expand(sizes))
-        return torch.cat(pieces, shape.out_axis)
-
-    def outer(self, outputs: Sequence[Tensor]) -> Tensor:
-        """b of every entry of the weight, up to broadcasting."""
-        shape = self.shape
-        spread = [shape.spread(vector, shape.out_axis) for vector in outputs]
-        if len(spread) == 1:
-            return spread[0]
-        taken = [0] * len(spread)
-        pieces = []
-        for low, high, block in shape.ranges:
-            pieces.append(spread[block].narrow(shape.out_axis, taken[block], high - low))
-            taken[block] += high - low
-        return torch.cat(pieces, shape.out_axis)
+        out_axis, taken, pieces = self.shape.out_axis, [0] * len(spread), []
+        for low, high, block in self.shape.ranges:
+            piece = spread[block]
+            if axis == out_axis:
+                piece = piece.narrow(axis, taken[block], high - low)
+                taken[block] += high - low
+            sizes = list(piece.shape)
+            sizes[out_axis] = high - low
+            pieces.append(piece.expand(sizes))
+        return torch.cat(pieces, out_axis)
 
 
 class ScaledGain(nn.Module):
