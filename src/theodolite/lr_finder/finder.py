@@ -24,6 +24,7 @@ from theodolite.core.progress import Progress, silent
 from theodolite.core.size import Size
 from theodolite.lr_finder.lr_range import LrCurve, LrRange, LrTrial, read_off
 from theodolite.lr_finder.subject import Make, Subject, check, subjects
+from theodolite.optimizers.planned import set_lr
 from theodolite.planning import Plan
 from theodolite.probes.steps.update import Snapshot, no_hooks
 from theodolite.workloads import Workload
@@ -250,11 +251,7 @@ class _Runner:
     def _run(self, rate: float) -> LrTrial:
         self._begin()
         for group, own in zip(self._subject.optimizer.param_groups, self._rates, strict=True):
-            lr = own * rate / self._subject.base
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+            set_lr(group, own * rate / self._subject.base)
         with untouched_randomness(self._seed):
             done = self._train()
         after = self._judged() if done else torch.full_like(self._before, math.inf)

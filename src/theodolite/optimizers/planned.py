@@ -7,14 +7,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.core.errors import UseError
 from theodolite.optimizers.saved_state import restored, shapes_of
 from theodolite.optimizers.spec import Make, find_optimizers
-from theodolite.optimizers.step_checks import check_step
+from theodolite.optimizers.step_checks import check_step, evaluated
 
 
 class BrokenRatiosWarning(UserWarning):
@@ -36,6 +35,7 @@ class Planned(Optimizer):
             rate in `optimizer.defaults`.
         check_gradients: refuse gradients that are not finite? A step waits for the device then.
 
+    >>> import torch
     >>> weight, bias = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     >>> slow = {"params": [weight], "param_names": ["w"], "rule": "sgd", "lr": 0.1, "planned_lr": 0.1}
     >>> fast = {"params": [bias], "param_names": ["b"], "rule": "adamw", "lr": 0.2, "planned_lr": 0.2}
@@ -82,9 +82,7 @@ class Planned(Optimizer):
         inner = list(self._inner.items())
         loss = None
         if closure is not None and len(inner) > 1:
-            with torch.enable_grad():
-                loss = closure()
-            closure = None
+            loss, closure = evaluated(closure), None
         if closure is None:
             self._check_gradients()
         if not self._warned:
@@ -237,6 +235,14 @@ class Planned(Optimizer):
             BrokenRatiosWarning,
             stacklevel=3,
         )
+
+
+def set_lr(group: dict[str, Any], lr: float) -> None:
+    """Set the learning rate of a group; a tensor keeps its place, as a captured graph reads it."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
 
 
 def _of(rule: str, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

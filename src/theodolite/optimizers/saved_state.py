@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.step_checks import names_of
-
-Group = dict[str, Any]
+from theodolite.optimizers.step_checks import Group, names_of
 
 OWN = ("params", "param_names", "name", "shapes", "rule", "axes", "rows")
 """Keys of a group that no saved state changes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,14 @@ FINITE = (*NOT_NEGATIVE, "r", "lr_max", "weight_sum", "weight_lr_power")
 """Options that must be finite; for others infinity may mean: no bound."""
 ROUNDED_OFF = 1e-12
 """A schedule that ends at 0 may go below it by rounding."""
+
+
+def evaluated(closure: Callable[[], float] | None) -> float | None:
+    """Call the closure of a step, if there is one, with gradients enabled."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 class NonFiniteError(UseError, FloatingPointError):
@@ -112,11 +120,6 @@ def refuse_sparse(optimizer: str, groups: Sequence[Group]) -> None:
 def names_of(group: Group) -> list[str]:
     """The names of a group's parameters, or their indices."""
     return list(group.get("param_names") or (f"parameter {place}" for place in range(len(group["params"]))))
-
-
-def name_of(group: Group, param: Tensor) -> str:
-    """The name of a parameter of a group."""
-    return names_of(group)[[id(one) for one in group["params"]].index(id(param))]
 
 
 def _refuse_odd_numbers(groups: Sequence[Group]) -> None:
