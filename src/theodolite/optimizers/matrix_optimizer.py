@@ -49,6 +49,7 @@ class MatrixOptimizer(Optimizer):
         check_step(
             self.param_groups,
             {type(self).__name__: self.param_groups},
+            defaults=lambda group: self.defaults,
             squared=self.param_groups if self._keeps_squares else (),
             look=self.check_gradients,
             over=[] if self._replicas is None else [self._replicas.group],

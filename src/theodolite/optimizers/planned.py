@@ -190,6 +190,7 @@ class Planned(Optimizer):
         check_step(
             self.param_groups,
             {rule: _of(rule, self.param_groups) for rule in self._inner if rule not in sparse},
+            defaults=lambda group: self._inner[group["rule"]].defaults,
             squared=[group for group in self.param_groups if group["rule"] in squared],
             look=self._refuses,
             over=[replicas.group for replicas in shared if replicas is not None],

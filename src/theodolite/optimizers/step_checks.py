@@ -15,10 +15,6 @@ from theodolite.optimizers.sharding import local, mesh_groups
 
 Group = dict[str, Any]
 
-NOT_NEGATIVE = ("lr", "weight_decay", "momentum", "betas", "eps", "matrix_eps", "radius", "planned_lr")
-"""Options that must not be negative."""
-FINITE = (*NOT_NEGATIVE, "r", "lr_max", "weight_sum", "weight_lr_power")
-"""Options that must be finite; for others infinity may mean: no bound."""
 ROUNDED_OFF = 1e-12
 """A schedule that ends at 0 may go below it by rounding."""
 
@@ -40,6 +36,7 @@ def check_step(
     groups: Sequence[Group],
     dense: Mapping[str, Sequence[Group]],
     *,
+    defaults: Callable[[Group], Mapping[str, Any]] = lambda group: {},
     squared: Sequence[Group] = (),
     look: bool = True,
     over: Sequence[Any] = (),
@@ -53,6 +50,7 @@ def check_step(
     Args:
         groups: all groups of the step.
         dense: by name of the optimizer, groups whose gradients must not be sparse.
+        defaults: of a group's optimizer. A default of inf means: no bound; a negative one: any sign.
         squared: groups whose optimizer keeps squares of gradients, which must be finite too: an infinite
             square stays in a moving average for good, and its weight never moves again.
         look: check gradients? If not, processes do not agree either.
@@ -60,7 +58,7 @@ def check_step(
     """
     error = None
     try:
-        _refuse_odd_numbers(groups)
+        _refuse_odd_numbers(groups, defaults)
         for optimizer, some in dense.items():
             refuse_sparse(optimizer, some)
     except UseError as found:
@@ -122,19 +120,22 @@ def names_of(group: Group) -> list[str]:
     return list(group.get("param_names") or (f"parameter {place}" for place in range(len(group["params"]))))
 
 
-def _refuse_odd_numbers(groups: Sequence[Group]) -> None:
-    """Raise, with the group and the value, if an option is nan, infinite or negative.
+def _refuse_odd_numbers(groups: Sequence[Group], defaults: Callable[[Group], Mapping[str, Any]]) -> None:
+    """Raise, with the group and the value, if an option is nan, or infinite or negative where its default
+    is not.
 
     A learning rate that is a tensor on an accelerator is not read: that would wait for the device.
     """
     if torch.compiler.is_compiling():
         return
     for place, group in enumerate(groups):
+        usual = defaults(group)
         for option, value in group.items():
             if option in ("params", "param_names"):
                 continue
-            lowest = -ROUNDED_OFF if option in NOT_NEGATIVE else -math.inf
-            highest = sys.float_info.max if option in FINITE else math.inf
+            default = list(_numbers(usual.get(option.removeprefix("planned_"), (-math.inf, math.inf))))
+            lowest = -ROUNDED_OFF if min(default, default=0.0) >= 0 else -math.inf
+            highest = sys.float_info.max if max(default, default=0.0) < math.inf else math.inf
             if not all(max(lowest, -highest) <= one <= highest for one in _numbers(value)):
                 name = next(iter(names_of(group)), "empty")
                 raise UseError(
