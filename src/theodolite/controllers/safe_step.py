@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,9 +24,8 @@ from theodolite.present.result import Block, Result
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.steps.direction import norm
 from theodolite.probes.steps.radius import RowBounds, least_of_all
-from theodolite.probes.steps.update import Snapshot, parameter_names, take
+from theodolite.probes.steps.update import Closure, Snapshot, parameter_names, take
 
-Closure = Callable[[], Any]
 _KEY = "safe_step"
 
 

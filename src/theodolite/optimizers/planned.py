@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -213,20 +212,17 @@ class Planned(Optimizer):
             raise UseError("a group of a planned optimizer needs lists params and param_names of one length")
 
     def _check_ratios(self) -> None:
-        factors = []
-        for group in self.param_groups:
-            if isinstance(group["lr"], Tensor):
-                return  # reading it would wait for the device
-            # A group that was planned not to move has no ratio to the others.
-            factors.append(group["lr"] / group["planned_lr"] if group["planned_lr"] else math.nan)
-        known = [factor for factor in factors if not math.isnan(factor)]
-        if not known:
+        def factor(group: dict[str, Any]) -> float:
+            return float(group["lr"] / group["planned_lr"])
+
+        # Reading a tensor would wait for the device; a group that was planned not to move has no ratio.
+        moving = [group for group in self.param_groups if group["planned_lr"]]
+        if not moving or any(isinstance(group["lr"], Tensor) for group in self.param_groups):
             return
-        low, high = min(known), max(known)
-        if high - low <= 1e-6 * abs(high):
+        slow, fast = min(moving, key=factor), max(moving, key=factor)
+        if factor(fast) - factor(slow) <= 1e-6 * abs(factor(fast)):
             return
         self._warned = True
-        slow, fast = self.param_groups[factors.index(low)], self.param_groups[factors.index(high)]
         warnings.warn(
             f"TH205: learning rates no longer have the plan's ratios. {slow['param_names'][0]} and "
             f"{fast['param_names'][0]} were planned at {slow['planned_lr']:.4g} and {fast['planned_lr']:.4g} "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
 from theodolite.optimizers.sharding import local, mesh_groups
@@ -67,8 +67,10 @@ def check_step(
     if look and params and not _is_captured(params[0]):
         over = (*mesh_groups(params), *over)
         grads = [_values(param.grad) for param in params]
+        # Norms take one kernel for many tensors; nan and inf remain in that of all.
+        norm = float(nn.utils.get_total_norm(grads))
         # 0: an entry is not finite; 1: a sum of squares is not, which is rare; 2: all are finite.
-        level = 2 if _norms_are_finite(grads) else int(all(bool(grad.isfinite().all()) for grad in grads))
+        level = 2 if math.isfinite(norm) else int(all(bool(grad.isfinite().all()) for grad in grads))
         level = _agreed(-1 if error is not None else level, params, over)
         if error is None:
             _refuse(level, groups)
@@ -150,15 +152,6 @@ def _numbers(value: Any) -> Iterator[float]:
         scalar = isinstance(one, Tensor) and one.numel() == 1 and one.device.type == "cpu"
         if scalar or isinstance(one, float):
             yield float(one)
-
-
-def _norms_are_finite(grads: Sequence[Tensor]) -> bool:
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for grad in grads:
-        by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
-    # Norms take one kernel for many tensors; nan and inf remain in their sum.
-    sums = [torch.stack(list(torch._foreach_norm(some))).sum() for some in by_kind.values()]
-    return all(math.isfinite(float(one)) for one in sums)
 
 
 def _agreed(level: int, params: Sequence[Tensor], over: Sequence[Any]) -> int:
