@@ -290,7 +290,7 @@ def test_what_cannot_be_used_is_refused_by_name():
         find_lr(small(), batches=data)
     with pytest.raises(UseError, match="each seed of a workload builds its own"):
         find_lr(small(), optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
-    with pytest.raises(UseError, match="that the model does not have"):
+    with pytest.raises(UseError, match="none of the model's"):
         find_lr(model, loss, data, optimizer=torch.optim.SGD(network(8).parameters(), lr=1.0))
     with pytest.raises(UseError, match="their ratios are kept"):
         find_lr(model, loss, data, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))

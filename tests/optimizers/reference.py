@@ -50,6 +50,10 @@ class Reference:
     and its Frobenius norm."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """With which the optimizer is the one written out."""
+    numbers: Mapping[str, tuple[Any, Any, Any]] = field(default_factory=dict)
+    """Values for three models, of options for many models that `test_vectorised.NUMBERS` does not have."""
+    is_continuous: bool = True
+    """False if rounding errors grow to the size of a step."""
     absorbable: Step | None = None
     """A step that absorbs multipliers exactly, if the one of the paper does so only in a limit."""
     matters: frozenset[str] = frozenset(["std", "lr", "weight_decay", "eps", "extent"])

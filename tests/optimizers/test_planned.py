@@ -267,6 +267,45 @@ def test_a_number_that_is_none_is_refused_before_anything_moves(option: str, val
     assert _same(before, [param.detach() for param in network.parameters()])
 
 
+class Odd(torch.optim.SGD):
+    """With options whose defaults are of all kinds."""
+
+    def __init__(self, params: Any, bound: float = math.inf, power: float = -0.5, share: float = 0.5) -> None:
+        super().__init__(params, lr=0.1)
+        self.defaults |= {"bound": bound, "power": power, "share": share}
+        self.param_groups[0].update(bound=bound, power=power, share=share)
+
+
+@pytest.mark.parametrize(
+    "option, value, is_refused",
+    [
+        ("bound", math.inf, False),
+        ("bound", math.nan, True),
+        ("power", -2.0, False),
+        ("power", -math.inf, True),
+        ("share", -1.0, True),
+        ("share", math.inf, True),
+        ("planned_lr", -1.0, True),
+        ("own", math.inf, False),
+    ],
+)
+def test_an_option_is_infinite_or_negative_only_where_its_default_is(
+    option: str, value: float, is_refused: bool
+) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = Planned([{"params": [weight], "param_names": ["w"], "rule": "odd"}], {"odd": Odd})
+    optimizer.step()
+    before = weight.detach().clone()
+    optimizer.param_groups[0][option] = value
+    if is_refused:
+        with pytest.raises(UseError, match=f"{option} of group 0"):
+            optimizer.step()
+    else:
+        optimizer.step()
+    assert torch.equal(weight, before) == is_refused
+
+
 def test_a_gradient_whose_square_overflows_is_refused_where_squares_are_kept() -> None:
     network = model()
     optimizer = plan_for("adamw").optimizer(network)

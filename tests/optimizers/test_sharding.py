@@ -21,9 +21,10 @@ def test_two_processes_move_as_one_does_with_few_collectives(
 
 
 def test_work_is_shared_out_so_that_nobody_has_much_more() -> None:
-    owners = shared_out([8.0, 7.0, 6.0, 5.0, 4.0, 1.0], 3)
-    loads = [sum(c for c, o in zip([8.0, 7, 6, 5, 4, 1], owners, strict=True) if o == r) for r in range(3)]
-    assert sorted(loads) == [9.0, 11.0, 11.0]
+    costs = [8.0, 7.0, 6.0, 5.0, 4.0, 1.0]
+    owned = shared_out(costs, 3)
+    assert sorted(sum(costs[place] for place in places) for places in owned) == [9.0, 11.0, 11.0]
+    assert sorted(place for places in owned for place in places) == list(range(6))
 
 
 def test_what_is_no_replica_is_refused() -> None:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.optimizers.spec import Slot
 
+from .reference import references
+
 STEPS, MODELS, SHAPE = 6, 3, (5, 4)
 LR, DECAY = (0.1, 0.02, 0.003), (0.0, 0.1, 0.5)
 NUMBERS: dict[str, tuple[Any, ...]] = {
@@ -85,7 +87,8 @@ def alone(name: str, numbers: dict[str, tuple[Any, ...]], layout: dict[str, Any]
 def test_many_models_move_as_each_does_alone(name: str, layout: dict[str, Any]) -> None:
     if OPTIMIZERS[name].source == "pytorch_optimizer":
         pytest.importorskip("pytorch_optimizer")
-    numbers = {key: NUMBERS[key] for key in VECTORISED[name].numbers}
+    known = {**NUMBERS, **references()[name].numbers}
+    numbers = {key: known[key] for key in VECTORISED[name].numbers}
     expected = alone(name, numbers, layout)
     torch.testing.assert_close(together(name, numbers, layout), expected, rtol=1e-10, atol=1e-10)
     assert (expected - drawn()[0]).abs().max() > 0.01

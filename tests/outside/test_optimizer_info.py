@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import pickle
 import sys
 import types
@@ -23,8 +24,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers import Muon, SpectralSphere, borrowed
-from theodolite.optimizers.hyperball import AdamH, MuonH
+from theodolite.optimizers import OPTIMIZERS, borrowed
 
 if "expecttest" not in sys.modules:  # which torch's table imports and never uses
     try:
@@ -61,13 +61,27 @@ def _inputs(*given: dict[str, Any], decays: bool = True) -> Callable[..., list[A
     ]
 
 
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"betas": (0.8, 0.9)},
+    {"momentum": 0.8, "nesterov": False},
+    {"scale": "rms"},
+    {"steps": 6},
+    {"radius": 0.5},
+)
+"""Options to try where a class has them."""
+
+
+def _decays(optimizer: Any) -> bool:
+    return "weight_decay" in inspect.signature(optimizer).parameters
+
+
 def _infos() -> list[Any]:
-    ours = {
-        Muon: _inputs({"momentum": 0.8, "nesterov": False}, {"scale": "rms", "steps": 6}),
-        SpectralSphere: _inputs({"momentum": 0.8, "nesterov": False}, {"radius": 0.5}),
-        AdamH: _inputs({"betas": (0.8, 0.9)}, decays=False),
-        MuonH: _inputs({"momentum": 0.8, "nesterov": False}, {"steps": 6}, decays=False),
-    }
+    ours: dict[Any, Any] = {}
+    for spec in OPTIMIZERS.values():
+        if spec.source == "theodolite":
+            known = inspect.signature(spec.implementation).parameters
+            given = [one for one in VARIANTS if one.keys() <= known.keys()]
+            ours[spec.implementation] = _inputs(*given, decays=spec.decays)
     with contextlib.suppress(UseError):  # pytorch_optimizer may be missing
         ours[borrowed.SOAP] = _inputs({"precondition_frequency": 1}, {"betas": (0.8, 0.9)})
         ours[borrowed.DiffGrad] = _inputs({"foreach": False}, {"ams_bound": True})
@@ -159,7 +173,7 @@ def test_zero_gradients_move_nothing_without_decay(optimizer: Any, kwargs: dict[
     if "weight_decay" in kwargs or "radius" in kwargs:
         pytest.skip("decays, or goes to its sphere")
     params = _params()
-    still = {} if optimizer in (AdamH, MuonH) else {"weight_decay": 0.0}
+    still = {"weight_decay": 0.0} if _decays(optimizer) else {}
     one = optimizer(params, **still, **copy.deepcopy(kwargs))
     for _ in range(3):
         for param in params:
@@ -171,7 +185,7 @@ def test_zero_gradients_move_nothing_without_decay(optimizer: Any, kwargs: dict[
 @pytest.mark.parametrize("info", ONCE)
 def test_groups_have_their_own_options(info: Any) -> None:
     apart, together = _params(), _params()
-    own = {"eps": 0.3} if info.optim_cls in (AdamH, MuonH) else {"weight_decay": 0.3}
+    own = {"weight_decay": 0.3} if _decays(info.optim_cls) else {"eps": 0.3}
     options = ({"lr": 0.01, **own}, {"lr": 0.05, **dict.fromkeys(own, 0.0)})
     ones = [info.optim_cls([param], **own) for param, own in zip(apart, options, strict=True)]
     both = info.optim_cls([{"params": [together[0]], **options[0]}, {"params": [together[1]]}], **options[1])

@@ -18,17 +18,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from theodolite.anatomy.names import canonical_parameters
 from theodolite.core.arguments import positive, whole
 from theodolite.core.batches import Batches
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.replicas import on_all_ranks
+from theodolite.optimizers.planned import set_lr
 from theodolite.probes.curvature.operator import hessian
+from theodolite.probes.steps.update import parameter_names
 
 CAP = 5.0
 """The largest learning rate, in flat regions; the paper's."""
@@ -73,7 +74,7 @@ class DriftAdjusted:
         self.optimizer, self._model, self._loss = optimizer, model, loss
         self.power, self.cap = positive("power", power), positive("cap", cap)
         self.every = whole("every", every, least=1)
-        _trained(optimizer, model)
+        parameter_names(optimizer, model)
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.lr = positive("the largest learning rate", max(rates))
         """Of the group with the largest."""
@@ -103,10 +104,7 @@ class DriftAdjusted:
             self.lr = min(self.cap, 2 / bent) if bent > 0 else self.cap
         self.calls += 1
         for group, rate in zip(self.optimizer.param_groups, self.get_last_lr(), strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            set_lr(group, rate)
 
     def get_last_lr(self) -> list[float]:
         """The learning rate of each group."""
@@ -139,7 +137,8 @@ class DriftAdjusted:
         self.curvature = math.nan if state_dict["curvature"] is None else state_dict["curvature"]
 
     def _measured(self, batch: Batches) -> float:
-        names = _trained(self.optimizer, self._model)
+        own = parameter_names(self.optimizer, self._model)
+        names = [name for tensor, name in own.items() if tensor.requires_grad]
         if not names:
             raise UseError(
                 "no parameter of the optimizer requires a gradient. Set requires_grad on those to train"
@@ -157,16 +156,3 @@ class DriftAdjusted:
                 "batch and the weights"
             )
         return bent
-
-
-def _trained(optimizer: Optimizer, model: nn.Module) -> list[str]:
-    """The names of the optimizer's parameters that require a gradient."""
-    own = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    named = list(canonical_parameters(model))
-    strange = own - {id(tensor) for _, tensor in named}
-    if strange:
-        raise UseError(
-            f"{len(strange)} of the {len(own)} tensors of the optimizer are not parameters of the model: "
-            "give the model that the optimizer was made for"
-        )
-    return [name for name, tensor in named if id(tensor) in own and tensor.requires_grad]

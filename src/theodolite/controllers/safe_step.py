@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,14 +18,14 @@ from theodolite.core.calling import Loss, described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.replicas import together
-from theodolite.optimizers import OPTIMIZERS, NonFiniteError, Planned
+from theodolite.optimizers import OPTIMIZERS, Planned
+from theodolite.optimizers.step_checks import check_step
 from theodolite.present.result import Block, Result
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.steps.direction import norm
 from theodolite.probes.steps.radius import RowBounds, least_of_all
-from theodolite.probes.steps.update import Snapshot, parameter_names, take
+from theodolite.probes.steps.update import Closure, Snapshot, parameter_names, take
 
-Closure = Callable[[], Any]
 _KEY = "safe_step"
 
 
@@ -190,7 +190,7 @@ class SafeStep(Optimizer):
         objective = Objective(self._model, self._bounds.loss, batch, parameters=names)
         self._bounds.check(objective)
         if closure is None:
-            self._refuse_nonsense()
+            check_step([{"params": list(self._names), "param_names": list(self._names.values())}], {})
         return objective
 
     @torch.no_grad()
@@ -205,7 +205,16 @@ class SafeStep(Optimizer):
                 parameter.add_(tried.update[name], alpha=share)
             else:
                 parameter.copy_(tried.ends[parameter])
-        self._count(tried.length, share, tried.radius is not None)
+        measured = tried.radius is not None
+        r = tried.length / self._radius if measured else 0.0
+        self.report = replace(
+            self.report,
+            steps=self.report.steps + 1,
+            measured=self.report.measured + measured,
+            acted=self.report.acted + (share < 1),
+            largest_before=max(self.report.largest_before, r),
+            largest_after=max(self.report.largest_after, r * share),
+        )
         return tried.returned
 
     def _tried(self, objective: Objective, before: Snapshot, closure: Closure | None) -> _Tried:
@@ -228,29 +237,6 @@ class SafeStep(Optimizer):
             unit = {name: (tensor.double() / length).to(tensor.dtype) for name, tensor in update.items()}
             radius = self._bounds.least(objective, unit)
         return _Tried(returned, ends, update, length, radius)
-
-    def _count(self, length: float, share: float, measured: bool) -> None:
-        before = length / self._radius if measured else 0.0
-        self.report = replace(
-            self.report,
-            steps=self.report.steps + 1,
-            measured=self.report.measured + measured,
-            acted=self.report.acted + (share < 1),
-            largest_before=max(self.report.largest_before, before),
-            largest_after=max(self.report.largest_after, before * share),
-        )
-
-    def _refuse_nonsense(self) -> None:
-        grads = {name: one.grad for one, name in self._names.items() if one.grad is not None}
-        dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads.values()]
-        if not dense or math.isfinite(norm(dict(enumerate(dense)))):  # type: ignore[arg-type]
-            return
-        for name, grad in zip(grads, dense, strict=True):
-            if not bool(grad.isfinite().all()):
-                raise NonFiniteError(
-                    f"the gradient of {name} is not finite, so no step was made. Check the batch and the "
-                    "learning rate; with a scaled loss scaler.step(safe, batch) skips such steps"
-                )
 
 
 @dataclass(frozen=True)
@@ -293,9 +279,9 @@ def _refuse_averages(optimizer: Optimizer) -> None:
 
 def _refuse_mixtures(names: dict[Tensor, str]) -> None:
     kinds = {name: f"{tensor.dtype} on {tensor.device}" for tensor, name in names.items()}
-    first = next(iter(kinds), None)
+    first = next(iter(kinds), "")
     for name, kind in kinds.items():
-        if first is not None and kind != kinds[first]:
+        if kind != kinds[first]:
             raise UseError(
                 f"{first} is {kinds[first]} and {name} {kind}: SafeStep measures in one dtype on one device. "
                 "Keep all trained weights in one, and compute in another under torch.autocast"

@@ -308,6 +308,10 @@ def solve(
     start = norm = float(gradient.norm())
     radius, rounding = start / shift, 8 * torch.finfo(gradient.dtype).eps
     direction = residual.clone()
+
+    def ended(step: Tensor, products: int, end: End) -> Solution:
+        return Solution(step, float(residual.norm()) / start, products, end)
+
     for products in range(1, most_products + 1):
         applied = product(direction) + shift * direction
         curvature = float(torch.dot(direction, applied))
@@ -317,21 +321,19 @@ def solve(
                 "weights for very large numbers"
             )
         if curvature <= 0:
-            return _ended(
-                _to_sphere(step, direction, radius), residual, start, products, "negative curvature"
-            )
+            return ended(_to_sphere(step, direction, radius), products, "negative curvature")
         length = norm**2 / curvature
         moved = step + length * direction
         reached = float(moved.norm())
         # Up to rounding.
         if reached > radius * (1 + 1e-5):
-            return _ended(_to_sphere(step, direction, radius), residual, start, products, "at the radius")
+            return ended(_to_sphere(step, direction, radius), products, "at the radius")
         step, residual = moved, residual - length * applied
         before, norm = norm, float(residual.norm())
         if norm <= max(min(rtol * start, shift * reached), rounding * start):
-            return _ended(step, residual, start, products, "converged")
+            return ended(step, products, "converged")
         direction = residual + (norm / before) ** 2 * direction
-    return _ended(step, residual, start, most_products, "most products")
+    return ended(step, most_products, "most products")
 
 
 def _evaluated(objective: Objective, weights: Mapping[str, Tensor]) -> tuple[float, Tensor]:
@@ -359,10 +361,6 @@ def _own_evaluated(objective: Objective, weights: Mapping[str, Tensor]) -> tuple
 def _refuse_not_finite(what: str, tensors: Mapping[str, Tensor], fix: str) -> None:
     if bad := not_finite(tensors):
         raise UseError(f"{what}{bad[0]} is not finite, so no step was made. {fix}")
-
-
-def _ended(step: Tensor, residual: Tensor, start: float, products: int, end: End) -> Solution:
-    return Solution(step, float(residual.norm()) / start, products, end)
 
 
 def _to_sphere(step: Tensor, direction: Tensor, radius: float) -> Tensor:

@@ -20,10 +20,12 @@ from theodolite.core.building import check_device, one_thread, untouched_randomn
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.finite import not_finite
 from theodolite.core.progress import Progress, silent
 from theodolite.core.size import Size
 from theodolite.lr_finder.lr_range import LrCurve, LrRange, LrTrial, read_off
 from theodolite.lr_finder.subject import Make, Subject, check, subjects
+from theodolite.optimizers.planned import set_lr
 from theodolite.planning import Plan
 from theodolite.probes.steps.update import Snapshot, no_hooks
 from theodolite.workloads import Workload
@@ -250,11 +252,7 @@ class _Runner:
     def _run(self, rate: float) -> LrTrial:
         self._begin()
         for group, own in zip(self._subject.optimizer.param_groups, self._rates, strict=True):
-            lr = own * rate / self._subject.base
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+            set_lr(group, own * rate / self._subject.base)
         with untouched_randomness(self._seed):
             done = self._train()
         after = self._judged() if done else torch.full_like(self._before, math.inf)
@@ -310,17 +308,16 @@ class _Runner:
     def _refuse_bad_start(self) -> None:
         """Raise if a tensor, its gradient or the loss is not finite at the start."""
         tensors = dict(canonical_parameters(self._subject.model))
-        for name, tensor in tensors.items():
-            if not tensor.detach().isfinite().all():
-                raise UseError(f"{name} is not finite before the first step. Initialise it, or load it anew")
+        if bad := not_finite(tensors):
+            raise UseError(f"{bad[0]} is not finite before the first step. Initialise it, or load it anew")
         with untouched_randomness(self._seed):
             loss = self._backward(0)
-        for name, tensor in tensors.items():
-            if tensor.grad is not None and not _entries(tensor.grad).isfinite().all():
-                raise UseError(
-                    f"the gradient of {name} is not finite before the first step (the loss is "
-                    f"{float(loss):.4g}). Check the model, the batch and the loss"
-                )
+        grads = {name: one.grad for name, one in tensors.items() if one.grad is not None}
+        if bad := not_finite({name: _entries(grad) for name, grad in grads.items()}):
+            raise UseError(
+                f"the gradient of {bad[0]} is not finite before the first step (the loss is "
+                f"{float(loss):.4g}). Check the model, the batch and the loss"
+            )
         if not loss.isfinite():
             raise UseError(
                 f"the loss is {float(loss)} before the first step. Check the model, the batch and the loss"

@@ -106,17 +106,17 @@ class LrRange(Result):
     """The rate that the groups' own rates stand for: the plan's, or the highest of them."""
     groups: Mapping[str, float]
     """The given learning rates, by group."""
-    low: float | None
+    low: float | None = None
     """The lowest rate that makes a tenth of the greatest progress, for every seed; None if none does."""
-    high: float | None
+    high: float | None = None
     """The highest rate below the first that raises the loss, the lowest of all seeds."""
-    best: float | None
+    best: float | None = None
     """Where the loss after these steps is lowest: the geometric mean over seeds."""
-    spread: tuple[float, float] | None
+    spread: tuple[float, float] | None = None
     """The lowest and the highest best rate of a seed."""
-    found: bool
+    found: bool = False
     """Are both ends inside the rates that were tried?"""
-    status: str
+    status: str = ""
     """If not, why, and what to do."""
 
     @property
@@ -249,8 +249,7 @@ def read_off(
     """The interval that all seeds agree on, or the reason why there is none."""
 
     def none(status: str) -> LrRange:
-        nothing = (None, None, None, None, False)
-        return LrRange(name, optimizer, steps, tuple(curves), base, dict(groups), *nothing, status)
+        return LrRange(name, optimizer, steps, tuple(curves), base, dict(groups), status=status)
 
     first, last = (sorted({trial.rate for trial in curves[0].trials})[at] for at in (0, -1))
     highs = [curve.high for curve in curves if curve.high is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
-from theodolite.anatomy.names import canonical_parameters
 from theodolite.core.batches import Batch, Batches, device_of, on_device
 from theodolite.core.building import build_model, in_one_line, untouched_randomness
 from theodolite.core.calling import Loss, described, evaluate
@@ -24,6 +22,7 @@ from theodolite.core.examples import each_batch
 from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.planning import Plan, plan
+from theodolite.probes.steps.update import parameter_names, required_arguments
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 
@@ -60,11 +59,11 @@ class Subject:
     @property
     def groups(self) -> dict[str, float]:
         """The learning rate of each group with tensors, under the name of its first tensor."""
-        names = {id(tensor): name for name, tensor in canonical_parameters(self.model)}
+        names = parameter_names(self.optimizer, self.model)
         found = {}
         for group in _filled(self.optimizer):
-            first, *others = (names.get(id(tensor), "?") for tensor in group["params"])
-            label = f"{first} and {len(others)} more" if others else first
+            first, *others = group["params"]
+            label = f"{names[first]} and {len(others)} more" if others else names[first]
             found[label] = float(group["lr"])
         return found
 
@@ -109,46 +108,14 @@ def subjects(
 def check(subject: Subject) -> None:
     """Refuse models and optimizers that no learning rate can be found for."""
     optimizer = subject.optimizer
-    _refuse_replicas(subject.model)
-    _refuse_needy(optimizer)
-    own = {id(tensor) for tensor in subject.model.parameters()}
-    for group in optimizer.param_groups:
-        for tensor in group["params"]:
-            if id(tensor) not in own:
-                raise UseError(
-                    f"the optimizer trains a tensor of shape {tuple(tensor.shape)} that the model does not "
-                    "have. Make it from this model's parameters"
-                )
-    rates = [float(group["lr"]) for group in _filled(optimizer)]
-    if not rates:
-        raise UseError("the optimizer's groups hold no tensor. Make it from this model's parameters")
-    if not all(map(math.isfinite, rates)) or min(rates) < 0 or max(rates) == 0:
-        raise UseError(
-            f"the learning rates of the optimizer's groups are {', '.join(f'{rate:g}' for rate in rates)}: "
-            "their ratios are kept, so give each group a positive one"
-        )
-
-
-def _refuse_replicas(model: nn.Module) -> None:
-    for name, module in model.named_modules():
+    for name, module in subject.model.named_modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise UseError(
                 f"{name or 'the model'} is a DistributedDataParallel: its processes see other batches, so "
                 "they would make different numbers of steps and wait for one another. Give the module inside "
                 "(model.module), in one process, with an optimizer of its own or of the same tensors"
             )
-
-
-def _refuse_needy(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose step needs arguments."""
-    # Of the class: schedulers wrap the step of the object.
-    _, *taken = inspect.signature(type(optimizer).step).parameters.values()
-    needed = [
-        each.name
-        for each in taken
-        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
-    kind = type(optimizer).__name__
+    kind, needed = type(optimizer).__name__, required_arguments(optimizer)
     if needed == ["closure"]:
         raise UseError(
             f"{kind} calls the loss several times in a step and sets its own step lengths, so it has no "
@@ -158,6 +125,15 @@ def _refuse_needy(optimizer: Optimizer) -> None:
         raise UseError(
             f"a step of {kind} needs {' and '.join(needed)}, which is not given here. Give an optimizer "
             "whose step needs no arguments: for a SafeStep the one inside, safe.optimizer"
+        )
+    parameter_names(optimizer, subject.model)
+    rates = [float(group["lr"]) for group in _filled(optimizer)]
+    if not rates:
+        raise UseError("the optimizer's groups hold no tensor. Make it from this model's parameters")
+    if not all(map(math.isfinite, rates)) or min(rates) < 0 or max(rates) == 0:
+        raise UseError(
+            f"the learning rates of the optimizer's groups are {', '.join(f'{rate:g}' for rate in rates)}: "
+            "their ratios are kept, so give each group a positive one"
         )
 
 

@@ -20,9 +20,7 @@ from torch.optim import Optimizer
 
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import outside_autocast
-from theodolite.optimizers.step_checks import names_of, refuse_sparse
-
-Group = dict[str, Any]
+from theodolite.optimizers.step_checks import Group, evaluated, names_of, refuse_sparse
 
 NEGATED = {"maximize": "pytorch_optimizer negates the gradients in place; minimise the negative instead"}
 """Why an option of all of them is refused."""
@@ -43,10 +41,7 @@ class ByAge(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of every tensor that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         cohorts = [pair for group in self.param_groups for pair in self._cohorts(group)]
         if not cohorts:
             return loss

@@ -19,6 +19,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -28,32 +29,21 @@ from torch import Tensor
 
 from theodolite.anatomy.part import Part
 from theodolite.core.errors import UseError
-from theodolite.core.exclusive import outside_autocast
 from theodolite.optimizers.adam import adam_update
 from theodolite.optimizers.condition import Ratios, deviation
-from theodolite.optimizers.matrices import LINEAR, Axes, MatrixLayout, Rows
-from theodolite.optimizers.matrix_optimizer import (
-    Group,
-    MatrixOptimizer,
-    Moving,
-    averaged,
-    kept_locally,
-    local_gradients,
-)
-from theodolite.optimizers.matrix_step import ParamStep, orthogonalised
-from theodolite.optimizers.muon import muon_average, stacked_layout, stacked_orthogonal
+from theodolite.optimizers.matrices import LINEAR, Axes, Rows
+from theodolite.optimizers.matrix_optimizer import Moving, SphereOptimizer, kept_locally, local_gradients
+from theodolite.optimizers.matrix_step import orthogonalised
+from theodolite.optimizers.muon import for_matrices, muon_average, stacked_layout, stacked_orthogonal
 from theodolite.optimizers.orthogonal import normalised
 from theodolite.optimizers.scaling import GRADIENT_ENTRY, GRADIENT_NORM, Scaling, fraction
-from theodolite.optimizers.sharding import Replicas, gathered, local, scattered
+from theodolite.optimizers.sharding import Replicas
 from theodolite.optimizers.spec import Eps, Hypers, OptimizerSpec, Slot, State, Vectorised
-from theodolite.optimizers.step_checks import name_of
+from theodolite.optimizers.step_checks import Group
 
 
-class _Hyperball(MatrixOptimizer):
-    """A step along an update, of length lr·R, and back to the sphere of radius R.
-
-    Every matrix has a radius of its own: experts and blocks of rows too.
-    """
+class _Hyperball(SphereOptimizer):
+    """A step along an update, of length lr·R, and back to the sphere of radius R."""
 
     def _check_options(self, group: Group) -> None:
         super()._check_options(group)
@@ -63,26 +53,11 @@ class _Hyperball(MatrixOptimizer):
                 "matrix, so nothing can decay. Set it to 0"
             )
 
-    def _move(self, moving: Moving) -> None:
-        for group, params in moving:  # before anything has moved: a weight of zero is refused
-            for param in params:
-                if "radius" not in self.state[param]:
-                    self.state[param]["radius"] = _radius(group, param)
-        for group, param, update in self._updates(moving):
-            self._move_one(group, param, update)
+    def _norms(self, group: Group, matrices: Tensor) -> Tensor:
+        return _norm(matrices)
 
-    def _updates(self, moving: Moving) -> Iterator[tuple[Group, Tensor, Tensor]]:
-        """Groups, parameters, and this process's part of the update U."""
-        raise NotImplementedError
-
-    @outside_autocast()
-    def _move_one(self, group: Group, param: Tensor, update: Tensor) -> None:
-        lr = float(group["lr"])
-        if lr == 0:
-            return
-        layout, weight = MatrixLayout.of(group, param), _whole(local(param), param)
-        made = _on_sphere(layout, weight, _whole(update, param), lr, self.state[param]["radius"])
-        local(param).copy_(scattered(made.to(param.dtype), param))
+    def _moved(self, group: Group, weight: Tensor, update: Tensor, radius: Tensor) -> Tensor:
+        return _on_sphere(weight, update, float(group["lr"]), radius)
 
 
 class AdamH(_Hyperball):
@@ -102,9 +77,6 @@ class AdamH(_Hyperball):
     >>> weight.detach()       # turned by 45°
     tensor([[ 0.7071, -0.7071],
             [ 0.7071,  0.7071]])
-
-    References:
-        Wen et al., Fantastic pretraining optimizers and where to find them II: hyperball optimization, 2026.
     """
 
     _keeps_squares = True
@@ -129,20 +101,15 @@ class AdamH(_Hyperball):
         for group, params in moving:
             beta1, beta2 = group["betas"]
             grads = local_gradients(params)
-            averages = [kept_locally(param, self.state, "exp_avg") for param in params]
-            squares = [kept_locally(param, self.state, "exp_avg_sq") for param in params]
+            averages, squares = (kept_locally(params, self.state, name) for name in ("exp_avg", "exp_avg_sq"))
             torch._foreach_lerp_(averages, grads, 1 - beta1)
             torch._foreach_mul_(squares, beta2)
             torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
-            roots = torch._foreach_sqrt(squares)
-            corrections = []
-            for param in params:
-                step = self.state[param].setdefault("step", torch.zeros(()))
-                step += 1
-                corrections.append(math.sqrt(1 - beta2 ** step.item()))
-            torch._foreach_div_(roots, corrections)
-            torch._foreach_add_(roots, group["eps"])
+            counts = [self.state[param].setdefault("step", torch.zeros(())).add_(1) for param in params]
             # The correction of the average changes the length of an update only.
+            roots = torch._foreach_sqrt(squares)
+            torch._foreach_div_(roots, [math.sqrt(1 - beta2 ** count.item()) for count in counts])
+            torch._foreach_add_(roots, group["eps"])
             for param, update in zip(params, torch._foreach_div(averages, roots), strict=True):
                 yield group, param, update
 
@@ -168,9 +135,6 @@ class MuonH(_Hyperball):
     >>> MuonH([weight], lr=0.1).step()
     >>> round(weight.detach().norm().item() ** 2, 5)
     2.0
-
-    References:
-        Wen et al., Fantastic pretraining optimizers and where to find them II: hyperball optimization, 2026.
     """
 
     def __init__(
@@ -191,76 +155,32 @@ class MuonH(_Hyperball):
         super().__init__(params, averaging | {"axes": axes, "rows": rows, "eps": eps, "steps": steps})
 
     def _updates(self, moving: Moving) -> Iterator[tuple[Group, Tensor, Tensor]]:
-        steps = []
-        for group, params in moving:
-            grads, buffers = averaged(params, self.state, group["momentum"])
-            for param, grad, buffer in zip(params, grads, buffers, strict=True):
-                steps.append(ParamStep(param, grad, buffer, group, float(group["lr"])))
-        for one in self._arranged(steps, lambda group, *fans: 1.0):
-            mine = [steps[place] for place in one.places]
-            for step, update in zip(mine, orthogonalised(mine, one, self._replicas), strict=True):
+        for steps, how in self._arranged(moving, lambda group, *fans: 1.0):
+            for step, update in zip(steps, orthogonalised(steps, how, self._replicas), strict=True):
                 yield step.group, step.param, update
 
 
-@outside_autocast()
-def _radius(group: Group, param: Tensor) -> Tensor:
-    """The Frobenius norm of each matrix of a parameter, (matrices,)."""
-    blocks = MatrixLayout.of(group, param).matrices(_whole(local(param), param))
-    radius = torch.cat([_norm(matrices).flatten() for matrices in blocks])
-    if not bool((radius > 0).all()):
-        raise UseError(
-            f"{name_of(group, param)}, of shape {tuple(param.shape)}, has a matrix of zeros, and no norm to "
-            "keep. Give it initial values that are not zero, or another optimizer"
-        )
-    return radius
-
-
-def _on_sphere(
-    layout: MatrixLayout, weight: Tensor, update: Tensor, lr: float | Tensor, radius: Tensor | None = None
-) -> Tensor:
-    """A parameter after a step of length lr·R and the way back to the sphere, matrix by matrix.
-
-    Args:
-        layout: of the parameter.
-        weight: the parameter.
-        update: U, of the same shape.
-        lr: learning rate, or one for each matrix of a block, (stack, 1, 1).
-        radius: R of each matrix of all blocks, (matrices,); the norm that it has if not given.
-    """
-    made, first = torch.empty_like(weight), 0
-    pairs = zip(layout.matrices(weight), layout.matrices(update), strict=True)
-    for block, (matrices, direction) in enumerate(pairs):
-        if radius is None:
-            kept = _norm(matrices)
-        else:
-            kept = radius[first : first + len(matrices), None, None].to(matrices)
-            first += len(matrices)
-        moved = matrices - lr * kept * normalised(direction, 0.0)
-        moved = moved * (kept / _norm(moved).clamp_min(torch.finfo(moved.dtype).tiny))
-        still = (direction == 0).all(-1, keepdim=True).all(-2, keepdim=True)
-        for place, part in layout.places(made, block, torch.where(still, matrices, moved)):
-            place.copy_(part)
-    return made
+def _on_sphere(weight: Tensor, update: Tensor, lr: float | Tensor, radius: Tensor) -> Tensor:
+    """Matrices (stack, out, in) after a step of length lr·R along U and the way back to the sphere."""
+    moved = weight - lr * radius * normalised(update, 0.0)
+    moved = moved * (radius / _norm(moved).clamp_min(torch.finfo(moved.dtype).tiny))
+    still = (update == 0).all(-1, keepdim=True).all(-2, keepdim=True)
+    return torch.where(still, weight, moved)
 
 
 def _norm(matrices: Tensor) -> Tensor:
     return torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True)
 
 
-def _whole(piece: Tensor, param: Tensor) -> Tensor:
-    """The whole tensor, in a dtype that has the digits of a norm."""
-    return gathered(piece, param).to(torch.promote_types(param.dtype, torch.float32))
-
-
 # The steps of many models, each at the norm that its weight has
 
 
 def _stacked_move(weight: Tensor, update: Tensor, hyper: Hypers, alive: Tensor, slot: Slot) -> None:
-    stacked, direction = weight.unflatten(1, slot.shape), update.to(weight.dtype).unflatten(1, slot.shape)
-    layout = stacked_layout(slot.shared)
-    repeats = len(layout.matrices(stacked)[0]) // len(weight)
-    lr = hyper["lr"].repeat_interleave(repeats, dim=0)[:, :, None]
-    made = _on_sphere(layout, stacked, direction, lr).flatten(1)
+    def moved(matrices: Tensor, direction: Tensor) -> Tensor:
+        return _on_sphere(matrices, direction, for_matrices(hyper["lr"], matrices), _norm(matrices))
+
+    stacks = (tensor.to(weight.dtype).unflatten(1, slot.shape) for tensor in (weight, update))
+    made = stacked_layout(slot.shared).mapped(moved, *stacks).flatten(1)
     weight.copy_(torch.where(alive, made, weight))
 
 
@@ -289,8 +209,12 @@ def _rank(part: Part, ratios: Ratios) -> float:
     return min(part.fan_in, part.fan_out) / min(part.fan_in / ratios.fan_in, part.fan_out / ratios.fan_out)
 
 
+_hyperball = functools.partial(
+    OptimizerSpec, degree=-1, matrices_only=True, layout=("axes", "rows"), decays=False
+)
+
 SPECS = (
-    OptimizerSpec(
+    _hyperball(
         "adamh",
         AdamH,
         update=Scaling(
@@ -298,11 +222,7 @@ SPECS = (
             lambda part, ratios: _length_symbols(part),
             "a step has length lr·‖W‖_F, and its spectral norm goes as its length",
         ),
-        degree=-1,
         eps=Eps(GRADIENT_ENTRY),
-        matrices_only=True,
-        layout=("axes", "rows"),
-        decays=False,
         keeps_squares=True,
         vectorised=Vectorised(
             _adamh_step,
@@ -311,7 +231,7 @@ SPECS = (
             shared={"axes": LINEAR, "rows": ()},
         ),
     ),
-    OptimizerSpec(
+    _hyperball(
         "muonh",
         MuonH,
         update=Scaling(
@@ -322,11 +242,7 @@ SPECS = (
                 "directions"
             ),
         ),
-        degree=-1,
         eps=Eps(GRADIENT_NORM, usual=1e-7),
-        matrices_only=True,
-        layout=("axes", "rows"),
-        decays=False,
         shares_work=True,
         vectorised=Vectorised(
             _muonh_step,

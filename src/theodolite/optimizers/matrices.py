@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,14 @@ class MatrixLayout:
         return [
             (piece, from_matrices(part, piece, self.axes)) for piece, part in zip(pieces, parts, strict=True)
         ]
+
+    def mapped(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """A function of matrices (stack, out, in), applied to each block of tensors of this layout."""
+        made = torch.empty_like(tensors[0])
+        for block, matrices in enumerate(zip(*map(self.matrices, tensors), strict=True)):
+            for place, part in self.places(made, block, function(*matrices)):
+                place.copy_(part)
+        return made
 
     def _piece(self, tensor: Tensor, start: int, stop: int) -> Tensor:
         return tensor.narrow(self.axes[1][0], start, stop - start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -133,21 +134,15 @@ def move(moving: Sequence[ParamStep], how: Arrangement, replicas: Replicas | Non
 @outside_autocast()
 def orthogonalised(moving: Sequence[ParamStep], how: Arrangement, replicas: Replicas | None) -> list[Tensor]:
     """`s·NS(M)` of parameters that were arranged together: this process's part of each."""
-
-    def work(places: list[int], wholes: list[Tensor]) -> list[Tensor]:
-        return _worked(how, places, wholes)
-
+    work, every = partial(_worked, how), list(range(len(moving)))
     if how.is_alone:
-        return work(list(range(len(moving))), _aheads(moving))
+        return work(every, _aheads(moving))
     sent = [one.to(_travelling(moving[0].param)) for one in _aheads(moving)]
     if how.cuts:
         shapes = [one.param.shape for one in moving]
         return sharded_results(how.cuts, shapes, sent, how.costs, work)
     wholes = [gathered(piece, one.param) for piece, one in zip(sent, moving, strict=True)]
-    if replicas is None:
-        results = work(list(range(len(moving))), wholes)
-    else:
-        results = replicas.results(wholes, how.costs, work)
+    results = work(every, wholes) if replicas is None else replicas.results(wholes, how.costs, work)
     return [scattered(result, one.param) for result, one in zip(results, moving, strict=True)]
 
 
@@ -218,15 +213,10 @@ def _rows(tensor: Tensor, span: tuple[int, int]) -> Tensor:
 
 def _aheads(moving: Sequence[ParamStep]) -> list[Tensor]:
     """`ahead` for parameters of several groups."""
-    by_group: dict[int, list[int]] = {}
-    for place, one in enumerate(moving):
-        by_group.setdefault(id(one.group), []).append(place)
-    found: list[Tensor] = [one.buffer for one in moving]
-    for places in by_group.values():
-        some = [moving[place] for place in places]
-        made = ahead([one.grad for one in some], [one.buffer for one in some], some[0].group)
-        for place, tensor in zip(places, made, strict=True):
-            found[place] = tensor
+    found = []
+    for _, steps in itertools.groupby(moving, key=lambda one: id(one.group)):
+        some = list(steps)
+        found += ahead([one.grad for one in some], [one.buffer for one in some], some[0].group)
     return found
 
 
@@ -242,12 +232,10 @@ def _worked(how: Arrangement, places: list[int], wholes: list[Tensor]) -> list[T
             batch = NewtonSchulzBatch([each.matrices for each in mine])
         tensors = [whole[each.place] for each in mine]
         made = batch(partial(_put, tensors=tensors, how=how, blocks=mine))
-        first = 0
-        for each in mine:
-            stack = made[first : first + each.matrices.count].to(whole[each.place].dtype)
-            for target, update in how.layouts[each.place].places(results[each.place], each.block, stack):
-                torch.mul(update, each.scale, out=target)
-            first += each.matrices.count
+        for each, stack in zip(mine, made.split([each.matrices.count for each in mine]), strict=True):
+            update = stack.to(whole[each.place].dtype)
+            for target, part in how.layouts[each.place].places(results[each.place], each.block, update):
+                torch.mul(part, each.scale, out=target)
     return [results[place] for place in places]
 
 

@@ -25,12 +25,13 @@ from theodolite.anatomy.part import Part
 from theodolite.core.errors import UseError
 from theodolite.optimizers.condition import Ratios
 from theodolite.optimizers.matrices import LINEAR, Axes, MatrixLayout, Rows
-from theodolite.optimizers.matrix_optimizer import Group, MatrixOptimizer, Moving, averaged
-from theodolite.optimizers.matrix_step import ROUNDED, ParamStep, move
+from theodolite.optimizers.matrix_optimizer import MatrixOptimizer, Moving
+from theodolite.optimizers.matrix_step import ROUNDED, move
 from theodolite.optimizers.orthogonal import newton_schulz
 from theodolite.optimizers.scaling import GRADIENT_NORM, ORTHOGONAL, UNIT, Scaling, aspect, fraction
 from theodolite.optimizers.sharding import Replicas, local
 from theodolite.optimizers.spec import Eps, Hypers, OptimizerSpec, Slot, State, Vectorised
+from theodolite.optimizers.step_checks import Group
 
 SCALES: dict[str, Callable[[float, float], float]] = {
     "none": lambda fan_in, fan_out: 1.0,
@@ -109,17 +110,12 @@ class Muon(MatrixOptimizer):
             raise UseError(f"scale is {group['scale']!r}: it is one of {', '.join(SCALES)}")
 
     def _move(self, moving: Moving) -> None:
-        steps = []
         for group, params in moving:
-            grads, buffers = averaged(params, self.state, group["momentum"])
-            lr = float(group["lr"])
             exact = [local(param) for param in params if param.dtype not in ROUNDED]
             if group["weight_decay"] and exact:
-                torch._foreach_mul_(exact, 1 - lr * group["weight_decay"])
-            for param, grad, buffer in zip(params, grads, buffers, strict=True):
-                steps.append(ParamStep(param, grad, buffer, group, lr))
-        for one in self._arranged(steps, lambda group, *fans: SCALES[group["scale"]](*fans)):
-            move([steps[place] for place in one.places], one, self._replicas)
+                torch._foreach_mul_(exact, 1 - float(group["lr"]) * group["weight_decay"])
+        for steps, how in self._arranged(moving, lambda group, *fans: SCALES[group["scale"]](*fans)):
+            move(steps, how, self._replicas)
 
 
 # The step of many models
@@ -143,15 +139,19 @@ def stacked_layout(shared: Mapping[str, Any]) -> MatrixLayout:
 
 def stacked_orthogonal(update: Tensor, eps: Tensor, slot: Slot) -> Tensor:
     """`s·NS` of the parameters (M, n) of all models; eps is (M, 1)."""
-    layout, stacked = stacked_layout(slot.shared), update.unflatten(1, slot.shape)
-    made = torch.empty_like(stacked)
-    blocks = zip(layout.matrices(stacked), layout.fans(stacked.shape), strict=True)
-    for block, (matrices, fans) in enumerate(blocks):
-        each = eps.repeat_interleave(len(matrices) // len(eps), dim=0)[:, :, None]
-        flat = newton_schulz(matrices, steps=slot.shared["steps"], eps=each)
-        for place, part in layout.places(made, block, flat):
-            place.copy_(part * SCALES[slot.shared.get("scale", "none")](*fans))
-    return made.flatten(1)
+    scale, steps = SCALES[slot.shared.get("scale", "none")], slot.shared["steps"]
+
+    def orthogonal(matrices: Tensor) -> Tensor:
+        fan_out, fan_in = matrices.shape[-2:]
+        made = newton_schulz(matrices, steps=steps, eps=for_matrices(eps, matrices))
+        return made * scale(fan_in, fan_out)
+
+    return stacked_layout(slot.shared).mapped(orthogonal, update.unflatten(1, slot.shape)).flatten(1)
+
+
+def for_matrices(numbers: Tensor, matrices: Tensor) -> Tensor:
+    """One number for each model, (M, 1), as one for each of their matrices, (stack, 1, 1)."""
+    return numbers.repeat_interleave(len(matrices) // len(numbers), dim=0)[:, :, None]
 
 
 def _stacked_move(weight: Tensor, update: Tensor, hyper: Hypers, alive: Tensor) -> None:

@@ -57,12 +57,7 @@ def newton_schulz(matrices: Tensor, *, steps: int, eps: float | Tensor) -> Tenso
         Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024.
     """
     dtype = computing_dtype(matrices.dtype, matrices.device, matrices.shape)
-    return iterated(matrices.to(dtype), steps=steps, eps=eps)
-
-
-def iterated(x: Tensor, *, steps: int, eps: float | Tensor) -> Tensor:
-    """`newton_schulz` in the dtype that the matrices have."""
-    return _iterate(normalised(x, eps), [JORDAN] * steps)
+    return _iterate(normalised(matrices.to(dtype), eps), [JORDAN] * steps)
 
 
 def normalised(matrices: Tensor, eps: float | Tensor) -> Tensor:
@@ -186,7 +181,9 @@ def batches(matrices: Sequence[Matrices]) -> Iterator[list[int]]:
     for place, one in enumerate(matrices):
         alike.setdefault((one.shape, one.dtype, one.device, one.steps, one.eps), []).append(place)
     for places in alike.values():
-        room = _room(matrices[places[0]])
+        first = matrices[places[0]]
+        alone = math.prod(first.shape) > ALONE_ON_CPU
+        room = AT_ONCE if first.device.type != "cpu" else 0 if alone else AT_ONCE_ON_CPU
         batch: list[int] = []
         filled = 0
         for place in places:
@@ -211,6 +208,7 @@ class NewtonSchulzBatch:
         self.first = matrices[0]
         self.shape = (sum(one.count for one in matrices), *self.first.shape)
         self.dtype = computing_dtype(self.first.dtype, self.first.device, self.first.shape)
+        self._iterated = functools.partial(newton_schulz, steps=self.first.steps, eps=self.first.eps)
         self._calls = 0
         self._recording: _Recording | None = None
         self._is_recorded = self.first.device.type == "cuda" and math.prod(self.shape) <= RECORDED
@@ -235,9 +233,6 @@ class NewtonSchulzBatch:
     def _empty(self) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=self.first.device)
 
-    def _iterated(self, stack: Tensor) -> Tensor:
-        return iterated(stack, steps=self.first.steps, eps=self.first.eps)
-
 
 class _Recording:
     """A function of one tensor as a CUDA graph."""
@@ -257,9 +252,3 @@ class _Recording:
         with torch.cuda.device(self._device):  # on the stream that has filled the slots
             self._graph.replay()
         return self._made
-
-
-def _room(one: Matrices) -> int:
-    if one.device.type != "cpu":
-        return AT_ONCE
-    return AT_ONCE_ON_CPU if math.prod(one.shape) <= ALONE_ON_CPU else 0

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.core.errors import UseError
 from theodolite.optimizers.saved_state import restored, shapes_of
 from theodolite.optimizers.spec import Make, find_optimizers
-from theodolite.optimizers.step_checks import check_step
+from theodolite.optimizers.step_checks import check_step, evaluated
 
 
 class BrokenRatiosWarning(UserWarning):
@@ -36,6 +34,7 @@ class Planned(Optimizer):
             rate in `optimizer.defaults`.
         check_gradients: refuse gradients that are not finite? A step waits for the device then.
 
+    >>> import torch
     >>> weight, bias = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     >>> slow = {"params": [weight], "param_names": ["w"], "rule": "sgd", "lr": 0.1, "planned_lr": 0.1}
     >>> fast = {"params": [bias], "param_names": ["b"], "rule": "adamw", "lr": 0.2, "planned_lr": 0.2}
@@ -82,9 +81,7 @@ class Planned(Optimizer):
         inner = list(self._inner.items())
         loss = None
         if closure is not None and len(inner) > 1:
-            with torch.enable_grad():
-                loss = closure()
-            closure = None
+            loss, closure = evaluated(closure), None
         if closure is None:
             self._check_gradients()
         if not self._warned:
@@ -192,6 +189,7 @@ class Planned(Optimizer):
         check_step(
             self.param_groups,
             {rule: _of(rule, self.param_groups) for rule in self._inner if rule not in sparse},
+            defaults=lambda group: self._inner[group["rule"]].defaults,
             squared=[group for group in self.param_groups if group["rule"] in squared],
             look=self._refuses,
             over=[replicas.group for replicas in shared if replicas is not None],
@@ -214,20 +212,17 @@ class Planned(Optimizer):
             raise UseError("a group of a planned optimizer needs lists params and param_names of one length")
 
     def _check_ratios(self) -> None:
-        factors = []
-        for group in self.param_groups:
-            if isinstance(group["lr"], Tensor):
-                return  # reading it would wait for the device
-            # A group that was planned not to move has no ratio to the others.
-            factors.append(group["lr"] / group["planned_lr"] if group["planned_lr"] else math.nan)
-        known = [factor for factor in factors if not math.isnan(factor)]
-        if not known:
+        def factor(group: dict[str, Any]) -> float:
+            return float(group["lr"] / group["planned_lr"])
+
+        # Reading a tensor would wait for the device; a group that was planned not to move has no ratio.
+        moving = [group for group in self.param_groups if group["planned_lr"]]
+        if not moving or any(isinstance(group["lr"], Tensor) for group in self.param_groups):
             return
-        low, high = min(known), max(known)
-        if high - low <= 1e-6 * abs(high):
+        slow, fast = min(moving, key=factor), max(moving, key=factor)
+        if factor(fast) - factor(slow) <= 1e-6 * abs(factor(fast)):
             return
         self._warned = True
-        slow, fast = self.param_groups[factors.index(low)], self.param_groups[factors.index(high)]
         warnings.warn(
             f"TH205: learning rates no longer have the plan's ratios. {slow['param_names'][0]} and "
             f"{fast['param_names'][0]} were planned at {slow['planned_lr']:.4g} and {fast['planned_lr']:.4g} "
@@ -237,6 +232,14 @@ class Planned(Optimizer):
             BrokenRatiosWarning,
             stacklevel=3,
         )
+
+
+def set_lr(group: dict[str, Any], lr: float) -> None:
+    """Set the learning rate of a group; a tensor keeps its place, as a captured graph reads it."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
 
 
 def _of(rule: str, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

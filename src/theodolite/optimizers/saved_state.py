@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.step_checks import names_of
-
-Group = dict[str, Any]
+from theodolite.optimizers.step_checks import Group, names_of
 
 OWN = ("params", "param_names", "name", "shapes", "rule", "axes", "rows")
 """Keys of a group that no saved state changes."""
@@ -26,16 +24,15 @@ def restored(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[Te
     Groups may be divided and ordered differently. The keys of `saved["state"]` are the entries of the saved
     groups' `params`: numbers, or the names that `torch.distributed.checkpoint` puts there.
     """
-    keys, homes = _named(groups, saved)
-    by_key = saved["state"]
-    state = {}
+    found, state = _named(groups, saved), {}
     for group in groups:
         for name, param in zip(group["param_names"], group["params"], strict=True):
-            _check_shape(name, param, "shape", homes[name].get("shapes", {}).get(name))
-            if keys[name] in by_key:
-                state[param] = _moved(by_key[keys[name]], param, homes[name])
+            key, home = found[name]
+            _check_shape(name, param, "shape", home.get("shapes", {}).get(name))
+            if key in saved["state"]:
+                state[param] = _moved(saved["state"][key], param, home)
                 _check_shapes(name, param, state[param])
-    return state, [_options(group, homes) for group in groups]
+    return state, [_options(group, {name: home for name, (_, home) in found.items()}) for group in groups]
 
 
 def shapes_of(group: Group) -> dict[str, tuple[int, ...]]:
@@ -53,18 +50,15 @@ def refuse_other_shapes(groups: Sequence[Group], saved: Mapping[str, Any]) -> No
         _check_shapes(name, param, saved["state"].get(key, {}))
 
 
-def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Group]]:
+def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> dict[str, tuple[Any, Group]]:
     """By name of each parameter: its key in the saved state, and its saved group."""
     names = [name for group in groups for name in group["param_names"]]
     saved_groups = saved["param_groups"]
-    if all(isinstance(key, str) for group in saved_groups for key in group["params"]):
-        found = [(key, key, group) for group in saved_groups for key in group["params"]]
+    homes = [(key, group) for group in saved_groups for key in group["params"]]
+    if all(isinstance(key, str) for key, _ in homes):
+        saved_names = [key for key, _ in homes]
     elif all("param_names" in group for group in saved_groups):
-        found = [
-            (name, key, group)
-            for group in saved_groups
-            for name, key in zip(group["param_names"], group["params"], strict=True)
-        ]
+        saved_names = [name for group in saved_groups for name in group["param_names"]]
     else:
         sizes = [len(group["params"]) for group in groups]
         saved_sizes = [len(group["params"]) for group in saved_groups]
@@ -78,10 +72,8 @@ def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str,
                 "the saved state has neither names nor moments, so it cannot be matched to a network. Save "
                 "the state of a planned optimizer, or one after its first step"
             )
-        ordered = [(key, group) for group in saved_groups for key in group["params"]]
-        found = [(name, key, group) for name, (key, group) in zip(names, ordered, strict=True)]
-    missing = sorted(set(names) - {name for name, _, _ in found})
-    unknown = sorted({name for name, _, _ in found} - set(names))
+        saved_names = names
+    missing, unknown = sorted(set(names) - set(saved_names)), sorted(set(saved_names) - set(names))
     if missing or unknown:
         raise UseError(
             "the saved state belongs to another network."
@@ -89,7 +81,7 @@ def _named(groups: Sequence[Group], saved: Mapping[str, Any]) -> tuple[dict[str,
             + _said(" Not in this optimizer", unknown)
             + " Load it into the optimizer of the network it was saved with"
         )
-    return {name: key for name, key, _ in found}, {name: group for name, _, group in found}
+    return dict(zip(saved_names, homes, strict=True))
 
 
 def _options(group: Group, homes: Mapping[str, Group]) -> Group:

@@ -48,20 +48,19 @@ def aspect(part: Part, ratios: Ratios) -> float:
 
 def gradient_symbols(part: Part) -> str:
     """`gradient` in symbols: the share of a branch, over the allowed change."""
-    below = [] if part.block is None else ["r_L"]
-    if part.role == "output":
-        below.append("r_in")
-    # In a branch of one layer 1/r_L over the 1/√r_L of the allowed change leaves 1/√r_L.
-    if part.branch_layers == 1:
-        below = ["√r_L" if piece == "r_L" else piece for piece in below]
+    below = _branch(part) + ["r_in"] * (part.role == "output")
     return f"√(r_in/r_out)/{_bracketed(below)}" if below else "√(r_in/r_out)"
 
 
 def entry_factors(part: Part) -> list[str]:
     """The symbols that an entry of the gradient is inversely proportional to."""
-    # On the stream 1/r_L over the 1/r_L of the allowed change leaves 1.
-    below = [] if part.block is None else ["√r_L" if part.branch_layers == 1 else "r_L"]
-    return below + (["r_out", "r_in"] if part.role == "output" else ["r_out"])
+    return [*_branch(part), "r_out", *["r_in"] * (part.role == "output")]
+
+
+def _branch(part: Part) -> list[str]:
+    """The share 1/r_L of a branch, over its allowed change: 1/√r_L in a branch of one layer, 1/r_L on the
+    stream, which leaves 1."""
+    return [] if part.block is None else ["√r_L" if part.branch_layers == 1 else "r_L"]
 
 
 # Sizes ‖A‖_R of updates

@@ -12,9 +12,10 @@ References:
 from __future__ import annotations
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.borrowed import NEGATED, Borrowed, ByAge, Group, NoHiddenEps
+from theodolite.optimizers.borrowed import NEGATED, Borrowed, ByAge, NoHiddenEps
 from theodolite.optimizers.scaling import GRADIENT_ENTRY, SIGN
 from theodolite.optimizers.spec import Eps, OptimizerSpec
+from theodolite.optimizers.step_checks import Group
 
 
 class ScheduleFreeFixes(NoHiddenEps, ByAge):

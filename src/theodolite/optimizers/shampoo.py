@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.borrowed import DECOUPLED, NEGATED, Borrowed, ByAge, Group
+from theodolite.optimizers.borrowed import DECOUPLED, NEGATED, Borrowed, ByAge
 from theodolite.optimizers.scaling import GRADIENT_NORM, ORTHOGONAL
 from theodolite.optimizers.spec import Eps, OptimizerSpec
+from theodolite.optimizers.step_checks import Group
 
 
 class ShampooFixes(ByAge):

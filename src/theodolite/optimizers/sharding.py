@@ -47,24 +47,16 @@ class Replicas:
     def results(self, tensors: Sequence[Tensor], costs: Sequence[float], work: Work) -> list[Tensor]:
         """The results of all tensors, each computed in one process."""
         rank, size = self.group.rank(), self.group.size()
-        owners = shared_out(costs, size)
-        mine = [place for place, owner in enumerate(owners) if owner == rank]
-        done = work(mine, [tensors[place] for place in mine])
-        counts = [
-            sum(tensors[i].numel() for i, own in enumerate(owners) if own == one) for one in range(size)
-        ]
+        owned = shared_out(costs, size)
+        done = work(owned[rank], [tensors[place] for place in owned[rank]])
+        counts = [sum(tensors[place].numel() for place in some) for some in owned]
         packed = tensors[0].new_zeros(max(counts))  # all_gather needs the same size everywhere
         if done:
             packed[: counts[rank]] = torch.cat([one.reshape(-1) for one in done])
         every = packed.new_empty(size * len(packed))
         torch.distributed.all_gather_into_tensor(every, packed, group=self.group)
-        found: list[Tensor] = list(tensors)
-        for one, part in enumerate(every.chunk(size)):
-            places = [place for place, owner in enumerate(owners) if owner == one]
-            pieces = part[: counts[one]].split([tensors[place].numel() for place in places])
-            for place, piece in zip(places, pieces, strict=True):
-                found[place] = piece.view(tensors[place].shape)
-        return found
+        parts = [part[:count] for part, count in zip(every.chunk(size), counts, strict=True)]
+        return _unpacked(parts, owned, tensors)
 
 
 @dataclass(frozen=True)
@@ -107,8 +99,7 @@ def sharded_results(
     """
     mesh, over = cuts[0].mesh, cuts[0].over
     group, rank, size = mesh.get_group(over), mesh.get_local_rank(over), mesh.size(over)
-    owners = shared_out(costs, size)
-    owned = [[place for place, owner in enumerate(owners) if owner == one] for one in range(size)]
+    owned = shared_out(costs, size)
     mine = owned[rank]
     held = [[cuts[place].shape(shapes[place], one) for place in mine] for one in range(size)]
     counts = [[math.prod(shape) for shape in some] for some in held]
@@ -130,11 +121,7 @@ def sharded_results(
     ]
     back = [cut[i][one].reshape(-1) for one in range(size) for i in range(len(mine))]
     returned = _exchanged(back, arriving, leaving, pieces[0], group).split(leaving)
-    found: list[Tensor] = list(pieces)
-    for some, part in zip(owned, returned, strict=True):
-        for place, piece in zip(some, part.split([pieces[place].numel() for place in some]), strict=True):
-            found[place] = piece.view(pieces[place].shape)
-    return found
+    return _unpacked(returned, owned, pieces)
 
 
 def replicas_of(model: Any) -> Replicas | None:
@@ -143,18 +130,19 @@ def replicas_of(model: Any) -> Replicas | None:
     return Replicas.of(model) if isinstance(model, DistributedDataParallel) else None
 
 
-def shared_out(costs: Sequence[float], size: int) -> list[int]:
-    """The owner of each item: the most expensive first, to the process with the least work so far.
+def shared_out(costs: Sequence[float], size: int) -> list[list[int]]:
+    """The items of each process: the most expensive first, to the one with the least work so far.
 
     >>> shared_out([1.0, 5.0, 2.0, 2.0], 2)
-    [1, 0, 1, 1]
+    [[1], [0, 2, 3]]
     """
     loads = [0.0] * size
-    owners = [0] * len(costs)
+    owned: list[list[int]] = [[] for _ in range(size)]
     for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
-        owners[place] = loads.index(min(loads))
-        loads[owners[place]] += costs[place]
-    return owners
+        owner = loads.index(min(loads))
+        loads[owner] += costs[place]
+        owned[owner].append(place)
+    return [sorted(places) for places in owned]
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -199,6 +187,18 @@ def mesh_groups(tensors: Iterable[Any]) -> list[Any]:
             for over in range(tensor.device_mesh.ndim):
                 found.setdefault((id(tensor.device_mesh), over), tensor.device_mesh.get_group(over))
     return list(found.values())
+
+
+def _unpacked(
+    parts: Sequence[Tensor], owned: Sequence[Sequence[int]], like: Sequence[Tensor]
+) -> list[Tensor]:
+    """Tensors of the shapes of `like`, from the vector of each owner."""
+    found = list(like)
+    for part, places in zip(parts, owned, strict=True):
+        pieces = part.split([like[place].numel() for place in places])
+        for place, piece in zip(places, pieces, strict=True):
+            found[place] = piece.view(like[place].shape)
+    return found
 
 
 def _exchanged(

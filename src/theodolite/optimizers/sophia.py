@@ -16,10 +16,11 @@ import re
 from typing import Any
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.borrowed import DECOUPLED, NEGATED, Borrowed, ByAge, Group
+from theodolite.optimizers.borrowed import DECOUPLED, NEGATED, Borrowed, ByAge
 from theodolite.optimizers.condition import gradient_entry
 from theodolite.optimizers.scaling import GRADIENT_ENTRY, Scaling, entry_factors
 from theodolite.optimizers.spec import Eps, Extent, OptimizerSpec
+from theodolite.optimizers.step_checks import Group
 
 
 class SophiaFixes(ByAge):

@@ -5,7 +5,6 @@ To add an optimizer, write a module in this folder with a tuple `SPECS` of `Opti
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from theodolite.anatomy.part import Part
+from theodolite.core.arguments import did_you_mean
 from theodolite.core.errors import UseError
 from theodolite.optimizers.borrowed import Borrowed
 from theodolite.optimizers.condition import Base, Hyper, Ratios, meet
@@ -189,11 +189,8 @@ class OptimizerSpec:
                     f"{option!r} of {self.class_name} is set by the plan. Leave it out of the options"
                 )
             if option not in known:
-                near = difflib.get_close_matches(str(option), known, n=1)
-                hint = (
-                    f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(sorted(known - planned))}"
-                )
-                raise UseError(f"{option!r} is no option of {self.class_name}. {hint}")
+                hint = did_you_mean(option, known) or f" It has {', '.join(sorted(known - planned))}"
+                raise UseError(f"{option!r} is no option of {self.class_name}.{hint}")
         shared = {"shared_over": shared_over} if self.shares_work else {}
         return functools.partial(optimizer, **options, **self.fixed, **shared)
 

@@ -8,24 +8,23 @@ sphere with the weight (`extent`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from theodolite.core.errors import UseError
-from theodolite.core.exclusive import outside_autocast
-from theodolite.optimizers.matrices import Axes, MatrixLayout, as_matrices, from_matrices
-from theodolite.optimizers.matrix_optimizer import Group, MatrixOptimizer, Moving, averaged
+from theodolite.optimizers.matrices import Axes
+from theodolite.optimizers.matrix_optimizer import Moving, SphereOptimizer, averaged
 from theodolite.optimizers.matrix_step import ahead
 from theodolite.optimizers.orthogonal import normalised, polar
 from theodolite.optimizers.scaling import GRADIENT_NORM, UNIT
-from theodolite.optimizers.sharding import gathered, local, scattered
 from theodolite.optimizers.spec import Eps, Extent, OptimizerSpec
-from theodolite.optimizers.step_checks import name_of
+from theodolite.optimizers.step_checks import Group
 
 
-class SpectralSphere(MatrixOptimizer):
+class SpectralSphere(SphereOptimizer):
     """Steps of spectral norm `lr·√(out/in)` along a sphere: `W ← W − lr·√(out/in)·Φ`, at a constant `‖W‖₂`.
 
     Φ is the steepest direction of spectral norm one that does not change `‖W‖₂`: `Φ = msign(M + λΘ)` with the
@@ -51,6 +50,8 @@ class SpectralSphere(MatrixOptimizer):
         Xie et al., Controlled LLM training on spectral sphere, 2026.
     """
 
+    _instead = "radius=…"
+
     def __init__(
         self,
         params: Any,
@@ -71,52 +72,30 @@ class SpectralSphere(MatrixOptimizer):
         if radius is not None and not (math.isfinite(radius) and radius > 0):
             raise UseError(f"radius is {radius!r}: it has to be positive, or None for the weight's own")
 
-    def _move(self, moving: Moving) -> None:
-        for group, params in moving:  # before anything has moved: a weight of zero is refused
-            for param in params:
-                if "radius" not in self.state[param]:
-                    self.state[param]["radius"] = _radius(group, param)
+    def _updates(self, moving: Moving) -> Iterator[tuple[Group, Tensor, Tensor]]:
         for group, params in moving:
             updates = ahead(*averaged(params, self.state, group["momentum"]), group)
             for param, update in zip(params, updates, strict=True):
-                self._move_one(group, param, update)
+                yield group, param, update
 
-    @outside_autocast()
-    def _move_one(self, group: Group, param: Tensor, update: Tensor) -> None:
-        axes, lr = MatrixLayout.of(group, param).axes, float(group["lr"])
-        if lr == 0:  # also no retraction, to a radius that is given
-            return
-        weight = _matrices(param, axes)
-        moment = as_matrices(gathered(update, param).to(weight.dtype), axes)
-        aspect = math.sqrt(weight.shape[-2] / weight.shape[-1])
+    def _norms(self, group: Group, matrices: Tensor) -> Tensor:
+        norms, _ = leading(matrices)
+        if group["radius"] is None:
+            return norms
+        return torch.full_like(norms, group["radius"] * _aspect(matrices))
+
+    def _moved(self, group: Group, weight: Tensor, moment: Tensor, radius: Tensor) -> Tensor:
+        lr = float(group["lr"])
         _, direction = leading(weight)
         # A moment of zero has no steepest direction.
         is_there = (moment != 0).any(-1, keepdim=True).any(-2, keepdim=True)
         phi = tangent(normalised(moment, group["eps"]), direction) * is_there
-        weight = weight * (1 - lr * group["weight_decay"]) - lr * aspect * phi
-        weight = weight * (self.state[param]["radius"] / leading(weight)[0])
-        local(param).copy_(scattered(from_matrices(weight, param, axes).to(param.dtype), param))
+        moved = weight * (1 - lr * group["weight_decay"]) - lr * _aspect(weight) * phi
+        return moved * (radius / leading(moved)[0])
 
 
-@outside_autocast()
-def _radius(group: Group, param: Tensor) -> Tensor:
-    """The spectral norm to keep: the given one, or that of the weight."""
-    weight = _matrices(param, MatrixLayout.of(group, param).axes)
-    norm, _ = leading(weight)
-    if group["radius"] is not None:
-        return torch.full_like(norm, group["radius"] * math.sqrt(weight.shape[-2] / weight.shape[-1]))
-    if not bool((norm > 0).all()):
-        raise UseError(
-            f"{name_of(group, param)}, of shape {tuple(param.shape)}, is zero: it has no radius to keep. "
-            "Give radius=, or initial values that are not zero"
-        )
-    return norm
-
-
-def _matrices(param: Tensor, axes: Axes) -> Tensor:
-    """The whole parameter. Singular vectors need more digits than bfloat16 has."""
-    dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
-    return as_matrices(gathered(local(param), param).to(dtype), axes)
+def _aspect(matrices: Tensor) -> float:
+    return math.sqrt(matrices.shape[-2] / matrices.shape[-1])
 
 
 def tangent(moment: Tensor, direction: Tensor) -> Tensor:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
 from theodolite.optimizers.sharding import local, mesh_groups
 
 Group = dict[str, Any]
 
-NOT_NEGATIVE = ("lr", "weight_decay", "momentum", "betas", "eps", "matrix_eps", "radius", "planned_lr")
-"""Options that must not be negative."""
-FINITE = (*NOT_NEGATIVE, "r", "lr_max", "weight_sum", "weight_lr_power")
-"""Options that must be finite; for others infinity may mean: no bound."""
 ROUNDED_OFF = 1e-12
 """A schedule that ends at 0 may go below it by rounding."""
+
+
+def evaluated(closure: Callable[[], float] | None) -> float | None:
+    """Call the closure of a step, if there is one, with gradients enabled."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 class NonFiniteError(UseError, FloatingPointError):
@@ -32,6 +36,7 @@ def check_step(
     groups: Sequence[Group],
     dense: Mapping[str, Sequence[Group]],
     *,
+    defaults: Callable[[Group], Mapping[str, Any]] = lambda group: {},
     squared: Sequence[Group] = (),
     look: bool = True,
     over: Sequence[Any] = (),
@@ -45,6 +50,7 @@ def check_step(
     Args:
         groups: all groups of the step.
         dense: by name of the optimizer, groups whose gradients must not be sparse.
+        defaults: of a group's optimizer. A default of inf means: no bound; a negative one: any sign.
         squared: groups whose optimizer keeps squares of gradients, which must be finite too: an infinite
             square stays in a moving average for good, and its weight never moves again.
         look: check gradients? If not, processes do not agree either.
@@ -52,7 +58,7 @@ def check_step(
     """
     error = None
     try:
-        _refuse_odd_numbers(groups)
+        _refuse_odd_numbers(groups, defaults)
         for optimizer, some in dense.items():
             refuse_sparse(optimizer, some)
     except UseError as found:
@@ -61,8 +67,10 @@ def check_step(
     if look and params and not _is_captured(params[0]):
         over = (*mesh_groups(params), *over)
         grads = [_values(param.grad) for param in params]
+        # Norms take one kernel for many tensors; nan and inf remain in that of all.
+        norm = float(nn.utils.get_total_norm(grads))
         # 0: an entry is not finite; 1: a sum of squares is not, which is rare; 2: all are finite.
-        level = 2 if _norms_are_finite(grads) else int(all(bool(grad.isfinite().all()) for grad in grads))
+        level = 2 if math.isfinite(norm) else int(all(bool(grad.isfinite().all()) for grad in grads))
         level = _agreed(-1 if error is not None else level, params, over)
         if error is None:
             _refuse(level, groups)
@@ -114,24 +122,22 @@ def names_of(group: Group) -> list[str]:
     return list(group.get("param_names") or (f"parameter {place}" for place in range(len(group["params"]))))
 
 
-def name_of(group: Group, param: Tensor) -> str:
-    """The name of a parameter of a group."""
-    return names_of(group)[[id(one) for one in group["params"]].index(id(param))]
-
-
-def _refuse_odd_numbers(groups: Sequence[Group]) -> None:
-    """Raise, with the group and the value, if an option is nan, infinite or negative.
+def _refuse_odd_numbers(groups: Sequence[Group], defaults: Callable[[Group], Mapping[str, Any]]) -> None:
+    """Raise, with the group and the value, if an option is nan, or infinite or negative where its default
+    is not.
 
     A learning rate that is a tensor on an accelerator is not read: that would wait for the device.
     """
     if torch.compiler.is_compiling():
         return
     for place, group in enumerate(groups):
+        usual = defaults(group)
         for option, value in group.items():
             if option in ("params", "param_names"):
                 continue
-            lowest = -ROUNDED_OFF if option in NOT_NEGATIVE else -math.inf
-            highest = sys.float_info.max if option in FINITE else math.inf
+            default = list(_numbers(usual.get(option.removeprefix("planned_"), (-math.inf, math.inf))))
+            lowest = -ROUNDED_OFF if min(default, default=0.0) >= 0 else -math.inf
+            highest = sys.float_info.max if max(default, default=0.0) < math.inf else math.inf
             if not all(max(lowest, -highest) <= one <= highest for one in _numbers(value)):
                 name = next(iter(names_of(group)), "empty")
                 raise UseError(
@@ -146,15 +152,6 @@ def _numbers(value: Any) -> Iterator[float]:
         scalar = isinstance(one, Tensor) and one.numel() == 1 and one.device.type == "cpu"
         if scalar or isinstance(one, float):
             yield float(one)
-
-
-def _norms_are_finite(grads: Sequence[Tensor]) -> bool:
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for grad in grads:
-        by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
-    # Norms take one kernel for many tensors; nan and inf remain in their sum.
-    sums = [torch.stack(list(torch._foreach_norm(some))).sum() for some in by_kind.values()]
-    return all(math.isfinite(float(one)) for one in sums)
 
 
 def _agreed(level: int, params: Sequence[Tensor], over: Sequence[Any]) -> int:

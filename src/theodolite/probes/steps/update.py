@@ -92,6 +92,14 @@ def parameter_names(optimizer: Optimizer, model: nn.Module | None) -> dict[Tenso
     return {parameter: f"parameter {place}" for place, parameter in enumerate(parameters)}
 
 
+def required_arguments(optimizer: Optimizer) -> list[str]:
+    """The arguments that a step of the optimizer cannot do without."""
+    # Of the class: a scheduler puts its own function around the step of the object.
+    _, *wanted = inspect.signature(type(optimizer).step).parameters.values()
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in wanted if one.default is one.empty and one.kind not in optional]
+
+
 def take(optimizer: Optimizer, step: Callable[..., Any], closure: Closure | None) -> Any:
     """Take one step; raise if the optimizer needs a closure and none is given."""
     kind = type(optimizer).__name__
@@ -99,10 +107,7 @@ def take(optimizer: Optimizer, step: Callable[..., Any], closure: Closure | None
         f"{kind} computes its gradients itself. Give closure=…, a function that zeroes the gradients, calls "
         "backward and returns the loss"
     )
-    # Of the class: a scheduler puts its own function around the step of the object.
-    _, *wanted = inspect.signature(type(optimizer).step).parameters.values()
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [one.name for one in wanted if one.default is one.empty and one.kind not in optional]
+    required = required_arguments(optimizer)
     if any(name != "closure" for name in required):
         raise UseError(
             f"the step of {kind} needs {', '.join(required)}, which is not known here. Give the optimizer "
