@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 from torch import nn
@@ -24,11 +23,10 @@ from theodolite.present.figure import Figure, Panel, frame, heat_map
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table
 from theodolite.probes.scaling.first_steps import PROBE_STEP
-from theodolite.probes.stream.readings import BranchReading
 from theodolite.probes.stream.stream import Stream, stream
 from theodolite.workloads import Workload
 
-TITLES: Mapping[str, str] = {
+TITLES = {
     "stream": "RMS of the stream",
     "added": "RMS of the branches",
     "share": "Branch over stream, ‖f‖/‖h‖",
@@ -39,7 +37,7 @@ TITLES: Mapping[str, str] = {
     "peak": "Largest entry over the median",
     "skipped": "Loss without the branch, minus the loss",
 }
-QUANTITIES = tuple(one.name for one in dataclasses.fields(BranchReading) if one.name in TITLES)
+"""By quantity of `BranchReading`."""
 LINEAR = ("cosine", "skipped")
 """Quantities that are not drawn on a logarithmic scale."""
 DRAWN = ("stream", "stream_gradient", "share", "cosine")
@@ -72,7 +70,7 @@ class StreamHistory(Result):
     model: nn.Module = field(repr=False, compare=False)
     loss: Loss = field(repr=False, compare=False)
     batch: Batch = field(repr=False, compare=False)
-    _: dataclasses.KW_ONLY
+    _: KW_ONLY
     skip: bool = False
     steps: tuple[int, ...] = field(default=(), init=False)
     streams: tuple[Stream, ...] = field(default=(), init=False)
@@ -87,7 +85,7 @@ class StreamHistory(Result):
 
     def values(self, name: str) -> tuple[tuple[float, ...], ...]:
         """One quantity of `BranchReading`, by step and by branch; nan where it was not measured."""
-        arguments.one_of("name", name, QUANTITIES)
+        arguments.one_of("name", name, TITLES)
         every = ([getattr(one, name) for one in found.branches] for found in self.streams)
         return tuple(tuple(math.nan if one is None else one for one in row) for row in every)
 
