@@ -131,8 +131,11 @@ def test_values_of_a_network_that_can_be_done_by_hand() -> None:
     assert track.values["logits"][:2] == pytest.approx([0, 4 * 8 * start * 0.01], rel=1e-4)
     assert track.values["change of logits"][1] == pytest.approx(4 * 8 * start * 0.01, rel=1e-4)
     assert track.values["change of stream"][:2] == pytest.approx((0, 0), abs=1e-6)
-    # Step 2 moves everything else too.
+    # Step 2 moves everything else too, and as all weights stay alike, only by a factor.
     assert track.values["change of stream"][2] > 0.01
+    assert track.values["change of stream"][2] == pytest.approx(
+        abs(track.stream[2][-1] - 8 * start), rel=1e-4
+    )
 
 
 def test_a_run_that_diverges_is_a_result() -> None:
