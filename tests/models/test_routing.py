@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite.core.errors import UseError
 from theodolite.models import GPT
-from theodolite.models.routing import History, Route, Routed, RoutedBlock
+from theodolite.models.routing import History, Route, Routed
 from theodolite.models.transformer import FeedForward, make_norm
 
 
@@ -185,7 +185,7 @@ def test_blocks_are_in_the_same_order_as_of_the_plain_network():
     names = [name for name, _ in small().named_parameters() if "route." not in name]
     plain = GPT(32, 3, vocab=50, context=16, head_dim=16)
     assert names == [name for name, _ in plain.named_parameters()]
-    assert all(isinstance(block, RoutedBlock) for block in small().blocks)
+    assert all(isinstance(block.attention, Routed) for block in small().blocks)
 
 
 def test_a_network_in_halves_runs_in_halves() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from theodolite.core.arguments import is_number, is_whole
 from theodolite.core.errors import UseError
 
 
@@ -162,9 +163,9 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if hint is float and value is None:
         return math.nan
     wanted = {bool: "true or false", float: "a finite number", int: "a whole number"}.get(hint, "a text")
-    good = isinstance(value, int | float if hint is float else hint)
-    good = good and (hint is bool or not isinstance(value, bool))
-    return value if good and (hint is not float or _is_finite(value)) else _refuse(value, where, wanted)
+    checks = {float: is_number, int: is_whole}
+    good = checks[hint](value) if hint in checks else isinstance(value, hint)
+    return value if good else _refuse(value, where, wanted)
 
 
 def frozen(value: Any) -> Any:
@@ -181,13 +182,6 @@ def _array(value: Any, where: str) -> Any:
         return np.array(value, dtype=float)
     except (TypeError, ValueError):
         _refuse(value, where, "lists of numbers")
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer too large for a float
-        return False
 
 
 def _refuse(value: Any, where: str, wanted: str) -> NoReturn:

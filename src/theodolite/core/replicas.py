@@ -36,23 +36,15 @@ class OtherRankError(Exception):
     _known_to_all = True
 
 
-class _OtherUseError(OtherRankError, UseError):
-    pass
-
-
-class _OtherOutOfMemoryError(OtherRankError, torch.OutOfMemoryError):
-    pass
-
-
-class _OtherRuntimeError(OtherRankError, RuntimeError):
-    pass
-
-
-_KINDS = (
-    (UseError, _OtherUseError),
-    (torch.OutOfMemoryError, _OtherOutOfMemoryError),
-    (Exception, _OtherRuntimeError),
+_KINDS = tuple(
+    (kind, type("OtherRankError", (OtherRankError, base), {}))
+    for kind, base in (
+        (UseError, UseError),
+        (torch.OutOfMemoryError, torch.OutOfMemoryError),
+        (Exception, RuntimeError),
+    )
 )
+"""Kinds of errors, and what the other processes raise."""
 
 
 def group_of(model: object) -> Any:

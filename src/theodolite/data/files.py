@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import lzma
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from theodolite.core.errors import UseError
@@ -44,10 +46,13 @@ def locate(name: str) -> tuple[Path, tuple[File, ...]]:
         raise UseError(f"{name} is computed, it has no files")
     if found := _search(chosen):
         return found
-    if torn := _torn(chosen):
-        raise UseError(
-            f"{torn} is damaged: its length is wrong. Fetch it again with: theodolite data fetch {name}"
-        )
+    for place, form in _candidates(chosen):
+        for file in form:
+            if (torn := packed(place, file)) and not _fits(torn, file):
+                raise UseError(
+                    f"{torn} is damaged: its length is wrong. Fetch it again with: "
+                    f"theodolite data fetch {name}"
+                )
     by_hand = " or ".join(", ".join(file.name for file in form) for form in chosen.forms)
     raise UseError(
         f"the data set {name} is not in {folder()}. Fetch it with: theodolite data fetch {name}. "
@@ -79,34 +84,27 @@ def packed(place: Path, file: File) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
+def _candidates(chosen: Source) -> Iterator[tuple[Path, tuple[File, ...]]]:
+    """Folders and the files that one of them would hold."""
+    return itertools.product((folder() / relative for relative in chosen.places), chosen.forms)
+
+
 def _search(chosen: Source) -> tuple[Path, tuple[File, ...]] | None:
-    for relative in chosen.places:
-        place = folder() / relative
-        for form in chosen.forms:
-            if all((found := packed(place, file)) and _length(found) in (None, file.size) for file in form):
-                return place, form
+    for place, form in _candidates(chosen):
+        if all((found := packed(place, file)) and _fits(found, file) for file in form):
+            return place, form
     return None
 
 
-def _torn(chosen: Source) -> Path | None:
-    """A file that is there, but too short or too long."""
-    for relative in chosen.places:
-        for file in (file for form in chosen.forms for file in form):
-            found = packed(folder() / relative, file)
-            if found and _length(found) not in (None, file.size):
-                return found
-    return None
-
-
-def _length(found: Path) -> int | None:
-    """The unpacked length of a file; None if it would have to be unpacked."""
+def _fits(found: Path, file: File) -> bool:
+    """Is the unpacked length right, as far as it is known without unpacking?"""
     if found.suffix in (".xz", ".zip"):
-        return None
+        return True
     if found.suffix != ".gz":
-        return found.stat().st_size
+        return found.stat().st_size == file.size
     with found.open("rb") as stream:  # in the last four bytes, modulo 2³²
         stream.seek(max(0, found.stat().st_size - 4))
-        return int.from_bytes(stream.read(), "little")
+        return int.from_bytes(stream.read(), "little") == file.size
 
 
 def _unpack(archive: Path, file: File) -> bytes:

@@ -29,7 +29,7 @@ def fashion_mnist(split: Split = "train") -> Examples:
     References:
         Xiao, Rasul, Vollgraf, Fashion-MNIST, 2017.
     """
-    return _from_idx("fashion-mnist", _is_train("fashion-mnist", split), (0.2860,), (0.3530,))
+    return _from_idx("fashion-mnist", split, (0.2860,), (0.3530,))
 
 
 def mnist(split: Split = "train") -> Examples:
@@ -38,7 +38,7 @@ def mnist(split: Split = "train") -> Examples:
     References:
         LeCun, Bottou, Bengio, Haffner, Gradient-based learning applied to document recognition, 1998.
     """
-    return _from_idx("mnist", _is_train("mnist", split), (0.1307,), (0.3081,))
+    return _from_idx("mnist", split, (0.1307,), (0.3081,))
 
 
 def cifar10(split: Split = "train") -> Examples:
@@ -73,7 +73,8 @@ def _is_train(name: str, split: Split) -> bool:
     return split == "train"
 
 
-def _from_idx(name: str, train: bool, mean: tuple[float], std: tuple[float]) -> Examples:
+def _from_idx(name: str, split: Split, mean: tuple[float], std: tuple[float]) -> Examples:
+    train = _is_train(name, split)
     pixels_NCHW, labels_N = _idx_pair(locate(name), train)
     return Examples(name, pixels_NCHW, labels_N, 10, mean, std)
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from theodolite.core.arguments import multiple, one_of, whole
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.models.routing import History, Route, RoutedBlock, require_routable
+from theodolite.models.routing import History, Route, Routed, require_routable
 from theodolite.models.transformer import (
     Attention,
     Experts,
     FeedForward,
-    MakeNorm,
     NormKind,
     Placement,
     Residual,
@@ -120,10 +119,12 @@ class GPT(nn.Module):
                 if experts
                 else FeedForward(width, gated=gated, bias=bias)
             )
-            parts = attention, feed_forward, width, norm_placement, make
-            self.blocks.append(
-                RoutedBlock(*parts, first=place == 0) if residual == "routed" else Block(*parts)
-            )
+            if residual == "routed":
+                heads = Routed(attention, width, norm_placement, make, first=place == 0)
+                self.blocks.append(Block(heads, Routed(feed_forward, width, norm_placement, make)))
+            else:
+                branches = (Residual(one, width, norm_placement, make) for one in (attention, feed_forward))
+                self.blocks.append(Block(*branches))
         self.route = Route(width) if residual == "routed" else None
         self.norm = nn.Identity() if norm_placement in ("post", "none") else make(width)
         self.readout = nn.Linear(width, vocab, bias=False)
@@ -177,24 +178,17 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each a residual branch.
+    """Attention, then feed-forward, each a branch that is added (`Residual`) or routed (`Routed`).
 
-    Branches that add nothing leave the stream unchanged:
-
-    >>> attention, feed_forward = Attention(4, head_dim=2), FeedForward(4)
-    >>> _ = nn.init.zeros_(attention.out.weight), nn.init.zeros_(feed_forward.down.weight)
-    >>> block = Block(attention, feed_forward, 4, "pre", make_norm("rms", shift=False))
-    >>> block(torch.ones(1, 1, 4), None)
-    tensor([[[1., 1., 1., 1.]]], grad_fn=<...>)
+    >>> Block(nn.Identity(), nn.Tanh())(torch.zeros(1, 1, 4))
+    tensor([[[0., 0., 0., 0.]]])
     """
 
-    def __init__(
-        self, attention: nn.Module, feed_forward: nn.Module, width: int, placement: Placement, norm: MakeNorm
-    ) -> None:
+    def __init__(self, attention: nn.Module, feed_forward: nn.Module) -> None:
         super().__init__()
-        self.attention = Residual(attention, width, placement, norm)
-        self.feed_forward = Residual(feed_forward, width, placement, norm)
+        self.attention = attention
+        self.feed_forward = feed_forward
 
-    def forward(self, x_BTD: Tensor, rotation: Rotation | None) -> Tensor:
-        """The stream after both branches."""
-        return self.feed_forward(self.attention(x_BTD, rotation))
+    def forward(self, x: Any, *rest: Any) -> Any:
+        """The stream, or the history, after both branches; the first one gets further arguments."""
+        return self.feed_forward(self.attention(x, *rest))

@@ -65,11 +65,11 @@ class ResidualMLP(nn.Module):
         for name, value in {"inputs": inputs, "outputs": outputs, "block_layers": block_layers}.items():
             whole(name, value, least=1)
         one_of("activation", activation, get_args(Activation))
-        self.embed = _linear(inputs, width, bias=bias)
+        self.embed = make_linear(inputs, width, bias=bias)
         self.blocks = nn.ModuleList(
             MLPBlock(width, block_layers, activation=activation, bias=bias) for _ in range(depth)
         )
-        self.readout = _linear(width, outputs, bias=bias)
+        self.readout = make_linear(width, outputs, bias=bias)
 
     def forward(self, x_BI: Tensor) -> Tensor:
         """Outputs (B, O)."""
@@ -89,7 +89,7 @@ class MLPBlock(nn.Module):
 
     def __init__(self, width: int, layers: int, *, activation: Activation, bias: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_linear(width, width, bias=bias) for _ in range(layers))
+        self.layers = nn.ModuleList(make_linear(width, width, bias=bias) for _ in range(layers))
         self.rectified = activation == "relu"
 
     def forward(self, h_BD: Tensor) -> Tensor:
@@ -103,7 +103,8 @@ class MLPBlock(nn.Module):
         return h_BD + branch_BD
 
 
-def _linear(fan_in: int, fan_out: int, *, bias: bool) -> nn.Linear:
+def make_linear(fan_in: int, fan_out: int, *, bias: bool) -> nn.Linear:
+    """A linear map with weights `N(0, 1/fan_in)` and biases 0."""
     linear = nn.Linear(fan_in, fan_out, bias=bias)
     nn.init.normal_(linear.weight, std=fan_in**-0.5)
     if bias:

@@ -86,7 +86,7 @@ class Routed(nn.Module):
     """
 
     def __init__(
-        self, branch: nn.Module, width: int, placement: Placement, norm: MakeNorm, *, first: bool
+        self, branch: nn.Module, width: int, placement: Placement, norm: MakeNorm, *, first: bool = False
     ) -> None:
         super().__init__()
         require_routable(placement)
@@ -99,28 +99,6 @@ class Routed(nn.Module):
         """The history with the output of the branch."""
         h_BTD = history.values[0] if self.route is None else self.route(history)
         return history.then(self.norm_out(self.branch(self.norm_in(h_BTD), *rest)))
-
-
-class RoutedBlock(nn.Module):
-    """Attention, then feed-forward, each a routed branch."""
-
-    def __init__(
-        self,
-        attention: nn.Module,
-        feed_forward: nn.Module,
-        width: int,
-        placement: Placement,
-        norm: MakeNorm,
-        *,
-        first: bool,
-    ) -> None:
-        super().__init__()
-        self.attention = Routed(attention, width, placement, norm, first=first)
-        self.feed_forward = Routed(feed_forward, width, placement, norm, first=False)
-
-    def forward(self, history: History, *rest: Any) -> History:
-        """The history with the outputs of both branches."""
-        return self.feed_forward(self.attention(history, *rest))
 
 
 def require_routable(placement: Placement) -> None:

@@ -6,9 +6,7 @@ To add an optimizer, write a module in this folder with a tuple `SPECS` of `Opti
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from torch.optim import Optimizer
 from theodolite.anatomy.part import Part
 from theodolite.core.arguments import did_you_mean
 from theodolite.core.errors import UseError
+from theodolite.core.optional import find_by_name
 from theodolite.optimizers.borrowed import Borrowed
 from theodolite.optimizers.condition import Base, Hyper, Ratios, meet
 from theodolite.optimizers.scaling import Scaling
@@ -198,11 +197,4 @@ class OptimizerSpec:
 @functools.cache
 def find_optimizers() -> Mapping[str, OptimizerSpec]:
     """Every optimizer there is, by name: the `SPECS` of the modules in this folder."""
-    package = __name__.rpartition(".")[0]
-    found: dict[str, OptimizerSpec] = {}
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        for spec in getattr(importlib.import_module(f"{package}.{module.name}"), "SPECS", ()):
-            if spec.name in found:
-                raise TypeError(f"two optimizers are called {spec.name!r}")
-            found[spec.name] = spec
-    return found
+    return find_by_name("theodolite.optimizers", "SPECS")

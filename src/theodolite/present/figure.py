@@ -38,14 +38,8 @@ class Figure:
 
     def to_dict(self) -> dict[str, Any]:
         """As values that JSON knows."""
-        return {
-            "caption": self.caption,
-            "alt": self.alt,
-            "panels": [
-                {"title": panel.title, "data": list(panel.data), "layout": dict(panel.layout)}
-                for panel in self.panels
-            ],
-        }
+        found: dict[str, Any] = plain(self)
+        return found
 
 
 def power_law(
@@ -65,19 +59,19 @@ def power_law(
     level = line(x, [y[0]] * len(x))
     points = line(x, y, hover=f"{x_title} %{{x}}: %{{y:.4g}}", markers=7)
     falls = slope < -0.05
+    # A line that falls ends in the lower right: the label stands in the other corner.
+    corner = ("left", "bottom") if falls else ("right", "top")
     label = {
         "xref": "paper",
-        "x": 1.0,
-        "xanchor": "right",
         "yref": "paper",
+        "x": 0.04 if falls else 1.0,
         "y": 0.02 if falls else 0.98,
-        "yanchor": "bottom" if falls else "top",
+        "xanchor": corner[0],
+        "yanchor": corner[1],
         "text": f"slope {signed(slope)}",
         "showarrow": False,
         "font": {"size": 13, "color": ACCENT},
     }
-    if falls:  # the line ends in the lower right: speak from the lower left
-        label |= {"x": 0.04, "xanchor": "left"}
     layout = frame(height=190, x=x_title)
     pad = 0.08 * (math.log10(max(x)) - math.log10(min(x)))
     layout["xaxis"] |= {

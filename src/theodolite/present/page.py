@@ -71,24 +71,6 @@ def figure_html(figure: Figure, number: int) -> str:
     )
 
 
-def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
-    """A table; the first `words` columns are words, the others numbers."""
-    kinds = ["" if index < words else ' class="number"' for index in range(len(columns))]
-    heads = "".join(
-        f'<th scope="col"{kind}>{escape(column)}</th>' for column, kind in zip(columns, kinds, strict=True)
-    )
-    lines = "".join(
-        "<tr>"
-        + "".join(
-            f'<td data-label="{escape(column)}"{kind}>{escape(cell)}</td>'
-            for column, cell, kind in zip(columns, row, kinds, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
-    return f'<table class="anatomy"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
-
-
 def inlined_json(value: object) -> str:
     """JSON that no HTML parser can mistake for the end of its script."""
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")

@@ -38,9 +38,9 @@ Block = str | Heading | Table | Figure | Html
 class Result:
     """The base of all results.
 
-    A subclass names its `kind` and gives `blocks`; everything else follows from these. A result that is a
-    table at heart gives `table` too and can be saved as CSV. One that can be read back sets `loads`; its
-    fields are read by their type hints, or by a `from_dict` of its own.
+    A subclass names its `kind` and gives `blocks`, or `table` if it is one, which can be saved as CSV;
+    everything else follows from these. One that can be read back sets `loads`; its fields are read by their
+    type hints, or by a `from_dict` of its own.
     """
 
     kind: ClassVar[str] = "result"
@@ -49,8 +49,9 @@ class Result:
     """Can it be read back from JSON?"""
 
     def blocks(self) -> Iterator[Block]:
-        """What it says, from the top. Figures are for pages only."""
-        yield repr(self)
+        """What it says, from the top: by default its table. Figures are for pages only."""
+        rows = self.table()
+        yield repr(self) if rows is None else rows
 
     def table(self) -> Table | None:
         """Its numbers as one table, if it is one."""
@@ -136,7 +137,7 @@ class Result:
         return "\n\n".join(text for text in texts if text)
 
     def _repr_html_(self) -> str:
-        if type(self).blocks is Result.blocks:
+        if type(self).blocks is Result.blocks and self.table() is None:
             return f"<pre>{escape(str(self))}</pre>"
         return "\n".join(block_html(block) for block in self.blocks() if not isinstance(block, Figure))
 

@@ -124,23 +124,14 @@ def ticks(values: Sequence[float], *, power: bool = False) -> dict[float, str]:
     >>> ticks([-1.0, 0.5]), ticks([-3.0], power=True)
     ({-1.0: '-1', 0.5: '0.5'}, {-3.0: '10⁻³'})
     """
-    return {value: power_of_ten(value) if power else f"{value:g}" for value in values}
-
-
-def power_of_ten(exponent: float) -> str:
-    """As one writes it.
-
-    >>> power_of_ten(-12.0), power_of_ten(0.5)
-    ('10⁻¹²', '10^0.5')
-    """
-    return power_of(10, exponent)
+    return {value: power_of(10, value) if power else f"{value:g}" for value in values}
 
 
 def power_of(base: int, exponent: float) -> str:
-    """The same of another base.
+    """A power as one writes it.
 
-    >>> power_of(2, -8), power_of(2, 0)
-    ('2⁻⁸', '2⁰')
+    >>> power_of(10, -12.0), power_of(10, 0.5), power_of(2, 0)
+    ('10⁻¹²', '10^0.5', '2⁰')
     """
     if exponent != round(exponent):
         return f"{base}^{exponent:g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from theodolite.anatomy.structure.norms import Read, Readings, follows_normalisa
 from theodolite.anatomy.structure.uses import Use, product_operands
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.present.result import Block, Result
+from theodolite.present.result import Result
 from theodolite.present.text import Table
 from theodolite.surgery.vectors import WeightShape
 
@@ -72,10 +72,6 @@ class NormGains(Result):
         rows = [(one.name, ", ".join(each.weight for each in one.readers), None) for one in self.found]
         left = [(name, None, reason) for name, reason in self.left.items()]
         return Table(("gain", "read by", "cannot be folded, because"), [*rows, *left])
-
-    def blocks(self) -> Iterator[Block]:
-        """The table."""
-        yield self.table()
 
     def chosen(self, patterns: Sequence[str] | None) -> tuple[NormGain, ...]:
         """The gains whose names match; without patterns, all that can be folded."""

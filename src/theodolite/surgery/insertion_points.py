@@ -28,7 +28,7 @@ from theodolite.anatomy.recording.undisturbed import undisturbed
 from theodolite.core.building import in_one_line, untouched_randomness
 from theodolite.core.calling import call as call_network
 from theodolite.core.exclusive import exclusive
-from theodolite.present.result import Block, Result
+from theodolite.present.result import Result
 from theodolite.present.text import Table
 from theodolite.surgery.blocks import (
     BlockCall,
@@ -65,10 +65,6 @@ class InsertionPoints(Result):
         ]
         left = [(name, None, None, reason) for name, reason in self.left.items()]
         return Table(("point", "copy of", "zero", "no block here, because"), [*rows, *left])
-
-    def blocks(self) -> Iterator[Block]:
-        """The table."""
-        yield self.table()
 
     def at(self, where: int | str | InsertionPoint) -> InsertionPoint:
         """A point by name, by number in a network with one list of blocks, or itself."""

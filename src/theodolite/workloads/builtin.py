@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -15,8 +13,10 @@ from torch import Tensor, nn
 from theodolite import data
 from theodolite.core.batches import Batch
 from theodolite.core.calling import Build, Loss
+from theodolite.core.optional import find_by_name
 from theodolite.core.size import Size
 from theodolite.models import GPT, LeNet300, ResidualMLP, ResNet
+from theodolite.models.residual_mlp import make_linear
 from theodolite.workloads.definition import Workload
 
 MODULUS = 59
@@ -33,14 +33,7 @@ def built_in() -> dict[str, Workload]:
     >>> tokens.shape, gpt.size
     (torch.Size([16, 128]), Size(width=128, depth=4))
     """
-    package = __name__.rpartition(".")[0]
-    found: dict[str, Workload] = {}
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        for workload in getattr(importlib.import_module(f"{package}.{module.name}"), "WORKLOADS", ()):
-            if workload.name in found:
-                raise TypeError(f"two workloads are called {workload.name!r}")
-            found[workload.name] = workload
-    return found
+    return find_by_name("theodolite.workloads", "WORKLOADS")
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -58,12 +51,9 @@ def adder(width: int, depth: int) -> nn.Module:
 
     Depths above 1 add hidden layers. Weights are `N(0, 1/fan_in)`.
     """
-    features = [MODULUS, *[width] * depth, MODULUS]
     layers: list[nn.Module] = []
-    for fan_in, fan_out in pairwise(features):
-        linear = nn.Linear(fan_in, fan_out, bias=False)
-        nn.init.normal_(linear.weight, std=fan_in**-0.5)
-        layers += [linear, nn.ReLU()]
+    for fan_in, fan_out in pairwise([MODULUS, *[width] * depth, MODULUS]):
+        layers += [make_linear(fan_in, fan_out, bias=False), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 

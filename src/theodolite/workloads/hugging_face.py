@@ -119,7 +119,7 @@ def _build(path: str, width: int, depth: int) -> nn.Module:
     # there transformers chooses, which is grouped_mm for a model that has experts.
     hollow = torch.get_default_device().type == "meta"
     try:
-        return getattr(transformers, task.auto).from_config(
+        return getattr(transformers, f"AutoModelFor{task.auto}").from_config(
             type(config).from_dict(values),
             dtype=torch.float32,
             attn_implementation="eager",

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from theodolite import data
 from theodolite.core.batches import Batch
@@ -33,9 +34,9 @@ class Task:
     """A task for which transformers has a family of models."""
 
     auto: str
-    """The class that builds a model from a config."""
+    """`AutoModelFor…` builds a model from a config."""
     mapping: str
-    """The mapping from classes of configs to classes of models."""
+    """`MODEL_FOR_…_MAPPING` maps classes of configs to classes of models."""
     draw: Draw
     loss: Callable[[Tensor, Any], Tensor]
 
@@ -46,11 +47,13 @@ def find_task(transformers: Any, config: Any) -> Task | None:
     A config names its model by `architectures`. Without it, or for a model without a head, the task of an
     encoder–decoder is translation, of a text encoder masked tokens, of a decoder the next token.
     """
-    known = [task for task in TASKS.values() if type(config) in getattr(transformers, task.mapping)]
+    known = {}
+    for task in TASKS.values():
+        if classes := getattr(transformers, f"MODEL_FOR_{task.mapping}_MAPPING").get(type(config), None):
+            known[task] = classes if isinstance(classes, tuple) else (classes,)
     for name in config.architectures or ():
-        for task in known:
-            classes = getattr(transformers, task.mapping)[type(config)]
-            if name in [one.__name__ for one in (classes if isinstance(classes, tuple) else (classes,))]:
+        for task, classes in known.items():
+            if name in [one.__name__ for one in classes]:
                 return task
     usual = ["next token", "image", "recording", "sound", "text", "tokens"]
     if not getattr(config, "is_decoder", False):
@@ -175,18 +178,14 @@ def _generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(1_000_003 * seed + step)
 
 
-_TASKS: tuple[tuple[str, str, str, Draw, Callable[[Tensor, Any], Tensor]], ...] = (
-    ("next token", "CausalLM", "CAUSAL_LM", _text, next_token_loss),
-    ("masked tokens", "MaskedLM", "MASKED_LM", _masked, next_token_loss),
-    ("text to text", "Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM", _translated, next_token_loss),
-    ("speech to text", "SpeechSeq2Seq", "SPEECH_SEQ_2_SEQ", _transcribed, next_token_loss),
-    ("image", "ImageClassification", "IMAGE_CLASSIFICATION", _sorted_images, nn.functional.cross_entropy),
-    ("recording", "CTC", "CTC", _spoken, ctc_loss),
-    ("sound", "AudioClassification", "AUDIO_CLASSIFICATION", _sorted_sounds, nn.functional.cross_entropy),
-    ("text", "SequenceClassification", "SEQUENCE_CLASSIFICATION", _sorted_texts, nn.functional.cross_entropy),
-    ("tokens", "TokenClassification", "TOKEN_CLASSIFICATION", _sorted_tokens, next_token_loss),
-)
 TASKS = {
-    name: Task(f"AutoModelFor{auto}", f"MODEL_FOR_{mapping}_MAPPING", draw, loss)
-    for name, auto, mapping, draw, loss in _TASKS
+    "next token": Task("CausalLM", "CAUSAL_LM", _text, next_token_loss),
+    "masked tokens": Task("MaskedLM", "MASKED_LM", _masked, next_token_loss),
+    "text to text": Task("Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM", _translated, next_token_loss),
+    "speech to text": Task("SpeechSeq2Seq", "SPEECH_SEQ_2_SEQ", _transcribed, next_token_loss),
+    "image": Task("ImageClassification", "IMAGE_CLASSIFICATION", _sorted_images, cross_entropy),
+    "recording": Task("CTC", "CTC", _spoken, ctc_loss),
+    "sound": Task("AudioClassification", "AUDIO_CLASSIFICATION", _sorted_sounds, cross_entropy),
+    "text": Task("SequenceClassification", "SEQUENCE_CLASSIFICATION", _sorted_texts, cross_entropy),
+    "tokens": Task("TokenClassification", "TOKEN_CLASSIFICATION", _sorted_tokens, next_token_loss),
 }

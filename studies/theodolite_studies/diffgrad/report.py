@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from theodolite.present.svg import BLUE, INK, ORANGE, SvgAxis, SvgFigure, SvgRow, power_of, ticks
-from theodolite_studies.framework.claims import Array, Claim, Observe, at_least, at_most, each
+from theodolite.present.text import Column
+from theodolite_studies.framework.claims import Array, Claim, Observe, at_least, at_most, each, table
 from theodolite_studies.framework.figures import band, line
 from theodolite_studies.framework.records import Record, distinct, select
 
@@ -127,17 +128,19 @@ ROWS = (
 
 def notes(records: Sequence[Record]) -> str:
     """Losses by learning rate, means over seeds."""
-    lines = []
+    tables = []
     for part, what in (("function", "gap to the minimum"), ("network", "held-out loss")):
         for task in distinct(select(records, part=part), "task"):
             own = select(records, task=task)
-            heads = "".join(f"{'2^' + str(rate):>9}" for rate in _rates(own))
-            lines.append(f"{task + ', ' + what:24}{heads}{'mean ξ':>9}")
+            rows = []
             for name, optimizer, lower, _ in ROWS:
-                means = "".join(f"{_shown(value):>9}" for value in _losses(own, optimizer, lower).mean(0))
-                factor = f"{_factors(own).mean():9.3f}" if optimizer == "diffgrad" else ""
-                lines.append(f"  {name:22}{means}{factor}")
-    return "\n".join(lines)
+                means = [_shown(value) for value in _losses(own, optimizer, lower).mean(0)]
+                factor = f"{_factors(own).mean():.3f}" if optimizer == "diffgrad" else ""
+                rows.append([name, *means, factor])
+            heads = [*(f"2^{rate}" for rate in _rates(own)), "mean ξ"]
+            columns = [Column(f"{task}, {what}"), *(Column(head, side="right") for head in heads)]
+            tables.append(table(columns, rows))
+    return "\n\n".join(tables)
 
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, SvgAxis, SvgFigure, SvgLine, SvgRow, ticks
+from theodolite.present.text import Column
 from theodolite_studies.framework.claims import (
     Claim,
     Observation,
@@ -15,6 +16,7 @@ from theodolite_studies.framework.claims import (
     at_least,
     at_most,
     per,
+    table,
 )
 from theodolite_studies.framework.figures import line
 from theodolite_studies.framework.records import Record, distinct, select
@@ -162,29 +164,29 @@ def notes(records: Sequence[Record]) -> str:
 def _far(rows: Sequence[Record]) -> str:
     if not rows:
         return ""
-    lines = ["off the flow after ten steps on a quadratic, as a share of the way (mean)"]
-    lines.append("  ".join([f"{'lr·λ_max':<9}", *(f"{name:>10}" for name in FLOWS)]))
-    for top in sorted(distinct(rows, "top")):
-        means = [np.mean([row[name] for row in select(rows, top=top)]) for name in FLOWS]
-        lines.append("  ".join([f"{top:<9g}", *(f"{mean:>10.2g}" for mean in means)]))
-    return "\n".join(lines)
+    tops = sorted(distinct(rows, "top"))
+    means = [[np.mean([row[name] for row in select(rows, top=top)]) for name in FLOWS] for top in tops]
+    title = "off the flow after ten steps on a quadratic, as a share of the way (mean)"
+    columns = [Column("lr·λ_max"), *(Column(name, "{:.2g}".format) for name in FLOWS)]
+    return f"{title}\n{table(columns, [(top, *own) for top, own in zip(tops, means, strict=True)])}"
 
 
 def _kinds(moments: Sequence[Record]) -> str:
     """Steps that swing along the top eigenvector, and steps that do not: told apart after looking."""
     if not moments:
         return ""
-    names = ("steps", "explained", "by modified", "turn off by")
-    lines = ["single steps of the second half by how far they leave the gradient flow (medians)"]
-    lines.append("  ".join([f"{'drift':<15}", *(f"{name:>11}" for name in names)]))
+    columns = [Column("drift"), Column("steps")]
+    columns += [Column(name, "{:.2g}".format) for name in ("explained", "by modified", "turn off by")]
     values = (lambda row: row["explained"], lambda row: row["by modified"], _turn)
+    rows = []
     for title, own in (
         ("≥ 0.1 of a step", select(moments, relative=lambda far: far >= 0.1)),
         ("less", select(moments, relative=lambda far: far < 0.1)),
     ):
         middle = [np.median([value(row) for row in own]) if own else math.nan for value in values]
-        lines.append("  ".join([f"{title:<15}", f"{len(own):>11}", *(f"{each:>11.2g}" for each in middle)]))
-    return "\n".join(lines)
+        rows.append((title, len(own), *middle))
+    title = "single steps of the second half by how far they leave the gradient flow (medians)"
+    return f"{title}\n{table(columns, rows)}"
 
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from theodolite.present.text import Table
+from theodolite.present.text import Column, Table
 from theodolite_studies.framework.paired import Paired, Verdict
 from theodolite_studies.framework.records import Record, select
 
@@ -78,7 +78,7 @@ def report_claims(found: Sequence[Decided]) -> str:
     return "\n\n".join(said)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def table(columns: Sequence[str | Column], rows: Sequence[Sequence[Any]]) -> str:
     """A table with one line for each row, however wide."""
     return Table(columns, rows).text(width=10_000)
 

@@ -23,7 +23,7 @@ from theodolite.present.svg import (
     SvgLine,
     SvgRow,
     head,
-    power_of_ten,
+    power_of,
     ticks,
     turned,
 )
@@ -178,7 +178,7 @@ def _course(data: Measured) -> SvgFigure:
     across = SvgAxis(0.0, last, {math.log10(1 + epoch): str(epoch) for epoch in marks})
     return SvgFigure(
         "During gradient descent with η' = T·10⁻²: the excess, the share of G, and train accuracy",
-        [(f"T = {power_of_ten(at)}", colour) for at, colour in paint.items()],
+        [(f"T = {power_of(10, at)}", colour) for at, colour in paint.items()],
         list(TITLES.values()),
         [
             SvgRow("excess", across, EXCESS, panels["excess"]),
@@ -259,14 +259,14 @@ def _map(
         x = left + (place + 0.5) * CELL
         pieces.append(
             f'<text x="{x}" y="{top + num * SIDE + 13}" text-anchor="middle" font-size="8">'
-            f"{power_of_ten(found.at[place])}</text>"
+            f"{power_of(10, found.at[place])}</text>"
         )
     if first:
         for rate in range(0, num, 2):
             y = top + (num - 0.5 - rate) * SIDE + 4
             pieces.append(
                 f'<text x="{left - 5}" y="{y}" text-anchor="end" font-size="9">'
-                f"{power_of_ten(found.rates[rate])}</text>"
+                f"{power_of(10, found.rates[rate])}</text>"
             )
     if its_zone is not None:
         for boundary in (its_zone.low, its_zone.high):

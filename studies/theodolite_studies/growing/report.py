@@ -228,11 +228,11 @@ def _enveloped(records: Sequence[Record]) -> Iterator[str]:
         ("held-out error, grown", found.rivals),
         ("held-out error, one block", alone and alone.rivals),
     ]
-    shown = [f"{name:<37}{value}" for name, value in lines if value is not None]
+    rows = [(name, str(value)) for name, value in lines if value is not None]
     yield "\n".join(
         [
             "Exponents:",
-            *shown,
+            table(("of", "value"), rows),
             f"Held-out errors are of log loss at the last {HELD} stages, by fits to the others, by seed.",
             "One block that trains on gains no depth. Where its s cannot be told from that of the network",
             "that grows, what is fitted may be training time.",

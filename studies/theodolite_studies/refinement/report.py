@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, SvgAxis, SvgFigure, SvgRow, ticks
-from theodolite_studies.framework.claims import Array, Claim, Observation, Observe, at_least, at_most, each
+from theodolite.present.text import Column
+from theodolite_studies.framework.claims import (
+    Array,
+    Claim,
+    Observation,
+    Observe,
+    at_least,
+    at_most,
+    each,
+    table,
+)
 from theodolite_studies.framework.figures import line
 from theodolite_studies.framework.records import Record, distinct, select
 from theodolite_studies.refinement.problems import PROBLEMS
@@ -86,16 +96,17 @@ CLAIMS = (
 
 def notes(records: Sequence[Record]) -> str:
     """By problem and schedule: the geometric mean at the best peak, over linear decay's."""
-    lines = ["end over that of linear decay, both at their best peak (geometric mean; that peak)"]
-    lines.append("  ".join([f"{'problem':<10}", *(f"{kind:>15}" for kind in COLOURS)]))
+    rows = []
     for problem in distinct(records, "problem"):
-        words = [f"{problem:<10}"]
+        words = [problem]
         for kind in COLOURS:
             ratio = np.exp(np.log(tuned(records, problem, kind) / tuned(records, problem, "linear")).mean())
             peak = PROBLEMS[problem](0).rates[_best(_ends(records, problem, kind))]
-            words.append(f"{ratio:.3f} ({peak:.2g})".rjust(15))
-        lines.append("  ".join(words))
-    return "\n".join(lines)
+            words.append(f"{ratio:.3f} ({peak:.2g})")
+        rows.append(words)
+    columns = [Column("problem"), *(Column(kind, side="right") for kind in COLOURS)]
+    title = "end over that of linear decay, both at their best peak (geometric mean; that peak)"
+    return f"{title}\n{table(columns, rows)}"
 
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
