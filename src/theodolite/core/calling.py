@@ -245,7 +245,11 @@ def described(value: Any) -> str:
     >>> import torch
     >>> described((torch.ones(2), None))
     'a tuple of 2 (Tensor, NoneType)'
+    >>> described(3)
+    '3'
     """
+    if value is None or isinstance(value, (int, float)):
+        return repr(value)
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):
