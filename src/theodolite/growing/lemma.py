@@ -13,7 +13,7 @@ shortcut: 1, or that of a projection. The sum is over the branches of a layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from theodolite.anatomy.structure.branches import names_in, streams_of
 from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
 from theodolite.core.errors import UseError
+from theodolite.core.progress import Progress, share
 from theodolite.growing.lipschitz import Bound, Sizes, upper_bound
 from theodolite.probes.scaling.activation_layout import ActivationLayout, find_layout
 
@@ -171,15 +172,16 @@ def _steps(
 
 
 def measure(
-    cut: LayeredPass, examples: Sequence[Any], progress: Callable[[float], None] | None = None
+    cut: LayeredPass, examples: Sequence[Any], progress: Progress | None = None
 ) -> tuple[tuple[LemmaLayer, ...], LipschitzConstant]:
     """All branches, and the top.
 
     Args:
         cut: the network, on one example.
         examples: the inputs of each example to measure, of the shapes of the first.
-        progress: called with the fraction done.
+        progress: called with a title and the fraction done.
     """
+    tell = share(progress, "Lipschitz constants")
     seen, everywhere = _bounds(cut, examples)
     inputs, parameters = dict.fromkeys(cut.steps, 0.0), [0.0] * len(cut.residuals)
     for number, one in enumerate(examples):
@@ -193,8 +195,7 @@ def measure(
             if step[0] == "branch":
                 values = [by_name[name] for name in cut.names(step[1])]
                 parameters[step[1]] = max(parameters[step[1]], _norm(passed, values, ends, weights))
-            if progress is not None:
-                progress((number + (done + 1) / len(inputs)) / len(examples))
+            tell((number + (done + 1) / len(inputs)) / len(examples))
 
     def factor(step: Step) -> LipschitzConstant:
         if inputs[step] > seen[step].value * (1 + LEEWAY):

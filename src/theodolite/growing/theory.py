@@ -24,7 +24,7 @@ from theodolite.core.calling import Loss, call, logits
 from theodolite.core.errors import UseError
 from theodolite.core.examples import each_batch, num_examples, take
 from theodolite.core.exclusive import exclusive
-from theodolite.core.progress import Progress, share
+from theodolite.core.progress import Progress
 from theodolite.growing.complexity import Complexity, Theorem, refuse_rise
 from theodolite.growing.lemma import LemmaLayer, LipschitzConstant, Side, amplified, cut_in_layers, measure
 from theodolite.present.result import Block, Heading, Result
@@ -250,7 +250,7 @@ def theory(
         first = on_device(next(iter(each_batch(batches))), str(device_of(inner)))
         chosen = [take(first, [row]) for row in range(min(examples, num_examples(first)))]
         cut = cut_in_layers(inner, chosen[0][0])
-        layers, top = measure(cut, [inputs for inputs, _ in chosen], share(progress, "Lipschitz constants"))
+        layers, top = measure(cut, [inputs for inputs, _ in chosen], progress)
         slope = max(_slope(inner, own, one) for one in chosen)
         # A sum over tokens is steeper than one of them, so the measured slope decides.
         known = _is_mean_cross_entropy(loss) and slope <= math.sqrt(2) * (1 + 1e-6)

@@ -403,9 +403,11 @@ def _check_option(value: Any, where: str) -> None:
     elif isinstance(value, tuple | list):
         for item in value:
             _check_option(item, where)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+    elif value is None or isinstance(value, bool | str):
+        return
+    elif isinstance(value, int | float):
         arguments.number(where, value)
-    elif value is not None and not isinstance(value, bool | str):
+    else:
         raise UseError(
             f"{where} is a {type(value).__name__}: only numbers, texts and their lists can be saved"
         )

@@ -187,10 +187,10 @@ class Decay(Result):
     def table(self) -> Table:
         """One row for each tensor."""
         columns = ("tensor", "what it is", "state", "weight decay", "lr·λ", "should be", "verdict", "why")
-        rows = [
-            (*(row.name, row.kind, now.state, now.weight_decay, now.rate), row.should, row.verdict, row.why)
-            for row, now in ((row, row.now) for row in self.rows)
-        ]
+        rows = []
+        for row in self.rows:
+            now = (row.now.state, row.now.weight_decay, row.now.rate)
+            rows.append((row.name, row.kind, *now, row.should, row.verdict, row.why))
         return Table(columns, rows)
 
     def _summary(self) -> str:
