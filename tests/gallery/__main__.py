@@ -151,20 +151,21 @@ def page(results: Sequence[Result], command: str) -> str:
 
 HEAD = """# Gallery
 
-Networks of many families, each written from its definition in `tests/gallery/`, with the truth about it: the
-role of every tensor, the number of residual branches, and that under a plan every module learns as much at
-every size.
+Networks of many families, each written from its definition in `tests/gallery/`, with known answers: the role
+of every tensor and the number of residual branches. Under a plan, every module should learn by the same
+amount at every size. The gallery tests that Theodolite gets both right; look here for an architecture like
+yours.
 
 Each network is planned with `theodolite.plan` from its smallest size, built, and trained for three steps.
-Forward hooks, which use nothing of Theodolite, measure by how much the output of each module has changed on a
-fixed batch. The slope of log₂ RMS(change) on log₂ width is 0 in theory; within ±0.15 it is right. Over depth
-it is measured for modules outside of the repeated blocks, for the last block and for the network's output.
-The table shows the slope that is farthest from 0, the mean over three seeds.
+Forward hooks, independent of Theodolite, measure how much the output of each module has changed on a fixed
+batch. The slope of log₂ RMS(change) against log₂ width is 0 in theory; a slope within ±0.15 counts as right.
+Over depth it is measured for modules outside of the repeated blocks, for the last block and for the
+network's output. The table shows the slope that is farthest from 0, averaged over three seeds.
 
-Sizes, learning rates, initial sizes and batches of each network were chosen so that what is finite at these
-sizes stays below the limit: at other widths, with fresh random batches or with branches that start large,
-slopes of many of them are larger, and become smaller from doubling to doubling. So the table shows that no
-tensor is planned wrongly, and is no measurement of how soon a network reaches its limit.
+Sizes, learning rates, initial scales and batches of each network were chosen so that finite-size effects
+stay below this limit. At other widths, with fresh random batches or with branches that start large, many
+slopes are larger, and become smaller with each doubling. So the table shows that no tensor is planned
+wrongly. It does not measure how soon a network reaches its limit.
 
 <!-- no-run -->
 ```console
@@ -175,7 +176,7 @@ $ {command}
 """
 REASONS = """## Slopes that are not 0 for a reason
 
-These modules are measured and not judged."""
+These modules are measured but not judged."""
 
 
 def _report(result: Result) -> Iterator[str]:
