@@ -66,7 +66,8 @@ def plan(
         weight_decay: weight decay at base size, of `W ← W − lr·(A + weight_decay·W)`; under the policy
             `independent` the fraction that a weight loses per step, at base size too.
         eps: the optimizer's eps at base size; its usual value by default.
-        decay: `paper`, `independent` or `none`, see `theodolite.optimizers.decay_policies`.
+        decay: `paper`, `independent`, `none`, `matrices` or `everything`, see
+            `theodolite.optimizers.decay_policies`.
         covers: which weights a matrix optimizer trains: the `hidden` ones, or `all`. AdamW trains the rest.
         vector_lr: learning rate at base size for what a matrix optimizer leaves to AdamW; `lr` by default.
         init: initial std at base size by pattern of names, instead of the network's own; 0 for zeros.
