@@ -63,7 +63,9 @@ def grow(
     depth: Depth = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="The plan of its training, if the readout is tied and not in the file."),
+        typer.Option(
+            help="The plan of its training, if the readout is tied and the file does not hold its multiplier."
+        ),
     ] = None,
     device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of the split and of fresh blocks.")] = 0,
