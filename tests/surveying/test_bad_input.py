@@ -125,7 +125,7 @@ def test_a_loss_that_is_not_one_number(rows):
     assert "workload 'mine': loss returned a tensor of shape (4,), not" in refusal(rows(Plain, loss=loss))
 
 
-@pytest.mark.parametrize("returned, described", [(0.5, "a float"), (None, "a NoneType")])
+@pytest.mark.parametrize("returned, described", [(0.5, "the float 0.5"), (None, "None")])
 def test_a_loss_that_is_no_tensor(rows, returned, described):
     message = refusal(rows(Plain, loss=lambda logits, targets: returned))
     assert message == f"workload 'mine': loss returned {described}, not a tensor with one number"

@@ -246,10 +246,12 @@ def described(value: Any) -> str:
     >>> described((torch.ones(2), None))
     'a tuple of 2 (Tensor, NoneType)'
     >>> described(3)
-    '3'
+    'the int 3'
     """
-    if value is None or isinstance(value, (int, float)):
-        return repr(value)
+    if isinstance(value, (int, float)):
+        return f"the {type(value).__name__} {value!r}"
+    if value is None:
+        return "None"
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):

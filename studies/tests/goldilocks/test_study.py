@@ -37,8 +37,8 @@ TINY = GoldilocksSetting(
 def pixels():
     """Fashion-MNIST without Fashion-MNIST."""
 
-    def noise(name, train, mean, std):
-        generator = torch.Generator().manual_seed(int(train))
+    def noise(name, split, mean, std):
+        generator = torch.Generator().manual_seed(int(split == "train"))
         values = torch.randint(256, (32, 1, 28, 28), dtype=torch.uint8, generator=generator)
         return data.Examples(name, values, torch.arange(32) % 10, 10, mean, std)
 

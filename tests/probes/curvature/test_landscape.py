@@ -462,7 +462,7 @@ def test_a_csv_has_a_row_for_each_point(tmp_path: Path) -> None:
         ({"axes": {"weight": torch.ones(3, 5)}}, "one or two state dicts in a list"),
         ({"axes": [{"weights": torch.ones(3, 5)}]}, "the checkpoint has no weight"),
         ({"axes": [{"weight": torch.ones(5, 3)}]}, r"weight has the shape \(5, 3\) in the checkpoint"),
-        ({"axes": [3]}, "a checkpoint is a state dict, not 3"),
+        ({"axes": [3]}, "a checkpoint is a state dict, not the int 3"),
         ({"dimensions": 3}, "dimensions is 3"),
         ({"num": 2}, "num is 2"),
         ({"radius": 0.0}, r"radius is 0\.0"),
