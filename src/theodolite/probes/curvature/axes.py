@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_modules
+from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.present.result import Block, Result
@@ -146,7 +147,7 @@ def checkpoint_axes(objective: Objective, states: Sequence[State]) -> Axes:
 def _read_state(objective: Objective, state: State) -> dict[str, Tensor]:
     """The chosen parameters from a state dict of the wrapped or the unwrapped model."""
     if not isinstance(state, Mapping):
-        raise UseError(f"a checkpoint is a state dict, not a {type(state).__name__}: give model.state_dict()")
+        raise UseError(f"a checkpoint is a state dict, not {described(state)}: give model.state_dict()")
     by_tensor = {id(tensor): name for name, tensor in objective.tensors.items()}
     namings = [
         {name: by_tensor[id(tensor)] for name, tensor in one.named_parameters() if id(tensor) in by_tensor}
