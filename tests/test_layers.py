@@ -94,6 +94,30 @@ def test_no_file_is_too_long_to_be_read_at_once() -> None:
     assert {file: length for file, length in lengths.items() if length > LONGEST} == {}
 
 
+OF_WHOLE_FOLDERS = {
+    "controllers": ["cuda"],
+    "optimizers": ["absorption", "cuda", "every", "slopes", "tables", "vectorised"],
+    "surveying": ["bad_input", "browser"],
+}
+"""Tests of all that a folder holds; every other file of tests is named after the module it tests."""
+
+
+def test_test_files_are_named_after_what_they_test() -> None:
+    strangers = []
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        folder, subject = file.parent.relative_to(ROOT / "tests"), file.stem.removeprefix("test_")
+        if (
+            not (PACKAGE / folder).is_dir()
+            or folder == Path()
+            or subject in OF_WHOLE_FOLDERS.get(str(folder), ())
+        ):
+            continue
+        modules = {one.stem for one in (PACKAGE / folder).iterdir()}
+        if not any(subject == one or subject.startswith(f"{one}_") for one in modules):
+            strangers.append(str(file.relative_to(ROOT)))
+    assert strangers == []
+
+
 MARKS = "<!-- modules: made by python -m tests.test_layers -->\n", "<!-- end of modules -->\n"
 
 

@@ -82,6 +82,18 @@ def test_a_page_carries_text_table_and_figure(tmp_path: Path) -> None:
     assert "http-equiv" in page
 
 
+def test_a_page_says_its_title_once() -> None:
+    class Titled(Measured):
+        title = "Measured at 64 × 2"
+
+        def blocks(self) -> Iterator[Block]:
+            yield "Measured at 64 × 2\nwith two values"
+
+    body = Titled(FOUND.inner).page().partition("<body>")[2]
+    assert body.count("Measured at 64 × 2") == 1
+    assert "<p>with two values</p>" in body
+
+
 def test_csv_only_where_it_is_a_table(tmp_path: Path) -> None:
     assert FOUND.save(tmp_path / "found.csv").read_text() == "name,value\na,0.25\nb,nan\n"
     with pytest.raises(UseError, match=r"must end in \.json or \.html"):
