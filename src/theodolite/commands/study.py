@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 GROUP = "theodolite.studies"
 """The group of entry points. Each is a function that typer makes a command of."""
-MISSING = "No studies are installed: pip install theodolite-studies"
+MISSING = "No studies are installed. In a clone of the repository: pip install -e studies"
 
 
 def installed() -> dict[str, EntryPoint]:

@@ -39,9 +39,9 @@ def test_without_studies_it_says_how_to_install_them(
     monkeypatch.setattr(commands, "entry_points", lambda group: [])
     code, _, err = run("lion", "--draw", capsys=capsys)
     assert code == 2
-    assert "pip install theodolite-studies" in err
+    assert "pip install -e studies" in err
     code, out, _ = run("--help", capsys=capsys)
-    assert "pip install theodolite-studies" in out
+    assert "pip install -e studies" in out
 
 
 def test_a_study_has_the_options_that_it_has_a_use_for(
