@@ -38,7 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     With SHUFFLED=seed, another order of files, and of tests in a file: none may need another before it.
     """
-    items.sort(key=lambda item: item.path.name not in ("test_docs.py", "test_ray_tasks.py", "test_workers.py"))
+    longest = ("test_docs.py", "test_ray_tasks.py", "test_workers.py")
+    items.sort(key=lambda item: item.path.name not in longest)
     if seed := os.environ.get("SHUFFLED"):
         chance = random.Random(seed)
         places: dict[Path, float] = {}
