@@ -198,7 +198,7 @@ def judged(probe: str, failure: str, bad: int, ranks: list[dict[str, Any]]) -> s
     if probe in OPTIMIZERS:
         good = "no step was made" in here and "another process" not in here and "another process" in there
         return None if good else f"{said}: rank {bad} says {here!r} and the other {there!r}"
-    if here.startswith("_Other") or f"Error: rank {bad} failed" not in there or here[:60] not in there:
+    if here.startswith("OtherRank") or f"Error: rank {bad} failed" not in there or here[:60] not in there:
         return f"{said}: rank {bad} says {here[:200]!r} and the other {there[:200]!r}"
     return None
 

@@ -88,10 +88,21 @@ def test_a_page_says_its_title_once() -> None:
 
         def blocks(self) -> Iterator[Block]:
             yield "Measured at 64 × 2\nwith two values"
+            yield "Measured at 64 × 2 again"
 
     body = Titled(FOUND.inner).page().partition("<body>")[2]
-    assert body.count("Measured at 64 × 2") == 1
+    assert body.count("Measured at 64 × 2") == 2
     assert "<p>with two values</p>" in body
+
+
+def test_a_sentence_that_begins_with_the_title_stays_whole() -> None:
+    class Titled(Measured):
+        title = "Measured"
+
+        def blocks(self) -> Iterator[Block]:
+            yield "Measured at 64 × 2"
+
+    assert "<p>Measured at 64 × 2</p>" in Titled(FOUND.inner).page()
 
 
 def test_csv_only_where_it_is_a_table(tmp_path: Path) -> None:

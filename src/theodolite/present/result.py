@@ -81,8 +81,10 @@ class Result:
     def page(self) -> str:
         """As one HTML page that carries all it needs. A heading among the blocks opens a section."""
         blocks = list(self.blocks())
-        if blocks and isinstance(blocks[0], str):  # the heading says its title already
-            blocks[0] = blocks[0].removeprefix(self.title).lstrip("\n")
+        if blocks and isinstance(blocks[0], str):
+            first, _, rest = blocks[0].partition("\n")
+            if first == self.title:  # which the heading says already
+                blocks[0] = rest
         figures = [block for block in blocks if isinstance(block, Figure)]
         sections = [""]
         for block in blocks:
