@@ -154,6 +154,14 @@ def test_dissect_finds_the_branches_of_the_source(golden: Golden) -> None:
             )
 
 
+@each_network
+def test_the_same_is_found_without_values(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_values = _dissect(golden)
+    monkeypatch.setattr("theodolite.anatomy.recording.trace._MOST_REAL_PRODUCTS", 0)
+    without = _dissect.__wrapped__(golden)
+    assert (dict(without), without.branches) == (dict(with_values), with_values.branches)
+
+
 @cache
 def _dissect(golden: Golden) -> Anatomy:
     from theodolite.anatomy import dissect

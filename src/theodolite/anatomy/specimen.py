@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters, unwrap
 from theodolite.anatomy.part import AnatomyError
-from theodolite.anatomy.recording.trace import trace
+from theodolite.anatomy.recording.trace import is_quick, trace
 from theodolite.anatomy.structure.branches import names_in
 from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
@@ -91,8 +91,10 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
 
 
 def examine_built(build: Build, size: Size, inputs: Any) -> Specimen:
-    """Build a network at a size and trace it; with values only if it cannot be traced without."""
+    """Build a network at a size and trace it; with values if that is quicker, or impossible without."""
     model = build_hollow(build, size)
+    if is_quick(model, inputs):
+        return examine(build_model(build, size), inputs)
     try:
         return examine(model, inputs)
     except AnatomyError as error:

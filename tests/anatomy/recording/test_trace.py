@@ -19,6 +19,13 @@ from theodolite.anatomy.recording.undisturbed import undisturbed
 from theodolite.core.size import Size
 
 
+@pytest.fixture(autouse=True, params=["values", "no values"])
+def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network is traced with values if it is small, and without if it is large: the same is seen."""
+    if request.param == "no values":
+        monkeypatch.setattr("theodolite.anatomy.recording.trace._MOST_REAL_PRODUCTS", 0)
+
+
 class Everything(nn.Module):
     """What a careless look would disturb: statistics, dropout, noise, mixed modes, hooks, old gradients."""
 

@@ -1,7 +1,8 @@
 """The dataflow of one forward pass, recorded operation by operation.
 
 The pass runs on fake tensors, which have shapes but no storage, so that a network of any size can be traced.
-Where control flow depends on values (experts that pick their tokens), it runs on real tensors instead.
+A small network runs on real tensors, which takes a third of the time; so does one whose control flow depends
+on values (experts that pick their tokens).
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from theodolite.core.calling import call, described, logits, with_tensors
 from theodolite.core.errors import UseError
 
 T = TypeVar("T")
+
+# About the multiplications of a forward pass, which take as long as a pass without values: parameters times
+# elements of the inputs.
+_MOST_REAL_PRODUCTS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,20 @@ def trace(model: nn.Module, inputs: Any) -> Graph:
     """Record one forward pass of the model in eval mode; the model is left as it was."""
     names = _names(model)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    try:
-        return _trace_fake(model, inputs, names)
-    except Exception:
-        # Control flow that depends on values, or an operation without a fake implementation.
-        if on_meta:
-            raise
+    if on_meta or not is_quick(model, inputs):
+        try:
+            return _trace_fake(model, inputs, names)
+        except Exception:
+            # Control flow that depends on values, or an operation without a fake implementation.
+            if on_meta:
+                raise
     return _trace_real(model, inputs, names)
+
+
+def is_quick(model: nn.Module, inputs: Any) -> bool:
+    """Is a forward pass with values quicker than one without?"""
+    elements = sum(leaf.numel() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+    return elements * sum(tensor.numel() for tensor in model.parameters()) <= _MOST_REAL_PRODUCTS
 
 
 def watch(model: nn.Module, inputs: Any, seen: Callable[[int, Tensor], None]) -> Graph:
@@ -223,9 +235,7 @@ class _Recorder(TorchDispatchMode):
             return known
         index = self.graph.add_value(tensor, maker)
         self.values[id(tensor)] = index
-        self.kept.append(tensor)
-        if (key := _storage(tensor)) is not None:
-            self.by_storage.setdefault(key, []).append(tensor)
+        self._keep(tensor)
         if self.seen is not None and maker is not None:
             self.seen(index, tensor)
         return index
@@ -271,10 +281,27 @@ class _Recorder(TorchDispatchMode):
 
     def _ref(self, arg: Any) -> Any:
         if isinstance(arg, Tensor):
-            if id(arg) not in self.values:  # a plain tensor that the network holds
-                self.note_number(arg)
+            if id(arg) not in self.values:
+                self._meet(arg)
             return Ref(self.value(arg))
         return [self._ref(item) for item in arg] if isinstance(arg, (list, tuple)) else arg
+
+    def _meet(self, tensor: Tensor) -> None:
+        """Record a tensor that no operation made: one that the network holds, or a known one wrapped again.
+
+        A slice of an `nn.ParameterList` wraps its parameters again.
+        """
+        for one in self.by_storage.get(_storage(tensor) or 0, ()):
+            if id(one) in self.values and _layout(one) == _layout(tensor):
+                self.values[id(tensor)] = self.values[id(one)]
+                self._keep(tensor)
+                return
+        self.note_number(tensor)
+
+    def _keep(self, tensor: Tensor) -> None:
+        self.kept.append(tensor)
+        if (key := _storage(tensor)) is not None:
+            self.by_storage.setdefault(key, []).append(tensor)
 
     def _add(self, op: str, args: Any, kwargs: Any, made: list[Tensor], written: list[Tensor]) -> None:
         graph = self.graph
@@ -353,6 +380,10 @@ def _storage(tensor: Tensor) -> int | None:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):  # sparse tensors have none
         return None
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
 def _results(output: Any) -> list[Tensor]:
