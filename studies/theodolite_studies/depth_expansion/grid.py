@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -25,25 +26,21 @@ class RegimeGrid:
     regime: str
     records: tuple[Record, ...]
 
-    @property
+    @cached_property
     def depths(self) -> list[int]:
         """Those at which every width was run."""
         return [depth for depth in _sorted(self.records, "depth") if self._widths(depth) == self.widths]
 
-    @property
+    @cached_property
     def widths(self) -> list[int]:
         """All."""
         return _sorted(self.records, "width")
 
-    @property
+    @cached_property
     def seeds(self) -> list[int]:
         """Those that ended in every network."""
-        cells = [(one["depth"], one["width"]) for one in self.records]
-        return [
-            seed
-            for seed in _sorted(self.records, "seed")
-            if all(any(one["seed"] == seed for one in self._cell(*cell)) for cell in set(cells))
-        ]
+        ended = [{one["seed"] for one in cell} for cell in self._cells.values()]
+        return sorted(set.intersection(*ended)) if ended else []
 
     @property
     def shallow(self) -> int:
@@ -77,15 +74,19 @@ class RegimeGrid:
 
     def of(self, depth: int, width: int, value: Value) -> Array:
         """A value of a network, for each seed."""
-        found = {one["seed"]: value(one) for one in self._cell(depth, width)}
+        found = {one["seed"]: value(one) for one in self._cells[depth, width]}
         return np.array([found[seed] for seed in self.seeds], dtype=np.float64)
 
     def over(self, value: Value) -> Array:
         """For all networks: (depths, widths, seeds)."""
         return np.array([[self.of(depth, width, value) for width in self.widths] for depth in self.depths])
 
-    def _cell(self, depth: int, width: int) -> list[Record]:
-        return select(self.records, depth=depth, width=width)
+    @cached_property
+    def _cells(self) -> dict[tuple[int, int], list[Record]]:
+        found: dict[tuple[int, int], list[Record]] = {}
+        for one in self.records:
+            found.setdefault((one["depth"], one["width"]), []).append(one)
+        return found
 
     def _widths(self, depth: int) -> list[int]:
         return _sorted(select(self.records, depth=depth), "width")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from theodolite.anatomy import dissect
 from theodolite.core import arguments
@@ -238,20 +239,19 @@ def fit_slopes(tracks: Iterable[Track], *, step: int = -1) -> tuple[Slope, ...]:
     names = [
         name for name in (tracks[0].values if tracks else ()) if all(name in one.values for one in tracks)
     ]
+    seeds = sorted({one.seed for one in tracks})
     found = []
     for axis in AXES:
-        every = [[one for one in tracks if one.seed == seed] for seed in sorted({one.seed for one in tracks})]
-        seeds = [
-            one
-            for one in every
-            if any(len({track.size for track in group}) > 1 for group in _groups(one, axis))
-        ]
-        for name in names if seeds else ():
-            slopes = [_slope(chosen, name, axis, step) for chosen in seeds]
+        groups = [_groups([one for one in tracks if one.seed == seed], axis) for seed in seeds]
+        compared = [each for each in groups if any(len({one.size for one in group}) > 1 for group in each)]
+        if not compared:
+            continue
+        slopes = np.stack([_slopes(each, names, axis, step) for each in compared], axis=1)
+        for name, by_seed in zip(names, slopes, strict=True):
             expected = tracks[0].expected.get(name, 0.0) if axis == "depth" else 0.0
-            mean, low, high = slopes[0], math.nan, math.nan
-            if len(slopes) > 1:
-                mean, low, high = mean_interval(torch.tensor(slopes, dtype=torch.float64))
+            mean, low, high = float(by_seed[0]), math.nan, math.nan
+            if len(by_seed) > 1:
+                mean, low, high = mean_interval(torch.from_numpy(by_seed))
             found.append(Slope(name, axis, mean, low, high, expected))
     return tuple(found)
 
@@ -263,23 +263,21 @@ def worst_first(slopes: Iterable[Slope]) -> tuple[Slope, ...]:
     )
 
 
-def _slope(tracks: Sequence[Track], name: str, axis: Axis, step: int) -> float:
-    """Least squares within groups of sizes that differ along the axis alone; nan where a value is not finite.
+def _slopes(groups: Sequence[Sequence[Track]], names: Sequence[str], axis: Axis, step: int) -> NDArray[Any]:
+    """By name: least squares within groups of sizes that differ along the axis alone.
 
-    A quantity that is 0 everywhere does not move: its slope is 0.
+    It is nan where a value is not finite. A quantity that is 0 everywhere does not move: its slope is 0.
     """
-    across = covariance = 0.0
-    if not any(track.values[name][step] for track in tracks):
-        return 0.0
-    for group in _groups(tracks, axis):
-        values = np.array([track.values[name][step] for track in group])
-        if not (np.isfinite(values).all() and (values > 0).all()):
-            return math.nan
-        x = np.log2([getattr(track.size, axis) for track in group])
-        y = np.log2(values)
+    sizes = [np.log2([getattr(track.size, axis) for track in group]) for group in groups]
+    values = [np.array([[track.values[name][step] for track in group] for name in names]) for group in groups]
+    still = np.all([(one == 0).all(1) for one in values], axis=0)
+    known = np.all([(np.isfinite(one) & (one > 0)).all(1) for one in values], axis=0)
+    across, covariance = 0.0, np.zeros(len(names))
+    for x, one in zip(sizes, values, strict=True):
+        y = np.log2(np.where(known[:, None], one, 1.0))
         across += float(((x - x.mean()) ** 2).sum())
-        covariance += float(((x - x.mean()) * (y - y.mean())).sum())
-    return covariance / across
+        covariance += ((x - x.mean()) * (y - y.mean(1, keepdims=True))).sum(1)
+    return np.where(still, 0.0, np.where(known, covariance / across, math.nan))
 
 
 def _groups(tracks: Sequence[Track], axis: Axis) -> list[list[Track]]:
