@@ -14,14 +14,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters, unwrap
 from theodolite.anatomy.part import AnatomyError
-from theodolite.anatomy.recording.trace import is_quick, trace
+from theodolite.anatomy.recording.trace import most_quick_parameters, trace
 from theodolite.anatomy.structure.branches import names_in
 from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
-from theodolite.core.building import build_hollow, build_model, in_one_line
+from theodolite.core.building import TooLargeError, build_hollow, build_model, in_one_line
 from theodolite.core.calling import Build, see_inside
 from theodolite.core.size import Size
 
+# A larger network takes longer to initialise than to trace without values.
+_MOST_QUICK_PARAMETERS = 8_000_000
 # A network that cannot be traced without values is built for real up to this size.
 _MOST_REAL_PARAMETERS = 500_000_000
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -92,9 +94,11 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
 
 def examine_built(build: Build, size: Size, inputs: Any) -> Specimen:
     """Build a network at a size and trace it; with values if that is quicker, or impossible without."""
-    model = build_hollow(build, size)
-    if is_quick(model, inputs):
-        return examine(build_model(build, size), inputs)
+    try:
+        quick = min(_MOST_QUICK_PARAMETERS, most_quick_parameters(inputs))
+        return examine(build_model(build, size, most=quick), inputs)
+    except TooLargeError:
+        model = build_hollow(build, size)
     try:
         return examine(model, inputs)
     except AnatomyError as error:

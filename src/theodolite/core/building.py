@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from theodolite.core.calling import Build
@@ -19,15 +21,25 @@ from theodolite.core.exclusive import LOCK
 from theodolite.core.size import Size
 
 
-def build_model(build: Build, size: Size, *, seed: int | None = None, device: str = "cpu") -> nn.Module:
+class TooLargeError(UseError):
+    """A network has more parameters than were allowed."""
+
+
+def build_model(
+    build: Build, size: Size, *, seed: int | None = None, device: str = "cpu", most: int | None = None
+) -> nn.Module:
     """`build(width, depth)` on a device, with random numbers from the seed if given.
 
-    The caller's generators stay as they are, and exceptions of `build` become a `UseError`.
+    The caller's generators stay as they are, and exceptions of `build` become a `UseError`. A network with
+    more than `most` parameters becomes a `TooLargeError`, before it takes more memory.
     """
     called = f"build(width={size.width}, depth={size.depth})"
     try:
-        with untouched_randomness(seed), torch.device(device):
+        limit = nullcontext() if most is None else _AtMost(most)
+        with untouched_randomness(seed), torch.device(device), limit:
             model = build(size.width, size.depth)
+    except _TooLarge:
+        raise TooLargeError(f"{called} has more than {most:,} parameters") from None
     except UseError as error:  # the message already says what is wrong
         raise UseError(f"{called}: {error}") from error
     except Exception as error:
@@ -38,6 +50,25 @@ def build_model(build: Build, size: Size, *, seed: int | None = None, device: st
     if lazy:
         raise UseError(f"{called}: {lazy[0]} has no shape yet. Give lazy modules their sizes from width")
     return model
+
+
+class _TooLarge(BaseException):
+    """No `Exception`, which a build may catch."""
+
+
+class _AtMost(TorchDispatchMode):
+    """Stops a build before it makes tensors of more elements than this in all."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.left = most
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and isinstance(args[0], (list, tuple)) and all(isinstance(one, int) for one in args[0]):
+            self.left -= math.prod(args[0])  # the shape of a new tensor
+            if self.left < 0:
+                raise _TooLarge
+        return func(*args, **(kwargs or {}))
 
 
 def check_device(device: str) -> None:

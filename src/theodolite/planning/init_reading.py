@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.recording.trace import flat, written_by
-from theodolite.core.building import build_hollow, build_model
+from theodolite.core.building import TooLargeError, build_model
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
@@ -45,20 +45,25 @@ def read_init(build: Build, size: Size, among: Container[str] | None = None) -> 
     >>> found.kind, math.isclose(found.std, 1 / (3 * 64) ** 0.5, rel_tol=1e-15)
     ('uniform', True)
     """
-    count = sum(tensor.numel() for tensor in build_hollow(build, size).parameters())
-    if count > QUICK_PARAMETERS:
+    try:
+        return read_with_values(build, size, among, most=QUICK_PARAMETERS)
+    except TooLargeError:
+        pass
+    try:
+        return read_without_values(build, size, among)
+    except UseError as error:
         try:
-            return read_without_values(build, size, among)
-        except UseError:
-            if count > MOST_REAL_PARAMETERS:
-                raise
-    return read_with_values(build, size, among)
+            return read_with_values(build, size, among, most=MOST_REAL_PARAMETERS)
+        except TooLargeError:
+            raise error from None
 
 
-def read_with_values(build: Build, size: Size, among: Container[str] | None = None) -> Distributions:
+def read_with_values(
+    build: Build, size: Size, among: Container[str] | None = None, most: int | None = None
+) -> Distributions:
     """Build a real network. Its values confirm what was recorded, or are measured instead."""
     with InitRecorder().with_truncation() as recorder:
-        model = build_model(build, size, seed=0)
+        model = build_model(build, size, seed=0, most=most)
     found = {}
     for name, tensor in _chosen(model, among):
         recorded = recorder.distribution(tensor)

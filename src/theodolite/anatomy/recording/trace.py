@@ -8,6 +8,7 @@ on values (experts that pick their tokens).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,8 +28,7 @@ from theodolite.core.errors import UseError
 
 T = TypeVar("T")
 
-# About the multiplications of a forward pass, which take as long as a pass without values: parameters times
-# elements of the inputs.
+# Multiplications in a forward pass that take as long as one without values does.
 _MOST_REAL_PRODUCTS = 1_000_000_000
 
 
@@ -97,7 +97,7 @@ def trace(model: nn.Module, inputs: Any) -> Graph:
     """Record one forward pass of the model in eval mode; the model is left as it was."""
     names = _names(model)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    if on_meta or not is_quick(model, inputs):
+    if on_meta or sum(tensor.numel() for tensor in model.parameters()) > most_quick_parameters(inputs):
         try:
             return _trace_fake(model, inputs, names)
         except Exception:
@@ -107,10 +107,13 @@ def trace(model: nn.Module, inputs: Any) -> Graph:
     return _trace_real(model, inputs, names)
 
 
-def is_quick(model: nn.Module, inputs: Any) -> bool:
-    """Is a forward pass with values quicker than one without?"""
+def most_quick_parameters(inputs: Any) -> int:
+    """How many parameters a network may have whose forward pass is quicker with values than without.
+
+    Most networks multiply each parameter by at most each element of the inputs.
+    """
     elements = sum(leaf.numel() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-    return elements * sum(tensor.numel() for tensor in model.parameters()) <= _MOST_REAL_PRODUCTS
+    return _MOST_REAL_PRODUCTS // max(1, elements)
 
 
 def watch(model: nn.Module, inputs: Any, seen: Callable[[int, Tensor], None]) -> Graph:
@@ -349,6 +352,7 @@ def _silenced(logger: str) -> Iterator[None]:
         log.disabled = before
 
 
+@functools.cache
 def op_name(func: Any) -> str:
     """The operation's ATen name, without overload and without the underscore of the in-place form."""
     name: str = func._schema.name.split("::")[1]
@@ -358,12 +362,16 @@ def op_name(func: Any) -> str:
 def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors an in-place or out= operation writes to."""
     found = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
+    for position, name in _written_arguments(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
         found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     return found
+
+
+@functools.cache
+def _written_arguments(func: Any) -> list[tuple[int, str]]:
+    declared = enumerate(func._schema.arguments)
+    return [(place, one.name) for place, one in declared if one.alias_info and one.alias_info.is_write]
 
 
 def flat(value: Any, kind: type[T]) -> Iterator[T]:

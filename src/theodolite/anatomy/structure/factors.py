@@ -11,8 +11,9 @@ with the `√n` that usually follows, it counts as 1.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from theodolite.anatomy.recording.operations import HOMOGENEOUS, NORMS, POSITIVE, REDUCTIONS, VIEWS
 from theodolite.anatomy.recording.trace import Node, Ref
@@ -233,7 +234,7 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
     last = flow.graph.outputs | {residual.start for residual in residuals}
     products, found = {first: 1.0}, []
     until_sum: dict[int, float] = {}
-    for value, node in flow.made(flow.descendants[first] & flow.live & ~(1 << first)):
+    for value, node in _reading(flow, products):
         sources = [source for source in flow.signals(node) if source in products and source not in last]
         if not sources:
             continue
@@ -253,6 +254,24 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
                 until_sum[value] = _one(before or [products[value]])
     found += [product for value, product in products.items() if value in last]
     return _one(found)
+
+
+def _reading(flow: Flow, values: Mapping[int, object]) -> Iterator[tuple[int, Node]]:
+    """What is made of the values, those that are added meanwhile too, in the order of execution."""
+    waiting: list[int] = []
+    known: set[int] = set()
+    followed = 0
+    while True:
+        for value in list(values)[followed:]:
+            followed += 1
+            for index in flow.graph.readers[value]:
+                if index not in known:
+                    known.add(index)
+                    heapq.heappush(waiting, index)
+        if not waiting:
+            return
+        node = flow.graph.nodes[heapq.heappop(waiting)]
+        yield from ((made, node) for made in node.outputs if flow.live >> made & 1)
 
 
 def _takes_numbers_behind(flow: Flow, node: Node) -> bool:

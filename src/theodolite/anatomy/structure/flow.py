@@ -52,6 +52,7 @@ class Flow:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.uses = Uses(graph)
+        self._signals = [[one for one in node.inputs if one in self.uses.signal] for node in graph.nodes]
         count = len(graph.shapes)
         self.ancestors = [1 << value for value in range(count)]
         self.descendants = [1 << value for value in range(count)]
@@ -74,7 +75,7 @@ class Flow:
 
     def signals(self, node: Node) -> list[int]:
         """The inputs of a node that are signal."""
-        return [value for value in node.inputs if value in self.uses.signal]
+        return self._signals[node.index]
 
     def maker(self, value: int) -> Node | None:
         """The node that made a value."""
