@@ -72,7 +72,9 @@ def members(value: type) -> str:
 
     ours = [base for base in value.__mro__ if base.__module__.startswith("theodolite") and base is not Result]
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    names = dict.fromkeys([*(one.name for one in fields), *(name for base in ours for name in vars(base))])
+    # By name: torch writes `step` into a class again when it makes the first optimizer of it.
+    others = sorted({name for base in ours for name in vars(base)})
+    names = dict.fromkeys([*(one.name for one in fields), *others])
     found = []
     for name in names:
         if name.startswith("_") or (issubclass(value, Result) and hasattr(Result, name)):
