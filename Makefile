@@ -1,8 +1,8 @@
 # Every target makes .venv by itself; nothing but Python 3.11+ and make is needed.
 PYTHON ?= python3
 BIN    := .venv/bin
-# Two more than CI has cores: some tests wait for processes that they have started.
-NPROC  ?= 4
+# One more than CI has cores: some tests wait for processes that they have started.
+NPROC  ?= 3
 
 .PHONY: demo test test-elsewhere attack lint types bench peers docs serve-docs clean
 .DEFAULT_GOAL := help

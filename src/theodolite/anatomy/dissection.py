@@ -52,7 +52,8 @@ def dissect(
     """Find out what every parameter tensor of a network does.
 
     Shapes are compared across widths and the dataflow of one forward pass is followed; names carry no
-    meaning. The pass runs on tensors without memory, unless the network's control flow depends on values.
+    meaning. The pass of a large network runs on tensors without memory, unless its control flow depends on
+    values.
 
     Args:
         build: `build(width, depth) -> nn.Module`, or a ready module. A ready module does not show which fans
