@@ -281,7 +281,7 @@ class TestManyAtOnce:
 
     @pytest.fixture(autouse=True)
     def _vectorised(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(LANDSCAPE, "_first_try", lambda device: 8)
+        monkeypatch.setattr(LANDSCAPE, "_first_try", lambda *_: 8)
 
     @pytest.mark.parametrize("build", [deep, normed])
     def test_it_is_the_same_as_one_by_one(self, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ class TestManyAtOnce:
 
         many = landscape(model, loss, (X, CLASSES), num=5)
         num_calls = len(calls)
-        monkeypatch.setattr(LANDSCAPE, "_first_try", lambda device: 1)
+        monkeypatch.setattr(LANDSCAPE, "_first_try", lambda *_: 1)
         one = landscape(model, loss, (X, CLASSES), num=5)
         np.testing.assert_allclose(many.values, one.values, rtol=1e-12)
         assert num_calls < len(calls) - num_calls - 20
@@ -321,6 +321,18 @@ class TestManyAtOnce:
         model = linear()
         found = landscape(model, loss, (X, Y), num=3)
         assert found.values[1, 1] == pytest.approx(quadratic(model.weight), rel=1e-12)
+
+
+@pytest.mark.parametrize("width, together", [(8, True), (20_000, False)])
+def test_a_small_network_is_evaluated_at_many_points_at_once(width: int, together: bool) -> None:
+    levels: list[int] = []
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        levels.append(torch._C._functorch.maybe_get_level(logits))
+        return F.mse_loss(logits, targets)
+
+    landscape(nn.Sequential(nn.Linear(5, width), nn.Linear(width, 3)).double(), loss, (X, Y), num=3)
+    assert any(level > 0 for level in levels) == together
 
 
 def test_where_the_loss_doubles() -> None:
@@ -409,15 +421,18 @@ class TestTrace:
         landscape(model, F.cross_entropy, (X, CLASSES), axes=axes, num=3, batch_norm=how)
         self.check(before, self.state(model))
 
-    @pytest.mark.parametrize("fails_at", [1, 7, 16])
-    def test_none_is_left_after_an_error(self, fails_at: int) -> None:
+    @pytest.mark.parametrize("at_once, fails_at", [(1, 1), (1, 7), (1, 16), (8, 1), (8, 2)])
+    def test_none_is_left_after_an_error(
+        self, at_once: int, fails_at: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(LANDSCAPE, "_first_try", lambda *_: at_once)
         model, calls = self.model(), 0
 
         def loss(logits: Tensor, targets: Tensor) -> Tensor:
             nonlocal calls
             calls += 1
             torch.rand(1)
-            if calls == fails_at:
+            if calls >= fails_at:
                 raise RuntimeError("half-way")
             return F.cross_entropy(logits, targets)
 
@@ -428,13 +443,15 @@ class TestTrace:
         self.check(before, self.state(model))
 
 
-def test_progress_goes_from_nothing_to_all() -> None:
+@pytest.mark.parametrize("at_once, times", [(1, 9 + 3 + 3), (8, 2)])
+def test_progress_goes_from_nothing_to_all(at_once: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LANDSCAPE, "_first_try", lambda *_: at_once)
     told: list[float] = []
     batches = [(X[:3], Y[:3]), (X[3:], Y[3:])]
     landscape(linear(), F.mse_loss, batches, num=3, progress=lambda title, done: told.append(done))
     assert told == sorted(told)
     assert told[-1] == pytest.approx(1.0)
-    assert len(told) == 2 * (9 + 3 + 3)
+    assert len(told) == 2 * times
 
 
 def test_a_page_asks_nobody_and_holds_the_plane(tmp_path: Path) -> None:

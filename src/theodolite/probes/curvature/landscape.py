@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from theodolite.core.arguments import is_number, one_of, whole
 from theodolite.core.batches import Batch, Batches
@@ -51,7 +52,9 @@ Range = tuple[float, float]
 NUM_POINTS = {1: 41, 2: 21}
 """Points along each axis, by the number of axes."""
 MOST_AT_ONCE = 32
-"""Points that are evaluated at once on a GPU; halved when it runs out of memory."""
+"""Points that are evaluated at once; halved when a GPU runs out of memory."""
+MOST_ENTRIES_ON_CPU = 2**18
+"""Of parameters and inputs, of all points that are evaluated at once on a CPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,9 +330,9 @@ def losses(
 
     def own() -> Tensor:
         total, before = torch.zeros(len(places), dtype=torch.float64), 0.0
-        at_once = _first_try(objective.device)
+        at_once = MOST_AT_ONCE
         for batch, weight in objective.draw():
-            done = 0
+            done, at_once = 0, min(at_once, _first_try(objective, batch))
             while done < len(places):
                 some = places[done : done + at_once].to(objective.device)
                 values = _losses_at(objective, axes, some, batch)
@@ -369,6 +372,10 @@ def _losses_at(objective: Objective, axes: Axes, places: Tensor, batch: Batch) -
             return 1
 
 
-def _first_try(device: torch.device) -> int:
-    """On a CPU many points at once are no faster than one after the other, and take more memory."""
-    return 1 if device.type == "cpu" else MOST_AT_ONCE
+def _first_try(objective: Objective, batch: Batch) -> int:
+    """On a CPU many points of a large network at once are no faster than one after the other."""
+    if objective.device.type != "cpu":
+        return MOST_AT_ONCE
+    given = sum(leaf.numel() for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor))
+    entries = given + sum(shape.numel() for shape in objective.shapes.values())
+    return max(1, min(MOST_AT_ONCE, MOST_ENTRIES_ON_CPU // entries))
