@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from typing import Literal
@@ -118,6 +119,11 @@ def draw_examples(examples: Examples, *, num: int, seed: int, step: int) -> tupl
     if batches == 0:
         raise UseError(f"{examples.name} has {len(examples.labels)} examples, too few for a batch of {num}")
     epoch, turn = divmod(step, batches)
-    order = generator(examples.name, seed, epoch).permutation(len(examples.labels))
-    rows_B = torch.from_numpy(order[turn * num : (turn + 1) * num])
+    rows_B = _order(examples.name, seed, epoch, len(examples.labels))[turn * num : (turn + 1) * num]
     return examples.inputs(rows_B), examples.labels[rows_B]
+
+
+@functools.lru_cache(maxsize=8)
+def _order(name: str, seed: int, epoch: int, num: int) -> Tensor:
+    """All rows in the order of an epoch, whose batches share it; (N,)."""
+    return torch.from_numpy(generator(name, seed, epoch).permutation(num))
