@@ -134,7 +134,8 @@ def _refuse_odd_numbers(groups: Sequence[Group], defaults: Callable[[Group], Map
         usual = defaults(group)
         for option, value in group.items():
             usable = isinstance(value, float) and 0 <= value < math.inf  # whatever the default is
-            if usable or option in ("params", "param_names"):
+            holds_numbers = isinstance(value, float | tuple | list | Tensor)
+            if usable or not holds_numbers or option in ("params", "param_names"):
                 continue
             default = list(_numbers(usual.get(option.removeprefix("planned_"), (-math.inf, math.inf))))
             lowest = -ROUNDED_OFF if min(default, default=0.0) >= 0 else -math.inf
