@@ -197,9 +197,11 @@ def least_examples(delta: float = 0.05, candidates: int = 1, method: Method = "b
     if method == "bernstein":
         return max(number, math.floor(1 + 14 * math.log(2 / level) / 3) + 1)
     zero = torch.tensor([0.5], dtype=torch.float64)
-    while _capital(torch.ones(number, dtype=torch.float64), level, zero) < math.log(1 / level):
+    while True:
+        unit = torch.ones(number, dtype=torch.float64)
+        if _capital(unit, _stakes(unit, level), zero) >= math.log(1 / level):
+            return number
         number += 1
-    return number
 
 
 def require_examples(number: int, delta: float, candidates: int, method: Method) -> None:
@@ -233,11 +235,12 @@ def lower_bound(values: Tensor, bound: float, delta: float, method: Method = "be
         return _by_bernstein(float(values.mean()), float(values.var()), len(values), bound, delta)
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
     unit = (values.double().cpu()[order] + bound) / (2 * bound)  # in [0, 1]
+    stakes = _stakes(unit, delta)
     low, high = 0.0, 1.0
     # The capital falls with the candidate mean: finer and finer grids find where it last reaches 1/δ.
     for _ in range(6):
         means = torch.linspace(low, high, 33, dtype=torch.float64)[1:-1]
-        reached = int((_capital(unit, delta, means) >= math.log(1 / delta)).sum())
+        reached = int((_capital(unit, stakes, means) >= math.log(1 / delta)).sum())
         step = (high - low) / 32
         low, high = low + reached * step, low + (reached + 1) * step
     return min((2 * low - 1) * bound, float(values.mean()))
@@ -284,15 +287,19 @@ def _by_bernstein(mean: float, variance: float, number: int, bound: float, delta
     return mean - math.sqrt(2 * variance * log / number) - 14 * bound * log / (3 * (number - 1))
 
 
-def _capital(unit: Tensor, delta: float, means: Tensor) -> Tensor:
-    """By mean, the logarithm of the largest capital in a game that pays `1 + λ_t(x_t − mean)`, 0 ≤ x ≤ 1."""
+def _stakes(unit: Tensor, delta: float) -> Tensor:
+    """What is staked on each example, from earlier examples only."""
     count = torch.arange(1, len(unit) + 1, dtype=torch.float64)
     centre = (0.5 + unit.cumsum(0)) / (count + 1)
     variance = (0.25 + (unit - centre).square().cumsum(0)) / (count + 1)
-    known = torch.cat([variance.new_tensor([0.25]), variance[:-1]])  # from earlier examples only
-    stake = (2 * math.log(1 / delta) / (len(unit) * known)).sqrt()
-    stakes = torch.minimum(stake, STAKE / means[:, None])
-    return (stakes * (unit - means[:, None])).log1p().cumsum(1).amax(1)
+    known = torch.cat([variance.new_tensor([0.25]), variance[:-1]])
+    return (2 * math.log(1 / delta) / (len(unit) * known)).sqrt()
+
+
+def _capital(unit: Tensor, stakes: Tensor, means: Tensor) -> Tensor:
+    """By mean, the logarithm of the largest capital in a game that pays `1 + λ_t(x_t − mean)`, 0 ≤ x ≤ 1."""
+    kept = torch.minimum(stakes, STAKE / means[:, None])
+    return (kept * (unit - means[:, None])).log1p().cumsum(1).amax(1)
 
 
 def _growth(values: Tensor, bound: float) -> float:
