@@ -168,12 +168,12 @@ def _lanczos(stack: Tensor, rtol: float, most_steps: int) -> tuple[Tensor, Tenso
     tridiagonal = stack.new_zeros(num, last, last)
     for step in range(last):
         basis[:, step] = vector
-        product = torch.einsum("nij,ni->nj", stack, torch.einsum("nij,nj->ni", stack, vector))
+        product = _times(stack.mT, _times(stack, vector))
         tridiagonal[:, step, step] = (vector * product).sum(1)
         # Twice, as one pass leaves rounding errors that grow from step to step.
         kept = basis[:, : step + 1]
         for _ in range(2):
-            product = product - torch.einsum("nkd,nk->nd", kept, torch.einsum("nkd,nd->nk", kept, product))
+            product = product - _times(kept.mT, _times(kept, product))
         beta = product.norm(dim=1)
         # An exhausted space (a matrix of low rank, or zero) goes on with zero vectors, which change nothing.
         spent = beta <= 1e-6 * tridiagonal.abs().amax((1, 2))
@@ -190,3 +190,8 @@ def _lanczos(stack: Tensor, rtol: float, most_steps: int) -> tuple[Tensor, Tenso
         if done < last:
             tridiagonal[:, step, done] = tridiagonal[:, done, step] = beta
     raise AssertionError("unreachable")
+
+
+def _times(stack: Tensor, vectors: Tensor) -> Tensor:
+    """Each matrix of a stack times its vector; (n, i, j), (n, j) → (n, i)."""
+    return torch.bmm(stack, vectors[:, :, None])[:, :, 0]
