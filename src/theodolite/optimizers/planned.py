@@ -183,9 +183,9 @@ class Planned(Optimizer):
 
     def _check_gradients(self) -> None:
         shared = [getattr(one, "_replicas", None) for one in self._inner.values()]
-        specs = find_optimizers()
-        sparse = {name for name, spec in specs.items() if spec.takes_sparse}
-        squared = {name for name, spec in specs.items() if spec.keeps_squares}
+        specs = {rule: spec for rule, spec in find_optimizers().items() if rule in self._inner}
+        sparse = {rule for rule, spec in specs.items() if spec.takes_sparse}
+        squared = {rule for rule, spec in specs.items() if spec.keeps_squares}
         check_step(
             self.param_groups,
             {rule: _of(rule, self.param_groups) for rule in self._inner if rule not in sparse},

@@ -17,6 +17,8 @@ Group = dict[str, Any]
 
 ROUNDED_OFF = 1e-12
 """A schedule that ends at 0 may go below it by rounding."""
+_NOT_OPTIONS = ("params", "param_names", "shapes")
+_WITH_NUMBERS = (float, tuple, list, Tensor)
 
 
 def evaluated(closure: Callable[[], float] | None) -> float | None:
@@ -133,9 +135,7 @@ def _refuse_odd_numbers(groups: Sequence[Group], defaults: Callable[[Group], Map
     for place, group in enumerate(groups):
         usual = defaults(group)
         for option, value in group.items():
-            usable = isinstance(value, float) and 0 <= value < math.inf  # whatever the default is
-            holds_numbers = isinstance(value, float | tuple | list | Tensor)
-            if usable or not holds_numbers or option in ("params", "param_names"):
+            if option in _NOT_OPTIONS or not isinstance(value, _WITH_NUMBERS) or _is_usual(value):
                 continue
             default = list(_numbers(usual.get(option.removeprefix("planned_"), (-math.inf, math.inf))))
             lowest = -ROUNDED_OFF if min(default, default=0.0) >= 0 else -math.inf
@@ -146,6 +146,12 @@ def _refuse_odd_numbers(groups: Sequence[Group], defaults: Callable[[Group], Map
                     f"{option} of group {place} ({name}, …) is {value!r}: no step was made. Set "
                     f"optimizer.param_groups[{place}][{option!r}] to a finite number, not below 0"
                 )
+
+
+def _is_usual(value: Any) -> bool:
+    """Is it a number, or a few, that no default forbids?"""
+    numbers = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(one, float) and 0 <= one < math.inf for one in numbers)
 
 
 def _numbers(value: Any) -> Iterator[float]:
