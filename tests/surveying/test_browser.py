@@ -35,12 +35,12 @@ def address(surveyed, tmp_path_factory):
     return surveyed.save(tmp_path_factory.mktemp("page") / "survey.html").as_uri()
 
 
-@pytest.fixture
-def open_page(browser, address):
-    """Opens the page; afterwards nothing may have gone wrong in it, and nothing may have been asked for."""
+@pytest.fixture(scope="module")
+def opened(browser, address):
+    """Opens the page, and lists what goes wrong in it and what it asks for."""
     troubles, contexts = [], []
 
-    def opened(width=1280, scheme="light"):
+    def new(width, scheme):
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         contexts.append(context)
         tab = context.new_page()
@@ -56,10 +56,35 @@ def open_page(browser, address):
         tab.wait_for_function("document.querySelectorAll('.plot .main-svg').length > 0")
         return tab
 
-    yield opened
+    yield new, troubles
     for context in contexts:
         context.close()
+
+
+@pytest.fixture
+def open_page(opened):
+    """Opens the page; afterwards nothing may have gone wrong in it, and nothing may have been asked for."""
+    new, troubles = opened
+    troubles.clear()
+    yield lambda width=1280, scheme="light": new(width, scheme)
     assert troubles == []
+
+
+@pytest.fixture(scope="module")
+def _kept():
+    return {}
+
+
+@pytest.fixture
+def look_at(open_page, _kept):
+    """A page that tests only look at: it is drawn once in each scheme."""
+
+    def look(scheme="light"):
+        if scheme not in _kept:
+            _kept[scheme] = open_page(scheme=scheme)
+        return _kept[scheme]
+
+    return look
 
 
 def luminance(tab, script):
@@ -70,8 +95,8 @@ def luminance(tab, script):
     )
 
 
-def test_every_finding_is_seen_and_every_figure_drawn(open_page, surveyed):
-    tab = open_page()
+def test_every_finding_is_seen_and_every_figure_drawn(look_at, surveyed):
+    tab = look_at()
     assert tab.locator("h1").inner_text() == surveyed.verdict
     articles = tab.locator("article.finding")
     assert articles.count() == len(surveyed.findings)
@@ -98,8 +123,8 @@ def test_nothing_sticks_out_on_a_phone(open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_scheme_is_honoured_by_page_and_figures(open_page, scheme):
-    tab = open_page(scheme=scheme)
+def test_the_scheme_is_honoured_by_page_and_figures(look_at, scheme):
+    tab = look_at(scheme)
     paper = luminance(tab, "getComputedStyle(document.body).backgroundColor")
     ink = luminance(tab, "getComputedStyle(document.body).color")
     label = luminance(tab, "getComputedStyle(document.querySelector('.plot .xtick text')).fill")
@@ -121,9 +146,9 @@ def test_figures_follow_when_the_scheme_changes(open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast(open_page, scheme):
+def test_text_has_contrast(look_at, scheme):
     """4.5 to 1, as WCAG 2 asks of text, for every colour that text is set in."""
-    tab = open_page(scheme=scheme)
+    tab = look_at(scheme)
     worst = tab.evaluate(
         """() => {
         const linear = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
