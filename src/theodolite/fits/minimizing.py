@@ -152,32 +152,85 @@ def descend(objective: Objective, starts: Array, low: Array, high: Array, rtol: 
     >>> abs(theta).round(6).tolist(), value.round(6).tolist()
     ([[0.0, 1.0]], [1.0])
     """
-    theta = np.clip(starts, low, high)
-    num, size = theta.shape
-    value, gradient = objective(theta, np.arange(num))
-    inverse = np.broadcast_to(np.eye(size), (num, size, size)).copy()
-    scaled = np.zeros(num, dtype=bool)
-    idle = np.zeros(num, dtype=np.intp)
-    rows = np.arange(num)
-    for _ in range(MOST_STEPS):
-        at, slope = theta[rows], gradient[rows]
-        free = ~((at <= low) & (slope > 0) | (at >= high) & (slope < 0))  # not held by a bound
-        left = np.abs(np.where(free, slope, 0.0)).max(1)
-        rows, free = rows[keep := (left > 1e-9) & (idle[rows] < PATIENCE)], free[keep]
-        if not len(rows):
-            break
-        along = _direction(inverse[rows], gradient[rows], free)
-        first = np.where(scaled[rows], 1.0, np.minimum(1.0, 1 / np.abs(gradient[rows]).sum(1)))
-        new, new_value, new_gradient = _search(
-            objective, rows, theta[rows], value[rows], gradient[rows], along, first, low, high
+    search = _Search(objective, starts, low, high, rtol)
+    rows = search.begin(np.arange(len(starts)))
+    while len(rows):
+        ended = search.try_length(rows)
+        if ended.any():
+            search.move(rows[ended])
+            rows = np.concatenate([rows[~ended], search.begin(rows[ended])])
+    return search.theta, search.value
+
+
+class _Search:
+    """The state of all rows. None waits for another: each evaluation is the next trial of every row."""
+
+    def __init__(self, objective: Objective, starts: Array, low: Array, high: Array, rtol: float) -> None:
+        self.objective, self.low, self.high, self.rtol = objective, low, high, rtol
+        self.theta = np.clip(starts, low, high)
+        num, size = self.theta.shape
+        self.value, self.gradient = objective(self.theta, np.arange(num))
+        self.inverse = np.broadcast_to(np.eye(size), (num, size, size)).copy()
+        self.scaled = np.zeros(num, dtype=bool)
+        self.steps, self.idle, self.trials = np.zeros((3, num), dtype=np.intp)
+        # Of the step that is searched for: where it may go, its length, bounds of it, and the best so far.
+        self.free = np.ones((num, size), dtype=bool)
+        self.along = np.zeros((num, size))
+        self.step, self.shortest, self.longest = np.zeros((3, num))
+        self.new, self.new_value, self.new_gradient = (
+            each.copy() for each in (self.theta, self.value, self.gradient)
         )
-        moved, change = new - theta[rows], new_gradient - gradient[rows]
-        _update(inverse, scaled, rows, np.where(free, moved, 0.0), np.where(free, change, 0.0))
-        progress = value[rows] - new_value > rtol * np.maximum(np.abs(value[rows]), 1e-12)
-        idle[rows] = np.where(progress, 0, idle[rows] + 1)
-        idle[rows[(moved == 0).all(1)]] = PATIENCE  # the next search would be the same
-        theta[rows], value[rows], gradient[rows] = new, new_value, new_gradient
-    return theta, value
+
+    def begin(self, rows: Indices) -> Indices:
+        """Choose a direction and a first length; without the rows that have converged."""
+        at, slope = self.theta[rows], self.gradient[rows]
+        free = ~((at <= self.low) & (slope > 0) | (at >= self.high) & (slope < 0))  # not held by a bound
+        left = np.abs(np.where(free, slope, 0.0)).max(1)
+        keep = (left > 1e-9) & (self.idle[rows] < PATIENCE) & (self.steps[rows] < MOST_STEPS)
+        rows, at, slope, free = rows[keep], at[keep], slope[keep], free[keep]
+        self.free[rows] = free
+        self.along[rows] = _direction(self.inverse[rows], slope, free)
+        self.step[rows] = np.where(self.scaled[rows], 1.0, np.minimum(1.0, 1 / np.abs(slope).sum(1)))
+        self.shortest[rows], self.longest[rows], self.trials[rows] = 0.0, np.inf, 0
+        self.new[rows], self.new_value[rows], self.new_gradient[rows] = at, self.value[rows], slope
+        return rows
+
+    def try_length(self, rows: Indices) -> Flags:
+        """Evaluate each row at its length, which is then doubled or bisected. Which rows have ended?
+
+        Those that meet the weak Wolfe conditions, and those where no length does.
+        """
+        at, value, step = self.theta[rows], self.value[rows], self.step[rows]
+        tried = np.clip(at + step[:, None] * self.along[rows], self.low, self.high)
+        found, slope = self.objective(tried, rows)
+        moved = tried - at
+        promised = (self.gradient[rows] * moved).sum(1)
+        falls = found <= value + DECREASE * promised
+        bends = (slope * moved).sum(1) >= CURVATURE * promised
+        better = rows[falls]  # the best so far, should the trials run out
+        self.new[better], self.new_value[better], self.new_gradient[better] = (
+            each[falls] for each in (tried, found, slope)
+        )
+        longest = np.where(falls, self.longest[rows], step)
+        shortest = np.where(falls & ~bends, step, self.shortest[rows])
+        self.step[rows] = np.where(np.isfinite(longest), (shortest + longest) / 2, 2 * step)
+        self.longest[rows], self.shortest[rows] = longest, shortest
+        self.trials[rows] += 1
+        told = np.abs(promised) > ROUNDING * np.abs(value)
+        return falls & bends | ~told | (self.trials[rows] >= MOST_TRIALS)
+
+    def move(self, rows: Indices) -> None:
+        """Take the step that was found; none if there is none."""
+        value, new_value, free = self.value[rows], self.new_value[rows], self.free[rows]
+        moved, change = self.new[rows] - self.theta[rows], self.new_gradient[rows] - self.gradient[rows]
+        _update(self.inverse, self.scaled, rows, np.where(free, moved, 0.0), np.where(free, change, 0.0))
+        progress = value - new_value > self.rtol * np.maximum(np.abs(value), 1e-12)
+        self.idle[rows] = np.where(progress, 0, self.idle[rows] + 1)
+        self.idle[rows[(moved == 0).all(1)]] = PATIENCE  # the next search would be the same
+        self.steps[rows] += 1
+        self.theta[rows], self.value[rows], self.gradient[rows] = (
+            each[rows] for each in (self.new, self.new_value, self.new_gradient)
+        )
 
 
 def _direction(inverse: Array, gradient: Array, free: Flags) -> Array:
@@ -186,41 +239,6 @@ def _direction(inverse: Array, gradient: Array, free: Flags) -> Array:
     along = np.where(free, (inverse * down[:, None, :]).sum(2), 0.0)
     leads_down = (along * gradient).sum(1) < 0
     return np.where(leads_down[:, None], along, down)
-
-
-def _search(
-    objective: Objective,
-    rows: Indices,
-    theta: Array,
-    value: Array,
-    gradient: Array,
-    along: Array,
-    step: Array,
-    low: Array,
-    high: Array,
-) -> tuple[Array, Array, Array]:
-    """A step length that meets the weak Wolfe conditions, by doubling and bisection; 0 if there is none."""
-    new, new_value, new_gradient = theta.copy(), value.copy(), gradient.copy()
-    shortest, longest = np.zeros(len(rows)), np.full(len(rows), np.inf)
-    going = np.arange(len(rows))
-    for _ in range(MOST_TRIALS):
-        tried = np.clip(theta[going] + step[going, None] * along[going], low, high)
-        found, slope = objective(tried, rows[going])
-        moved = tried - theta[going]
-        promised = (gradient[going] * moved).sum(1)
-        falls = found <= value[going] + DECREASE * promised
-        bends = (slope * moved).sum(1) >= CURVATURE * promised
-        better = going[falls]  # the best so far, should the trials run out
-        new[better], new_value[better], new_gradient[better] = tried[falls], found[falls], slope[falls]
-        longest[going] = np.where(falls, longest[going], step[going])
-        shortest[going] = np.where(falls & ~bends, step[going], shortest[going])
-        told = np.abs(promised) > ROUNDING * np.abs(value[going])
-        going = going[~(falls & bends) & told]
-        if not len(going):
-            break
-        between = (shortest[going] + longest[going]) / 2
-        step[going] = np.where(np.isfinite(longest[going]), between, 2 * step[going])
-    return new, new_value, new_gradient
 
 
 def _update(inverse: Array, scaled: Flags, rows: Indices, moved: Array, change: Array) -> None:
