@@ -17,6 +17,7 @@ References:
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -364,7 +365,10 @@ def _losses_at(objective: Objective, axes: Axes, places: Tensor, batch: Batch) -
         if len(places) == 1:
             return loss(places[0])[None].double().cpu()
         try:
-            return torch.func.vmap(loss, randomness="same")(places).double().cpu()
+            with warnings.catch_warnings():
+                # From operations that vmap runs one by one: slower, but correct.
+                warnings.filterwarnings("ignore", message=".*batching rule.*")
+                return torch.func.vmap(loss, randomness="same")(places).double().cpu()
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return len(places) // 2
