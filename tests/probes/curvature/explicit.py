@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from theodolite.core.calling import call, logits
+from theodolite.core.calling import call, logits, with_tensors
 from theodolite.probes.curvature.objective import SEED
 from theodolite.probes.curvature.operator import Operator
 
@@ -63,48 +65,77 @@ def explicit_of(name: str) -> Explicit:
 
 @torch.random.fork_rng(devices=[])
 def explicit(made: Case, *, temperature: float = 1.0) -> Explicit:
-    """Works on a copy, in the mode that the model is in.
+    """Works on copies, in the mode that the model is in.
 
-    Each of P columns costs two gradients. Dropout has the mask that a probe gives it.
+    Each of P columns costs two gradients: all at once where `vmap` can follow the model, else one by one.
+    Dropout has the mask that a probe gives it.
     """
-    model = copy.deepcopy(made.model)
-    named = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    values = list(named.values())
+    named = {name: value.detach() for name, value in made.model.named_parameters() if value.requires_grad}
+    start = flat(tuple(named.values()))
+    steps = torch.eye(len(start), dtype=start.dtype)
+    points = torch.cat([start + step * steps for step, _ in STENCIL])
+    outputs, gradient = (found[0] for found in one_by_one(made, named, start[None], temperature))
+    try:
+        moved = all_at_once(made, named, points, temperature)
+    except Exception:  # an operation that it has no rule for, or a value that the model looks at
+        moved = one_by_one(made, named, points, temperature)
+    slopes, hessian = (
+        sum(weight * found.flatten(1).T for (_, weight), found in zip(STENCIL, both.chunk(2), strict=True))
+        for both in moved
+    )
+    curved = curvature_in_logits(made.loss, outputs, made.batch[1])
+    return Explicit(
+        tuple(named),
+        tuple(value.numel() for value in named.values()),
+        (hessian + hessian.T) / 2,
+        slopes.T @ curved @ slopes,
+        gradient,
+        made.loss(outputs, made.batch[1]).item(),
+    )
 
-    def evaluate() -> tuple[float, Tensor, Tensor]:
+
+Named = dict[str, Tensor]
+
+
+def one_by_one(made: Case, named: Named, points: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The logits and the gradient where the parameters have these values, at each point (…, P) in turn."""
+    model, found = copy.deepcopy(made.model), []
+    parameters = dict(model.named_parameters())
+    values = [parameters[name] for name in named]
+    for point in points:
+        torch.nn.utils.vector_to_parameters(point, values)
         # torch.manual_seed, for devices that are not there, takes longer than all the rest.
         torch.default_generator.manual_seed(SEED)
         outputs = logits(call(model, made.batch[0])) / temperature
         loss = made.loss(outputs, made.batch[1])
         gradients = torch.autograd.grad(loss, values, allow_unused=True, materialize_grads=True)
-        return loss.item(), flat(gradients), outputs.detach()
+        found.append((outputs.detach(), flat(gradients)))
+    first, second = zip(*found, strict=True)
+    return torch.stack(first), torch.stack(second)
 
-    loss, gradient, outputs = evaluate()
-    columns, jacobian = [], []
-    for value in values:
-        for place in range(value.numel()):
-            entries = value.data.view(-1)
-            kept = entries[place].item()
-            column, slopes = torch.zeros_like(gradient), torch.zeros(outputs.numel(), dtype=outputs.dtype)
-            for step, weight in STENCIL:
-                entries[place] = kept + step
-                _, moved, seen = evaluate()
-                column += weight * moved
-                slopes += weight * seen.flatten()
-            entries[place] = kept
-            columns.append(column)
-            jacobian.append(slopes)
-    hessian = torch.stack(columns, 1)
-    slopes_of_logits = torch.stack(jacobian, 1)
-    curved = curvature_in_logits(made.loss, outputs, made.batch[1])
-    return Explicit(
-        tuple(named),
-        tuple(value.numel() for value in values),
-        (hessian + hessian.T) / 2,
-        slopes_of_logits.T @ curved @ slopes_of_logits,
-        gradient,
-        loss,
-    )
+
+def all_at_once(made: Case, named: Named, points: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The same, for a model that `vmap` can follow."""
+    model = copy.deepcopy(made.model)
+    sizes = [value.numel() for value in named.values()]
+
+    def evaluate(parameters: Named, buffers: Named) -> tuple[Tensor, Tensor]:
+        # Buffers are copied for statistics that are written to.
+        tensors = parameters | {name: buffer.clone() for name, buffer in buffers.items()}
+        outputs = logits(with_tensors(model, tensors, call, made.batch[0])) / temperature
+        return made.loss(outputs, made.batch[1]), outputs
+
+    def at(point: Tensor, buffers: Named) -> tuple[Tensor, Tensor]:
+        pieces = zip(named.items(), point.split(sizes), strict=True)
+        parameters = {name: piece.view_as(value) for (name, value), piece in pieces}
+        gradients, outputs = grad(evaluate, has_aux=True)(parameters, buffers)
+        return outputs, torch.cat([gradients[name].flatten() for name in named])
+
+    buffers = {name: buffer.expand(len(points), *buffer.shape) for name, buffer in model.named_buffers()}
+    torch.default_generator.manual_seed(SEED)
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no rule for many points
+        outputs, gradients = vmap(at, randomness="same")(points, buffers)
+    return outputs.detach(), gradients.detach()
 
 
 def curvature_in_logits(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
