@@ -297,9 +297,7 @@ class BatchDerivatives:
         reached = [index for index, output in enumerate(outputs) if output.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(inputs)
         if reached:
-            with warnings.catch_warnings():
-                # From operations that vmap runs one by one: slower, but correct.
-                warnings.filterwarnings("ignore", message=".*batching rule.*")
+            with _without_batching_warnings() if many else contextlib.nullcontext():
                 found = torch.autograd.grad(
                     [outputs[index] for index in reached],
                     inputs,
@@ -313,6 +311,14 @@ class BatchDerivatives:
             one if one is not None else into.new_zeros((*lead, *into.shape))
             for one, into in zip(found, inputs, strict=True)
         )
+
+
+@contextlib.contextmanager
+def _without_batching_warnings() -> Iterator[None]:
+    """From operations that vmap runs one by one: slower, but correct."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*batching rule.*")
+        yield
 
 
 @contextlib.contextmanager
