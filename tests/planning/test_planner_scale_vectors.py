@@ -162,23 +162,25 @@ def test_vectors_move_the_loss_as_the_gains_of_norms_do_at_every_width_and_depth
     tokens = torch.randint(48, (4, 17), generator=torch.Generator().manual_seed(0))
 
     @cache
-    def moved(form: str | None, ending: str, optimizer: str, size: Size) -> float:
-        made, sums = planned(form, size, optimizer), torch.zeros(3)
+    def moved(form: str | None, endings: tuple[str, ...], optimizer: str, size: Size) -> list[float]:
+        made, sums = planned(form, size, optimizer), torch.zeros(len(endings), 3)
         for seed in range(3):
             model = made.build(seed)
             F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
             for name, tensor in model.named_parameters():
-                if name.startswith("blocks") and name.endswith(ending):
-                    assert tensor.grad is not None
-                    power = 2 if optimizer == "sgd" else 1
-                    sums[seed] += made[name].lr * tensor.grad.abs().pow(power).sum()
-        return sums.log2().mean().item()
+                for which, ending in enumerate(endings):
+                    if name.startswith("blocks") and name.endswith(ending):
+                        assert tensor.grad is not None
+                        power = 2 if optimizer == "sgd" else 1
+                        sums[which, seed] += made[name].lr * tensor.grad.abs().pow(power).sum()
+        return sums.log2().mean(1).tolist()
 
+    vectors = ("gammas.0.alpha", "b.alpha")
     for optimizer in ("sgd", "adamw"):
-        for ending in ("gammas.0.alpha", "b.alpha"):
+        for which, ending in enumerate(vectors):
             more = {
-                size: moved("direction", ending, optimizer, size)
-                - moved(None, "norm_in.weight", optimizer, size)
+                size: moved("direction", vectors, optimizer, size)[which]
+                - moved(None, ("norm_in.weight",), optimizer, size)[0]
                 for size in (BASE, WIDE, DEEP)
             }
             # By octave of the size; a wrong rule is off by a half or one.

@@ -28,7 +28,7 @@ from .test_initialising import hugging_face
 pytestmark = pytest.mark.usefixtures("one_dissection")
 
 TOKENS = torch.arange(8)[None]
-WIDE, NARROW = Size(256, 2), Size(64, 2)
+WIDE, NARROW = Size(256, 1), Size(64, 1)
 tied_gpt = partial(GPT, tied=True)
 
 
@@ -92,12 +92,12 @@ def test_the_logits_are_those_of_the_bare_network_divided_by_the_ratio_of_widths
     plan = planned(build)
     assert plan.multipliers == {module: 0.25}
     model = plan.build(seed=0).eval()
-    bare = build(256, 2).eval()
+    bare = build(256, 1).eval()
     bare.load_state_dict(model.state_dict())
     assert logits(bare).abs().max() > 0
     torch.testing.assert_close(logits(model), logits(bare) / 4)
     # Width alone: the same at another depth.
-    assert planned(build, Size(256, 4), Size(64, 2)).multipliers == {module: 0.25}
+    assert planned(build, Size(256, 2), NARROW).multipliers == {module: 0.25}
 
 
 def test_the_tied_tensor_itself_follows_the_rule_of_a_table() -> None:
@@ -111,7 +111,7 @@ def test_the_tied_tensor_itself_follows_the_rule_of_a_table() -> None:
 def test_a_bias_of_the_readout_is_not_scaled() -> None:
     build = partial(Head, way="module", bias=True)
     model = planned(build).build(seed=0)
-    bare = build(256, 2)
+    bare = build(256, 1)
     bare.load_state_dict(model.state_dict())
     torch.testing.assert_close(logits(model) - 1, (logits(bare) - 1) / 4)
 
@@ -119,9 +119,9 @@ def test_a_bias_of_the_readout_is_not_scaled() -> None:
 @pytest.mark.parametrize(
     ("build", "size", "base"),
     [
-        (GPT, Size(256, 2), Size(64, 2)),
-        (tied_gpt, Size(64, 4), Size(64, 2)),
-        (partial(Head, way="function"), Size(64, 2), Size(64, 2)),
+        (GPT, WIDE, NARROW),
+        (tied_gpt, Size(64, 2), NARROW),
+        (partial(Head, way="function"), NARROW, NARROW),
     ],
 )
 def test_there_is_nothing_where_nothing_is_tied_or_the_width_stays(
@@ -154,8 +154,8 @@ def test_a_network_that_is_a_table_alone_is_refused_too() -> None:
 
 
 def test_attaching_twice_is_attaching_once_and_the_last_plan_counts() -> None:
-    plan, wider = planned(tied_gpt), planned(tied_gpt, base=Size(32, 2))
-    bare = GPT(256, 2, tied=True)
+    plan, wider = planned(tied_gpt), planned(tied_gpt, base=Size(32, 1))
+    bare = tied_gpt(256, 1)
     expected = logits(bare)
     model = copy.deepcopy(bare)
     for _ in range(3):
@@ -163,12 +163,12 @@ def test_attaching_twice_is_attaching_once_and_the_last_plan_counts() -> None:
     torch.testing.assert_close(logits(model), expected / 4)
     wider.attach(model)
     torch.testing.assert_close(logits(model), expected / 8)
-    planned(tied_gpt, base=Size(256, 2)).attach(model)
+    planned(tied_gpt, base=WIDE).attach(model)
     torch.testing.assert_close(logits(model), expected)
 
 
 def test_other_hooks_stay() -> None:
-    model = GPT(256, 2, tied=True)
+    model = tied_gpt(256, 1)
     seen = []
     model.readout.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     planned(tied_gpt).attach(planned(tied_gpt).attach(model))
@@ -187,7 +187,7 @@ def test_it_survives_a_deep_copy_saving_and_wrappers() -> None:
     file.seek(0)
     assert torch.equal(logits(torch.load(file, weights_only=False)), expected)
     # Through a wrapper, onto the network inside.
-    again = GPT(256, 2, tied=True)
+    again = tied_gpt(256, 1)
     again.load_state_dict(model.state_dict())
     wrapped = plan.attach(checkpoint_wrapper(again))
     assert torch.equal(logits(wrapped), expected)
@@ -203,7 +203,7 @@ def test_it_compiles_into_one_graph(backend: str) -> None:
     torch.compiler.reset()
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     torch.testing.assert_close(logits(compiled), expected)
-    fresh = torch.compile(GPT(256, 2, tied=True), backend=backend, fullgraph=True)
+    fresh = torch.compile(tied_gpt(256, 1), backend=backend, fullgraph=True)
     plan.initialize(fresh, seed=0)
     torch.testing.assert_close(logits(fresh), expected)
     torch.compiler.reset()
