@@ -85,7 +85,9 @@ def bits(tensor):
 
 def state(model, batch):
     """Everything that has to be the same afterwards, by name."""
-    found = {"random": (bits(torch.get_rng_state()), random.getstate(), str(np.random.get_state()))}
+    kind, keys, *others = np.random.get_state()
+    numpy = (kind, keys.tobytes(), *others)
+    found = {"random": (bits(torch.get_rng_state()), random.getstate(), numpy)}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         found[name] = (id(tensor), tensor.data_ptr(), tensor.requires_grad, bits(tensor))
         found[f"{name}.grad"] = (id(tensor.grad), bits(tensor.grad))
