@@ -48,7 +48,7 @@ def outliers(model: nn.Module, loss: Any, batch: Any) -> Any:
         module = import_module("theodolite.probes.curvature.density")
         patch.setattr(module, "OUTLIER_PROBES", 2)
         patch.setattr(module, "OUTLIER_STEPS", 8)
-        return probes.outliers(model, loss, batch, most=3, most_products=60)
+        return probes.outliers(model, loss, batch, most=3, most_products=30)
 
 
 EVERY: dict[str, Probe] = {

@@ -35,10 +35,10 @@ class Normed(nn.Module):
 class Classes(nn.Module):
     """Classes of vectors."""
 
-    def __init__(self, bias: float = 0.0, scaled: bool = False) -> None:
+    def __init__(self, bias: float = 0.0, scaled: bool = False, depth: int = 3) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
-        self.blocks = nn.ModuleList(Normed(8, scaled) for _ in range(3))
+        self.blocks = nn.ModuleList(Normed(8, scaled) for _ in range(depth))
         self.last.bias.data = torch.tensor([0.0, bias])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,10 +61,10 @@ def test_no_gradient_is_no_signal() -> None:
 def test_rare_classes_are_seldom_taken_for_a_signal(bias: float, judged: int) -> None:
     """Labels are drawn from what the network itself says, so that M is exactly 0."""
     torch.manual_seed(2)
-    model = Classes(bias)
+    model = Classes(bias, depth=1)
     points = find_points(model, torch.randn(2, 4))
-    looks = [signal(model, F.cross_entropy, _own(model, 2 * judged), points=points) for _ in range(40)]
-    assert sum(not look.deepest for look in looks) <= 4
+    looks = [signal(model, F.cross_entropy, _own(model, 2 * judged), points=points) for _ in range(30)]
+    assert sum(not look.deepest for look in looks) <= 3
     seeming = [look for look in looks if any(one.significance > look.threshold for one in look.points)]
     assert len(seeming) > 2, "Student's t alone is misled"
     assert all("seems to be above its noise (?), but" in str(look) for look in seeming if look.deepest)
