@@ -26,5 +26,7 @@ def test_up_to_the_limit_a_network_is_built_as_it_is_without_one() -> None:
 
 @pytest.mark.parametrize("width, most", [(8, 135), (8, 63), (2**20, 10**6)])
 def test_beyond_the_limit_it_is_not_whatever_a_build_catches(width: int, most: int) -> None:
-    with pytest.raises(TooLargeError, match=rf"build\(width={width}, depth=1\) has more than {most:,} par"):
+    with pytest.raises(
+        TooLargeError, match=rf"build\(width={width}, depth=1\) makes tensors of more than {most:,} el"
+    ):
         build_model(_drawn, Size(width, 1), most=most)

@@ -22,7 +22,7 @@ from theodolite.core.size import Size
 
 
 class TooLargeError(UseError):
-    """A network has more parameters than were allowed."""
+    """The tensors of a network have more elements than were allowed."""
 
 
 def build_model(
@@ -30,8 +30,8 @@ def build_model(
 ) -> nn.Module:
     """`build(width, depth)` on a device, with random numbers from the seed if given.
 
-    The caller's generators stay as they are, and exceptions of `build` become a `UseError`. A network with
-    more than `most` parameters becomes a `TooLargeError`, before it takes more memory.
+    The caller's generators stay as they are, and exceptions of `build` become a `UseError`. So does a
+    build whose tensors have more than `most` elements in all, a `TooLargeError`, before it takes more memory.
     """
     called = f"build(width={size.width}, depth={size.depth})"
     try:
@@ -39,7 +39,7 @@ def build_model(
         with untouched_randomness(seed), torch.device(device), limit:
             model = build(size.width, size.depth)
     except _TooLarge:
-        raise TooLargeError(f"{called} has more than {most:,} parameters") from None
+        raise TooLargeError(f"{called} makes tensors of more than {most:,} elements") from None
     except UseError as error:  # the message already says what is wrong
         raise UseError(f"{called}: {error}") from error
     except Exception as error:
@@ -57,7 +57,7 @@ class _TooLarge(BaseException):
 
 
 class _AtMost(TorchDispatchMode):
-    """Stops a build before it makes tensors of more elements than this in all."""
+    """Stops a build before its tensors have more elements than this in all."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.anatomy import AnatomyError, dissect
-from theodolite.anatomy.recording.trace import trace
+from theodolite.anatomy.recording.trace import most_quick_parameters, trace
 from theodolite.anatomy.recording.undisturbed import undisturbed
 from theodolite.core.size import Size
 
@@ -388,3 +389,13 @@ def test_a_buffer_that_the_forward_pass_writes_to_is_no_constant() -> None:
 
     (node,) = [node for node in trace(Net(), torch.randn(3, 4)).nodes if node.op == "div"]
     assert node.args[1] == pytest.approx(100)
+
+
+def test_the_size_of_inputs_is_seen_inside_of_any_object() -> None:
+    @dataclasses.dataclass
+    class Molecule:
+        positions: Tensor
+
+    plain = torch.zeros(50, 3)
+    assert most_quick_parameters([Molecule(plain)]) == most_quick_parameters(plain)
+    assert most_quick_parameters(plain[:25]) >= 2 * most_quick_parameters(plain)

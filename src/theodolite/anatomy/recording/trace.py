@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.anatomy.recording.undisturbed import named_tensors, undisturbed
 from theodolite.core.building import untouched_randomness
-from theodolite.core.calling import call, described, logits, with_tensors
+from theodolite.core.calling import call, described, logits, see_inside, with_tensors
 from theodolite.core.errors import UseError
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ def most_quick_parameters(inputs: Any) -> int:
 
     Most networks multiply each parameter by at most each element of the inputs.
     """
-    elements = sum(leaf.numel() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+    elements = sum(leaf.numel() for leaf in tree_leaves(see_inside(inputs)) if isinstance(leaf, Tensor))
     return _MOST_REAL_PRODUCTS // max(1, elements)
 
 

@@ -17,7 +17,6 @@ References:
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ from theodolite.probes.curvature.axes import Axes, Slice, State, Trajectory, che
 from theodolite.probes.curvature.eigenvalues import eigenvalues
 from theodolite.probes.curvature.landscape_figures import plane_figure, slices_figure
 from theodolite.probes.curvature.objective import Objective
-from theodolite.probes.curvature.operator import Hessian
+from theodolite.probes.curvature.operator import Hessian, without_batching_warnings
 from theodolite.probes.curvature.rescaling import exchanged
 
 Named = Literal["random", "filter", "hessian"]
@@ -365,9 +364,7 @@ def _losses_at(objective: Objective, axes: Axes, places: Tensor, batch: Batch) -
         if len(places) == 1:
             return loss(places[0])[None].double().cpu()
         try:
-            with warnings.catch_warnings():
-                # From operations that vmap runs one by one: slower, but correct.
-                warnings.filterwarnings("ignore", message=".*batching rule.*")
+            with without_batching_warnings():
                 return torch.func.vmap(loss, randomness="same")(places).double().cpu()
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()

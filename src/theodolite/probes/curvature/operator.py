@@ -297,7 +297,7 @@ class BatchDerivatives:
         reached = [index for index, output in enumerate(outputs) if output.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(inputs)
         if reached:
-            with _without_batching_warnings() if many else contextlib.nullcontext():
+            with without_batching_warnings() if many else contextlib.nullcontext():
                 found = torch.autograd.grad(
                     [outputs[index] for index in reached],
                     inputs,
@@ -314,8 +314,8 @@ class BatchDerivatives:
 
 
 @contextlib.contextmanager
-def _without_batching_warnings() -> Iterator[None]:
-    """From operations that vmap runs one by one: slower, but correct."""
+def without_batching_warnings() -> Iterator[None]:
+    """Silence the warnings about operations that vmap runs one by one: slower, but correct."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*batching rule.*")
         yield
