@@ -195,3 +195,15 @@ def test_a_network_in_halves_runs_in_halves() -> None:
     rounded = copy.deepcopy(model).bfloat16()(tokens)
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), logits, rtol=0.1, atol=0.1)
+
+
+def test_a_query_that_depends_on_a_condition_is_the_formula():
+    values = [torch.randn(2, 3, 8, dtype=torch.float64) for _ in range(4)]
+    condition, route = torch.randn(2, 8, dtype=torch.float64), Route(8, conditioned=True).double()
+    torch.nn.init.normal_(route.query)
+    torch.nn.init.normal_(route.shift)
+    mine = route(history_of(values), condition)
+    for example in range(2):
+        query = (route.query + route.shift @ condition[example]) * 8 / 8**0.5  # over D instead of √D
+        expected = in_one_shot(query, [value[example : example + 1] for value in values])
+        torch.testing.assert_close(mine[example : example + 1], expected, rtol=1e-12, atol=1e-13)

@@ -5,9 +5,12 @@ Where a network is known by one size, that size is the default: `LeNet300()` is 
 
 from __future__ import annotations
 
+from theodolite.models.dit import DiT
+from theodolite.models.flow_mlp import FlowMLP
 from theodolite.models.gpt import GPT
 from theodolite.models.inhomogeneous import LeNet5, LeNet300, ResNet4
 from theodolite.models.residual_mlp import ResidualMLP
 from theodolite.models.resnet import ResNet
+from theodolite.models.unet import UNet
 
-__all__ = ["GPT", "LeNet5", "LeNet300", "ResNet", "ResNet4", "ResidualMLP"]
+__all__ = ["DiT", "FlowMLP", "GPT", "LeNet5", "LeNet300", "ResNet", "ResNet4", "ResidualMLP", "UNet"]

@@ -8,7 +8,10 @@ replaces the sum `h_l = Σ_{i<l} v_i` of a residual stream. Every branch, and th
 starts at zero. The mixture then is the plain mean, the residual stream over l, and a branch that begins with
 a norm has the same result for both: initially the network computes the same function as the plain one.
 
-The query of a diffusion transformer also depends on the time of the diffusion; here it is a constant.
+A query can also depend on a condition, such as the time of a diffusion: `q_l + U_l c`, with a matrix U_l that
+starts at zero, so that this network too starts as the plain one. Its scores are `8·(q_l + U_l c)·k_i/D`,
+which is the same at D = 64. Training aligns the output of a matrix with the keys, and `q·k` then grows as D:
+with 1/√D the scores would grow with width at any learning rate that suits U_l.
 
 References:
     Rethinking cross-layer information routing in diffusion transformers (DAR), 2026.
@@ -27,6 +30,9 @@ from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
 from theodolite.models.transformer import EPS, MakeNorm, Placement
+
+CONDITIONED_SCALE = 8.0
+"""Times 1/D: the scale of the scores of a query that depends on a condition."""
 
 
 class History(NamedTuple):
@@ -54,17 +60,29 @@ class Route(nn.Module):
     >>> history = History((), ()).then(torch.tensor([[[1.0, 1.0]]])).then(torch.tensor([[[3.0, -3.0]]]))
     >>> Route(2)(history)
     tensor([[[ 2., -1.]]], grad_fn=<...>)
+
+    Args:
+        width: features of the values.
+        conditioned: does the query depend on a condition (B, D)?
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, conditioned: bool = False) -> None:
         super().__init__()
         self.query = nn.Parameter(torch.zeros(width))
+        self.shift = nn.Parameter(torch.zeros(width, width)) if conditioned else None
 
-    def forward(self, history: History) -> Tensor:
+    def forward(self, history: History, condition_BD: Tensor | None = None) -> Tensor:
         """h (B, T, D), summed in the precision of the keys and rounded to that of the parameters."""
-        scale = self.query.shape[-1] ** -0.5
+        query: Tensor = self.query
+        width = query.shape[-1]
+        scale = width**-0.5
+        if self.shift is not None:
+            assert condition_BD is not None
+            query, scale = (query + F.linear(condition_BD, self.shift))[:, :, None], CONDITIONED_SCALE / width
         with _full_precision(self.query):
-            scores = [(key_BTD @ self.query.to(key_BTD.dtype)) * scale for key_BTD in history.keys]
+            scores = [(key_BTD @ query.to(key_BTD.dtype)) * scale for key_BTD in history.keys]
+        if self.shift is not None:
+            scores = [score_BT1.squeeze(-1) for score_BT1 in scores]
         weights_NBT = torch.softmax(torch.stack(scores), dim=0)
         terms = zip(weights_NBT.unbind(0), history.values, strict=True)
         mixed_BTD, *others = (weight_BT[..., None] * value_BTD for weight_BT, value_BTD in terms)

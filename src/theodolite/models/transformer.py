@@ -1,4 +1,4 @@
-"""The branches of a transformer: causal attention, feed-forward, mixture of experts, and their norms."""
+"""The branches of a transformer: attention, feed-forward, mixture of experts, and their norms."""
 
 # B batch, T tokens, N = B·T, D width, H query heads, K key/value heads, C head dimension, R = C/2 pairs,
 # F hidden features, E experts
@@ -75,7 +75,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
-    """Causal self-attention, `W_o softmax(q kᵀ/√C + causal) v`.
+    """Self-attention, `W_o softmax(q kᵀ/√C + mask) v`; the mask hides later tokens if `causal`.
 
     The head dimension is fixed, so the number of heads grows with width and the logits keep their scale.
 
@@ -86,6 +86,7 @@ class Attention(nn.Module):
             (grouped-query attention); None means one for each query head.
         bias: do the four projections have biases?
         qk_norm: makes the norms of queries and keys over the head dimension; None for no norms.
+        causal: does a token see only itself and those before it?
 
     The first token can only see itself, so there the branch is `W_o W_v x`:
 
@@ -107,6 +108,7 @@ class Attention(nn.Module):
         kv_heads: int | None = None,
         bias: bool = False,
         qk_norm: MakeNorm | None = None,
+        causal: bool = True,
     ) -> None:
         super().__init__()
         whole("head_dim", head_dim, least=1)
@@ -119,6 +121,7 @@ class Attention(nn.Module):
                 f"give a divisor of {heads}, or None for one key/value head per head"
             )
         self.head_dim = head_dim
+        self.causal = causal
         self.group = heads // kv_heads
         self.query = nn.Linear(width, width, bias=bias)
         self.key = nn.Linear(width, kv_heads * head_dim, bias=bias)
@@ -137,7 +140,7 @@ class Attention(nn.Module):
         if self.group > 1:
             k_BKTC = k_BKTC.repeat_interleave(self.group, dim=1)
             v_BKTC = v_BKTC.repeat_interleave(self.group, dim=1)
-        mixed_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BKTC, v_BKTC, is_causal=True)
+        mixed_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BKTC, v_BKTC, is_causal=self.causal)
         return self.out(mixed_BHTC.transpose(1, 2).flatten(2))
 
     def _split(self, x_BTD: Tensor) -> Tensor:
