@@ -1,0 +1,34 @@
+"""Flows and diffusion: paths between noise and data, training batches, fields, samplers and flow maps."""
+
+from theodolite.flows.fields import Field, field_of
+from theodolite.flows.interpolants import (
+    LINEAR,
+    TRIGONOMETRIC,
+    VARIANCE_PRESERVING,
+    Interpolant,
+    Quantity,
+    convert,
+    find_interpolant,
+)
+from theodolite.flows.mixture import GaussianMixture, three_gaussians
+from theodolite.flows.training import noisy, velocity_loss
+
+__all__ = [
+    # paths between noise and data
+    "LINEAR",
+    "TRIGONOMETRIC",
+    "VARIANCE_PRESERVING",
+    "Interpolant",
+    "Quantity",
+    "convert",
+    "find_interpolant",
+    # training
+    "noisy",
+    "velocity_loss",
+    # velocity fields
+    "Field",
+    "field_of",
+    # data whose flow is known
+    "GaussianMixture",
+    "three_gaussians",
+]
