@@ -11,6 +11,7 @@ from theodolite.flows.interpolants import (
     find_interpolant,
 )
 from theodolite.flows.mixture import GaussianMixture, three_gaussians
+from theodolite.flows.sampling import sample
 from theodolite.flows.training import noisy, velocity_loss
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     # velocity fields
     "Field",
     "field_of",
+    # samplers
+    "sample",
     # data whose flow is known
     "GaussianMixture",
     "three_gaussians",
