@@ -52,6 +52,12 @@ class Interpolant:
     alpha_rate: Schedule
     sigma_rate: Schedule
 
+    def __reduce__(self) -> Any:
+        """Those with a name are sent to other processes by it: their functions cannot be."""
+        return (
+            (find_interpolant, (self.name,)) if INTERPOLANTS.get(self.name) is self else super().__reduce__()
+        )
+
     def between(self, noise: Tensor, data: Tensor, t: Tensor) -> Tensor:
         """The point `x_t` between each noise and its data, at times t of shape (B,)."""
         check_times(t)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -70,25 +71,36 @@ def noisy(
         Lipman et al., Flow matching for generative modeling, 2023. Esser et al., Scaling rectified flow
         transformers for high-resolution image synthesis, 2024 (logit-normal times).
     """
-    path = find_interpolant(path)
     one_of("predict", predict, get_args(Quantity))
     one_of("times", times, get_args(Times))
-    replace = null_labels(classes, label_dropout)
-    low, high = finite_times(predict, path)
+    null_labels(classes, label_dropout)
+    return _Noisy(draw, find_interpolant(path), predict, times, classes, label_dropout, name)
 
-    def batch(seed: int, step: int) -> Batch:
-        data, labels = drawn(draw, seed, step)
-        rng = generator(name, "noise", seed, step)
+
+@dataclass(frozen=True)
+class _Noisy:
+    """The function that `noisy` returns, as an object, which can be sent to another process."""
+
+    draw: Draw
+    path: Interpolant
+    predict: Quantity
+    times: Times
+    classes: int | None
+    label_dropout: float
+    name: str
+
+    def __call__(self, seed: int, step: int) -> Batch:
+        data, labels = drawn(self.draw, seed, step)
+        rng = generator(self.name, "noise", seed, step)
         place = rng.random(len(data))
-        if times == "logit-normal":
+        if self.times == "logit-normal":
             place = 1 / (1 + np.exp(-rng.standard_normal(len(data))))
+        low, high = finite_times(self.predict, self.path)
         t = as_data(low + (high - low) * place, data)
         noise = as_data(rng.standard_normal(tuple(data.shape)), data)
-        x_t = path.between(noise, data, t)
-        kept = replace(labels, rng, data)
-        return (x_t, t, *kept), _target(predict, path, noise, data, t)
-
-    return batch
+        kept = null_labels(self.classes, self.label_dropout)(labels, rng, data)
+        target = _target(self.predict, self.path, noise, data, t)
+        return (self.path.between(noise, data, t), t, *kept), target
 
 
 def _target(predict: Quantity, path: Interpolant, noise: Tensor, data: Tensor, t: Tensor) -> Tensor:
