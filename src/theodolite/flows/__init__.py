@@ -10,6 +10,7 @@ from theodolite.flows.interpolants import (
     convert,
     find_interpolant,
 )
+from theodolite.flows.maps import FlowMap, map_batches, map_loss, sample_map
 from theodolite.flows.mixture import GaussianMixture, three_gaussians
 from theodolite.flows.sampling import sample
 from theodolite.flows.training import noisy, velocity_loss
@@ -31,6 +32,11 @@ __all__ = [
     "field_of",
     # samplers
     "sample",
+    # flow maps
+    "FlowMap",
+    "map_batches",
+    "map_loss",
+    "sample_map",
     # data whose flow is known
     "GaussianMixture",
     "three_gaussians",

@@ -52,12 +52,6 @@ class Interpolant:
     alpha_rate: Schedule
     sigma_rate: Schedule
 
-    def __reduce__(self) -> Any:
-        """Those with a name are sent to other processes by it: their functions cannot be."""
-        return (
-            (find_interpolant, (self.name,)) if INTERPOLANTS.get(self.name) is self else super().__reduce__()
-        )
-
     def between(self, noise: Tensor, data: Tensor, t: Tensor) -> Tensor:
         """The point `x_t` between each noise and its data, at times t of shape (B,)."""
         check_times(t)
@@ -69,6 +63,38 @@ class Interpolant:
         alpha_rate, sigma_rate = self.alpha_rate(t), self.sigma_rate(t)
         _refuse_infinite(t, (alpha_rate, sigma_rate), f"the velocity of the {self.name} path")
         return along(alpha_rate, data) * data + along(sigma_rate, data) * noise
+
+
+# Functions with names, so that a path can be sent to another process.
+
+
+def _linear_alpha(t: Tensor) -> Tensor:
+    return t
+
+
+def _linear_sigma(t: Tensor) -> Tensor:
+    return 1 - t
+
+
+def _linear_sigma_rate(t: Tensor) -> Tensor:
+    return -torch.ones_like(t)
+
+
+def _sine(t: Tensor) -> Tensor:
+    return (math.pi / 2 * t).sin()
+
+
+def _cosine(t: Tensor) -> Tensor:
+    """Exactly 0 at t = 1, unlike a rounded cosine."""
+    return _sine(1 - t)
+
+
+def _sine_rate(t: Tensor) -> Tensor:
+    return math.pi / 2 * _cosine(t)
+
+
+def _cosine_rate(t: Tensor) -> Tensor:
+    return -math.pi / 2 * _sine(t)
 
 
 def _log_alpha(t: Tensor) -> Tensor:
@@ -93,16 +119,10 @@ def _preserving_sigma_rate(t: Tensor) -> Tensor:
     return -_preserving_alpha(t) * _preserving_alpha_rate(t) / _preserving_sigma(t)
 
 
-LINEAR = Interpolant("linear", lambda t: t, lambda t: 1 - t, torch.ones_like, lambda t: -torch.ones_like(t))
+LINEAR = Interpolant("linear", _linear_alpha, _linear_sigma, torch.ones_like, _linear_sigma_rate)
 """`α = t`, `σ = 1 − t`: flow matching and rectified flows."""
 
-TRIGONOMETRIC = Interpolant(
-    "trigonometric",
-    lambda t: (math.pi / 2 * t).sin(),
-    lambda t: (math.pi / 2 * (1 - t)).sin(),  # exactly 0 at t = 1, unlike a rounded cosine
-    lambda t: math.pi / 2 * (math.pi / 2 * (1 - t)).sin(),
-    lambda t: -math.pi / 2 * (math.pi / 2 * t).sin(),
-)
+TRIGONOMETRIC = Interpolant("trigonometric", _sine, _cosine, _sine_rate, _cosine_rate)
 """`α = sin(πt/2)`, `σ = cos(πt/2)`: constant variance for data of unit variance."""
 
 VARIANCE_PRESERVING = Interpolant(

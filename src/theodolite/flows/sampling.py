@@ -140,8 +140,8 @@ def _sde(path: Interpolant, diffusion: float, seed: int) -> Step:
 def _dpm2m(path: Interpolant) -> Step:
     """DPM-Solver++(2M): the mean of the data, extrapolated in `λ = log(α/σ)` from the last two points.
 
-    From (α, σ) to (a, s): `x ← (s/σ)(x − α D) + a D`, with `D = X + (X − X_before) h/(2 h_before)` and steps h
-    of λ. Where a step of λ is infinite, D = X.
+    From (α, σ) to (a, s): `x ← (s/σ)(x − α D) + a D`, with `D = X + (X − X_before) h/(2 h_before)` and
+    steps h of λ. Where a step of λ is infinite, D = X.
     """
     before: list[Tensor] = []
 
