@@ -285,6 +285,7 @@ OTHERS: dict[str, Call] = {
     "find_lr of a workload": lambda model: (
         th.find_lr(WORKLOAD, optimizer="sgd", seeds=1, steps=3, low=1e-3).curves
     ),
+    "stream along a number": lambda model: probes.stream(model, LOSS, BATCH, along=BATCH[0][:, 0]).groups,
     "grow": _grown,
     "a run": _run(),
     "a bfloat16 run": _run(precision="bfloat16"),

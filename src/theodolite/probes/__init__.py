@@ -25,8 +25,10 @@ from theodolite.probes.steps.drift import Drift, drift
 from theodolite.probes.steps.profile import Profile, profile
 from theodolite.probes.steps.radius import Radius, radius
 from theodolite.probes.steps.update import optimizer_step
+from theodolite.probes.stream.along import StreamAlong
 from theodolite.probes.stream.history import StreamHistory, stream_history
-from theodolite.probes.stream.stream import Stream, stream
+from theodolite.probes.stream.result import Stream
+from theodolite.probes.stream.stream import stream
 
 # the first steps of training
 __all__ = ["Assumptions", "Coordinates", "Slope", "Spectral", "SpectralNorm", "Track"]
@@ -42,7 +44,7 @@ __all__ += ["Landscape", "Tracking", "Trajectory", "landscape", "track", "trajec
 # scale vectors, and the optimizer's groups
 __all__ += ["Amplification", "Preconditioning", "amplification", "preconditioning", "Decay", "decay"]
 # the residual stream
-__all__ += ["Stream", "StreamHistory", "stream", "stream_history"]
+__all__ += ["Stream", "StreamAlong", "StreamHistory", "stream", "stream_history"]
 # one more block
 __all__ += ["PointSignal", "Signal", "signal"]
 # along a step

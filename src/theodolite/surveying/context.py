@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -51,11 +51,11 @@ class SurveyContext:
             raise UseError(f"size is {self.size!r}: give a Size, for example Size(256, 4)")
         arguments.seed("seed", self.seed)
 
-    def once(self, find: Callable[[SurveyContext], T]) -> T:
-        """`find(self)`, called once and shared by all sections."""
-        if find not in self._found:
-            self._found[find] = find(self)
-        found: T = self._found[find]
+    def once(self, find: Callable[..., T], *more: Hashable) -> T:
+        """`find(self, *more)`, called once for the same arguments and shared by all sections."""
+        if (find, more) not in self._found:
+            self._found[find, more] = find(self, *more)
+        found: T = self._found[find, more]
         return found
 
     @cached_property

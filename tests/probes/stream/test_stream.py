@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.core.errors import UseError
 from theodolite.probes.stream.growth import fit_growth
-from theodolite.probes.stream.stream import Stream, stream
+from theodolite.probes.stream.result import Stream
+from theodolite.probes.stream.stream import stream
 from theodolite.workloads import next_token_loss
 
 TOKENS = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(0))

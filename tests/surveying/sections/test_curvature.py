@@ -19,8 +19,16 @@ from theodolite.surveying import SurveyContext, budget, curvature_setup
 from theodolite.surveying.budget import TooLong
 from theodolite.surveying.curvature_setup import find_setup
 from theodolite.surveying.sections import curvature
-from theodolite.surveying.sections.curvature import Edges, SpectrumEnds, find_spectrum, section, step_size
+from theodolite.surveying.sections.curvature import (
+    Edges,
+    SpectrumEnds,
+    find_edges,
+    find_spectrum,
+    section,
+    step_size,
+)
 from theodolite.surveying.sections.curvature.zone import ZoneAxis
+from theodolite.surveying.short_training import wake
 from theodolite.surveying.trials import LR, PlannedRates, planned_rates
 from theodolite.workloads import Workload
 
@@ -288,6 +296,56 @@ def test_adams_own_sharpness_is_that_of_gradients_over_several_batches():
     numbers = found_squared(0.1)["TH302"].evidence.numbers
     assert numbers["AdamW's own sharpness"] == pytest.approx(largest, rel=0.02)
     assert numbers["edge of AdamW"] == pytest.approx(38 / largest, rel=0.02)
+
+
+class Silent(nn.Module):
+    """`C tanh(A x)` with C = 0: A has no gradient at the start, but ∂²L/∂A∂C is not zero."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        self.enter = nn.Linear(16, width, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+        self.leave = nn.Linear(width, 4, bias=False)
+        nn.init.zeros_(self.leave.weight)
+
+    def forward(self, x):
+        x = torch.tanh(self.enter(x))
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.leave(x)
+
+
+def test_where_tensors_have_no_gradient_at_the_start_the_edge_of_later_steps_is_measured_after_some():
+    """At the start the preconditioner would be eps there, and the edge far too low."""
+    site = site_of(Silent, size=Size(8, 1))
+    setup = find_setup(site)
+    ends = SpectrumEnds(1.0, -1.0, (0.0, 0.0), converged=True)
+    edges = find_edges(setup, ends)
+    assert edges.idle == ("enter.weight", "blocks.0.weight")
+
+    def dense(model):
+        gradients = []
+        for step in range(curvature.BATCHES):
+            batch = setup.batch if step == 0 else setup.draw(step)
+            found = torch.autograd.grad(site.workload.evaluate(model, batch), list(model.parameters()))
+            gradients.append(torch.cat([one.flatten() for one in found]))
+        scale = torch.stack(gradients).square().mean(0).sqrt() + curvature.EPS
+        operator = hessian(model, site.workload.loss, setup.batch)
+        matrix = operator @ torch.eye(operator.size)
+        root = scale.double().rsqrt()
+        return 38 / float(torch.linalg.eigvalsh(root[:, None] * matrix.double() * root).max())
+
+    start, later = dense(site.build()), dense(wake(site, site.size).model)
+    assert edges.settled == pytest.approx(later, rel=0.03)
+    assert start < later / 30
+    finding = step_size(setup, edges, PlannedRates(LR, LR))
+    assert "is that after 8 of them, because at the start 2 tensors have no gradient" in finding.sentence
+    assert finding.evidence.numbers["steps of AdamW"] == 8
+
+
+def test_where_all_tensors_have_a_gradient_nothing_is_trained(monkeypatch):
+    monkeypatch.setattr(curvature, "wake", None)
+    assert "no gradient" not in found(site_of(MLP, size=Size(16, 2)))["TH302"].sentence
 
 
 def rows_of(site, step):

@@ -95,7 +95,7 @@ def looked(losses: tuple[float, ...] = (2.0, 1.0), **changes: dict[str, float]) 
     """The signal of three points, with the numbers given in place of their own."""
     found = signal(mlp(16, 2), nn.functional.cross_entropy, coin(0, 0))
     points = tuple(replace(one, **changes.get(one.name.replace(".", ""), {})) for one in found.points)
-    network = BrieflyTrained(nn.Identity(), Size(16, 2), None, 32, LR, losses, frozenset())
+    network = BrieflyTrained(nn.Identity(), Size(16, 2), LR, losses, None, 32, frozenset())
     return SignalMeasurement(replace(found, points=points), network, "Here")
 
 

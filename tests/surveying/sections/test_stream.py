@@ -9,19 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from theodolite.core.size import Size
 from theodolite.models import GPT, ResidualMLP, ResNet
 from theodolite.probes.stream.readings import LargestValue
 from theodolite.probes.stream.stream import stream
-from theodolite.surveying import budget
+from theodolite.surveying import budget, short_training
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Finding
-from theodolite.surveying.sections import stream as stream_section
-from theodolite.surveying.sections.stream import StreamMeasurement, _cut, gradient, headroom, section
+from theodolite.surveying.sections.stream import gradient, headroom, measurement, section
+from theodolite.surveying.sections.stream.differences import example_number
+from theodolite.surveying.sections.stream.measurement import StreamMeasurement, cut
 from theodolite.workloads import Workload
 from theodolite.workloads.builtin import built_in
+
+from ...probes.stream.toy_networks import COUNTING, DIFFUSION, Amplifier, timed_rows
 
 examine = section.run
 
@@ -37,7 +41,7 @@ def levels(workload: Workload, size: Size | None = None) -> dict[str, str]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are not skipped."""
-    monkeypatch.setattr(stream_section, "WORK", 0.0)
+    monkeypatch.setattr(measurement, "WORK", 0.0)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -82,10 +86,17 @@ class Blocks(nn.Module):
     """Residual branches `W₂ relu(W₁ x)`, through which the gradient may be cut."""
 
     def __init__(
-        self, width: int, depth: int, scale: float, cut: bool = False, loud: float = 1.0, more: bool = False
+        self,
+        width: int,
+        depth: int,
+        scale: float,
+        cut: bool = False,
+        loud: float = 1.0,
+        more: bool = False,
+        factor: float = 1.0,
     ) -> None:
         super().__init__()
-        self.cut, self.more = cut, more
+        self.cut, self.more, self.factor = cut, more, factor
         self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width, bias=False))
@@ -98,7 +109,7 @@ class Blocks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for block in self.blocks:
-            branch = block(x)
+            branch = self.factor * block(x)
             x = x + (branch.detach() if self.cut else branch)
         if self.more and torch.is_grad_enabled():
             _ = x + x * 0.0  # a statistic that only training needs: the passes run different operations
@@ -115,8 +126,11 @@ class Blocks(nn.Module):
             "What each block contributes",
         ),  # 1 − cos is below 10⁻⁴, not the loss
         ({"scale": 1e-6}, "note", "Blocks that change nothing yet"),
-        ({"scale": 0.0}, "note", "Blocks that add nothing yet"),
+        ({"scale": 0.0}, "ok", "What each block contributes"),  # after a few steps
+        ({"scale": 0.0, "factor": 0.0}, "warn", "Branches that stay at zero"),
         ({"scale": 1.0, "cut": True}, "warn", "Branches without a gradient"),
+        ({"scale": 1.0, "cut": True, "loud": 0.0}, "warn", "Branches without a gradient"),
+        ({"scale": 0.0, "cut": True}, "warn", "Branches without a gradient"),
     ],
 )
 def test_what_blocks_are_worth(rows: Any, options: dict[str, Any], level: str, title: str) -> None:
@@ -124,13 +138,136 @@ def test_what_blocks_are_worth(rows: Any, options: dict[str, Any], level: str, t
     assert (found.level, found.title) == (level, title)
 
 
-def test_before_a_readout_of_zeros_branches_only_sleep(rows: Any) -> None:
-    found = findings(rows(lambda width, depth: Blocks(width, depth, 1.0, loud=0.0)))
-    for code in ("TH522", "TH523"):
-        assert found[code].level == "note"
-        assert "a readout that is initialised to zero" in found[code].sentence
-    cut = findings(rows(lambda width, depth: Blocks(width, depth, 1.0, cut=True, loud=0.0)))["TH523"]
-    assert (cut.level, cut.title) == ("warn", "Branches without a gradient")
+@pytest.mark.parametrize(
+    "options, later", [({"scale": 0.0}, "TH521 TH522 TH523 TH524"), ({"loud": 0.0}, "TH522 TH523")]
+)
+def test_what_zeros_hide_at_the_start_is_measured_after_a_few_steps(
+    rows: Any, options: dict[str, Any], later: str
+) -> None:
+    """Behind a readout of zeros the stream itself is there from the start, and only its gradient is not."""
+    found = findings(rows(lambda width, depth: Blocks(width, depth, **{"scale": 1.0} | options)))
+    assert {one.level for one in found.values()} == {"ok"}
+    why = "2 of 2 branches add nothing" if "scale" in options else "no gradient reaches the stream"
+    for code, one in found.items():
+        if code in later:
+            assert f"At 32 × 2, after 8 steps of AdamW (at the start {why}), " in one.sentence
+            assert one.evidence.numbers["steps of AdamW"] == 8
+            assert one.evidence.numbers["loss after the steps"] < one.evidence.numbers["loss at the start"]
+        else:
+            assert one.sentence.startswith("At 32 × 2 the ")
+            assert "steps of AdamW" not in one.evidence.numbers
+
+
+def test_without_zeros_nothing_is_trained(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "wake", None)
+    found = findings(rows(lambda width, depth: Blocks(width, depth, 1.0)))
+    assert not any("steps of AdamW" in one.evidence.numbers for one in found.values())
+
+
+def test_a_readout_that_stays_at_zero_is_a_warning(rows: Any) -> None:
+    def frozen(width: int, depth: int) -> Blocks:
+        model = Blocks(width, depth, 1.0, loud=0.0)
+        model.last.weight.requires_grad_(False)
+        return model
+
+    found = findings(rows(frozen))
+    assert (found["TH523"].level, found["TH523"].title) == ("warn", "Branches without a gradient")
+    assert found["TH522"].level == "note"
+    assert "no gradient to follow" in found["TH522"].sentence
+
+
+@pytest.mark.parametrize(
+    "options", [{"scale": 0.0}, {"scale": 1.0, "loud": 0.0}, {"scale": 0.0, "loud": 0.0}]
+)
+def test_what_would_take_too_long_after_steps_is_measured_at_the_start(
+    rows: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(short_training, "WORK", 1.0)
+    found = findings(rows(lambda width, depth: Blocks(width, depth, **options)))
+    assert found["TH523"].level == "note"
+    assert "It was not measured after a few steps: 8 steps of 32 × 2 would take" in found["TH523"].sentence
+    assert ("2 of 2 blocks add nothing yet" in found["TH523"].sentence) == (options["scale"] == 0)
+    if "loud" in options:
+        for code in ("TH522", "TH523"):
+            assert "as with a readout that starts at zero" in found[code].sentence
+    assert not any("nan" in one.sentence for one in found.values())
+
+
+def test_a_diffusion_transformer_with_zero_gates_raises_no_alarm() -> None:
+    found = findings(DIFFUSION)
+    assert {code: one.level for code, one in found.items()} == dict.fromkeys(
+        ("TH521", "TH522", "TH523", "TH524", "TH525"), "ok"
+    )
+    assert all(
+        "after 8 steps of AdamW (at the start 4 of 4 branches add nothing)" in one.sentence
+        for one in found.values()
+    )
+    assert found["TH521"].evidence.numbers["initialisations"] == 3
+    assert found["TH525"].evidence.numbers["steps of AdamW"] == 8
+
+
+def test_a_gpt_with_a_readout_of_zeros_raises_no_alarm() -> None:
+    assert levels(COUNTING) == dict.fromkeys(("TH521", "TH522", "TH523", "TH524"), "ok")
+
+
+def amplifier(rate: float, floor: float, **changes: Any) -> Workload:
+    build = lambda width, depth: Amplifier(width, depth, rate, floor)  # noqa: E731
+    return Workload("timed", build, changes.pop("batch", timed_rows), F.mse_loss, Size(16, 3))
+
+
+def test_a_stream_that_differs_over_time_is_a_note() -> None:
+    """With `(1 + t)³`, quarters of t from 0 to 1 differ by almost 8."""
+    found = findings(amplifier(1.0, 0.0))["TH525"]
+    assert (found.level, found.title) == ("note", "Symptoms that differ between examples")
+    assert "in 4 groups of examples by input 1, " in found.sentence
+    assert "th.probes.stream(…, along=t)" in found.remedy
+    t = timed_rows(0, 0)[0][1].sort().values
+    lowest, highest = ((1 + some) ** 3 for some in (t[:6], t[-6:]))
+    assert found.evidence.rows[0]["stream"] == pytest.approx(float(lowest.mean()), rel=0.1)
+    assert found.evidence.rows[-1]["stream"] == pytest.approx(float(highest.mean()), rel=0.1)
+    assert found.evidence.numbers["stream, largest over smallest"] == pytest.approx(
+        found.evidence.rows[-1]["stream"] / found.evidence.rows[0]["stream"]
+    )
+
+
+def test_a_stream_that_is_the_same_at_all_times_is_ok() -> None:
+    """Its blocks multiply it by 1.5, whatever the time."""
+    found = findings(amplifier(0.0, 0.5))["TH525"]
+    assert (found.level, found.remedy) == ("ok", "")
+    assert [row["stream"] for row in found.evidence.rows] == pytest.approx([1.5**3] * 4, rel=1e-5)
+    assert found.evidence.numbers["gradient, largest over smallest"] == pytest.approx(1.0, rel=1e-5)
+
+
+def test_examples_without_a_number_are_not_compared(rows: Any) -> None:
+    assert "TH525" not in findings(rows(lambda width, depth: Blocks(width, depth, 1.0)))
+
+    def constant(seed: int, step: int) -> Any:
+        (x, t), targets = timed_rows(seed, step)
+        return (x, torch.full_like(t, 0.5)), targets
+
+    assert "TH525" not in findings(amplifier(1.0, 0.0, batch=constant))
+
+
+IMAGES, TIMES = torch.zeros(4, 3, 2, 2), torch.arange(4.0)
+
+
+@pytest.mark.parametrize(
+    "inputs, name",
+    [
+        ((IMAGES, TIMES), "input 1"),
+        ((TIMES, IMAGES), "input 0"),
+        ({"sample": IMAGES, "timestep": TIMES, "label": torch.arange(4)}, "input 'timestep'"),
+        ((IMAGES, TIMES.long()), None),  # may be a class
+        ((IMAGES, torch.arange(3.0)), None),  # not the examples'
+        ((IMAGES, TIMES[:, None]), None),
+        ((TIMES, TIMES), None),  # nothing else has examples
+        (IMAGES, None),
+        (TIMES, None),
+    ],
+)
+def test_a_number_of_the_examples_is_found_by_its_shape(inputs: Any, name: str | None) -> None:
+    found = example_number((inputs, torch.zeros(4)))
+    assert (None if found is None else found[0]) == name
 
 
 def test_a_branch_that_was_not_found_again_is_not_called_dead(rows: Any) -> None:
@@ -143,11 +280,12 @@ def test_a_branch_that_was_not_found_again_is_not_called_dead(rows: Any) -> None
 def seen(**changes: Any) -> StreamMeasurement:
     """A stream of four blocks, with the numbers given in place of its own."""
     batch = torch.randn(4, 8), torch.arange(4) % 2
-    found = stream(Blocks(16, 4, 1.0), nn.functional.cross_entropy, batch, skip=False)
+    model = Blocks(16, 4, 1.0)
+    found = stream(model, nn.functional.cross_entropy, batch, skip=False)
     every = [dict(changes.pop(str(block), {})) for block in range(4)]
     branches = tuple(replace(one, **new) for one, new in zip(found.branches, every, strict=True))
     return StreamMeasurement(
-        replace(found, branches=branches, **changes), Size(16, 4), "Here", 4, found.growth
+        replace(found, branches=branches, **changes), Size(16, 4), "Here", 4, found.growth, model, batch
     )
 
 
@@ -211,7 +349,7 @@ def test_the_draw_of_the_weights_does_not_make_an_alarm(seed: int) -> None:
     """By these draws alone, four pre-norm blocks would multiply the stream."""
     workload = built_in()["gpt-sotu"]
     site = SurveyContext(workload, workload.size, seed)
-    alone = stream(site.build(), workload.loss, _cut(site.batch), skip=False).growth
+    alone = stream(site.build(), workload.loss, cut(site.batch), skip=False).growth
     assert alone.kind == "exponential"
     found = next(iter(examine(site)))
     assert (found.code, found.level) == ("TH521", "ok")
@@ -228,7 +366,7 @@ def test_whether_blocks_are_skipped_does_not_depend_on_the_clock(
 
 
 def test_a_large_network_is_looked_at_in_small(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_section, "MOST_PARAMETERS", 1000)
+    monkeypatch.setattr(measurement, "MOST_PARAMETERS", 1000)
     build = lambda width, depth: Blocks(width, depth, 1.0)  # noqa: E731
     found = findings(rows(build), Size(256, 3))["TH521"]
     assert found.sentence.startswith("At 64 × 8, a smaller network of the trials,")

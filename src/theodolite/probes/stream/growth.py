@@ -42,7 +42,7 @@ class GrowthLaw:
     kind: Kind
     blocks: int
     ratio: float
-    """The last size over the first."""
+    """The last size over the first; nan if one of the sizes is zero, not finite or missing."""
     factor: float
     """The factor per block of the exponential law, √(1 + c)."""
     rise: float
@@ -53,6 +53,8 @@ class GrowthLaw:
     def __str__(self) -> str:
         if self.kind in ("flat", "falling"):
             return f"{self.kind} ({self.ratio:.3g}× over {self.blocks} blocks)"
+        if math.isnan(self.ratio):
+            return f"unclear over {self.blocks} blocks: a size is zero, not finite or missing"
         total = f"{self.ratio:.3g}× over {self.blocks} blocks"
         if self.kind == "unclear":
             why = "neither law fits" if math.isnan(self.evidence) else "both laws fit about as well"

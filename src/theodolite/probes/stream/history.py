@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
@@ -19,28 +18,14 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.progress import Progress, share
 from theodolite.core.size import Size
 from theodolite.planning.plan import Plan
-from theodolite.present.figure import Figure, Panel, frame, heat_map
+from theodolite.present.figure import Figure
 from theodolite.present.result import Block, Result
-from theodolite.present.text import Column, Table
+from theodolite.present.text import Table
 from theodolite.probes.scaling.first_steps import PROBE_STEP
-from theodolite.probes.stream.stream import Stream, stream
+from theodolite.probes.stream.maps import DRAWN, RATIOS, branch_values, depth_maps, why_no_ratio
+from theodolite.probes.stream.result import Stream
+from theodolite.probes.stream.stream import stream
 from theodolite.workloads import Workload
-
-TITLES = {
-    "stream": "RMS of the stream",
-    "added": "RMS of the branches",
-    "share": "Branch over stream, ‖f‖/‖h‖",
-    "cosine": "Cosine of neighbours",
-    "stream_gradient": "RMS of the stream's gradient",
-    "branch_gradient": "RMS of the branches' gradients",
-    "largest": "Largest entry of the stream",
-    "peak": "Largest entry over the median",
-    "skipped": "Loss without the branch, minus the loss",
-}
-"""By quantity of `BranchReading`."""
-LINEAR = ("cosine", "skipped")
-"""Quantities that are not drawn on a logarithmic scale."""
-DRAWN = ("stream", "stream_gradient", "share", "cosine")
 
 
 @dataclass
@@ -85,20 +70,13 @@ class StreamHistory(Result):
 
     def values(self, name: str) -> tuple[tuple[float, ...], ...]:
         """One quantity of `BranchReading`, by step and by branch; nan where it was not measured."""
-        arguments.one_of("name", name, TITLES)
-        every = ([getattr(one, name) for one in found.branches] for found in self.streams)
-        return tuple(tuple(math.nan if one is None else one for one in row) for row in every)
+        return branch_values(self.streams, name)
 
     def figure(self, quantities: Sequence[str] = DRAWN) -> Figure:
         """A heat map of depth × step for each quantity."""
         if not self.streams:
             raise UseError("nothing is recorded yet: call record(step) first")
-        return Figure(
-            caption="Each column is a step: the first branch of the first block at the bottom, the last "
-            "branch of the last block at the top.",
-            alt=". ".join(self._described(name) for name in quantities),
-            panels=tuple(self._map(name) for name in quantities),
-        )
+        return depth_maps(self.streams, self._labels, "step", quantities)
 
     def blocks(self) -> Iterator[Block]:
         """A row for each recorded step, and heat maps."""
@@ -106,12 +84,16 @@ class StreamHistory(Result):
             yield "nothing is recorded yet: call record(step)"
             return
         yield self.table()
-        yield "stream: last block over the start; gradient: the other way; f/h, cosine: last branch"
+        yield "\n".join(
+            [
+                "stream: last block over the start; gradient: the other way; f/h, cosine: last branch",
+                *why_no_ratio(self.streams, self._labels, "step"),
+            ]
+        )
         yield self.figure((*DRAWN, "skipped") if self.skip else DRAWN)
 
     def table(self) -> Table:
         """One row for each recorded step."""
-        times = [Column(name, lambda ratio: f"{ratio:.3g}×") for name in ("stream", "gradient")]
         rows = [
             (
                 *(step, one.loss, one.growth.ratio, one.backward.ratio),
@@ -119,33 +101,11 @@ class StreamHistory(Result):
             )
             for step, one in zip(self.steps, self.streams, strict=True)
         ]
-        return Table(("step", "loss", *times, "f/h", "cosine", "headroom"), rows)
+        return Table(("step", "loss", *RATIOS, "f/h", "cosine", "headroom"), rows)
 
-    def _map(self, name: str) -> Panel:
-        rows = [list(row) for row in zip(*self.values(name), strict=True)]
-        shown = [[_height(name, value) for value in row] for row in rows]
-        finite = [value for row in shown for value in row if value is not None]
-        drawn = heat_map(
-            shown,
-            x=[str(step) for step in self.steps],
-            y=[f"{one.block}.{one.branch}" for one in self.streams[0].branches],
-            hover="step %{x}, block %{y}: %{text}",
-        )
-        drawn["text"] = [[f"{value:.4g}" for value in row] for row in rows]
-        if finite and name not in LINEAR:
-            ticks = [min(finite) + part / 4 * (max(finite) - min(finite)) for part in range(5)]
-            drawn["colorbar"] |= {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
-        layout = frame(height=260, x="step", y="block")
-        layout["xaxis"] |= {"type": "category", "nticks": 8}
-        layout["yaxis"] |= {"type": "category", "nticks": 12}
-        return Panel(TITLES[name], (drawn,), layout)
-
-    def _described(self, name: str) -> str:
-        first, last = self.values(name)[0], self.values(name)[-1]
-        return (
-            f"{TITLES[name]}: from {first[0]:.3g} to {first[-1]:.3g} with depth at step {self.steps[0]}, "
-            f"from {last[0]:.3g} to {last[-1]:.3g} at step {self.steps[-1]}"
-        )
+    @property
+    def _labels(self) -> list[str]:
+        return [str(step) for step in self.steps]
 
 
 @exclusive()
@@ -211,10 +171,3 @@ def stream_history(
                 return history
         history.record(steps)
     return history
-
-
-def _height(name: str, value: float) -> float | None:
-    """A value on the scale of its map; None if it has no place there."""
-    if not math.isfinite(value) or (name not in LINEAR and value <= 0):
-        return None
-    return value if name in LINEAR else math.log10(value)

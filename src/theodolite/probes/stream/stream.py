@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,159 +29,44 @@ from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss, described, require_logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.present.figure import FAINT, QUIET, Figure, Panel, bars, frame, line
-from theodolite.present.result import Block, Result
-from theodolite.present.text import Table
 from theodolite.probes.example_losses import HALVES, scalar_loss
 from theodolite.probes.scaling.activation_layout import ActivationLayout, find_layout
-from theodolite.probes.stream.growth import GrowthLaw, fit_growth
-from theodolite.probes.stream.readings import (
-    BranchReading,
-    HeadroomWatch,
-    LargestValue,
-    read_branch,
-    size_of,
-)
-
-NOT_FINITE = "not finite"
-"""How the note begins that names a loss, stream or gradient that is not finite."""
-MASSIVE, MASSIVE_RATIO = 100.0, 1000.0
-"""An entry is massive if it is larger than `MASSIVE` and `MASSIVE_RATIO` times the median of the stream.
-
-Sun et al., Massive activations in large language models, 2024."""
+from theodolite.probes.stream.along import GROUPS, StreamAlong, measure_groups
+from theodolite.probes.stream.readings import HeadroomWatch, read_branch, size_of
+from theodolite.probes.stream.result import NOT_FINITE, Stream
 
 
-@dataclass(frozen=True)
-class Stream(Result):
-    """The residual stream of a network on a batch. Made by `stream`."""
-
-    kind: ClassVar[str] = "residual stream"
-    loads: ClassVar[bool] = True
-    loss: float
-    start: float
-    """RMS of the stream before the first branch."""
-    start_gradient: float
-    branches: tuple[BranchReading, ...]
-    skipped_blocks: tuple[float | None, ...]
-    """By block: the loss without all of its branches minus the loss."""
-    largest: LargestValue
-    """The largest of all values that would be in half precision."""
-    notes: tuple[str, ...]
-    """What could not be measured, and why."""
-    layout: ActivationLayout | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def finite(self) -> bool:
-        """Are the loss, the stream and its gradients finite, as far as they were found?"""
-        return not any(note.startswith(NOT_FINITE) for note in self.notes)
-
-    @cached_property
-    def profile(self) -> tuple[float, ...]:
-        """RMS of the stream before the first block and after each."""
-        return (self.start, *(one.stream for one in self._ends))
-
-    @cached_property
-    def gradient_profile(self) -> tuple[float, ...]:
-        """The same of its gradient."""
-        return (self.start_gradient, *(one.stream_gradient for one in self._ends))
-
-    @cached_property
-    def growth(self) -> GrowthLaw:
-        """How the stream grows from the first block to the last."""
-        return fit_growth(self.profile)
-
-    @cached_property
-    def backward(self) -> GrowthLaw:
-        """How its gradient grows from the last block back to the first."""
-        return fit_growth(self.gradient_profile[::-1])
-
-    @property
-    def massive(self) -> tuple[BranchReading, ...]:
-        """Where the stream has massive entries."""
-        return tuple(
-            one for one in self.branches if MASSIVE < one.largest < math.inf and one.peak > MASSIVE_RATIO
-        )
-
-    @property
-    def _ends(self) -> list[BranchReading]:
-        """The last branch of each block."""
-        return list({one.block: one for one in self.branches}.values())
-
-    def blocks(self) -> Iterator[Block]:
-        """A row for each branch, then a summary."""
-        yield f"loss {self.loss:.4f}"
-        yield self.table()
-        yield "\n".join(self._summary())
-        yield self.figure()
-
-    def table(self) -> Table:
-        """One row for each branch."""
-        columns = {"stream": "stream", "branch": "added", "f/h": "share", "cosine": "cosine"}
-        columns |= {"∂L/∂h": "stream_gradient", "∂L/∂f": "branch_gradient", "max/med": "peak"}
-        columns |= {"−branch": "skipped"}
-        rows = [("start", self.start, *[None] * 3, self.start_gradient, *[None] * 4)]
-        for one in self.branches:
-            block = self.skipped_blocks[one.block] if one in self._ends else None
-            values = (getattr(one, name) for name in columns.values())
-            rows.append((f"{one.block}.{one.branch}", *values, block))
-        return Table(("block", *columns, "−block"), rows)
-
-    def _summary(self) -> Iterator[str]:
-        yield f"stream    {self.growth}"
-        yield f"gradient  {self.backward}, from the last block to the first"
-        largest, made = self.largest, f"made by {self.largest.op}, {self.largest.where}"
-        if math.isnan(largest.value):
-            yield "float16   not known: all values are statistics"
-        elif math.isinf(largest.value):
-            yield f"float16   no headroom: some values are not finite, first {made}"
-        else:
-            room = f"{largest.headroom:.1f} doublings of headroom"
-            yield f"float16   {room}: {largest.value:.4g} is the largest value, {made}"
-        if smallest := min(
-            (one for one in self.branches if one.share > 0), key=lambda one: one.share, default=None
-        ):
-            yield (
-                f"bfloat16  keeps 8 bits: block {smallest.block}, branch {smallest.branch} adds least, "
-                f"2^{math.log2(smallest.share):.1f} of the stream"
-            )
-        for one in self.massive[:1]:
-            yield (
-                f"massive   block {one.block}, branch {one.branch}: {one.largest:.4g} at {one.peak_at}, "
-                f"{one.peak:.0f} times the median"
-            )
-        for note in self.notes:
-            yield f"note      {note}"
-
-    def figure(self) -> Figure:
-        """Sizes, gradients and the loss without each block, against depth."""
-        counts = [
-            sum(one.block == block for one in self.branches) for block in range(len(self.skipped_blocks))
-        ]
-        places = [0.0, *(one.block + (one.branch + 1) / counts[one.block] for one in self.branches)]
-        added = [one.added for one in self.branches]
-        sizes = [self.start, *(one.stream for one in self.branches)]
-        gradients = [self.start_gradient, *(one.stream_gradient for one in self.branches)]
-        panels = [
-            _lines("Stream (line) and branches (dots)", places, sizes, added),
-            _lines("Gradient in the stream", places, gradients),
-        ]
-        if any(one is not None for one in self.skipped_blocks):
-            drawn = bars(range(len(counts)), self.skipped_blocks, hover="block %{x}: %{y:.3g}")
-            layout = frame(height=220, x="block")
-            layout["yaxis"] |= {"zeroline": True, "zerolinecolor": FAINT, "nticks": 5}
-            panels.append(Panel("Loss without the block, minus the loss", (drawn,), layout))
-        return Figure(
-            caption="Root mean squares of the stream, of the branches and of the stream's gradient, from the "
-            "first block to the last; and the increase of the loss without each block.",
-            alt=f"Stream: {self.growth}. Gradient, from the last block to the first: {self.backward}",
-            panels=tuple(panels),
-        )
-
-
+@overload
+def stream(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    *,
+    skip: bool = True,
+    layout: ActivationLayout | None = None,
+    along: None = None,
+) -> Stream: ...
+@overload
+def stream(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    *,
+    skip: bool = True,
+    along: Tensor | Sequence[float],
+    groups: int = GROUPS,
+) -> StreamAlong: ...
 @exclusive()
 def stream(
-    model: nn.Module, loss: Loss, batch: Batch, *, skip: bool = True, layout: ActivationLayout | None = None
-) -> Stream:
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    *,
+    skip: bool = True,
+    layout: ActivationLayout | None = None,
+    along: Tensor | Sequence[float] | None = None,
+    groups: int = GROUPS,
+) -> Stream | StreamAlong:
     """Measure the residual stream of a network on a batch; the network is left unchanged.
 
     Args:
@@ -192,6 +75,10 @@ def stream(
         batch: a pair (inputs, targets).
         skip: also measure the loss without each branch and without each block: a forward pass for each.
         layout: of an earlier call with the same model and inputs of the same shapes, to save finding it.
+        along: a number for each example, such as a time, a length or a class. The examples are measured in
+            groups of similar numbers, and the result is a `StreamAlong`.
+        groups: with `along`, most groups: one for each distinct number if there are no more, otherwise
+            groups of about as many examples each.
 
     A branch is skipped by adding zeros in its place. Everything else stays: the norm of a post-norm, the
     activation after a sum, the projection of a ResNet's shortcut. If the stream is a mixture (routing), no
@@ -206,14 +93,28 @@ def stream(
     >>> found = stream(model, th.workloads.next_token_loss, (torch.arange(8)[None], torch.arange(8)[None]))
     >>> found.skipped_blocks[1], found.branches[-1].cosine > 0.999, found.branches[0].share > 0.01
     (0.0, True, True)
+
+    Do short sequences differ from long ones? By example, how many tokens come before the padding:
+
+    >>> tokens, lengths = torch.randint(1, 16, (8, 8)), [2, 2, 4, 4, 6, 6, 8, 8]
+    >>> found = stream(model, th.workloads.next_token_loss, (tokens, tokens), along=lengths)
+    >>> [(group.low, group.examples) for group in found.groups]
+    [(2.0, 2), (4.0, 2), (6.0, 2), (8.0, 2)]
     """
     require_logits(loss, "The residual stream")
+    if along is not None and layout is not None:
+        raise UseError("layout is given together with along, but groups have layouts of their own: give one")
     if not isinstance(model, nn.Module):
         raise UseError(f"model is {described(model)}, not a torch.nn.Module")
     model = unwrap(model)
     own = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss  # it may have state
     with torch.inference_mode(False), torch.enable_grad():
-        return _stream(model, own, differentiable(batch, str(device_of(model))), skip, layout)
+        given = differentiable(batch, str(device_of(model)))
+        if along is None:
+            return _stream(model, own, given, skip, layout)
+        return measure_groups(
+            lambda part, found: _stream(model, own, part, skip, found), given, along, groups
+        )
 
 
 def _stream(
@@ -309,15 +210,3 @@ def _skipped(
 def _loss(loss: Loss, found: Tensor, targets: Any) -> Tensor:
     """The loss of logits; half precision in float32, where small differences are not lost."""
     return scalar_loss(loss(found.float() if found.dtype in HALVES else found, targets))
-
-
-def _lines(title: str, places: Sequence[float], sizes: Sequence[float], dots: Sequence[float] = ()) -> Panel:
-    """A line against depth, and dots at the same places but the first."""
-    hover = "block %{x:.1f}: %{y:.3g}"
-    data = [line(places, sizes, hover=hover)]
-    if dots:
-        marker = {"color": QUIET, "size": 5}
-        data.append(line(places[1:], dots, hover=hover, mode="markers", marker=marker))
-    layout = frame(height=220, x="block")
-    layout["yaxis"] |= {"type": "log", "exponentformat": "power", "nticks": 5}
-    return Panel(title, tuple(data), layout)

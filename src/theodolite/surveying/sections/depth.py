@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from theodolite.anatomy.names import canonical_modules
 from theodolite.core.batches import Batch, targets_in
-from theodolite.core.building import in_one_line, untouched_randomness
+from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.core.examples import fingerprints, num_examples, take
 from theodolite.core.size import Size
@@ -35,7 +33,8 @@ from theodolite.surveying.budget import ENTRY, TooLong, Work
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Finding, Value, rounded, times, with_minus
 from theodolite.surveying.section import Section, Unmeasured, measuring, reason
-from theodolite.surveying.trials import LR, MOST_PARAMETERS, trials_of
+from theodolite.surveying.short_training import ShortTraining, train
+from theodolite.surveying.trials import MOST_PARAMETERS, trials_of
 
 WHY = (
     "A new block that ends in zeros changes nothing, and the gradient with respect to these zeros says how "
@@ -96,39 +95,17 @@ MAPS = (nn.Linear, _ConvNd, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 """Modules with per-example gradients of their parameters."""
 LEAK = 0.01
 """Share of held-out examples that may be training examples by chance, such as duplicate images."""
-RATES = LR, LR / 4, LR / 16
-"""Learning rates: the next is tried if one does not lower the loss."""
 
 
 @dataclass(frozen=True)
-class BrieflyTrained:
+class BrieflyTrained(ShortTraining):
     """A network after a few steps of AdamW, and its points."""
 
-    model: nn.Module = field(repr=False)
-    size: Size
     points: InsertionPoints = field(repr=False)
     examples: int
     """Of a sample."""
-    rate: float
-    losses: tuple[float, ...]
-    """Before each step."""
     seen: frozenset[bytes] = field(repr=False)
     """Fingerprints of the training examples."""
-
-    @property
-    def before(self) -> float:
-        """The loss on the first batch."""
-        return self.losses[0]
-
-    @property
-    def after(self) -> float:
-        """The mean loss of the last quarter of the steps."""
-        return statistics.fmean(self.losses[-max(1, len(self.losses) // 4) :])
-
-    @property
-    def learns(self) -> bool:
-        """Has the loss fallen?"""
-        return self.after < self.before
 
 
 @dataclass(frozen=True)
@@ -228,7 +205,10 @@ def train_briefly(context: SurveyContext) -> BrieflyTrained:
             if _are_run_one_by_one(model, points):
                 each = PASSES * (1 + PART) * _work_of_one(context, model).total
                 sample = min(sample, max(effort.examples[0], int(effort.work / each)))
-            return _trained(context, size, points, effort.steps, batch, sample)
+            batches = [take(context.draw(step), slice(batch)) for step in range(effort.steps)]
+            found = train(context, size, batches)
+            seen = frozenset(fingerprints(batches))
+            return BrieflyTrained(found.model, size, found.rate, found.losses, points, sample, seen)
     raise TooLong(f"networks of {size} are too large")
 
 
@@ -278,10 +258,7 @@ def _numbers(found: SignalMeasurement) -> dict[str, Value]:
     bounds = [one.alignment_bound for one in signal.points]
     numbers: dict[str, Value] = {
         "size": str(network.size),
-        "steps of AdamW": len(network.losses),
-        "learning rate": network.rate,
-        "loss at the start": network.before,
-        "loss after the steps": network.after,
+        **network.numbers,
         "examples that give the directions": signal.estimated_on,
         "examples that judge them": signal.judged_on,
         "points above noise": f"{len(signal.above)} of {len(signal.points)}",
@@ -371,39 +348,6 @@ def _points(context: SurveyContext, model: nn.Module) -> InsertionPoints:
                 "nn.Sequential, and let each return the stream plus what it adds.",
             )
         ) from error
-
-
-def _trained(
-    context: SurveyContext, size: Size, points: InsertionPoints, steps: int, batch: int, sample: int
-) -> BrieflyTrained:
-    """Trained at the highest of a few learning rates that lowers the loss; at the lowest if none does."""
-    batches = [take(context.draw(step), slice(batch)) for step in range(steps)]
-    seen = frozenset(fingerprints(batches))
-    for rate in RATES:
-        model = context.build(size)
-        losses = tuple(_steps(context, model, rate, batches))
-        network = BrieflyTrained(model, size, points, sample, rate, losses, seen)
-        if network.learns:
-            break
-    return network
-
-
-def _steps(context: SurveyContext, model: nn.Module, rate: float, batches: list[Batch]) -> Iterator[float]:
-    """The loss before each step of AdamW, up to one that is not finite."""
-    trainable = [tensor for tensor in model.parameters() if tensor.requires_grad]
-    if not trainable:
-        raise UseError("no parameter requires a gradient, so nothing is trained")
-    optimizer = torch.optim.AdamW(trainable, lr=rate, weight_decay=0.0)
-    model.train()
-    with untouched_randomness(context.seed), torch.enable_grad():
-        for batch in batches:
-            optimizer.zero_grad()
-            loss = context.workload.evaluate(model, batch)
-            yield float(loss.detach())
-            if not loss.isfinite():
-                return
-            loss.backward()
-            optimizer.step()
 
 
 def _distinct(draw: Callable[[int], Batch], start: int, wanted: int, barred: Collection[bytes]) -> Distinct:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,16 +13,18 @@ from torch import Tensor
 
 from theodolite.core.errors import UseError
 from theodolite.present.figure import FAINT, Figure, Panel, frame, guide, line
+from theodolite.present.text import counted
 from theodolite.probes.curvature.curvature import Curvature, curvature
 from theodolite.probes.curvature.density import Density, density
 from theodolite.probes.curvature.eigenvalues import eigenvalues
 from theodolite.probes.curvature.operator import Operator, hessian
 from theodolite.probes.curvature.sampling import mean_of
 from theodolite.surveying.context import SurveyContext
-from theodolite.surveying.curvature_setup import CurvatureSetup, find_setup
+from theodolite.surveying.curvature_setup import HALVES, CurvatureSetup, find_setup
 from theodolite.surveying.finding import Check, Finding, Level, rounded, with_minus
 from theodolite.surveying.section import Section, measuring
 from theodolite.surveying.sections.curvature.zone import ZONE, explore, in_zone, log_axis, without_softmax
+from theodolite.surveying.short_training import STEPS, wake
 from theodolite.surveying.trials import PlannedRates, planned_rates
 
 SHARPNESS = Check(
@@ -81,6 +84,9 @@ class Edges:
     """AdamW's first step overshoots beyond this."""
     converged: bool
     """Have all eigenvalues converged, to a hundredth?"""
+    idle: tuple[str, ...] = ()
+    """Tensors without a gradient at the start. If there are any, `preconditioned` is measured after a few
+    steps: their curvature, divided by a gradient of zero, would bound the learning rate by Adam's eps."""
 
     @property
     def descent(self) -> float:
@@ -158,6 +164,11 @@ def step_size(setup: CurvatureSetup, edges: Edges, rates: PlannedRates) -> Findi
         f"{_beyond('overshoots', edges.first)}, later ones {_beyond('diverge', edges.settled)}. "
         f"Gradient descent {_beyond('diverges', edges.descent)} (2/λ_max)."
     )
+    if edges.idle:
+        said += (
+            f" The edge of later steps is that after {STEPS} of them, because at the start "
+            f"{counted(len(edges.idle), 'tensor')} {'has' if len(edges.idle) == 1 else 'have'} no gradient."
+        )
     if not edges.converged:
         said += " Not all eigenvalues have converged, so the edges may be lower."
     return SHARPNESS.finding(
@@ -174,7 +185,8 @@ def step_size(setup: CurvatureSetup, edges: Edges, rates: PlannedRates) -> Findi
             "edge of AdamW": edges.settled,
             "edge of its first step": edges.first,
             "converged": edges.converged,
-        },
+        }
+        | ({"tensors without a gradient": len(edges.idle), "steps of AdamW": STEPS} if edges.idle else {}),
     )
 
 
@@ -253,8 +265,11 @@ def find_edges(setup: CurvatureSetup, ends: SpectrumEnds) -> Edges:
     slope = setup.hessian.gradient
     step = slope / (slope.abs() + EPS)
     bend = float(step @ (setup.hessian @ step))
+    moment = _second_moment(setup)
+    idle = _idle(setup, moment)
+    later = _awake(setup) if idle else setup
     found = eigenvalues(
-        Preconditioned(setup.hessian, _second_moment(setup).sqrt() + EPS),
+        Preconditioned(later.hessian, (_second_moment(later) if idle else moment).sqrt() + EPS),
         k=min(1 + MORE, setup.hessian.size),
         rtol=RTOL,
         most_products=setup.effort.eigenvalues,
@@ -262,11 +277,27 @@ def find_edges(setup: CurvatureSetup, ends: SpectrumEnds) -> Edges:
         progress=lambda *_: setup.spend(0),
     )
     first = _over(2 * float(slope @ step), bend)
-    return Edges(ends, float(found.values[0]), first, converged=ends.converged and found.converged)
+    return Edges(ends, float(found.values[0]), first, ends.converged and found.converged, idle)
+
+
+def _idle(setup: CurvatureSetup, moment: Tensor) -> tuple[str, ...]:
+    """Names of the tensors whose gradient is zero in all of `moment`, (P,)."""
+    operator = setup.hessian
+    parts = moment.split([math.prod(operator.shapes[name]) for name in operator.names])
+    return tuple(name for name, part in zip(operator.names, parts, strict=True) if not part.any())
+
+
+def _awake(setup: CurvatureSetup) -> CurvatureSetup:
+    """The same network after a few steps."""
+    setup.spend(BATCHES)
+    model = wake(setup.context, setup.size).model
+    if any(parameter.dtype in HALVES for parameter in model.parameters()):
+        model = copy.deepcopy(model).float()
+    return replace(setup, model=model)
 
 
 def _second_moment(setup: CurvatureSetup) -> Tensor:
-    """The mean square of the gradient at the start over a few batches, (P,): Adam's after as many steps."""
+    """The mean square of the gradient over a few batches, (P,): Adam's after as many steps."""
     total = torch.zeros_like(setup.hessian.gradient)
     for step in range(BATCHES):
         batch = setup.batch if step == 0 else setup.draw(step)

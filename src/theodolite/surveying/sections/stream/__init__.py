@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
-import numpy as np
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
-
-from theodolite.core.batches import Batch, targets_in
 from theodolite.core.errors import UseError
-from theodolite.core.size import Size
 from theodolite.present.text import counted, listed
-from theodolite.probes.stream.growth import GrowthLaw, fit_growth
-from theodolite.probes.stream.stream import MASSIVE_RATIO, Stream, stream
-from theodolite.surveying.budget import amount, examples_in, few, first_of
+from theodolite.probes.stream.result import MASSIVE_RATIO
 from theodolite.surveying.context import SurveyContext
-from theodolite.surveying.finding import Check, Finding, Level, Value, times
+from theodolite.surveying.finding import Check, Finding, Level, times
 from theodolite.surveying.section import Section, measuring
-from theodolite.surveying.trials import trials_of
+from theodolite.surveying.sections.stream.differences import between_examples
+from theodolite.surveying.sections.stream.measurement import StreamMeasurement, measure, measure_awake
 
-TARGETS, ENTRIES = 512, 65_536
-"""In a batch, about: targets, and entries of its tensors."""
-FEWEST = 16
-"""Fewest targets that a batch is cut to, …"""
-MOST_PASS, FEWEST_EXAMPLES = 4e9, 4
-"""… and fewest examples, if a forward pass takes more multiplications than this."""
-MOST_PARAMETERS = 30_000_000
-"""Above this a small network of the trials is measured instead."""
-WORK, DEEP_WORK = 8e10, 2.4e12
-"""Most multiplications for skipping blocks."""
-OPERATION = 3e6
-"""Cost of following one operation, in multiplications: about 150 µs."""
-DRAWS = 3
-"""Initialisations over which the growth of the stream is averaged. In one draw of few blocks the last may add
-more than the first by chance, and linear growth looks exponential: in 3 of 36 draws of a GPT with 4 blocks,
-and in none of 34 means over 3 of them."""
 BITS = 2.0**8
 """Of bfloat16: what is so many times smaller than the stream is lost in it by rounding."""
 STEEP = 1.5
@@ -52,9 +28,6 @@ ROOM = 4.0
 ALIKE, UNMISSED = 1e-4, 1e-4
 """A block is redundant if `1 − cos` of its branches and the relative change of the loss without it are below
 these."""
-SLEEP = (
-    ": after the last block it is zero, as with a readout that is initialised to zero, until its first step."
-)
 
 GROWTH = Check(
     "TH521",
@@ -89,52 +62,22 @@ BRANCHES = (
 )
 
 
-@dataclass(frozen=True)
-class StreamMeasurement:
-    """The stream at the start, and what it was measured on."""
-
-    stream: Stream
-    size: Size
-    where: str
-    """Begins a sentence."""
-    targets: int | str
-    """In the batch; and of how many, if it was cut."""
-    growth: GrowthLaw
-    """Of the stream, averaged over a few initialisations."""
-
-    @property
-    def setting(self) -> dict[str, Value]:
-        """What was measured, for the evidence."""
-        return {
-            "size": str(self.size),
-            "blocks": len(self.stream.skipped_blocks),
-            "targets in the batch": self.targets,
-        }
-
-    @property
-    def is_asleep(self) -> bool:
-        """Does the loss not depend on the stream at all, as with a readout of zeros?"""
-        return self.stream.branches[-1].stream_gradient == 0
-
-    @property
-    def noted(self) -> str:
-        """What could not be measured, to follow a sentence."""
-        return f" ({'; '.join(self.stream.notes)}.)" if self.stream.notes else ""
-
-
 def examine(context: SurveyContext) -> Iterator[Finding]:
-    """TH521 to TH524."""
+    """TH521 to TH524, and TH525 if examples have a number."""
     if not context.anatomy.branches:
         yield GROWTH.finding("ok", "The network has no residual branches, so there is no stream.")
         return
     with measuring(GROWTH, (UseError, RuntimeError)):  # of autograd, and of memory
-        found = measure(context)
-        if not found.stream.finite:
-            raise UseError(f"{found.where} something is {'; '.join(found.stream.notes)}")
-    yield growth(found)
-    yield gradient(found)
-    yield contribution(found)
-    yield headroom(found)
+        start = measure(context)
+        if not start.stream.finite:
+            raise UseError(f"{start.where} something is {'; '.join(start.stream.notes)}")
+        awake = measure_awake(context, start)
+    forward = awake if start.stream.silent else start
+    yield growth(forward)
+    yield gradient(awake)
+    yield contribution(awake)
+    yield headroom(forward)
+    yield from between_examples(context, awake)
 
 
 def growth(found: StreamMeasurement) -> Finding:
@@ -152,7 +95,9 @@ def growth(found: StreamMeasurement) -> Finding:
         )
     else:
         said = f"{where} the stream is {times(law.ratio)} times its start after {blocks}."
-        if law.kind == "unclear":
+        if math.isnan(law.ratio):
+            said = f"{where} the growth of the stream is not known ({found.stream.growth_in_words})."
+        elif law.kind == "unclear":
             said += " Whether it grows linearly or exponentially is unclear."
         elif law.kind == "linear":
             said += f" Its square grows by {law.rise:.2g} of its start in each block."
@@ -163,7 +108,7 @@ def growth(found: StreamMeasurement) -> Finding:
         remedy=remedy,
         numbers=found.setting
         | {
-            "initialisations": DRAWS,
+            "initialisations": found.draws,
             "law": law.kind,
             "factor in each block": law.factor,
             "ΔAIC for the exponential law": law.evidence,
@@ -190,7 +135,8 @@ def gradient(found: StreamMeasurement) -> Finding:
     ratio, bound = law.ratio, (1 + law.blocks) ** STEEP
     numbers = found.setting | {"first over last": ratio, "power law": f"{1 / bound:.2g} to {bound:.3g}"}
     if math.isnan(ratio):
-        said = f"{found.where} there is no gradient to follow{SLEEP if found.is_asleep else '.'}{found.noted}"
+        words = found.stream.gradient_in_words
+        said = f"{found.where} there is no gradient to follow ({words}).{found.noted}"
         return GRADIENT.finding("note", said, numbers=numbers)
     more = max(ratio, 1 / ratio)
     explodes = ratio > 1
@@ -213,7 +159,8 @@ def gradient(found: StreamMeasurement) -> Finding:
 
 def contribution(found: StreamMeasurement) -> Finding:
     """TH523: blocks that can be left out, and branches that cannot learn."""
-    seen, where, asleep = found.stream, found.where, found.is_asleep
+    seen, where = found.stream, found.where
+    asleep = seen.is_asleep and found.training is None
     branches = seen.branches
     dead = [one for one in branches if one.is_reached is False or (one.branch_gradient == 0 and not asleep)]
     unknown = [one for one in branches if one.is_reached is None]
@@ -232,7 +179,7 @@ def contribution(found: StreamMeasurement) -> Finding:
     if unknown:
         reached = f"it is not known whether {counted(len(unknown), 'branch')} have a gradient."
     if asleep:
-        reached = f"no branch has a gradient yet{SLEEP}"
+        reached = f"there is {seen.gradient_in_words}."
     if dead:
         names = listed([f"block {one.block}, branch {one.branch}" for one in dead])
         return WORTH.finding(
@@ -243,11 +190,21 @@ def contribution(found: StreamMeasurement) -> Finding:
             "not depend on it.",
             numbers=numbers,
         )
+    if seen.silent and found.training is not None:
+        names = listed([f"block {one.block}, branch {one.branch}" for one in seen.silent])
+        return WORTH.finding(
+            "warn",
+            f"{where} {names} still {'adds' if len(seen.silent) == 1 else 'add'} nothing.{found.noted}",
+            title="Branches that stay at zero",
+            remedy="Look for what keeps them there: a factor of zero, a product of two zeros, a tensor that "
+            "is not trained.",
+            numbers=numbers,
+        )
     if silent:
+        reached = "They have a gradient." if not unknown and not asleep else reached[0].upper() + reached[1:]
         said = (
-            f"{where} {len(silent)} of {counted(len(seen.skipped_blocks), 'block')} add nothing yet. This is "
-            "normal for branches that end in zeros: "
-            f"{'they have a gradient.' if not unknown and not asleep else reached}"
+            f"{where.removesuffix(',')}, {len(silent)} of {counted(len(every), 'block')} add nothing yet. "
+            f"This is normal for branches that end in zeros. {reached}{found.noted}"
         )
         return WORTH.finding("note", said, title="Blocks that add nothing yet", numbers=numbers)
     if redundant:
@@ -267,7 +224,7 @@ def contribution(found: StreamMeasurement) -> Finding:
             f" Leaving out one of {counted(len(changes), 'block')} changes the loss by {min(changes):.2g} to "
             f"{max(changes):.2g}."
         )
-    elif not changes and not seen.notes:
+    elif not changes and not found.noted:
         said += " Leaving blocks out would take too long."
     return WORTH.finding("note" if asleep or unknown else "ok", said + found.noted, numbers=numbers)
 
@@ -304,50 +261,6 @@ def headroom(found: StreamMeasurement) -> Finding:
             f"(more than {MASSIVE_RATIO:.0f})."
         )
     return ROOM_LEFT.finding(level, said, title=title, remedy=remedy, numbers=numbers)
-
-
-def measure(context: SurveyContext) -> StreamMeasurement:
-    """The stream of the surveyed network if it is small, otherwise of the deepest of the trials."""
-    size = context.size
-    if context.num_parameters(size) > MOST_PARAMETERS:
-        trials = trials_of(context)
-        size = trials.depths[-1] if trials.depths else trials.base
-    model, batch = context.build(size), _cut(context.batch)
-    work, examples = context.forward_work(model, batch).total, examples_in(batch)
-    if not context.deep and examples is not None and work > MOST_PASS:
-        batch = first_of(batch, max(FEWEST_EXAMPLES, int(examples * MOST_PASS / work)))
-    seen = _measured(context, model, batch)
-    cut = amount(batch, context.whole_batch)
-    return StreamMeasurement(seen, size, context.where(size), cut, _growth(context, size, batch, seen))
-
-
-def _cut(batch: Batch) -> Batch:
-    entries = sum(leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-    wanted = min(TARGETS, int(targets_in(batch) * ENTRIES / max(1, entries)))
-    return few(batch, max(FEWEST, wanted))
-
-
-def _measured(context: SurveyContext, model: nn.Module, batch: Batch) -> Stream:
-    """Blocks are skipped if that is affordable: a forward pass for each branch and for each block."""
-    loss = context.workload.loss
-    first = stream(model, loss, batch, skip=False)
-    assert first.layout is not None
-    each = context.forward_work(model, batch).total + OPERATION * len(first.layout.graph.nodes)
-    passes = len(first.branches) + len(first.skipped_blocks)
-    if passes * each > (DEEP_WORK if context.deep else WORK):
-        return first
-    return stream(model, loss, batch, layout=first.layout)
-
-
-def _growth(context: SurveyContext, size: Size, batch: Batch, seen: Stream) -> GrowthLaw:
-    """Growth of the geometric mean over initialisations, one of which is measured already."""
-    profiles = [seen.profile]
-    for more in range(1, DRAWS):
-        model = replace(context, seed=(context.seed + more) % 2**63).build(size)
-        profiles.append(stream(model, context.workload.loss, batch, skip=False, layout=seen.layout).profile)
-    same = [profile for profile in profiles if len(profile) == len(seen.profile)]
-    with np.errstate(divide="ignore"):  # a stream that starts at zero has no growth
-        return fit_growth(np.exp(np.log(np.asarray(same)).mean(0)).tolist())
 
 
 section = Section("Residual stream", 45, examine, measures=True)

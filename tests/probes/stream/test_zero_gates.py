@@ -1,0 +1,95 @@
+"""Where gates or a readout start at zero, no number is shown for what has none, but why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import theodolite as th
+from theodolite.probes.stream.growth import fit_growth
+from theodolite.probes.stream.history import StreamHistory
+from theodolite.probes.stream.stream import stream
+from theodolite.workloads import Workload
+
+from .toy_networks import COUNTING, DIFFUSION
+
+ASLEEP = "no gradient yet: after the last block it is zero, as with a readout that starts at zero"
+
+
+def everything(found: th.probes.Stream | StreamHistory) -> str:
+    """All that is shown: as text, in a notebook, in figures and on a page without its scripts."""
+    figure = found.figure()
+    hovers = [str(drawn.get("text")) for panel in figure.panels for drawn in panel.data]
+    return " ".join([str(found), found._repr_html_(), figure.alt, *hovers])
+
+
+@pytest.mark.parametrize("workload", [DIFFUSION, COUNTING], ids=lambda one: one.name)
+def test_a_readout_of_zeros_is_said_in_words(workload: Workload) -> None:
+    model = workload.build(32, 2)
+    found = stream(model, workload.loss, workload.draw(0, 0))
+    shown = everything(found)
+    assert "nan" not in shown
+    assert f"gradient  {ASLEEP}" in str(found).replace("\n  ", " ")
+    assert ASLEEP in found.figure().alt
+    assert found.is_asleep
+
+
+def test_gates_of_zeros_are_said_in_words() -> None:
+    model = DIFFUSION.build(32, 2)
+    found = stream(model, DIFFUSION.loss, DIFFUSION.draw(0, 0), skip=False)
+    assert len(found.silent) == 4
+    assert "no branch adds anything yet" in found.growth_in_words
+    assert stream(COUNTING.build(32, 2), COUNTING.loss, COUNTING.draw(0, 0)).silent == ()
+
+
+def test_a_history_says_at_which_steps_there_is_no_gradient() -> None:
+    torch.manual_seed(0)
+    model = DIFFUSION.build(32, 2)
+    history = StreamHistory(model, DIFFUSION.loss, DIFFUSION.draw(0, 100))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(4):
+        history.record(step)
+        optimizer.zero_grad()
+        DIFFUSION.evaluate(model, DIFFUSION.draw(0, step)).backward()
+        optimizer.step()
+    assert "nan" not in everything(history)
+    assert f"step 0: gradient, {ASLEEP}" in str(history).replace("\n  ", " ")
+    # The first step moves the readout, the second the gates.
+    assert [one.is_asleep for one in history.streams] == [True, False, False, False]
+    assert [len(one.silent) for one in history.streams] == [4, 4, 0, 0]
+
+
+class Cut(nn.Module):
+    """Two blocks; the stream may start at zero, or be detached between them."""
+
+    def __init__(self, scale: float = 1.0, cut: bool = False) -> None:
+        super().__init__()
+        self.enter, self.leave, self.cut = nn.Linear(4, 8, bias=False), nn.Linear(8, 2), cut
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.enter.weight.data *= scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        x = x + torch.tanh(self.blocks[0](x))
+        x = x.detach() if self.cut else x
+        return self.leave(x + torch.tanh(self.blocks[1](x)))
+
+
+def test_the_first_place_without_a_number_is_named() -> None:
+    batch = torch.randn(4, 4), torch.tensor([0, 1, 0, 1])
+    zero = stream(Cut(scale=0.0), nn.functional.cross_entropy, batch)
+    assert zero.growth_in_words == "no ratio: before the first block it is zero"
+    cut = stream(Cut(cut=True), nn.functional.cross_entropy, batch)
+    assert cut.gradient_in_words == "no ratio: before the first block there is none"
+    assert cut.growth_in_words == "no ratio: after block 0 it is not known"
+    for found in (zero, cut):
+        assert "nan" not in everything(found)
+
+
+@pytest.mark.parametrize("sizes", [(0.0, 1.0, 1.0), (1.0, float("nan")), (1.0, float("inf"))])
+def test_a_law_without_a_ratio_says_so(sizes: tuple[float, ...]) -> None:
+    assert (
+        str(fit_growth(sizes))
+        == f"unclear over {len(sizes) - 1} blocks: a size is zero, not finite or missing"
+    )
