@@ -310,5 +310,5 @@ def _gaussian_nodes(dimensions: int) -> tuple[Tensor, Tensor]:
         return grid[0], grid[1].prod(1)
     from scipy.stats import qmc  # takes a second to import
 
-    drawn = qmc.MultivariateNormalQMC(np.zeros(dimensions), rng=0).random(2**13)
-    return torch.from_numpy(drawn), torch.full((2**13,), 2.0**-13, dtype=torch.float64)
+    drawn = qmc.MultivariateNormalQMC(np.zeros(dimensions), rng=0).random(2**12)
+    return torch.from_numpy(drawn), torch.full((2**12,), 2.0**-12, dtype=torch.float64)

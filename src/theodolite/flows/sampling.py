@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -217,26 +217,24 @@ def _grid(
         raise UseError(
             f"{method} goes from noise to data, not from {grid[0]:g} to {grid[-1]:g}: use euler or heun"
         )
-    return grid if method != "dpm2m" or times is not None else list(_equal_log_ratios(grid, path))
+    return grid if method != "dpm2m" or times is not None else _equal_log_ratios(grid, path)
 
 
-def _equal_log_ratios(grid: Sequence[float], path: Interpolant) -> Iterator[float]:
+def _equal_log_ratios(grid: Sequence[float], path: Interpolant) -> list[float]:
     """As many times with equal steps of log(α/σ), but for steps from or to a time where it is infinite."""
     infinite = [not math.isfinite(_log_ratio(path, grid[place])) for place in (0, -1)]
     first, last = (1 if infinite[0] else 0), len(grid) - (2 if infinite[1] else 1)
     low, high = (_log_ratio(path, grid[place]) for place in (first, last))
-    yield from grid[:first]
-    for index in range(first, last + 1):
-        if index in (first, last):
-            yield grid[index]
-        else:
-            yield _time_of(low + (high - low) * (index - first) / (last - first), path)
-    yield from grid[last + 1 :]
+    between = torch.linspace(low, high, max(last - first + 1, 2), dtype=torch.float64)[1:-1]
+    return [*grid[: first + 1], *_times_of(between, path), *grid[max(last, first + 1) :]]
 
 
-def _time_of(ratio: float, path: Interpolant) -> float:
-    """The time at which log(α/σ) has a value, by bisection."""
-    low, high = 0.0, 1.0
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if _log_ratio(path, middle) < ratio else (low, middle)
-    return high
+def _times_of(ratios: Tensor, path: Interpolant) -> list[float]:
+    """The times at which log(α/σ) has these values, by bisection."""
+    low, high = torch.zeros_like(ratios), torch.ones_like(ratios)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = (path.alpha(middle) / path.sigma(middle)).log() < ratios
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    found: list[float] = high.tolist()
+    return found
