@@ -108,11 +108,12 @@ def _instance_norm(
 
 
 def _normalised(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
-    """In float32 for half precision; autocast keeps that, as it does for torch's own."""
+    """In float32 for half precision, and rounded again, except where autocast would not."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     centred = wide - wide.mean(dims, keepdim=True)
     found = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
-    return found if torch.is_autocast_enabled(x.device.type) else found.to(x.dtype)
+    widened = x.is_cuda and torch.is_autocast_enabled("cuda")
+    return found if widened else found.to(x.dtype)
 
 
 def _per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

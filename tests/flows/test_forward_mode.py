@@ -1,0 +1,116 @@
+"""Derivatives in forward mode have the right values and the right gradients through common layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from theodolite.flows.forward_mode import derivative
+
+
+class Tokens(nn.Module):
+    """A layer on the 8 features as 2 tokens or channels of 4."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.layer(h.view(-1, 2, 4)).reshape(-1, 8)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.inner(h, h, h, need_weights=False)[0]
+
+
+class Call(nn.Module):
+    def __init__(self, function: object) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.function(h)  # type: ignore[operator]
+
+
+LAYERS = {
+    "layer norm": nn.LayerNorm(8),
+    "layer norm without weights": nn.LayerNorm(8, elementwise_affine=False),
+    "torch.layer_norm": Call(lambda h: torch.layer_norm(h, [8])),
+    "rms norm": nn.RMSNorm(8, eps=1e-6),
+    "group norm": nn.GroupNorm(2, 8),
+    "batch norm": nn.BatchNorm1d(8, track_running_stats=False),
+    "batch norm in eval mode": nn.BatchNorm1d(8).eval(),
+    "instance norm": Tokens(nn.InstanceNorm1d(2, affine=True)),
+    "glu": Call(lambda h: F.glu(torch.cat([h, h.flip(1)], 1))),
+    "attention": Tokens(Attention()),
+    "transformer": Tokens(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)),
+    "weight norm": nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+    "convolution": Tokens(nn.Conv1d(2, 2, 3, padding=1)),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(3, 8), layer, nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        hidden = self.layer(torch.tanh(self.first(torch.cat([x, t[:, None]], 1))))
+        return self.last(torch.sin(hidden))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_gradient_of_a_derivative_is_that_of_finite_differences(layer: str) -> None:
+    net = Net(LAYERS[layer]).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    x = torch.randn(5, 2, generator=generator, dtype=torch.float64)
+    t, step = torch.linspace(0.1, 0.8, 5, dtype=torch.float64), 1e-5
+    value, slope = derivative(lambda t: net(x, t), (t,), (torch.ones_like(t),))
+    expected = (net(x, t + step) - net(x, t - step)) / (2 * step)
+    assert torch.equal(value, net(x, t)) or torch.allclose(value, net(x, t), rtol=1e-12)
+    assert torch.allclose(slope, expected, rtol=1e-6, atol=1e-6)
+    found, wanted = (
+        torch.autograd.grad(one.square().sum() + (one * net(x, t)).sum(), list(net.parameters()))
+        for one in (slope, expected)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6 * float(other.abs().max() + 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_plain_layer_norms_round_like_torch(dtype: torch.dtype) -> None:
+    layer, x = nn.LayerNorm(64).to(dtype), torch.randn(8, 64).to(dtype)
+    value, _ = derivative(layer, (x,), (x,))
+    assert value.dtype == layer(x).dtype
+    assert torch.allclose(value, layer(x), atol=0.02 if dtype == torch.bfloat16 else 1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert derivative(layer, (x,), (x,))[0].dtype == layer(x).dtype
+
+
+def test_a_product_with_a_batch_of_networks_is_that_of_each() -> None:
+    """Inside vmap and grad, as a fleet of networks is trained."""
+    net = Net(nn.Sequential(nn.LayerNorm(8), Tokens(Attention()))).double()
+    x, t = torch.randn(4, 2, dtype=torch.float64), torch.rand(4, dtype=torch.float64)
+    weights = {name: torch.stack([one.data, 1.1 * one.data]) for name, one in net.named_parameters()}
+
+    def loss(chosen: dict[str, Tensor]) -> Tensor:
+        def run(t: Tensor) -> Tensor:
+            return torch.func.functional_call(net, chosen, (x, t))
+
+        return derivative(run, (t,), (torch.ones_like(t),))[1].square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss))(weights)
+    for model in range(2):
+        alone = {name: one[model].clone().requires_grad_() for name, one in weights.items()}
+        gradients = torch.autograd.grad(loss(alone), list(alone.values()), materialize_grads=True)
+        for name, gradient in zip(alone, gradients, strict=True):
+            assert torch.allclose(together[name][model], gradient, rtol=1e-9, atol=1e-12)
