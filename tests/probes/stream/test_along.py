@@ -58,6 +58,8 @@ def test_a_group_is_measured_as_if_it_were_the_batch(skip: bool) -> None:
     order = batch[0][1].argsort().tolist()
     for chosen, group in zip((order[:4], order[4:7], order[7:]), found.groups, strict=True):
         assert group.stream == stream(model, DIFFUSION.loss, take(batch, sorted(chosen)), skip=skip)
+        cosines = [one.cosine for one in group.stream.branches]
+        assert group.cosines == (min(cosines), max(cosines))
         assert (group.low, group.high) == (batch[0][1][chosen[0]].item(), batch[0][1][chosen[-1]].item())
 
 
@@ -77,6 +79,12 @@ def test_groups_are_ranges_of_about_as_many_examples(seed: int) -> None:
     assert min(map(len, found)) >= 2
     for before, after in pairwise(found):
         assert max(values[index] for index in before) < min(values[index] for index in after)
+
+
+def test_an_example_that_would_be_alone_joins_its_neighbours() -> None:
+    """Between many equal numbers, one other number is the middle of a group of its own."""
+    values = [0.0] * 10 + [1.0] + [2.0] * 10 + [3.0] + [4.0] * 10 + [5.0]
+    assert [len(some) for some in _split(values, 5)] == [11, 11, 11]
 
 
 def test_few_examples_make_fewer_groups() -> None:

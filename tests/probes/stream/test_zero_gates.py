@@ -55,6 +55,8 @@ def test_a_history_says_at_which_steps_there_is_no_gradient() -> None:
         optimizer.step()
     assert "nan" not in everything(history)
     assert f"step 0: gradient, {ASLEEP}" in str(history).replace("\n  ", " ")
+    (unmeasured,) = history.figure(("skipped",)).panels
+    assert {text for row in unmeasured.data[0]["text"] for text in row} == {"not measured"}
     # The first step moves the readout, the second the gates.
     assert [one.is_asleep for one in history.streams] == [True, False, False, False]
     assert [len(one.silent) for one in history.streams] == [4, 4, 0, 0]

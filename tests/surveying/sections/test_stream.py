@@ -248,6 +248,21 @@ def test_examples_without_a_number_are_not_compared(rows: Any) -> None:
     assert "TH525" not in findings(amplifier(1.0, 0.0, batch=constant))
 
 
+@pytest.mark.parametrize("examples, groups", [(40, 4), (15, 3), (8, 2)])
+def test_groups_have_at_least_four_examples(examples: int, groups: int) -> None:
+    workload = amplifier(1.0, 0.0, batch=lambda seed, step: timed_rows(seed, step, examples))
+    found = findings(workload)["TH525"].evidence.rows
+    assert len(found) == groups
+    assert min(row["examples"] for row in found) >= 4
+
+
+def test_too_few_examples_are_said() -> None:
+    workload = amplifier(1.0, 0.0, batch=lambda seed, step: timed_rows(seed, step, 7))
+    found = findings(workload)["TH525"]
+    assert found.level == "note"
+    assert "the batch has 7 examples, and two groups need 8" in found.sentence
+
+
 IMAGES, TIMES = torch.zeros(4, 3, 2, 2), torch.arange(4.0)
 
 
