@@ -238,12 +238,12 @@ class _Off:
             lambda t: self._jump(self.x, self.s, t), (self.t,), (torch.ones_like(self.t),)
         )
         with self._stopped():
-            target = self._average(self._fixed(moved), self.t, self.t)
-        return rate - self._fixed(target)
+            target = self._average(moved, self.t, self.t)
+        return rate - target
 
     def eulerian(self) -> Tensor:
         with self._stopped():
-            velocity = self._fixed(self._average(self.x, self.s, self.s))
+            velocity = self._average(self.x, self.s, self.s)
         one = torch.ones_like(self.s)
         if not self.stop:
             both = (self.x, self.s), (velocity, one)
@@ -251,7 +251,7 @@ class _Off:
         with self._stopped():
             _, carried = self._derivative(lambda x: self._jump(x, self.s, self.t), (self.x,), (velocity,))
         _, rate = self._derivative(lambda s: self._jump(self.x, s, self.t), (self.s,), (one,))
-        return rate + self._fixed(carried)
+        return rate + carried
 
     def progressive(self, split: Tensor) -> Tensor:
         middle, share = split * self.s + (1 - split) * self.t, along(split, self.x)
@@ -259,7 +259,7 @@ class _Off:
             first = self._average(self.x, self.s, middle)
             second = self._average(self.x + along(middle - self.s, self.x) * first, middle, self.t)
             target = (1 - share) * first + share * second
-        return self._average(self.x, self.s, self.t) - self._fixed(target)
+        return self._average(self.x, self.s, self.t) - target
 
     def _average(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
         return _average(self.net, x, s, t, self.condition)
@@ -267,10 +267,8 @@ class _Off:
     def _jump(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
         return _jump(self.net, x, s, t, self.condition)
 
-    def _fixed(self, value: Tensor) -> Tensor:
-        return value.detach() if self.stop else value
-
     def _stopped(self) -> contextlib.AbstractContextManager[object]:
+        """No gradients of what is computed inside."""
         return torch.no_grad() if self.stop else contextlib.nullcontext()
 
     def _derivative(
