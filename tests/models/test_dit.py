@@ -34,7 +34,7 @@ def batch(num=3):
 def test_the_number_of_parameters_is_the_formula():
     width, patch, labels, features, depth = 32, 2 * 2 * 2, 6, 64, 2
     condition = features * width + width + width**2 + width + labels * width
-    block = 4 * (width**2 + width) + 8 * width**2 + 5 * width + 6 * (width**2 + width)
+    block = 12 * width**2 + 6 * (width**2 + width)
     ends = patch * width + width + 2 * (width**2 + width) + width * patch + patch
     assert sum(tensor.numel() for tensor in small().parameters()) == condition + depth * block + ends
 
@@ -91,12 +91,10 @@ def test_with_zero_modulation_only_the_readout_has_a_gradient_at_first():
     assert reached == {"readout.weight", "readout.bias"}
 
 
-def test_with_random_modulation_every_tensor_has_a_gradient_but_the_biases_of_keys():
-    """A softmax does not change when all of its scores are shifted."""
-    model, (images, times, labels) = small(modulation="random").double(), batch()
-    F.mse_loss(model(images.double(), times, labels), images.double()).backward()
-    missed = {name for name, tensor in model.named_parameters() if tensor.grad.abs().max() < 1e-12}
-    assert missed == {f"blocks.{block}.attention.branch.key.bias" for block in range(2)}
+def test_with_random_modulation_every_tensor_has_a_gradient():
+    model, (images, times, labels) = small(modulation="random"), batch()
+    F.mse_loss(model(images, times, labels), images).backward()
+    assert all(tensor.grad.abs().max() > 0 for tensor in model.parameters())
 
 
 @pytest.mark.parametrize("residual", ["routed", "time-routed"])

@@ -84,11 +84,11 @@ class DiT(nn.Module):
         self.blocks = nn.ModuleList(
             ModulatedBlock(
                 ModulatedBranch(
-                    Attention(width, head_dim=head_dim, bias=True, causal=False),
+                    Attention(width, head_dim=head_dim, causal=False),
                     width,
                     _route(residual, width) if place else None,
                 ),
-                ModulatedBranch(FeedForward(width, bias=True), width, _route(residual, width)),
+                ModulatedBranch(FeedForward(width), width, _route(residual, width)),
             )
             for place in range(depth)
         )

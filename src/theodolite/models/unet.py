@@ -128,7 +128,7 @@ class MapAttention(nn.Module):
     def __init__(self, size: int, head_dim: int) -> None:
         super().__init__()
         self.norm = _norm(size)
-        self.attention = Attention(size, head_dim=head_dim, bias=True, causal=False)
+        self.attention = Attention(size, head_dim=head_dim, causal=False)
 
     def forward(self, h_BFHW: Tensor) -> Tensor:
         """The map after the branch was added."""
