@@ -31,6 +31,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.files import plain
 from theodolite.core.progress import Progress, share
 from theodolite.data.batches import generator
+from theodolite.flows.quality import check_examples
 from theodolite.present.figure import ACCENT, QUIET, Figure, Panel, frame, guide, line
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, counted
@@ -207,7 +208,7 @@ def step_bound(
     >>> round(bound.least, 6)
     0.5
     """
-    _check_tensor("noise", noise)
+    check_examples("noise", noise)
     positive("distance", distance)
     whole("turns", turns, least=0)
     checked_seed("seed", seed)
@@ -258,7 +259,7 @@ def invert(
             [0.5000],
             [0.5000]], dtype=torch.float64)
     """
-    _check_tensor("target", target)
+    check_examples("target", target)
     for name, value in {"iterations": iterations, "patience": patience, "pairs": pairs}.items():
         whole(name, value, least=1)
     number("tolerance", tolerance, least=0)
@@ -410,16 +411,8 @@ def _normal(like: Tensor, word: str, seed: int) -> Tensor:
     return torch.from_numpy(drawn).to(like.device, like.dtype)
 
 
-def _check_tensor(name: str, value: Any) -> None:
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2 or not value.numel():
-        said = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise UseError(f"{name} is {said}: give a tensor of floats (examples, ...)")
-    if not bool(value.isfinite().all()):
-        raise UseError(f"{name} has values that are not finite")
-
-
 def _checked_start(start: Tensor, target: Tensor) -> Tensor:
-    _check_tensor("start", start)
+    check_examples("start", start)
     if start.shape != target.shape:
         raise UseError(
             f"start has shape {tuple(start.shape)} and target {tuple(target.shape)}: give a noise per target"
