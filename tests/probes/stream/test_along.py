@@ -191,3 +191,14 @@ def test_groups_without_a_gradient_are_named() -> None:
     found = str(stream(DIFFUSION.build(32, 2), DIFFUSION.loss, batch, along=[0] * 4 + [1] * 4, skip=False))
     assert "nan" not in found
     assert "number 0 and 1: gradient, no gradient yet" in found.replace("\n  ", " ")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    torch.manual_seed(0)
+    model, batch = Amplifier(8, DEPTH), timed_rows(0, 0)
+    plain = stream(model, F.mse_loss, batch, along=batch[0][1])
+    found = stream(model.cuda(), F.mse_loss, batch, along=batch[0][1].cuda())
+    for one, other in zip(found.groups, plain.groups, strict=True):
+        assert (one.low, one.high, one.examples) == (other.low, other.high, other.examples)
+        assert one.stream.growth.ratio == pytest.approx(other.stream.growth.ratio, rel=1e-3)
