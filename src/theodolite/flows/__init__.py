@@ -1,6 +1,7 @@
-"""Flows and diffusion: paths between noise and data, training batches, fields, samplers and flow maps."""
+"""Flows and diffusion: paths, training, fields, samplers, flow maps, guidance and the quality of samples."""
 
 from theodolite.flows.fields import Field, field_of
+from theodolite.flows.guidance import CountedField, guided, projection
 from theodolite.flows.interpolants import (
     LINEAR,
     TRIGONOMETRIC,
@@ -10,8 +11,16 @@ from theodolite.flows.interpolants import (
     convert,
     find_interpolant,
 )
+from theodolite.flows.inversion import Inversion, StepBound, invert, step_bound
 from theodolite.flows.maps import FlowMap, map_batches, map_loss, sample_map
 from theodolite.flows.mixture import GaussianMixture, three_gaussians
+from theodolite.flows.quality import (
+    FeatureDistance,
+    feature_distance,
+    frechet_distance,
+    map_error,
+    sliced_wasserstein,
+)
 from theodolite.flows.sampling import sample
 from theodolite.flows.training import noisy, velocity_loss
 
@@ -37,6 +46,21 @@ __all__ = [
     "map_batches",
     "map_loss",
     "sample_map",
+    # guidance
+    "CountedField",
+    "guided",
+    "projection",
+    # inversion of samplers
+    "Inversion",
+    "StepBound",
+    "invert",
+    "step_bound",
+    # quality of samples
+    "FeatureDistance",
+    "feature_distance",
+    "frechet_distance",
+    "map_error",
+    "sliced_wasserstein",
     # data whose flow is known
     "GaussianMixture",
     "three_gaussians",
