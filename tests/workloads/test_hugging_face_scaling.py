@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from theodolite.workloads.hugging_face import adapt, share_heads
+from theodolite.workloads.configs import adapt
+from theodolite.workloads.hugging_face import share_heads
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 12, 40])

@@ -30,7 +30,7 @@ from theodolite.surgery.proof import output_difference, respond
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 from theodolite.workloads.builtin import next_token_loss
-from theodolite.workloads.hugging_face import read_config
+from theodolite.workloads.configs import read_config
 
 
 @dataclass(frozen=True)

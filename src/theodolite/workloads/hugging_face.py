@@ -15,14 +15,18 @@ from torch import nn
 from theodolite.core.arguments import is_whole, multiple
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
-from theodolite.core.files import read_json
 from theodolite.core.optional import needed
 from theodolite.core.size import Size
+from theodolite.workloads.configs import (
+    adapt,
+    adapt_indices,
+    proportion,
+    read_config,
+    require_growth,
+    small_size,
+)
 from theodolite.workloads.definition import Workload
 from theodolite.workloads.tasks import TASKS, Task, find_task, shortened
-
-SMALL = Size(128, 4)
-"""About the default size of a network, unless the config's own is smaller."""
 
 # Keys of a config whose values are proportional to the width, besides the hidden size.
 _SIZES = re.compile(
@@ -61,13 +65,12 @@ def hugging_face(path: str | Path) -> Workload:
     Needs the package `transformers`: `pip install 'theodolite[hf]'`.
     """
     config, task = _config(path)
-    width, group = _head_width(config), _heads_per_group(config)
-    natural, own = width * group, size_of(config)
-    size = Size(min(natural * math.ceil(SMALL.width / natural), own.width), min(SMALL.depth, own.depth))
-    _require_growth(path, config, size)
+    build = partial(_build, str(path))
+    size = small_size(size_of(config), unit=_head_width(config) * _heads_per_group(config))
+    require_growth(path, config.model_type, build, size, ("hidden_size", "num_hidden_layers"))
     return Workload(
         f"hf:{config.model_type}",
-        partial(_build, str(path)),
+        build,
         partial(task.draw, type(config).from_dict(shortened(config.to_dict()))),
         task.loss,
         size,
@@ -77,30 +80,6 @@ def hugging_face(path: str | Path) -> Workload:
 def config_size(path: str | Path) -> Size:
     """The size of a config's own model."""
     return size_of(_config(path)[0])
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """The keys and values of a `config.json`, or of the one in a folder.
-
-    A config that names code to download is refused.
-    """
-    path = Path(path).expanduser()
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise UseError(
-            f"{file} is not there: give hf: the path of a config.json on disk, nothing is downloaded"
-        )
-    values = read_json(file)
-    if not isinstance(values, dict):
-        raise UseError(f"{file} holds a {type(values).__name__}, not the keys and values of a config")
-    for config in (values, *(value for value in values.values() if isinstance(value, dict))):
-        for key, named in config.items():
-            # transformers downloads and runs a kernel that is named like a repository.
-            if key.endswith("_implementation") and "/" in str(named):
-                raise UseError(
-                    f"{file}: {key} is {named!r}, code to download, which is not run. Remove {key} from it"
-                )
-    return values
 
 
 def _build(path: str, width: int, depth: int) -> nn.Module:
@@ -131,23 +110,6 @@ def _build(path: str, width: int, depth: int) -> nn.Module:
             f"{path}: transformers could not build {config.model_type} at {Size(width, depth)}: "
             f"{in_one_line(error)}"
         ) from error
-
-
-def _require_growth(path: str | Path, config: Any, size: Size) -> None:
-    """Check, without memory for weights, that the model grows when its config is scaled."""
-
-    def parameters(width: int, depth: int) -> int:
-        with torch.device("meta"):
-            return sum(parameter.numel() for parameter in _build(str(path), width, depth).parameters())
-
-    here = parameters(size.width, size.depth)
-    for what, larger in (("wide", (2 * size.width, size.depth)), ("deep", (size.width, 2 * size.depth))):
-        if parameters(*larger) <= here:
-            raise UseError(
-                f"{path}: {config.model_type} at {Size(*larger)} has no more parameters than at {size}, so "
-                f"its config does not say by hidden_size and num_hidden_layers how {what} it is. "
-                "Write a Workload for it"
-            )
 
 
 def _config(path: str | Path) -> tuple[Any, Task]:
@@ -243,18 +205,18 @@ def scale_values(config: Any, width: int, depth: int) -> dict[str, Any]:
         elif not is_whole(value):
             continue
         elif _SHARED_HEADS.fullmatch(key) and heads:
-            values[key] = share_heads(value, heads, _proportion(heads, grown))
+            values[key] = share_heads(value, heads, proportion(heads, grown))
         elif _SIZES.fullmatch(key) or _HEADS.fullmatch(key):
-            values[key] = _proportion(value, grown)
+            values[key] = proportion(value, grown)
         elif key.startswith("embedding_") and value == config.hidden_size:
             values[key] = width
         elif _LAYER_COUNTS.fullmatch(key):
-            values[key] = _proportion(value, Fraction(depth, layers)) if value else 0
+            values[key] = proportion(value, Fraction(depth, layers)) if value else 0
 
     values[names.get("hidden_size", "hidden_size")] = width
     for key in (names.get("num_hidden_layers", "num_hidden_layers"), "decoder_layers", "num_decoder_layers"):
         if isinstance(values.get(key), int):
-            values[key] = _proportion(values[key], Fraction(depth, layers))
+            values[key] = proportion(values[key], Fraction(depth, layers))
     if "attention_types" in values:  # GPT-Neo's notation of attention_layers
         values["attention_types"] = [[values["attention_layers"], 1]]
     values["use_cache"] = False
@@ -266,13 +228,13 @@ def _scale_stages(values: dict[str, Any], own: Size, width: int, depth: int) -> 
     stages = len(values["depths"])
     for key, value in values.items():
         if key in ("embed_dim", "embedding_size"):
-            values[key] = _proportion(value, Fraction(width, own.width))
+            values[key] = proportion(value, Fraction(width, own.width))
         elif key == "depths":
-            values[key] = [_proportion(one, Fraction(depth, own.depth)) for one in value]
+            values[key] = [proportion(one, Fraction(depth, own.depth)) for one in value]
         elif not (isinstance(value, (list, tuple)) and len(value) == stages):
             continue
         elif key == "hidden_sizes" or _HEADS.fullmatch(key):
-            values[key] = [_proportion(one, Fraction(width, own.width)) for one in value]
+            values[key] = [proportion(one, Fraction(width, own.width)) for one in value]
     return values
 
 
@@ -290,41 +252,13 @@ def share_heads(shared: int, heads: int, new_heads: int) -> int:
     return next(count for count in range(largest, 0, -1) if new_heads % count == 0)
 
 
-def adapt(items: list[Any], depth: int) -> list[Any]:
-    """A list with an item for each layer, for another number of layers.
-
-    A periodic list is continued. Any other is stretched between its first and last item.
-
-    >>> adapt(["local", "local", "global"] * 2, 9) == ["local", "local", "global"] * 3
-    True
-    >>> adapt(["dense", "sparse", "sparse", "sparse", "sparse", "sparse"], 3)
-    ['dense', 'sparse', 'sparse']
-    >>> adapt(["local", "local", "local", "global"] * 3, 2)
-    ['local', 'global']
-    """
-    for period in range(1, len(items) // 2 + 1):
-        if all(item == items[i % period] for i, item in enumerate(items)):
-            if depth >= period:
-                return [items[i % period] for i in range(depth)]
-            items = items[:period]
-            break
-    if depth == 1:
-        return items[-1:]
-    return [items[round(i * (len(items) - 1) / (depth - 1))] for i in range(depth)]
-
-
 def _scale_list(key: str, items: list[Any], grown: Fraction, layers: int, depth: int) -> list[Any]:
     if _LAYER_INDICES.fullmatch(key):
-        chosen = adapt([layer in items for layer in range(layers)], depth)
-        return [layer for layer, is_chosen in enumerate(chosen) if is_chosen]
+        return adapt_indices(items, layers, depth)
     if key == "conv_dim":  # of the layers that read the wave
-        return [_proportion(item, grown) for item in items]
+        return [proportion(item, grown) for item in items]
     if len(items) != layers or "token" in key or key.startswith(("conv_", "tdnn_")):
         return items
     if _SIZES.fullmatch(key) or _HEADS.fullmatch(key):
-        items = [_proportion(item, grown) for item in items]
+        items = [proportion(item, grown) for item in items]
     return adapt(items, depth)
-
-
-def _proportion(value: int, ratio: Fraction) -> int:
-    return max(1, round(value * ratio))
