@@ -84,7 +84,7 @@ def _require_homes(words: Sequence[str]) -> None:
     """Is there a home folder for every ~ at the start of a path?"""
     for word in words:
         value = word.partition("=")[2] if word.startswith("--") else word
-        value = value.removeprefix("hf:")
+        value = value.removeprefix("hf:").removeprefix("diffusers:")
         if value.startswith("~") and os.path.expanduser(value) == value:
             raise UseError(
                 f"{value}: there is no user {value[1:].partition('/')[0]!r}. Write ./{value} for a file"
@@ -112,7 +112,7 @@ def _theodolite(
 
       theodolite survey model.py:workload    yours
 
-      theodolite survey hf:config.json       a Hugging Face config
+      theodolite survey hf:config.json       a config of transformers, or diffusers:config.json
 
       theodolite dissect gpt-sotu            what every tensor is
 

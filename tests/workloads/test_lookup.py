@@ -101,6 +101,7 @@ def test_a_file_without_any_workload_says_so(file: Path) -> None:
         ("nowhere.py:mine", r"nowhere\.py is not there \(looked for /"),
         ("mymodel.py", r"mymodel\.py names a file but no workload in it: write mymodel\.py:name"),
         ("hf:nowhere.json", r"nowhere\.json is not there: give hf: the path of a config\.json on disk"),
+        ("diffuser:config.json", r"no workload 'diffuser:config\.json'.* diffusers:path/to/config\.json"),
     ],
 )
 def test_what_cannot_be_meant_is_answered_with_what_can(spec: str, message: str) -> None:

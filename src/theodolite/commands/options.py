@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 WorkloadName = Annotated[
     str,
     typer.Argument(
-        metavar="WORKLOAD", help="A built-in name, file.py:name, or hf:config.json of transformers."
+        metavar="WORKLOAD",
+        help="A built-in name, file.py:name, hf:config.json of transformers, or diffusers:config.json.",
     ),
 ]
 Width = Annotated[int | None, typer.Option(help="Width; the workload's own by default.")]

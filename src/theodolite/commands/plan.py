@@ -73,6 +73,8 @@ def plan(
 
       theodolite plan hf:config.json --base-width 256 --base-depth 4 --lr 0.004 --optimizer muon-kimi
 
+      theodolite plan diffusers:transformer/config.json --base-depth 4 --lr 0.001
+
       theodolite plan gpt-sotu --width 1024 --lr 0.004 --explain readout.weight
 
       theodolite plan gpt-sotu --width 2048 --lr 0.004 --diff plan.json
@@ -81,13 +83,12 @@ def plan(
     from theodolite.planning import plan as make
     from theodolite.present.result import writable
     from theodolite.surveying import SurveyContext
+    from theodolite.workloads.lookup import config_file, config_size
 
     chosen, base = look_up(workload, base_width, base_depth)
     usual = chosen.size
-    if workload.startswith("hf:"):  # chosen.size is the small one that is surveyed
-        from theodolite.workloads.hugging_face import config_size
-
-        usual = config_size(workload.removeprefix("hf:"))
+    if config := config_file(workload):  # chosen.size is the small one that is surveyed
+        usual = config_size(config)
     size = sized(usual, width, depth)
     if size == base:
         raise UseError(

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from theodolite.workloads.lookup import config_file
+
 Environment = dict[str, str | None]
 
 
@@ -52,10 +54,7 @@ def _source_of_package() -> str:
 
 def _source_of_workload(workload: str) -> str | None:
     """The hash of a workload's file and of the modules beside it that it imports; None for built-in ones."""
-    is_config = workload.startswith("hf:")
-    path = Path(workload.removeprefix("hf:") if is_config else workload.rpartition(":")[0]).expanduser()
-    if path.is_dir() and is_config:
-        path /= "config.json"
+    path = config_file(workload) or Path(workload.rpartition(":")[0]).expanduser()
     if not path.is_file():
         return None
     path = path.resolve()

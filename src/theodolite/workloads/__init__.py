@@ -3,7 +3,6 @@
 from theodolite.core.calling import ModelLoss, OutputLoss
 from theodolite.workloads.builtin import built_in, next_token_loss
 from theodolite.workloads.definition import Workload
-from theodolite.workloads.hugging_face import config_size
-from theodolite.workloads.lookup import workload
+from theodolite.workloads.lookup import config_size, workload
 
 __all__ = ["ModelLoss", "OutputLoss", "Workload", "built_in", "config_size", "next_token_loss", "workload"]

@@ -13,9 +13,14 @@ from types import ModuleType
 from theodolite.core.arguments import did_you_mean
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
+from theodolite.core.size import Size
+from theodolite.workloads import diffusers_configs, hugging_face
 from theodolite.workloads.builtin import built_in
+from theodolite.workloads.configs import read_config
 from theodolite.workloads.definition import Workload
-from theodolite.workloads.hugging_face import hugging_face
+
+CONFIGS = ("hf:", diffusers_configs.PREFIX)
+"""Prefixes of workloads that are configs."""
 
 _folders: set[Path] = set()
 """The folders of the files that were looked up in this process."""
@@ -33,7 +38,9 @@ def workload(spec: str) -> Workload:
               also when `build` imports them later. If two files have a `helper.py` each, each imports its
               own. A function that imports one when it is called gets that of the file looked up last, but in
               a run that of its own file;
-            - `hf:path/to/config.json`, a model of transformers, or the folder of its config.
+            - `hf:path/to/config.json`, a model of transformers, or the folder of its config;
+            - `diffusers:path/to/config.json`, a model of diffusers, the folder of its config, or that of a
+              pipeline.
 
     >>> workload("mlp-mixture").name
     'mlp-mixture'
@@ -44,7 +51,9 @@ def workload(spec: str) -> Workload:
     if not isinstance(spec, str):
         raise UseError(f"a workload is looked up by a string such as 'gpt-sotu', not by {_a(spec)}")
     if spec.startswith("hf:"):
-        return hugging_face(spec.removeprefix("hf:"))
+        return hugging_face.hugging_face(spec.removeprefix("hf:"))
+    if spec.startswith(diffusers_configs.PREFIX):
+        return diffusers_configs.diffusers_config(spec.removeprefix(diffusers_configs.PREFIX))
     file, colon, name = spec.rpartition(":")
     if colon and file.endswith(".py"):
         return _from_file(Path(file).expanduser(), name)
@@ -56,8 +65,29 @@ def workload(spec: str) -> Workload:
     guess = did_you_mean(spec, known)
     raise UseError(
         f"there is no workload {spec!r}.{guess} Built in are {', '.join(known)}; yours is "
-        "path/to/file.py:name, a Hugging Face config is hf:path/to/config.json"
+        "path/to/file.py:name, a config of transformers is hf:path/to/config.json, one of diffusers "
+        "diffusers:path/to/config.json"
     )
+
+
+def config_size(path: str | Path) -> Size:
+    """The size of the model that a config of transformers or of diffusers describes."""
+    file = diffusers_configs.find_file(path)
+    kind = diffusers_configs if file.is_file() and "_class_name" in read_config(file) else hugging_face
+    return kind.config_size(path)
+
+
+def config_file(spec: str) -> Path | None:
+    """The file of a workload that is a config; None for another workload, or if there is no such file.
+
+    >>> config_file("hf:nowhere.json"), config_file("gpt-sotu")
+    (None, None)
+    """
+    prefix = next((one for one in CONFIGS if spec.startswith(one)), None)
+    if prefix is None:
+        return None
+    file = diffusers_configs.find_file(spec.removeprefix(prefix))
+    return file if file.is_file() else None
 
 
 def put_neighbours_first(spec: str) -> None:
