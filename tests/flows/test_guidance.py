@@ -183,3 +183,15 @@ def test_bad_scales_and_fields_are_refused() -> None:
         guided(MIXTURE.field(), lambda x, t: x[:, :1], 2.0)(_noise(4), torch.zeros(4, dtype=F64))
     with pytest.raises(UseError, match=r"function turns \(4, 2\) into \(4, 1\)"):
         fixed_point(lambda x: x[:, :1], _noise(4), iterations=1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_samples_are_those_of_the_cpu() -> None:
+    u, c = MIXTURE.field(), MIXTURE.field(CLASS)
+    pull = projection(u, c, iterations=3, method="anderson", window=2)
+    here, there = (
+        sample(guided(u, c, 2.0), _noise(50).to(device), steps=10, before_step=pull)
+        for device in ("cpu", "cuda")
+    )
+    assert there.is_cuda
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-6, atol=1e-6)

@@ -253,3 +253,15 @@ def _random(z: Tensor) -> Tensor:
 def test_bad_targets_and_samplers_are_refused(sampler: Sampler, target: Any, said: str) -> None:
     with pytest.raises(UseError, match=said):
         invert(sampler, target)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_noise_is_that_of_the_cpu() -> None:
+    sampler, truth = _euler(CORNERS), _noise(20, 8)
+    options: dict[str, Any] = {"step": "bound", "iterations": 400, "tolerance": 1e-9, "patience": 50}
+    found = invert(sampler, sampler(truth.cuda()), start=_noise(20, 9), **options)
+    assert found.noise.is_cuda
+    torch.testing.assert_close(found.noise.cpu(), truth, atol=1e-5, rtol=0)
+    automatic = invert(sampler, sampler(truth.cuda()))
+    assert automatic.converged == 1.0
+    assert not automatic.residuals.is_cuda

@@ -277,3 +277,14 @@ def test_data_that_are_no_images_are_refused(tmp_path: Path, monkeypatch: pytest
     rows = Examples("rows", torch.ones(900, 5), torch.zeros(900).long(), 2)
     with pytest.raises(UseError, match=r"rows has examples of shape \(5,\): give images"):
         feature_distance(torch.ones(900, 5), (rows, rows))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_distances_are_those_of_the_cpu(cache: Path) -> None:
+    a, b = _normal(40, 3), _normal(60, 3, seed=1)
+    for distance in (sliced_wasserstein, frechet_distance):
+        assert distance(a.cuda(), b) == pytest.approx(distance(a, b))
+        assert distance(a, b.cuda()) == pytest.approx(distance(a, b))
+    assert map_error(a.cuda(), b[:40]) == pytest.approx(map_error(a, b[:40]))
+    here, there = (feature_distance(TEST.inputs().to(device), (TRAIN, TEST)) for device in ("cpu", "cuda"))
+    assert here == there

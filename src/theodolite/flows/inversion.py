@@ -39,8 +39,8 @@ from theodolite.present.text import number as shown
 
 Sampler = Callable[[Tensor], Tensor]
 """`sampler(noise)`: the sample (B, ...) of each noise (B, ...), the same at every call."""
-Rule = Literal["auto", "bound", "given"]
-Status = Literal["converged", "stalled", "iterations"]
+StepRule = Literal["auto", "bound", "given"]
+Ending = Literal["converged", "stalled", "iterations"]
 
 SAFETY = 0.9
 """The step `bound` is this share of the bound, which is a minimum over finitely many pairs."""
@@ -98,14 +98,14 @@ class Inversion(Result):
     """
 
     kind: ClassVar[str] = "inversion"
-    rule: Rule
+    rule: StepRule
     """How steps are found, see `invert`."""
     step: float
     """η; for `auto` that of the first iteration."""
     bound: StepBound | None
     """The steps that contract; None if the step was given."""
     tolerance: float
-    status: Status
+    status: Ending
     """`converged` (all examples), `stalled` (the others make no more progress) or `iterations` (all used)."""
     converged: float
     """The share of examples with a residual of at most `tolerance`."""
@@ -264,7 +264,7 @@ def invert(
         whole(name, value, least=1)
     number("tolerance", tolerance, least=0)
     checked_seed("seed", seed)
-    rule: Rule = one_of("step", step, ("auto", "bound")) if isinstance(step, str) else "given"
+    rule: StepRule = one_of("step", step, ("auto", "bound")) if isinstance(step, str) else "given"
     kind = torch.promote_types(target.dtype, torch.float32)
     noise = (_normal(target, "start", seed) if start is None else _checked_start(start, target)).to(kind)
     wanted, calls = target.to(kind), _Calls(sampler, target.dtype)
@@ -335,7 +335,7 @@ class _Calls:
         return found.to(torch.promote_types(self.dtype, torch.float32))
 
 
-def _status(lows: list[Tensor], tolerance: float, patience: int) -> Status:
+def _status(lows: list[Tensor], tolerance: float, patience: int) -> Ending:
     """How it stands by the least residuals so far."""
     done = lows[-1] <= tolerance
     if bool(done.all()):

@@ -238,17 +238,17 @@ def _common_quantiles(num_a: int, num_b: int, device: torch.device) -> tuple[Ten
     return (starts // num_b).to(device), (starts // num_a).to(device), widths.to(device)
 
 
-Moments = tuple[Tensor, Tensor]
+_Moments = tuple[Tensor, Tensor]
 """Mean (F,) and covariance (F, F), in float64."""
 
 
-def _moments(features_NF: Tensor) -> Moments:
+def _moments(features_NF: Tensor) -> _Moments:
     wide = features_NF.detach().double()
     mean_F = wide.mean(0)
     return mean_F, (wide - mean_F).T @ (wide - mean_F) / (len(wide) - 1)
 
 
-def _frechet(a: Moments, b: Moments) -> float:
+def _frechet(a: _Moments, b: _Moments) -> float:
     (mean_a, cov_a), (mean_b, cov_b) = a, (one.to(a[0].device) for one in b)
     values, vectors = torch.linalg.eigh(cov_a)
     root_a = vectors * values.clamp_min(0).sqrt() @ vectors.T
