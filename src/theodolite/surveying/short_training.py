@@ -28,9 +28,9 @@ RATES = LR, LR / 4, LR / 16
 STEPS = 8
 """Steps of `wake`. Three suffice for a gradient everywhere behind gates and a readout of zeros: the first
 moves the readout, the second the gates, the third the rest."""
-WORK, DEEP_WORK = 4e10, 4e11
+WORK, DEEP_WORK = 2e10, 2e11
 """Multiplications of these steps, to which batches are cut as far as possible."""
-EXTRA = 5
+EXTRA = 10
 """Allowed multiple of the work, if a batch cannot be cut further."""
 FEWEST_EXAMPLES, MOST_EXAMPLES = 4, 64
 """In a batch of `wake`."""
