@@ -173,6 +173,19 @@ def test_an_example_that_overflows_keeps_its_best_noise() -> None:
     assert [row["largest"] is None for row in rows] == found.residuals.isinf().any(1).tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_precision_is_that_of_the_target(dtype: torch.dtype) -> None:
+    seen: set[torch.dtype] = set()
+
+    def half(noise: Tensor) -> Tensor:
+        seen.add(noise.dtype)
+        return 0.5 * noise
+
+    found = invert(half, torch.ones(2, 3, dtype=dtype), start=torch.zeros(2, 3, dtype=F64))
+    assert seen == {dtype}
+    torch.testing.assert_close(found.noise, torch.full((2, 3), 2.0, dtype=dtype), rtol=0, atol=3e-3)
+
+
 def test_half_precision_is_updated_in_float32() -> None:
     target = torch.full((2, 3), 0.5).bfloat16()
     found = invert(lambda z: 0.5 * z, target, step=0.01, iterations=1600, tolerance=5e-3, patience=400)

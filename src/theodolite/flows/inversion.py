@@ -157,7 +157,7 @@ class Inversion(Result):
         rows = self._rows()
         layout = frame(height=220, x="iteration", y="residual")
         layout["yaxis"] |= {"type": "log", "exponentformat": "power"}
-        layout["shapes"] = [guide(y=self.tolerance)]
+        layout["shapes"] = [guide(y=self.tolerance)] if self.tolerance else []
         drawn = []
         for place, name in ((3, "largest"), (2, "90 %"), (1, "median")):
             values = [row[place] if row[place] > 0 else None for row in rows]
@@ -282,7 +282,7 @@ def invert(
     best, residuals = noise, [_rms(error)]
     lows, status = residuals[:], _status(residuals, tolerance, patience)
     while status == "iterations" and len(lows) <= iterations:
-        moved = noise - _each(steps, error) * error
+        moved = noise - _each(steps, error).to(kind) * error
         moved = torch.where(_each(moved.flatten(1).isfinite().all(1), moved), moved, best)
         found = calls(moved) - wanted
         residual = _rms(found)
