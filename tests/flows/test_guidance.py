@@ -131,7 +131,7 @@ def test_examples_do_not_depend_on_their_batch() -> None:
 def test_projection_lets_the_gap_shrink_and_the_samples_leave_the_class() -> None:
     """The mean gap, the error of the mean and the spread, as another implementation measured them.
 
-    Where it had its centres is not known: the distance 2.4 was chosen to agree with its gaps. So what is checked
+    Where it had its centres is not known: the distance 2.4 was chosen to agree with its gaps. What is checked
     is how the three rows differ.
     """
     found = {}
