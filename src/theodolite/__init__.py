@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         data,
         fits,
         fleet,
+        flows,
         growing,
         models,
         optimizers,
@@ -68,6 +69,8 @@ __all__ = [
     "find_lr",
     # what the loss does at the next scale
     "fits",
+    # flows from noise to data: training, sampling, guidance
+    "flows",
     # what can be measured
     "probes",
     # how it can be changed and stay the same function
@@ -105,6 +108,7 @@ _HOMES = {
     "find_lr": "lr_finder",
     "fits": None,
     "fleet": None,
+    "flows": None,
     "grow": "growing",
     "growing": None,
     "models": None,
