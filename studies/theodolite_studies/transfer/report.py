@@ -14,12 +14,22 @@ from theodolite.sweeping.transfer import ALONG
 from theodolite_studies.framework.claims import Decided
 from theodolite_studies.framework.records import Record, distinct, select
 
-MOST = 1.0
-"""Octaves by which the optimum of a plan may move."""
+MOST, MOST_DIT = 1.0, 0.5
+"""Octaves by which the optimum of a plan may move: of a language model, and of a diffusion transformer."""
 DEEP_ENOUGH = 8
 """By how much deeper a network without norms must be for a claim about depth."""
 BARE = "gpt-enwik8-bare"
 BARE_NETWORKS = (BARE, "gpt-none")
+DIT, DIT_RANDOM = "dit-cifar10", "dit-cifar10-random"
+KINDS = {BARE: "-bare", "gpt-none": "-bare", DIT: "-dit", DIT_RANDOM: "-dit-random"}
+"""By network, what its figures have in their names."""
+NAMES = {
+    BARE: ", no norms",
+    "gpt-none": ", no norms",
+    DIT: ", DiT",
+    DIT_RANDOM: ", DiT with random modulation",
+}
+"""And what follows the name of the optimizer in words."""
 PAPER = {
     ("muon-kimi", "plan", "width"): "2^-7 from 128 to 1024",
     ("muon-kimi", "standard", "width"): "2^-6 to 2^-8",
@@ -40,7 +50,7 @@ class NetworkFamilies:
     @cached_property
     def by_network(self) -> dict[str, tuple[Family, ...]]:
         """The families of each workload."""
-        names = distinct(self.records, "workload")
+        names = sorted(distinct(self.records, "workload"), key=lambda name: name in (DIT, DIT_RANDOM))
         return {name: analyse(select(self.records, workload=name), base=self.base) for name in names}
 
 
@@ -51,10 +61,13 @@ def claims(data: NetworkFamilies) -> list[Decided]:
         pairs: dict[str, dict[str, Family]] = {}
         for family in families:
             pairs.setdefault(family.optimizer, {})[family.parameterization] = family
-        decide = _without_norms if workload in BARE_NETWORKS else _with_norms
         for pair in pairs.values():
-            if "plan" in pair and "standard" in pair:
-                found += decide(pair["plan"], pair["standard"])
+            if "plan" not in pair or "standard" not in pair:
+                continue
+            if workload in BARE_NETWORKS:
+                found += _without_norms(pair["plan"], pair["standard"])
+            else:
+                found += _with_norms(workload, pair["plan"], pair["standard"])
     return found
 
 
@@ -62,22 +75,24 @@ def _decided(statement: str, paper: str, threshold: str, here: str, holds: bool)
     return Decided(statement, paper, threshold, here, "holds" if holds else "fails")
 
 
-def _with_norms(plan: Family, standard: Family) -> Iterator[Decided]:
-    name = plan.optimizer
+def _with_norms(workload: str, plan: Family, standard: Family) -> Iterator[Decided]:
+    optimizer, name = plan.optimizer, f"{plan.optimizer}{NAMES.get(workload, '')}"
+    most = MOST_DIT if workload in (DIT, DIT_RANDOM) else MOST
+    paper = {} if workload in (DIT, DIT_RANDOM) else PAPER
     for along in ALONG:
         mine, other = plan.drift(along), standard.drift(along)
         if mine is None or other is None:
             continue
         yield _decided(
-            f"{name}, {along}: the plan's optimum moves at most one octave",
-            PAPER.get((name, "plan", along), "–"),
-            f"≤ {MOST:g} octave, bracketed",
+            f"{name}, {along}: the plan's optimum moves at most {'one' if most == 1 else 'half an'} octave",
+            paper.get((optimizer, "plan", along), "–"),
+            f"≤ {most:g} octave, bracketed",
             _moved(mine, plan),
-            mine.movement <= MOST and not mine.bounded,
+            mine.movement <= most and not mine.bounded,
         )
         yield _decided(
             f"{name}, {along}: the standard one's moves more, beyond noise",
-            PAPER.get((name, "standard", along), "–"),
+            paper.get((optimizer, "standard", along), "–"),
             "intervals apart",
             _moved(other, standard),
             other.movement > mine.movement and _apart(mine, other),
@@ -86,7 +101,7 @@ def _with_norms(plan: Family, standard: Family) -> Iterator[Decided]:
         worst = max(plan.changes, key=lambda change: change.change)
         yield _decided(
             f"{name}: wider and deeper is never worse under the plan",
-            "lower loss throughout" if name == "muon-kimi" else "–",
+            "lower loss throughout" if optimizer == "muon-kimi" and paper else "–",
             "no rise beyond noise",
             f"at worst {signed(worst.change, 3)}, {worst.smaller} to {worst.larger}",
             plan.never_worse,
@@ -155,6 +170,5 @@ def figures(data: NetworkFamilies) -> Iterator[tuple[str, str]]:
     for workload, families in data.by_network.items():
         for optimizer in dict.fromkeys(family.optimizer for family in families):
             mine = [family for family in families if family.optimizer == optimizer]
-            bare = workload in BARE_NETWORKS
-            title = f"{optimizer}{', no norms' if bare else ''}: held-out loss against log2 of the base lr"
-            yield f"{optimizer}{'-bare' if bare else ''}", draw(mine, title=title)
+            title = f"{optimizer}{NAMES.get(workload, '')}: held-out loss against log2 of the base lr"
+            yield f"{optimizer}{KINDS.get(workload, '')}", draw(mine, title=title)

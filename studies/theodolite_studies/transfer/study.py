@@ -1,4 +1,6 @@
-"""Learning-rate transfer over the whole range: five optimizers, widths 128 to 1024, depths 2 to 64, enwik8.
+"""Learning-rate transfer over the whole range: five optimizers, widths 128 to 1024, depths 2 to 64.
+
+Language models are trained on enwik8, diffusion transformers on CIFAR-10 (depths 4 to 16).
 
 The claim: with a plan the best base learning rate stays where it is as the network grows, wider and deeper is
 never worse, and networks without norms train at every depth; with the standard parameterization none of this
@@ -7,22 +9,35 @@ holds.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from theodolite.core.size import Size
 from theodolite.fleet.run import Precision, Run
 from theodolite.fleet.training import Workloads
+from theodolite.models import DiT
 from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization
+from theodolite.workloads import Workload, workload
 from theodolite_studies.framework.networks import network
 from theodolite_studies.framework.records import Record, select
 from theodolite_studies.framework.study import Cell, FleetRuns, Row, Setting, Study, no_cell
-from theodolite_studies.transfer.report import BARE, NetworkFamilies, claims, figures, notes
+from theodolite_studies.transfer.report import (
+    BARE,
+    DIT,
+    DIT_RANDOM,
+    NetworkFamilies,
+    claims,
+    figures,
+    notes,
+)
 
 WIDE = tuple(Size(width, 4) for width in (128, 256, 512, 1024))
 DEEP = tuple(Size(128, depth) for depth in (2, 4, 8, 16, 32, 64))
+SIZES_DIT = (*WIDE, Size(128, 8), Size(128, 16))
 FOUR = (Size(128, 4), Size(512, 4), Size(128, 2), Size(128, 16))
 ROUNDS = 3
 """How often a window is widened whose best learning rate is its first or its last."""
@@ -100,6 +115,12 @@ class TransferSetting(Setting):
         )
 
 
+def _dit_random() -> Workload:
+    """The diffusion transformer with modulation layers and a readout that start at random, not at zero."""
+    build = partial(DiT, channels=3, side=32, modulation="random")
+    return dataclasses.replace(workload(DIT), name=DIT_RANDOM, build=build)
+
+
 GPT = "gpt-enwik8"
 FULL = TransferSetting(
     parts=(
@@ -110,12 +131,17 @@ FULL = TransferSetting(
         OptimizerPart("sgd", GPT, "sgd", FOUR, -2),
         OptimizerPart("lion", GPT, "lion", FOUR, -9),
         OptimizerPart("muon", GPT, "muon", FOUR, -4),
+        OptimizerPart("dit-adamw", DIT, "adamw", SIZES_DIT, -7),
+        OptimizerPart("dit-muon-kimi", DIT, "muon-kimi", SIZES_DIT, -5),
+        OptimizerPart("dit-random-adamw", DIT_RANDOM, "adamw", SIZES_DIT, -6),
+        OptimizerPart("dit-random-muon-kimi", DIT_RANDOM, "muon-kimi", SIZES_DIT, -5),
     ),
     base=Size(128, 4),
     steps=500,
     warmup=50,
     held_out=16,
     precision="bfloat16",
+    workloads={DIT_RANDOM: _dit_random()},
 )
 SMALL = TransferSetting(
     small=True,
