@@ -2,8 +2,9 @@
 
     python benchmarks/routing.py            about twenty minutes on one core of a CPU
 
-Two tables, for docs/routing.md: the root mean square of the readout's scores q·k/√D after six steps, and
-held-out losses of the routed and of the plain network against the learning rate.
+Three tables, for docs/routing.md: the root mean square of the readout's scores q·k/√D after six steps; the
+same for what a condition adds to a query; and held-out losses of the routed and of the plain network against
+the learning rate.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import theodolite as th
 from theodolite.fleet.engine import Resources
 from theodolite.fleet.run import Run
 from theodolite.fleet.vectorised import vectorised
+from theodolite.models.routing import History, Route
 from theodolite.workloads import Workload
 from theodolite_studies.framework.networks import network
 
@@ -35,6 +37,10 @@ def main() -> None:
         for kind in ("plan", "standard"):
             means = (statistics.fmean(scores(size, kind, seed) for seed in range(3)) for size in sizes)
             print(f"{kind:10}", *(f"{mean:.3f}" for mean in means), flush=True)
+    print("scores that the condition adds to the readout's query after six steps:", *WIDE)
+    for kind in ("plan", "standard"):
+        means = (statistics.fmean(conditioned_scores(size, kind, seed) for seed in range(3)) for size in WIDE)
+        print(f"{kind:10}", *(f"{mean:.3f}" for mean in means), flush=True)
     for residual in ("routed", "add"):
         print(f"{residual}: held-out loss at learning rates 2^-8 to 2^-4, two seeds")
         for name, losses in rates(residual):
@@ -58,6 +64,38 @@ def scores(size: th.Size, kind: str, seed: int) -> float:
         optimizer.step()
     model(workload.batch(seed, 6)[0])
     return float(found[-1].detach().square().mean().sqrt())
+
+
+def conditioned_scores(size: th.Size, kind: str, seed: int) -> float:
+    build = partial(th.models.DiT, side=8, patch=2, modulation="random", residual="time-routed")
+    batch = th.flows.noisy(patterns, classes=10)
+    plan = th.plan(build, batch(0, 0)[0], size=size, base=BASE if kind == "plan" else size, lr=LR)
+    model = plan.build(seed)
+    optimizer = plan.optimizer(model)
+    for step in range(6):
+        inputs, velocity = batch(seed, step)
+        optimizer.zero_grad()
+        th.flows.velocity_loss(model(*inputs), velocity).backward()
+        optimizer.step()
+    found = []
+
+    def look(route: Route, given: tuple[History, torch.Tensor], _: torch.Tensor) -> None:
+        history, condition = given
+        queries = condition @ route.shift.T
+        found.append(torch.einsum("nbtd,bd->nbt", torch.stack(history.keys), queries) * 8 / size.width)
+
+    model.route.register_forward_hook(look)
+    with torch.no_grad():
+        model(*batch(seed, 6)[0])
+    return float(found[-1].square().mean().sqrt())
+
+
+def patterns(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise around a pattern for each of ten classes."""
+    every = torch.randn(10, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1_000_003 * seed + step)
+    labels = torch.randint(10, (32,), generator=generator)
+    return every[labels] + 0.3 * torch.randn(32, 1, 8, 8, generator=generator), labels
 
 
 def rates(residual: str) -> Iterator[tuple[str, list[float]]]:
