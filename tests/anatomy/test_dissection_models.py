@@ -6,6 +6,7 @@ The tables are derived from the description of each model, tensor by tensor, and
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.core.size import Size
-from theodolite.models import GPT, LeNet5, LeNet300, ResidualMLP, ResNet, ResNet4
+from theodolite.models import GPT, DiT, FlowMLP, LeNet5, LeNet300, ResidualMLP, ResNet, ResNet4, UNet
 
 PLACEMENTS = ("pre", "post", "peri", "out", "none")
 VARIANTS = ("homogeneous", "bias", "residual", "layernorm", "all")
@@ -274,6 +275,91 @@ def test_resnet(norm: str) -> None:
     _check(anatomy, table | norms)
     assert {branch.placement for branch in anatomy.branches} == {"out"}
     assert anatomy.grown_blocks == 12
+
+
+# Networks of flows. Roles are those that the muP of diffusion transformers proves: what reads patches, times
+# and labels is input, all layers that modulate are hidden, the last linear map is output.
+
+IMAGES = (torch.zeros(2, 1, 8, 8), torch.tensor([0.2, 0.7]), torch.tensor([0, 10]))
+CONDITION = {
+    "condition.time_in.weight": Said("linear", "input"),
+    "condition.time_out.weight": Said("linear", "hidden"),
+}
+LABEL = {"condition.label.weight": Said("embedding", "input")}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("residual", ["add", "routed", "time-routed"])
+@pytest.mark.parametrize("modulation", ["zero", "random"])
+def test_dit(modulation: str, residual: str, times: int) -> None:
+    table = {"embed.weight": Said("linear", "input"), "modulation.weight": Said("linear", "hidden")}
+    table |= CONDITION | {"readout.weight": Said("linear", "output")}
+    plain: dict[str, Said] = dict(LABEL)
+    for block, (branch, limb) in itertools.product(range(2), enumerate(("attention", "feed_forward"))):
+        prefix, inside = (
+            f"blocks.{block}.{limb}",
+            {"block": block, "branch": branch, "branch_layers": 2},
+        )
+        table[f"{prefix}.modulation.weight"] = Said("linear", "hidden", **inside)
+        first, last = (("query", "key", "value"), "out") if limb == "attention" else (("up",), "down")
+        for name in first:
+            plain[f"{prefix}.branch.{name}.weight"] = Said("linear", "hidden", **inside)
+        plain[f"{prefix}.branch.{last}.weight"] = Said("linear", "hidden", **inside, ends_branch=True)
+        if (block, branch) != (0, 0):
+            plain |= _route(f"{prefix}.route", residual, **inside)
+    plain |= _route("route", residual)
+    build = partial(DiT, side=8, patch=2, head_dim=16, modulation=modulation, residual=residual, times=times)
+    anatomy = dissect(build, IMAGES, size=Size(32, 2))
+    _check(anatomy, _with_biases(table) | plain)
+    assert anatomy.grown_blocks == 4
+
+
+def _route(name: str, residual: str, **place: Any) -> dict[str, Said]:
+    """A constant query is read by keys alone; one that depends on a condition is the bias of a layer."""
+    if residual == "add":
+        return {}
+    if residual == "routed":
+        return {f"{name}.query": Said("linear", "output", **place)}
+    return {
+        f"{name}.query": Said("add", "bias", **place),
+        f"{name}.shift": Said("linear", "hidden", **place),
+    }
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_flow_mlp(classes: int) -> None:
+    table = {"enter.weight": Said("linear", "input"), "readout.weight": Said("linear", "output")} | CONDITION
+    gains: dict[str, Said] = {"norm.weight": Said("norm", "gain", "input")} | (LABEL if classes else {})
+    for block in range(2):
+        inside: dict[str, Any] = {"block": block, "branch": 0, "branch_layers": 2}
+        table[f"blocks.{block}.up.weight"] = Said("linear", "hidden", **inside)
+        table[f"blocks.{block}.down.weight"] = Said("linear", "hidden", **inside, ends_branch=True)
+        gains[f"blocks.{block}.norm.weight"] = Said("norm", "gain", "input", **inside)
+    inputs = (torch.zeros(2, 2), torch.tensor([0.2, 0.7]), *([torch.tensor([0, 3])] if classes else []))
+    anatomy = dissect(partial(FlowMLP, classes=classes), inputs, size=Size(16, 2))
+    _check(anatomy, _with_biases(table) | gains)
+    assert {branch.placement for branch in anatomy.branches} == {"pre"}
+
+
+def test_unet() -> None:
+    table = {"enter.weight": Said("conv", "input"), "readout.weight": Said("conv", "output")} | CONDITION
+    for name in ("shrink.0", "grow.0", "merge.0", "merge.1"):
+        table[f"{name}.weight"] = Said("conv", "hidden")
+    others = LABEL | _norms(["norm"])
+    # In the order of the pass: down the levels, the middle, and up again.
+    for block, name in enumerate(("down.0.0", "down.1.0", "middle.0", "", "middle.1", "up.1.0", "up.0.0")):
+        inside: dict[str, Any] = {"block": block, "branch": 0, "branch_layers": 2}
+        if not name:
+            for weight in ("query", "key", "value"):
+                others[f"attention.attention.{weight}.weight"] = Said("linear", "hidden", **inside)
+            others["attention.attention.out.weight"] = Said("linear", "hidden", **inside, ends_branch=True)
+            others |= _norms(["attention.norm"], "input", **inside)
+            continue
+        table[f"{name}.conv_in.weight"] = Said("conv", "hidden", **inside)
+        table[f"{name}.conv_out.weight"] = Said("conv", "hidden", **inside, ends_branch=True)
+        table[f"{name}.condition.weight"] = Said("linear", "hidden", **inside)
+        others |= _norms([f"{name}.norm_in", f"{name}.norm_out"], **inside)
+    _check(dissect(partial(UNet, head_dim=16), IMAGES, size=Size(16, 1)), _with_biases(table) | others)
 
 
 def _chain(names: list[str], ops: list[str]) -> dict[str, Said]:

@@ -102,6 +102,43 @@ def test_a_query_belongs_to_the_branch_that_reads_its_mixture(mix):
     assert {anatomy[name].role for name in places} == {"output"}
 
 
+class Conditioned(Mixing):
+    """Every query is a vector and a linear map of a condition, which only queries read."""
+
+    def __init__(self, width, depth):
+        super().__init__(width, depth, by_loop)
+        self.condition = nn.Linear(FEATURES, width)
+        for block in [self, *self.blocks[1:]]:
+            block.turn = nn.Linear(width, width, bias=False)
+
+    def forward(self, x):
+        condition = F.silu(self.condition(x.mean((0, 1))))
+        values = [self.embed(x)]
+        for place, block in enumerate(self.blocks):
+            h = self.mix(block.ask + block.turn(condition), values) if place else values[0]
+            values.append(block.down(F.gelu(block.up(block.norm(h)))))
+        return self.head(self.mix(self.ask + self.turn(condition), values))
+
+
+def test_what_makes_a_query_of_a_condition_belongs_to_the_branch_and_the_condition_to_none():
+    anatomy = dissect(Conditioned, torch.zeros(2, TOKENS, FEATURES), size=Size(32, 3))
+    places = {
+        name: (part.block, part.role)
+        for name, part in anatomy.items()
+        if name.split(".")[-1] == "ask" or "turn" in name or "condition" in name
+    }
+    assert places == {
+        "blocks.1.ask": (1, "bias"),
+        "blocks.1.turn.weight": (1, "hidden"),
+        "blocks.2.ask": (2, "bias"),
+        "blocks.2.turn.weight": (2, "hidden"),
+        "ask": (None, "bias"),
+        "turn.weight": (None, "hidden"),
+        "condition.weight": (None, "input"),
+        "condition.bias": (None, "bias"),
+    }
+
+
 @pytest.mark.parametrize("mix", MIXES)
 def test_mixtures_and_values_are_seen_however_they_are_written(mix):
     made = []
