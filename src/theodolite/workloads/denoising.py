@@ -21,6 +21,8 @@ NUM_EXAMPLES, SIDE, TOKENS = 8, 16, 12
 """Latents in a batch, about the most pixels along a side, and tokens of text."""
 CLASSES = 10
 """Patterns of latents, where a config does not number its classes."""
+LARGEST = 2**22
+"""The most numbers in one latent or text: more are a mistake, and would use up all memory."""
 NUM_TIMES = 1000
 """Timesteps of the models of diffusers, from data (0) to noise."""
 
@@ -71,8 +73,9 @@ def draw_latents(kind: str, values: Values, seed: int, step: int) -> Batch:
     time_B = torch.from_numpy(random.random(NUM_EXAMPLES, dtype=np.float32))
     is_packed = kind == "FluxTransformer2DModel"  # patches of latents in a row
     shape = _shape(values, is_packed)
+    patterns = _per_class("latents", labels, *shape)
     around, noise = (torch.from_numpy(random.standard_normal((2, NUM_EXAMPLES, *shape), np.float32))).unbind()
-    data = (_per_class("latents", labels, *shape) + around) / math.sqrt(2)
+    data = (patterns + around) / math.sqrt(2)
     time = time_B.view(-1, *[1] * len(shape))
     noisy, velocity = (1 - time) * data + time * noise, noise - data
 
@@ -175,6 +178,8 @@ def _text_size(values: Values) -> int:
 
 def _per_class(what: str, labels: list[int], *shape: int) -> Tensor:
     """Noise that depends on the class alone."""
+    if math.prod(shape) > LARGEST:
+        raise UseError(f"by its config, the shape of {what} is {shape}: at most {LARGEST} numbers are drawn")
     rows = [generator("diffusers", what, label).standard_normal(shape, np.float32) for label in labels]
     return torch.from_numpy(np.stack(rows))
 

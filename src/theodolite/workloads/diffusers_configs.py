@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from theodolite.core.arguments import did_you_mean, multiple, whole
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.core.optional import needed
-from theodolite.core.size import Size
+from theodolite.core.size import LARGEST, Size
 from theodolite.workloads.configs import (
     SMALL,
     adapt_indices,
@@ -183,16 +184,14 @@ def _class(kind: str) -> Any:
 
 def _require_numbers(kind: str, values: Values) -> None:
     """Check the keys of which sizes are computed."""
-    keys = ["in_channels"]
-    if kind in TRANSFORMERS:
-        keys += ["num_attention_heads", "attention_head_dim", "num_layers", "patch_size"]
-        if values.get("num_single_layers"):
-            keys.append("num_single_layers")
-    for key in keys:
-        whole(key, values[key], least=1)
-    for key in _KEYS_OF_UNETS if kind in UNETS else ():
-        for number in _listed(values[key]) or [None]:
-            whole(key, number, least=1)
+    for key in ("in_channels", "num_attention_heads", "attention_head_dim", "patch_size"):
+        if key == "in_channels" or kind in TRANSFORMERS:
+            whole(key, values[key], least=1)
+    for number in _listed(values.get("block_out_channels", 1)) or [None]:
+        whole("block_out_channels", number, least=1)
+    for key in ("num_layers", "num_single_layers", "layers_per_block", "transformer_layers_per_block"):
+        for number in tree_leaves(values.get(key, 1)) or [None]:  # lists of lists, or one for all
+            whole(key, number, least=int(key != "num_single_layers"), most=LARGEST["depth"])
     if values.get("time_embedding_type") == "fourier" and kind == "UNet2DModel":
         raise UseError(
             "time_embedding_type is 'fourier', so the output is divided by the timestep: it is a score, not "
