@@ -8,7 +8,6 @@ too; a history differs from their values in that its later members were computed
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -222,7 +221,7 @@ def find_mixtures(flow: Flow) -> list[Mixture]:
     """
     softmaxes = (node for node in flow.graph.nodes if node.op in SOFTMAXES)
     found = [mixture for node in softmaxes if (mixture := _mixture(flow, node)) is not None]
-    found = _with_own_queries(_with_common_terms(flow, found))
+    found = _with_common_terms(flow, found)
     totals = mask_of(mixture.total for mixture in found)
     chained = any(flow.ancestors[term] & totals for mixture in found for term in mixture.terms)
     return sorted(found, key=lambda mixture: mixture.total) if chained else []
@@ -235,15 +234,6 @@ def _with_common_terms(flow: Flow, mixtures: list[Mixture]) -> list[Mixture]:
         first.setdefault(flow.back(term), term)
     return [
         dataclasses.replace(mixture, terms=tuple(first[flow.back(term)] for term in mixture.terms))
-        for mixture in mixtures
-    ]
-
-
-def _with_own_queries(mixtures: list[Mixture]) -> list[Mixture]:
-    """Leave out parameters that decide on the weights of several mixtures, such as those of a condition."""
-    counts = Counter(name for mixture in mixtures for name in mixture.queries)
-    return [
-        dataclasses.replace(mixture, queries=tuple(name for name in mixture.queries if counts[name] == 1))
         for mixture in mixtures
     ]
 
@@ -305,7 +295,11 @@ def _total(flow: Flow, products: Sequence[tuple[int, list[int]]], shape: tuple[i
 
 
 def _queries(flow: Flow, terms: Sequence[int], softmax: Node) -> tuple[str, ...]:
-    """The parameters that make the scores of the softmax, without those that made the history."""
+    """The parameters that make the scores of the softmax and nothing else."""
     scores = flow.signals(softmax)[0]
-    made = flow.makers(flow.ancestors[scores] & ~flow.above(terms))
+    made = (
+        node
+        for value, node in flow.made(flow.ancestors[scores] & ~flow.above(terms))
+        if value == scores or flow.must_pass(value, flow.graph.outputs, [scores], flow.live)
+    )
     return tuple(dict.fromkeys(use.name for node in made for use in flow.uses.at(node.index)))
