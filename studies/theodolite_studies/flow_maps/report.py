@@ -1,0 +1,363 @@
+"""Tables and figures of the study of flow maps."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator, Sequence
+from html import escape
+
+import numpy as np
+from scipy import optimize, stats
+
+from theodolite import flows
+from theodolite.present.svg import (
+    BLUE,
+    GREEN,
+    INK,
+    LEFT,
+    ORANGE,
+    PINK,
+    TOP,
+    VIOLET,
+    SvgAxis,
+    SvgFigure,
+    SvgLine,
+    SvgRow,
+    head,
+    turned,
+)
+from theodolite.present.text import Column
+from theodolite_studies.flow_maps.claims import LEVEL, RATIOS
+from theodolite_studies.flow_maps.setting import ARMS, IMAGE_JUMPS, JUMPS, MAPS
+from theodolite_studies.framework.claims import Array, table
+from theodolite_studies.framework.figures import band
+from theodolite_studies.framework.records import Record, distinct, select
+
+COLOURS = {
+    "lagrangian": BLUE,
+    "eulerian": GREEN,
+    "progressive-midpoint": ORANGE,
+    "progressive-uniform": PINK,
+    "matching": INK,
+}
+PICTURE = 2.0
+"""Drawn pixels for each of a picture."""
+POWER = 0.8
+
+
+def notes(records: Sequence[Record]) -> str:
+    """All errors, distances, spreads, costs and bounds in tables."""
+    found = [
+        _errors(records),
+        _diagonals(records),
+        _sensitivity(records),
+        _costs(records),
+        _bounds(records),
+        _images(records),
+    ]
+    return "\n\n".join(each for each in found if each)
+
+
+def _mean(rows: Sequence[Record], name: str) -> Array:
+    """The mean over seeds of a list."""
+    return np.mean([row[name] for row in rows], axis=0)
+
+
+def _errors(records: Sequence[Record]) -> str:
+    """Mean distances to the exact map, and of distributions."""
+    mixture, exact = select(records, part="mixture"), select(records, part="exact")
+    if not mixture:
+        return ""
+    said = []
+    for title, suffix in (
+        ("mean distance to the exact map", ""),
+        ("sliced Wasserstein distance to the data", " distance"),
+    ):
+        rows: list[tuple[str, ...]] = []
+        for kind, way in [*((kind, "map") for kind in ARMS), ("matching", "euler"), ("matching", "heun")]:
+            own = [row for row in select(mixture, kind=kind) if f"{way}{suffix}" in row]
+            if own:
+                values = [f"{value:.3f}" for value in _mean(own, f"{way}{suffix}")]
+                name = kind if way == "map" else f"{way.title()} on matching"
+                rows.append((name, *([""] * (len(JUMPS) - len(values))), *values))
+        if exact and not suffix:
+            rows.append(("Euler on the exact velocity", *(f"{v:.3f}" for v in _mean(exact, "euler"))))
+        if suffix:
+            value = np.mean([row["data distance"] for row in mixture])
+            rows.append(("other data", *([f"{value:.3f}"] * len(JUMPS))))
+        columns = [Column("jumps or evaluations"), *(Column(str(number)) for number in JUMPS)]
+        said.append(f"{title}, mean over the seeds\n{table(columns, rows)}")
+    return "\n\n".join(said)
+
+
+def _diagonals(records: Sequence[Record]) -> str:
+    mixture = select(records, part="mixture")
+    rows = []
+    for kind in ARMS:
+        if own := select(mixture, kind=kind):
+            gap = float(np.mean([row["gap"] for row in own]))
+            largest = max(row["gradient"] for row in own)
+            late = max(max(row["gradients"][len(row["gradients"]) // 2 :]) for row in own)
+            rows.append((kind, gap, 100 * gap / flows.three_gaussians().floor(), largest, late))
+    columns = [
+        Column("loss"),
+        Column("above the floor", "{:.4f}".format),
+        Column("% of it", "{:.2f}".format),
+        Column("largest gradient", "{:.2f}".format),
+        Column("in the second half", "{:.2f}".format),
+    ]
+    title = (
+        "loss of the velocity above its floor (mean over the seeds), gradient norms (largest of all seeds)"
+    )
+    return f"{title}\n{table(columns, rows)}" if rows else ""
+
+
+def _sensitivity(records: Sequence[Record]) -> str:
+    """What the ratios were, and how far from its threshold one must be to be told from it."""
+    rows = []
+    for name, observe in RATIOS.items():
+        seen = observe(records)
+        if seen is not None and len(seen.values) > 2:
+            smallest = seen.error * detectable(len(seen.values))
+            rows.append((name, seen.mean, seen.values.min(), seen.values.max(), smallest))
+    columns = [Column("error of one jump over that of")]
+    columns += [Column(name, "{:.2f}".format) for name in ("mean", "least", "largest", "detectable")]
+    title = f"ratios, and which distance from a threshold is seen with a probability of {POWER:.0%}"
+    return f"{title}\n{table(columns, rows)}" if rows else ""
+
+
+def detectable(num: int, level: float = LEVEL) -> float:
+    """The difference, in standard errors of n values, that a one-sided t-test sees with the power `POWER`.
+
+    >>> round(detectable(10_000), 2)  # 1.645 + 0.842
+    2.49
+    """
+    limit = stats.t.isf(level, num - 1)
+    found: float = optimize.brentq(lambda shift: stats.nct.sf(limit, num - 1, shift) - POWER, 0.0, 50.0)
+    return found
+
+
+def _costs(records: Sequence[Record]) -> str:
+    rows = []
+    for width in distinct(select(records, part="cost"), "width"):
+        own = select(records, part="cost", width=width)
+        matching = np.median([row["milliseconds"] for row in own])
+        means = [np.mean([row["costs"][kind] for row in own]) for kind in MAPS]
+        rows.append((f"{width} wide, {own[0]['num']} examples", matching, *means))
+    columns = [Column("a training step"), Column("matching, ms", "{:.3g}".format)]
+    columns += [Column(kind, "{:.2f} ×".format) for kind in MAPS]
+    return f"processor time of a step over that of matching\n{table(columns, rows)}" if rows else ""
+
+
+def _bounds(records: Sequence[Record]) -> str:
+    """2⟨dz, df⟩/|df|² of close pairs, against the number of steps."""
+    ways = {
+        "Euler, exact velocity": select(records, part="exact"),
+        "Euler on matching": select(records, part="mixture", kind="matching"),
+        "lagrangian": select(records, part="mixture", kind="lagrangian"),
+        "progressive-uniform": select(records, part="mixture", kind="progressive-uniform"),
+    }
+    rows: list[tuple[str, ...]] = []
+    for name, own in ways.items():
+        if own:
+            places = np.median(np.array([row["bounds"] for row in own], dtype=float), axis=0)
+            rows.append((name, *(_slashed(place) for place in places)))
+    if exact := ways["Euler, exact velocity"]:
+        place = _slashed(np.median([row["map bounds"] for row in exact], axis=0))
+        rows.append(("the exact map", *([place] * len(JUMPS))))
+    columns = [Column("jumps or steps"), *(Column(str(number)) for number in JUMPS)]
+    title = "2⟨dz, df⟩/|df|² of close pairs: least / 1 % / median, each the median over the seeds"
+    return f"{title}\n{table(columns, rows)}" if rows else ""
+
+
+def _slashed(values: Array) -> str:
+    return " / ".join(f"{value:.2g}" for value in values) if np.isfinite(values).all() else "constant"
+
+
+def _images(records: Sequence[Record]) -> str:
+    images = select(records, part="dit-fashion")
+    rows: list[tuple[str, ...]] = []
+    for kind in distinct(images, "kind"):
+        every = select(images, kind=kind)
+        own = select(every, diverged=False)
+        facts = (
+            f"{len(own)} of {len(every)}",
+            f"{np.median([row['seconds'] for row in every]):.0f}",
+            f"{max((row['gradient'] or np.inf) for row in every):.2g}",
+        )
+        for way in ("map", "euler"):
+            if own and way in own[0]:
+                values = (f"{value:.2f}" for value in _mean(own, way))
+                rows.append((f"{kind}, {'jumps' if way == 'map' else 'Euler'}", *facts, *values))
+        if not own:
+            rows.append((kind, *facts, *([""] * len(IMAGE_JUMPS))))
+    if not rows:
+        return ""
+    ended = select(images, diverged=False)
+    said = ["feature distance to Fashion-MNIST, mean over the seeds"]
+    columns = [Column("jumps or steps"), *(Column(name) for name in ("ended", "seconds", "largest gradient"))]
+    said.append(table([*columns, *(Column(str(number)) for number in IMAGE_JUMPS)], rows))
+    if ended:
+        judges = ", ".join(distinct(ended, "classifier"))
+        said.append(f"test images have {np.mean([row['floor'] for row in ended]):.3f}; classifier {judges}")
+    return "\n".join(said)
+
+
+def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
+    """Errors against jumps, gradients, feature distances, and samples."""
+    mixture = select(records, part="mixture")
+    if mixture:
+        yield "jumps", _jumps(mixture)
+        yield "gradients", _gradients(mixture)
+    images = select(records, part="dit-fashion", diverged=False)
+    if images:
+        yield "features", _features(images)
+        yield "samples", _samples(images)
+    if widths := select(records, part="dit-widths"):
+        yield "widths", _widths(widths)
+
+
+def _logarithmic(low: float, high: float) -> SvgAxis:
+    """A decimal axis with texts at 1, 2 and 5 times powers of ten."""
+    values = [m * 10.0**k for k in range(-4, 4) for m in (1, 2, 5)]
+    inside = [value for value in values if low <= value * 1.001 and value <= high * 1.001]
+    return SvgAxis(np.log10(low), np.log10(high), {float(np.log10(v)): f"{v:g}" for v in inside})
+
+
+def _octaves(numbers: Sequence[int]) -> SvgAxis:
+    places = {float(np.log2(number)): str(number) for number in numbers}
+    return SvgAxis(0, max(places), places)
+
+
+def _lines(rows: Sequence[Record], numbers: Sequence[int], suffix: str = "") -> list[SvgLine]:
+    """A band over the seeds for each loss; for matching Euler and, dashed, Heun."""
+    found = []
+    for kind, colour in COLOURS.items():
+        own = select(rows, kind=kind)
+        for way in ("euler", "heun") if kind == "matching" else ("map",):
+            name = f"{way}{suffix}"
+            if own and name in own[0]:
+                values = np.log10([row[name] for row in own])
+                across = np.log2(numbers[-values.shape[1] :])
+                found.append(band(across, values, colour, dashed=way == "heun"))
+    return found
+
+
+def _legend(heun: bool) -> list[tuple[str, str]]:
+    beside = "Euler on matching; dashed: Heun" if heun else "Euler on matching"
+    return [(beside if kind == "matching" else kind, colour) for kind, colour in COLOURS.items()]
+
+
+def _jumps(rows: Sequence[Record]) -> str:
+    height = np.log10(np.mean([row["data distance"] for row in rows]))
+    ends = 0.0, float(np.log2(JUMPS[-1]))
+    panels = [
+        _lines(rows, JUMPS),
+        [*_lines(rows, JUMPS, " distance"), SvgLine([(x, height) for x in ends], VIOLET, dashed=True)],
+    ]
+    return SvgFigure(
+        "Three Gaussians: jumps of flow maps and steps of samplers",
+        [*_legend(heun=True), ("other data", VIOLET)],
+        ["distance to the exact map", "sliced Wasserstein distance to data"],
+        [SvgRow("distance", _octaves(JUMPS), _logarithmic(0.02, 2.0), panels, "jumps or evaluations")],
+        wide=330,
+        high=240,
+    ).svg()
+
+
+def _gradients(rows: Sequence[Record]) -> str:
+    across = SvgAxis(0, 1, {0: "0", 1: "end"})
+    panels = []
+    for kinds in (tuple(COLOURS), ("lagrangian", "eulerian")):
+        names = kinds if "matching" in kinds else tuple(f"{kind}-unstopped" for kind in kinds)
+        panel = []
+        for kind, name in zip(kinds, names, strict=True):
+            if own := select(rows, kind=name):
+                values = np.log10([row["gradients"] for row in own])
+                panel.append(band(np.linspace(0, 1, values.shape[1]), values, COLOURS[kind]))
+        panels.append(panel)
+    return SvgFigure(
+        "Three Gaussians: largest gradient norm in each fortieth of training",
+        list(COLOURS.items()),
+        ["gradients stopped", "not stopped"],
+        [SvgRow("norm", across, _logarithmic(0.05, 20.0), panels, "training")],
+        wide=330,
+    ).svg()
+
+
+def _features(rows: Sequence[Record]) -> str:
+    floor = np.log10(np.mean([row["floor"] for row in rows]))
+    ends = 0.0, float(np.log2(IMAGE_JUMPS[-1]))
+    lines = [*_lines(rows, IMAGE_JUMPS), SvgLine([(x, floor) for x in ends], VIOLET, dashed=True)]
+    heights = [y for each in lines for _, y in each.points]
+    low, high = 10 ** np.floor(min(heights)), 10 ** np.ceil(max(heights))
+    return SvgFigure(
+        "Fashion-MNIST: feature distance of samples",
+        [*(each for each in _legend(heun=False) if "uniform" not in each[0]), ("test images", VIOLET)],
+        [""],
+        [
+            SvgRow(
+                "feature distance", _octaves(IMAGE_JUMPS), _logarithmic(low, high), [lines], "jumps or steps"
+            )
+        ],
+        wide=420,
+        high=240,
+    ).svg()
+
+
+def _samples(rows: Sequence[Record]) -> str:
+    """Samples of each loss by the number of jumps, of one seed and the same noise."""
+    first = [select(rows, kind=kind)[0] for kind in distinct(rows, "kind")]
+    names = ["Euler on matching" if row["kind"] == "matching" else row["kind"] for row in first]
+    columns = [f"{number} jump{'s' if number > 1 else ''}" for number in IMAGE_JUMPS]
+    title = "Fashion-MNIST: samples of the same noise by the number of jumps"
+    return picture_grid(title, names, columns, [row["pictures"] for row in first])
+
+
+def _widths(rows: Sequence[Record]) -> str:
+    """Samples of plain flows of several widths as they train."""
+    widths, moments = sorted(distinct(rows, "width")), sorted(distinct(rows, "step"))
+    own = {(row["width"], row["step"]): row["picture"] for row in rows}
+    pictures = [[own.get((width, step), "") for step in moments] for width in widths]
+    return picture_grid(
+        "dit-fashion: samples of the same noise as networks of several widths train by one plan",
+        [f"width {width}" for width in widths],
+        [f"{step} steps" for step in moments],
+        pictures,
+    )
+
+
+def picture_grid(
+    title: str, rows: Sequence[str], columns: Sequence[str], pictures: Sequence[Sequence[str]]
+) -> str:
+    """PNG images in base64, row by row, as one drawing. An empty text leaves its place empty."""
+    sizes = [png_size(each) for row in pictures for each in row if each]
+    wide, high = (PICTURE * max(size[axis] for size in sizes) for axis in (0, 1))
+    left, top, gap = LEFT - 30, TOP - 20, 10
+    total = max(left + len(columns) * (wide + gap), LEFT + 8 * len(title))
+    pieces = [head(total, top + len(rows) * (high + gap) + gap, title)]
+    for column, name in enumerate(columns):
+        x = left + column * (wide + gap) + wide / 2
+        pieces.append(f'<text x="{x:g}" y="{top - 8}" text-anchor="middle">{escape(name)}</text>')
+    for place, (name, own) in enumerate(zip(rows, pictures, strict=True)):
+        y = top + place * (high + gap)
+        pieces.append(turned(name, left - 12, y + high / 2))
+        for column, content in enumerate(own):
+            if content:
+                pieces.append(
+                    f'<image x="{left + column * (wide + gap):g}" y="{y:g}" width="{wide:g}" '
+                    f'height="{high:g}" style="image-rendering:pixelated" '
+                    f'href="data:image/png;base64,{content}"/>'
+                )
+    return "\n".join([*pieces, "</svg>", ""])
+
+
+def png_size(content: str) -> tuple[int, int]:
+    """Width and height, from the header of a PNG image in base64.
+
+    >>> png_size("iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAAAAAA=")
+    (3, 2)
+    """
+    wide, high = struct.unpack(">II", base64.b64decode(content[:32])[16:24])
+    return wide, high
