@@ -147,7 +147,8 @@ def survey(
     """Survey a workload: can this network be scaled, and what should be fixed first?
 
     Args:
-        workload: a Workload, or its name: `"gpt-sotu"`, `"file.py:name"`, `"hf:config.json"`.
+        workload: a Workload, or its name: `"gpt-sotu"`, `"file.py:name"`, `"hf:config.json"`,
+            `"diffusers:config.json"`.
         size: the size to survey; the workload's own by default.
         only: names of the sections to run; all by default.
         skip: names of the sections to leave out.

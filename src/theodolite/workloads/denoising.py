@@ -30,13 +30,13 @@ Values = Mapping[str, Any]
 """The keys and values of a config."""
 
 
-def velocity_loss(prediction: Tensor, velocity: Tensor) -> Tensor:
+def first_channels_loss(prediction: Tensor, velocity: Tensor) -> Tensor:
     """The mean squared error of a velocity.
 
     A model that predicts more channels than have a target, as DiT does for its variance, is judged by the
     first of them.
 
-    >>> velocity_loss(torch.ones(2, 8, 4, 4), torch.zeros(2, 4, 4, 4))
+    >>> first_channels_loss(torch.ones(2, 8, 4, 4), torch.zeros(2, 4, 4, 4))
     tensor(1.)
     """
     return mse_loss(prediction[tuple(slice(length) for length in velocity.shape)], velocity)

@@ -26,7 +26,7 @@ from theodolite.workloads.configs import (
     small_size,
 )
 from theodolite.workloads.definition import Workload
-from theodolite.workloads.denoising import draw_latents, side_of, velocity_loss
+from theodolite.workloads.denoising import draw_latents, first_channels_loss, side_of
 
 PREFIX = "diffusers:"
 TRANSFORMERS = (
@@ -98,7 +98,7 @@ def diffusers_config(path: str | Path) -> Workload:
         raise UseError(f"{file} is no config of {kind}: {in_one_line(error)}") from error
     require_growth(file, kind, build, size, _KEYS_OF_UNETS if kind in UNETS else _KEYS_OF_TRANSFORMERS)
     part = f"{file.parent.name}/" if file.parent != _folder(path) else ""
-    return Workload(f"{PREFIX}{part}{kind}", build, draw, velocity_loss, size)
+    return Workload(f"{PREFIX}{part}{kind}", build, draw, first_channels_loss, size)
 
 
 def config_size(path: str | Path) -> Size:
