@@ -1,0 +1,66 @@
+"""Claims of the study of guidance on records whose verdict is known, and the numbers behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from theodolite_studies.framework.claims import Observation
+from theodolite_studies.guidance.report import LEVEL, POWER, figures, judged, notes, ratios, smallest_effect
+from theodolite_studies.guidance.study import STUDY
+
+from .made_up import inversions, records
+
+
+def test_claims_say_what_records_say() -> None:
+    short, longer = (records(kind=kind, projected=0.5) for kind in ("150 steps", "1500 steps"))
+    rows = [*records(kind="exact", projected=1.2), *short, *longer, *inversions(good=True)]
+    verdicts = [claim.verdict for claim in STUDY.decide(rows)]
+    assert verdicts == ["holds", "fails", *["holds"] * 3, "fails", *["holds"] * 5]  # exact gap and residual
+    short, longer = (records(kind=kind, projected=1.5) for kind in ("150 steps", "1500 steps"))
+    rows = [*records(kind="exact", projected=0.5), *short, *longer, *inversions(good=False)]
+    assert [claim.verdict for claim in STUDY.decide(rows)] == ["fails"] * 11
+
+
+def test_two_seeds_that_disagree_decide_nothing() -> None:
+    rows = [*records(kind="150 steps", projected=0.9, seeds=1)]
+    other = [{**row, "seed": 1} for row in records(kind="150 steps", projected=1.3, seeds=1)]
+    (found,) = [claim for claim in STUDY.decide(rows + other) if "150 steps: a projection" in claim.statement]
+    assert found.verdict == "unclear"
+
+
+def test_the_best_of_many_equal_candidates_has_no_advantage() -> None:
+    rng = np.random.default_rng(0)
+    many = [judged(1 + 0.1 * rng.standard_normal((60, 2))) for _ in range(400)]
+    assert np.mean(many) == pytest.approx(1.0, abs=0.02)
+    assert np.mean([(1 + 0.1 * rng.standard_normal((60, 2))).min() for _ in range(400)]) < 0.8
+
+
+def test_samples_that_are_not_finite_are_never_chosen() -> None:
+    rows = records(kind="exact", projected=0.5)
+    for row in rows:
+        if row["kind"] == "grid" and row["way"] != "plain":
+            row["distances"] = [[None, None], [0.2, 0.2]]
+    (found,) = ratios(rows)
+    np.testing.assert_allclose(found.values, 2.0)
+
+
+def test_an_effect_that_is_visible_is_found_as_often_as_said() -> None:
+    rng = np.random.default_rng(1)
+    num, spread = 5, 0.3
+    drawn = rng.standard_normal((4000, num))
+    # `smallest_effect` takes the measured spread for the true one.
+    exact = Observation("", spread * (np.arange(num) - 2) / np.std(np.arange(num), ddof=1))
+    values = smallest_effect(exact) + spread * drawn
+    t = values.mean(1) / (values.std(1, ddof=1) / num**0.5)
+    assert np.mean(t > stats.t.isf(LEVEL, num - 1)) == pytest.approx(POWER, abs=0.02)
+
+
+def test_notes_and_figures_of_every_part() -> None:
+    rows = [*records(kind="exact", projected=1.2), *inversions(good=True)]
+    said = notes(rows)
+    assert "three, 40 evaluations" in said
+    assert "0.1220" in said  # the best projection: 1.2 times 0.1, and 0.002 for the mean seed
+    assert [name for name, _ in figures(rows)] == ["scales", "inversion"]
+    assert [name for name, _ in figures(inversions(good=True))] == ["inversion"]
