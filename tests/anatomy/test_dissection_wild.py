@@ -153,7 +153,8 @@ def test_dit() -> None:
     anatomy = dissect(DiT, (IMAGES, torch.tensor([1, 2])), size=Size(32, 2))
     _check(anatomy, Said((("pre", 2, ends[0]), ("pre", 2, ends[1])), inputs="(?!)"))
     assert len(anatomy["blocks.0.modulate.1.weight"].rows) == 6
-    assert anatomy["blocks.0.modulate.1.weight"].branch is None  # both branches read it
+    modulate = anatomy["blocks.0.modulate.1.weight"]
+    assert (modulate.block, modulate.branch) == (0, 0)  # both branches read it: it counts to the first
     assert anatomy["label.weight"].role == "input"
 
 

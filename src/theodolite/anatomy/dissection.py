@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -113,6 +115,7 @@ class _Dissection:
         untrained = {name for name, role in self.said.items() if role in UNTRAINED}
         self.grown = grown_axes(main, wider, size, untrained) if wider and size else None
         self.queries = {name for residual in main.residuals for name in residual.queries}
+        self.inside = functools.reduce(operator.or_, (one.region for one in main.residuals), 0)
         self.homes = self._homes()
         self.on_stream = branches.names_on_stream(self.flow, main.residuals) - self.homes.keys()
         self.aliases = _aliases(main.model)
@@ -164,7 +167,7 @@ class _Dissection:
         pairs = list(zip(where, self.residuals, strict=True))
         inside = [(name, place) for place, one in pairs for name in branches.names_in(flow, one)]
         queries = [(name, place) for place, residual in pairs for name in residual.queries]
-        feeding = [(name, where[index]) for name, index in branches.feeders(flow, self.residuals).items()]
+        feeding = branches.feeders(flow, self.residuals, where).items()
         homes = dict(reversed([*inside, *queries, *feeding]))  # the first counts
         return homes | {name: homes[other] for name, other in self.lent.items() if other in homes}
 
@@ -211,7 +214,7 @@ class _Dissection:
             uses = [_use_for(name, shape, said)]
         use = uses[0]
         seen = use.node >= 0
-        if seen and name in self.homes and is_looked_up_bias(self.flow, use):
+        if seen and is_looked_up_bias(self.flow, use, self.inside):
             use = dataclasses.replace(use, kind="bias", op="add", in_axes=(), out_axes=use.out_axes)
         if self.grown is not None:
             fans = fans_by_growth(self.flow, use, self.grown[name])

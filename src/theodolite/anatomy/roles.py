@@ -92,15 +92,20 @@ def fans_by_position(flow: Flow, use: Use, in_branch: bool) -> Fans:
     return Fans(use.in_axes, use.out_axes, True, True, "hidden")
 
 
-def is_looked_up_bias(flow: Flow, use: Use) -> bool:
-    """Is it looked up and added to what a weight made, as the biases of a stack of experts are?"""
+def is_looked_up_bias(flow: Flow, use: Use, inside: int) -> bool:
+    """Is it looked up and added to what a weight made, as the biases of a stack of experts are?
+
+    `inside` is the mask of all values in branches. A sum outside of them, as of embeddings of a time and of a
+    label, is no bias.
+    """
     if use.op != "embedding":
         return False
     carried = set(flow.graph.nodes[use.node].outputs)
     for node in flow.reading(carried, lambda node: node.op in VIEWS):
         if node.op == "add" and len(flow.signals(node)) == 2:
             others = [other for other in flow.signals(node) if other not in carried]
-            return all(flow.weighted >> flow.back(other) & 1 for other in others)
+            is_inside = any(inside >> output & 1 for output in node.outputs)
+            return is_inside and all(flow.weighted >> flow.back(other) & 1 for other in others)
         if node.op not in VIEWS:
             return False
         carried.update(node.outputs)

@@ -24,10 +24,13 @@ def names_in(flow: Flow, residual: TracedBranch) -> list[str]:
     return list(dict.fromkeys(use.name for use in uses))
 
 
-def feeders(flow: Flow, residuals: list[TracedBranch]) -> dict[str, int]:
-    """Parameters outside of every branch whose results only one branch reads: by name, that branch.
+def feeders(
+    flow: Flow, residuals: list[TracedBranch], places: Sequence[tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Parameters outside of every branch whose results one block alone reads: by name, its first such branch.
 
-    Examples are keys and values made from another stream (cross-attention) and tables of relative positions.
+    Examples are keys and values made from another stream (cross-attention), tables of relative positions, and
+    a layer that modulates all branches of a block.
     """
     home: dict[int, int] = {}
     for index, residual in enumerate(residuals):
@@ -45,11 +48,11 @@ def feeders(flow: Flow, residuals: list[TracedBranch]) -> dict[str, int]:
             continue
         values = [value for value in walk(outputs, onward) if value in outside or value in home]
         reached = {-1 if value in outside else home[value] for value in values}
-        if len(reached) == 1 and -1 not in reached:
-            found.setdefault(use.name, reached.pop())
+        if -1 not in reached and len({places[index][0] for index in reached}) == 1:
+            found.setdefault(use.name, min(reached))
         else:
             found[use.name] = -1
-    return {name: index for name, index in found.items() if index >= 0}
+    return {name: places[index] for name, index in found.items() if index >= 0}
 
 
 def ends_of(flow: Flow, residual: TracedBranch) -> tuple[tuple[str, ...], bool]:

@@ -1,0 +1,61 @@
+"""Tensors outside of every branch belong to the block that alone reads what they make."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from theodolite.anatomy import dissect
+from theodolite.core.size import Size
+
+from ..hand import CLASSES, FEATURES, TOKENS, Block, mlp
+
+
+class Modulated(nn.Module):
+    """Two branches a block. Layers of each block, and one of the network, scale branches by a condition."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES)
+        self.condition, self.everywhere = nn.Linear(FEATURES, width), nn.Linear(width, width)
+        self.blocks = nn.ModuleList(
+            Block(
+                {
+                    "first": Block(mlp(width)),
+                    "second": Block(mlp(width)),
+                    "both": nn.Linear(width, 2 * width),
+                    "one": nn.Linear(width, width),
+                    "table": nn.Embedding(7, width),
+                }
+            )
+            for _ in range(depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Readout of the stream."""
+        condition = F.silu(self.condition(x.mean(1, keepdim=True)))
+        everywhere = self.everywhere(condition)
+        x = self.embed(x)
+        for block in self.blocks:
+            labelled = everywhere + block.table(torch.arange(len(x))[:, None])
+            for_first, for_second = block.both(labelled).chunk(2, -1)
+            x = x + added(block.first, x, for_first + everywhere)
+            x = x + added(block.second, x, for_second + everywhere + block.one(condition))
+        return self.head(x)
+
+
+def added(block: Block, x: Tensor, scale: Tensor) -> Tensor:
+    return block.down(F.gelu(block.up(block.norm(x) * (1 + scale))))
+
+
+def test_a_layer_that_modulates_all_branches_of_a_block_belongs_to_its_first_one() -> None:
+    anatomy = dissect(Modulated, torch.zeros(2, TOKENS, FEATURES), size=Size(32, 3))
+    places = {name: (part.block, part.branch) for name, part in anatomy.items()}
+    for block in range(3):
+        assert places[f"blocks.{block}.both.weight"] == places[f"blocks.{block}.both.bias"] == (block, 0)
+        assert places[f"blocks.{block}.one.weight"] == (block, 1)
+        assert places[f"blocks.{block}.table.weight"] == (block, 0)
+        assert anatomy[f"blocks.{block}.table.weight"].role == "input"
+    assert places["everywhere.weight"] == places["condition.weight"] == (None, None)
+    assert not any(anatomy[f"blocks.{block}.both.weight"].ends_branch for block in range(3))
