@@ -19,6 +19,7 @@ class Modulated(nn.Module):
         super().__init__()
         self.embed, self.head = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES)
         self.condition, self.everywhere = nn.Linear(FEATURES, width), nn.Linear(width, width)
+        self.time = nn.Linear(width, width)
         self.blocks = nn.ModuleList(
             Block(
                 {
@@ -35,10 +36,10 @@ class Modulated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Readout of the stream."""
         condition = F.silu(self.condition(x.mean(1, keepdim=True)))
-        everywhere = self.everywhere(condition)
+        everywhere, embedded = self.everywhere(condition), self.time(condition)
         x = self.embed(x)
         for block in self.blocks:
-            labelled = everywhere + block.table(torch.arange(len(x))[:, None])
+            labelled = embedded + block.table(torch.arange(len(x))[:, None])
             for_first, for_second = block.both(labelled).chunk(2, -1)
             x = x + added(block.first, x, for_first + everywhere)
             x = x + added(block.second, x, for_second + everywhere + block.one(condition))
