@@ -94,18 +94,25 @@ def test_a_std_that_ignores_the_width_is_named(rows):
 
 
 def test_what_noise_can_do_is_no_finding(growths):
-    """Off by 1.9 over a growth of 4 is an exponent of 0.46: too much for a weight, not for a bias."""
+    """Off by 1.9 over a growth of 4 is an exponent of 0.46: too much for a weight, not for a bias.
+
+    2.5 is too much for a bias too, unless it has few entries, each of which may have moved by one step of
+    Adam or by three.
+    """
     (width, _) = growths
 
-    def pretend(role):
+    def pretend(role, off=1.9, entries=64):
         (line, *_) = width.planned.rows
-        step = Ratio(here=1.9, base=1.0, expected=1.0)
-        one = dataclasses.replace(line, role=role, step=step)
+        step = Ratio(here=off, base=1.0, expected=1.0)
+        one = dataclasses.replace(line, role=role, step=step, entries=entries)
         planned = dataclasses.replace(width.planned, rows=(one,))
         return judge(STEP_SIZES, [dataclasses.replace(width, planned=planned)])
 
     assert pretend("hidden").level == "warn"
     assert pretend("bias").level == "note"
+    assert pretend("bias", off=2.5).level == "warn"
+    assert pretend("bias", off=2.5, entries=2).level == "note"
+    assert pretend("bias", off=3.5, entries=2).level == "warn"
 
 
 def test_the_start_is_judged_against_width_alone(rows):

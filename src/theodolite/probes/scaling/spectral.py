@@ -129,6 +129,8 @@ class SpectralRow:
     drift: Ratio
     """C2, since the start."""
     converged: bool
+    entries: int
+    """Numbers in it, in all of those that differ only in their block."""
     only_rounding: bool = False
     """Is its gradient zero up to rounding? Then its steps mean nothing."""
 
@@ -336,6 +338,7 @@ def compare(here: Training, base: Training) -> Spectral:
                 step=Ratio(mine.step, theirs.step, alpha * change(part, ratios)),
                 drift=Ratio(mine.drift, theirs.drift, alpha * change(part, ratios)),
                 converged=mine.converged and theirs.converged,
+                entries=math.prod(part.shape),
                 only_rounding=mine.only_rounding or theirs.only_rounding,
             )
         )
@@ -402,6 +405,7 @@ def _mean(pattern: str, rows: Sequence[SpectralRow]) -> SpectralRow:
         step=mean("step"),
         drift=mean("drift"),
         converged=all(row.converged for row in rows),
+        entries=sum(row.entries for row in rows),
         only_rounding=all(row.only_rounding for row in rows),
     )
 

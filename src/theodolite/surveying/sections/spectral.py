@@ -26,6 +26,8 @@ STEPS = 3
 NOISE, VECTOR_NOISE = 1.5, 2.0
 """Smaller factors, of weights and of biases and gains, are no evidence of an exponent: a vector has few
 entries, and after the first step each of them changes differently."""
+FEW = 8
+"""A vector of fewer entries is judged only beyond a factor of `STEPS`: a step may undo the one before."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +172,18 @@ def _without_plan(question: Question, pair: SpectralPair) -> str:
 
 
 def _broken(measured: Spectral, condition: Condition) -> tuple[SpectralRow, ...]:
-    least = {"bias": VECTOR_NOISE, "gain": VECTOR_NOISE}
     return tuple(
         line
         for line in measured.broken(condition, ATOL)
-        if abs(math.log(line.off(condition))) > math.log(least.get(line.role, NOISE))
+        if abs(math.log(line.off(condition))) > math.log(_noise(line))
     )
+
+
+def _noise(line: SpectralRow) -> float:
+    """Factors up to this one may be chance."""
+    if line.role not in ("bias", "gain"):
+        return NOISE
+    return VECTOR_NOISE if line.entries >= FEW else STEPS
 
 
 def _steepest(measured: Spectral, condition: Condition) -> float:
