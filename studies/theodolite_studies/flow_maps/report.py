@@ -66,7 +66,8 @@ def _mean(rows: Sequence[Record], name: str) -> Array:
 
 def _errors(records: Sequence[Record]) -> str:
     """Mean distances to the exact map, and of distributions."""
-    mixture, exact = select(records, part="mixture"), select(records, part="exact")
+    mixture = select(records, part="mixture", diverged=False)
+    exact = select(records, part="exact")
     if not mixture:
         return ""
     said = []
@@ -92,7 +93,7 @@ def _errors(records: Sequence[Record]) -> str:
 
 
 def _diagonals(records: Sequence[Record]) -> str:
-    mixture = select(records, part="mixture")
+    mixture = select(records, part="mixture", diverged=False)
     rows = []
     for kind in ARMS:
         if own := select(mixture, kind=kind):
@@ -154,9 +155,9 @@ def _bounds(records: Sequence[Record]) -> str:
     """2⟨dz, df⟩/|df|² of close pairs, against the number of steps."""
     ways = {
         "Euler, exact velocity": select(records, part="exact"),
-        "Euler on matching": select(records, part="mixture", kind="matching"),
-        "lagrangian": select(records, part="mixture", kind="lagrangian"),
-        "progressive-uniform": select(records, part="mixture", kind="progressive-uniform"),
+        "Euler on matching": select(records, part="mixture", kind="matching", diverged=False),
+        "lagrangian": select(records, part="mixture", kind="lagrangian", diverged=False),
+        "progressive-uniform": select(records, part="mixture", kind="progressive-uniform", diverged=False),
     }
     rows: list[tuple[str, ...]] = []
     for name, own in ways.items():
@@ -206,7 +207,7 @@ def _images(records: Sequence[Record]) -> str:
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     """Errors against jumps, gradients, feature distances, and samples."""
-    mixture = select(records, part="mixture")
+    mixture = select(records, part="mixture", diverged=False)
     if mixture:
         yield "jumps", _jumps(mixture)
         yield "gradients", _gradients(mixture)
@@ -230,18 +231,24 @@ def _octaves(numbers: Sequence[int]) -> SvgAxis:
     return SvgAxis(0, max(places), places)
 
 
-def _lines(rows: Sequence[Record], numbers: Sequence[int], suffix: str = "") -> list[SvgLine]:
-    """A band over the seeds for each loss; for matching Euler and, dashed, Heun."""
+def _lines(
+    rows: Sequence[Record], numbers: Sequence[int], suffix: str = "", way: str = "map"
+) -> list[SvgLine]:
+    """A band over the seeds for each loss; beside jumps Euler on matching and, dashed, Heun."""
     found = []
     for kind, colour in COLOURS.items():
         own = select(rows, kind=kind)
-        for way in ("euler", "heun") if kind == "matching" else ("map",):
-            name = f"{way}{suffix}"
+        for name in ("euler", "heun") if kind == "matching" and way == "map" else (way,):
             if own and name in own[0]:
-                values = np.log10([row[name] for row in own])
+                values = np.log10([row[f"{name}{suffix}"] for row in own])
                 across = np.log2(numbers[-values.shape[1] :])
-                found.append(band(across, values, colour, dashed=way == "heun"))
+                found.append(band(across, values, colour, dashed=name == "heun"))
     return found
+
+
+def _level(value: float, numbers: Sequence[int]) -> SvgLine:
+    ends = 0.0, float(np.log2(numbers[-1]))
+    return SvgLine([(x, float(np.log10(value))) for x in ends], VIOLET, dashed=True)
 
 
 def _legend(heun: bool) -> list[tuple[str, str]]:
@@ -250,59 +257,53 @@ def _legend(heun: bool) -> list[tuple[str, str]]:
 
 
 def _jumps(rows: Sequence[Record]) -> str:
-    height = np.log10(np.mean([row["data distance"] for row in rows]))
-    ends = 0.0, float(np.log2(JUMPS[-1]))
+    other = float(np.mean([row["data distance"] for row in rows]))
     panels = [
         _lines(rows, JUMPS),
-        [*_lines(rows, JUMPS, " distance"), SvgLine([(x, height) for x in ends], VIOLET, dashed=True)],
+        _lines(rows, JUMPS, way="euler"),
+        [*_lines(rows, JUMPS, " distance"), _level(other, JUMPS)],
     ]
     return SvgFigure(
         "Three Gaussians: jumps of flow maps and steps of samplers",
         [*_legend(heun=True), ("other data", VIOLET)],
-        ["distance to the exact map", "sliced Wasserstein distance to data"],
+        ["jumps: to the exact map", "Euler on each velocity: the same", "jumps: to the data (sliced W₂)"],
         [SvgRow("distance", _octaves(JUMPS), _logarithmic(0.02, 2.0), panels, "jumps or evaluations")],
-        wide=330,
-        high=240,
+        wide=230,
+        high=220,
     ).svg()
 
 
 def _gradients(rows: Sequence[Record]) -> str:
-    across = SvgAxis(0, 1, {0: "0", 1: "end"})
-    panels = []
-    for kinds in (tuple(COLOURS), ("lagrangian", "eulerian")):
-        names = kinds if "matching" in kinds else tuple(f"{kind}-unstopped" for kind in kinds)
+    across, panels = SvgAxis(0, 1, {0: "0", 1: "end"}), []
+    for suffix in ("", "-unstopped", "-long"):
         panel = []
-        for kind, name in zip(kinds, names, strict=True):
-            if own := select(rows, kind=name):
+        for kind, colour in COLOURS.items():
+            if own := select(rows, kind=f"{kind}{suffix}"):
                 values = np.log10([row["gradients"] for row in own])
-                panel.append(band(np.linspace(0, 1, values.shape[1]), values, COLOURS[kind]))
+                panel.append(band(np.linspace(0, 1, values.shape[1]), values, colour))
         panels.append(panel)
     return SvgFigure(
         "Three Gaussians: largest gradient norm in each fortieth of training",
         list(COLOURS.items()),
-        ["gradients stopped", "not stopped"],
-        [SvgRow("norm", across, _logarithmic(0.05, 20.0), panels, "training")],
-        wide=330,
+        ["gradients stopped", "not stopped", "three times the steps"],
+        [SvgRow("norm", across, _logarithmic(0.1, 200.0), panels, "training")],
+        wide=230,
+        high=160,
     ).svg()
 
 
 def _features(rows: Sequence[Record]) -> str:
-    floor = np.log10(np.mean([row["floor"] for row in rows]))
-    ends = 0.0, float(np.log2(IMAGE_JUMPS[-1]))
-    lines = [*_lines(rows, IMAGE_JUMPS), SvgLine([(x, floor) for x in ends], VIOLET, dashed=True)]
-    heights = [y for each in lines for _, y in each.points]
-    low, high = 10 ** np.floor(min(heights)), 10 ** np.ceil(max(heights))
+    floor = _level(float(np.mean([row["floor"] for row in rows])), IMAGE_JUMPS)
+    panels = [[*_lines(rows, IMAGE_JUMPS, way=way), floor] for way in ("map", "euler")]
+    heights = [y for lines in panels for each in lines for _, y in each.points]
+    up = _logarithmic(10 ** np.floor(min(heights)), 10 ** np.ceil(max(heights)))
     return SvgFigure(
         "Fashion-MNIST: feature distance of samples",
         [*(each for each in _legend(heun=False) if "uniform" not in each[0]), ("test images", VIOLET)],
-        [""],
-        [
-            SvgRow(
-                "feature distance", _octaves(IMAGE_JUMPS), _logarithmic(low, high), [lines], "jumps or steps"
-            )
-        ],
-        wide=420,
-        high=240,
+        ["jumps", "Euler on each velocity"],
+        [SvgRow("feature distance", _octaves(IMAGE_JUMPS), up, panels, "jumps or steps")],
+        wide=230,
+        high=220,
     ).svg()
 
 

@@ -48,7 +48,7 @@ MAPS = ("lagrangian", "eulerian", "progressive-midpoint", "progressive-uniform")
 class FlowMapSetting(Setting):
     """Sizes and lengths of all parts."""
 
-    seeds: int = 5
+    seeds: int = 4
     steps: int = 2000
     size: Size = SIZE
     points: int = 4000
