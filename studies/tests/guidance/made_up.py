@@ -10,7 +10,7 @@ WAYS = ("plain", "picard 1", "picard 2", "picard 3", "anderson 2", "anderson 3")
 def records(*, kind: str, projected: float, seeds: int = 5) -> list[dict[str, Any]]:
     """Of one layout and field: the best projection has so many times the distance of the best scale."""
     found: list[dict[str, Any]] = []
-    part = "exact" if kind == "exact" else "learned"
+    part = {"exact": "exact", "noisy labels": "labels"}.get(kind, "learned")
     for seed in range(seeds):
         slight = 0.001 * seed
         own = {"part": part, "layout": "three", "field": kind, "seed": seed}

@@ -15,12 +15,22 @@ from .made_up import inversions, records
 
 def test_claims_say_what_records_say() -> None:
     short, longer = (records(kind=kind, projected=0.5) for kind in ("150 steps", "1500 steps"))
-    rows = [*records(kind="exact", projected=1.2), *short, *longer, *inversions(good=True)]
+    noisy = records(kind="noisy labels", projected=0.5)
+    rows = [*records(kind="exact", projected=1.2), *short, *longer, *noisy, *inversions(good=True)]
     verdicts = [claim.verdict for claim in STUDY.decide(rows)]
-    assert verdicts == ["holds", "fails", *["holds"] * 3, "fails", *["holds"] * 5]  # exact gap and residual
+    assert verdicts == ["holds", "fails", *["holds"] * 4, "fails", *["holds"] * 5]  # exact gap and residual
     short, longer = (records(kind=kind, projected=1.5) for kind in ("150 steps", "1500 steps"))
-    rows = [*records(kind="exact", projected=0.5), *short, *longer, *inversions(good=False)]
-    assert [claim.verdict for claim in STUDY.decide(rows)] == ["fails"] * 11
+    noisy = records(kind="noisy labels", projected=1.5)
+    rows = [*records(kind="exact", projected=0.5), *short, *longer, *noisy, *inversions(good=False)]
+    assert [claim.verdict for claim in STUDY.decide(rows)] == ["fails"] * 12
+
+
+def test_steps_of_their_own_are_judged_where_the_bound_is_too_small() -> None:
+    rows = inversions(good=True)
+    for row in rows:
+        if row["kind"] == "auto" and row["layout"] != "three":
+            row["early"] = 0.5
+    assert STUDY.decide(rows)[-1].verdict == "holds"
 
 
 def test_two_seeds_that_disagree_decide_nothing() -> None:

@@ -13,6 +13,7 @@ from theodolite_studies.guidance import sampling
 from theodolite_studies.guidance.fields import (
     CLASSES,
     EXACT,
+    LABELS,
     LAYOUTS,
     Fields,
     class_data,
@@ -57,6 +58,13 @@ def test_each_class_has_its_own_field(layout: str) -> None:
     torch.testing.assert_close(both.unconditional(x, torch.zeros(len(x))), mean - x)
 
 
+def test_wrong_labels_pull_the_field_of_a_class_towards_the_others() -> None:
+    mixture, x = LAYOUTS["uneven"], torch.zeros(CLASSES, 2)
+    found = fields("uneven", LABELS, 0, 1).conditional(x, torch.zeros(CLASSES))
+    mean = mixture.weights @ mixture.centres
+    torch.testing.assert_close(found, (0.8 * mixture.centres + 0.2 * mean).float())
+
+
 def test_the_corners_of_the_simplex_are_equally_far_apart() -> None:
     corners = LAYOUTS["simplex"].centres
     # Sides of a regular simplex with circumradius r in n dimensions: r √(2(n + 1)/n).
@@ -85,12 +93,12 @@ def test_the_exact_field_samples_its_classes_and_projection_pulls_them_away() ->
 
 
 def test_residuals_of_a_linear_map() -> None:
-    """u = 0, c = a − x: G(x) = x + h(a − x) leaves 1 − h of the residual; Anderson needs two iterations."""
-    still = Fields(lambda x, t: 0 * x, lambda x, t: 1 - x)
-    rows = {row["method"]: row["residuals"] for row in residuals("three", still, 0, 10, iterations=2)}
+    """u = x, c = 1 − x: G(x) = (1 − h)²x + h leaves (1 − h)² of the residual; Anderson takes two steps."""
+    linear = Fields(lambda x, t: x, lambda x, t: 1 - x)
+    rows = {row["method"]: row["residuals"] for row in residuals("three", linear, 0, 10, iterations=2)}
     first, second, third = rows["picard"]
-    assert second / first == pytest.approx(0.95, rel=1e-3)
-    assert third / second == pytest.approx(0.95, rel=1e-3)
+    assert second / first == pytest.approx(0.95**2, rel=1e-3)
+    assert third / second == pytest.approx(0.95**2, rel=1e-3)
     assert rows["bare anderson"][2] < 0.05 * first
     assert rows["bare anderson"][2] < rows["anderson"][2] < third
 
@@ -149,7 +157,7 @@ def test_a_tiny_study_from_end_to_end(tmp_path: Path) -> None:
 
 def test_cells_of_all_parts() -> None:
     found = cells(GuidanceSetting())
-    assert len(found) == 5 * (4 + 6 + 4)
+    assert len(found) == 5 * (4 + 6 + 4 + 2)
     assert {cell["part"] for cell in cells(GuidanceSetting(small=True, seeds=1))} == {
         "exact",
         "learned",

@@ -15,7 +15,9 @@ from theodolite.core.building import untouched_randomness
 from theodolite.flows import Field, GaussianMixture, field_of, noisy, three_gaussians, velocity_loss
 from theodolite.models import FlowMLP
 
-EXACT = "exact"
+EXACT, LABELS = "exact", "noisy labels"
+NOISE = 0.2
+"""Share of labels that are drawn anew in the data of `noisy labels`."""
 BATCH, LR, LABEL_DROPOUT = 256, 3e-3, 0.1
 
 
@@ -54,21 +56,34 @@ def fields(layout: str, kind: str, seed: int, num_points: int) -> Fields:
 
     Args:
         layout: of `LAYOUTS`.
-        kind: `exact`, or the number of training steps, such as `150 steps`.
+        kind: `exact`; `noisy labels`, exact for data with such labels; or the number of training steps, such
+            as `150 steps`.
         seed: of the training.
         num_points: of each class.
     """
     mixture = LAYOUTS[layout]
-    if kind == EXACT:
+    if kind in (EXACT, LABELS):
+        labelled = [
+            labelled_data(mixture, label, NOISE if kind == LABELS else 0.0) for label in range(CLASSES)
+        ]
 
         def conditional(x: Tensor, t: Tensor) -> Tensor:
-            parts = zip(x.split(num_points), t.split(num_points), strict=True)
-            return torch.cat([mixture.velocity(some, at, label) for label, (some, at) in enumerate(parts)])
+            parts = zip(labelled, x.split(num_points), t.split(num_points), strict=True)
+            return torch.cat([own.velocity(some, at) for own, some, at in parts])
 
         return Fields(mixture.field(), conditional)
     model = trained(layout, int(kind.split()[0]), seed)
     labels = torch.arange(CLASSES).repeat_interleave(num_points)
     return Fields(field_of(model, len(mixture.centres)), field_of(model, labels))
+
+
+def labelled_data(mixture: GaussianMixture, label: int, noise: float) -> GaussianMixture:
+    """The data that have a label, if this share of all labels is drawn anew from the classes."""
+    if not noise:
+        return GaussianMixture(mixture.centres[label : label + 1], mixture.std)
+    weights = noise * mixture.weights
+    weights[label] += 1 - noise
+    return GaussianMixture(mixture.centres, mixture.std, weights)
 
 
 @cache
@@ -110,7 +125,6 @@ def class_data(layout: str, num_points: int, *words: str | int) -> Tensor:
     """So many points of each class, one class after the other."""
     mixture = LAYOUTS[layout]
     parts = [
-        GaussianMixture(mixture.centres[label : label + 1], mixture.std).sample(num_points, label, *words)[0]
-        for label in range(CLASSES)
+        labelled_data(mixture, label, 0.0).sample(num_points, label, *words)[0] for label in range(CLASSES)
     ]
     return torch.cat(parts)
