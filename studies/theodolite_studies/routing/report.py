@@ -18,7 +18,6 @@ from theodolite.present.svg import (
     SvgFigure,
     SvgRow,
     head,
-    legend,
     power_of,
     turned,
 )
@@ -157,10 +156,10 @@ def _maps(arms: Mapping[str, Arm]) -> str:
     wide = times * ACROSS
     width = max(LEFT + len(arms) * (wide + APART), 640)
     height = TOP + len(quantities) * (DOWN + APART) + 10
-    pieces = [
-        head(width, height, "Symptoms by depth (upwards) and time (to the right: noise to data)"),
-        legend([(name, COLOURS[name]) for name in arms]),
-    ]
+    pieces = [head(width, height, "Symptoms by depth (upwards) and time (to the right: noise to data)")]
+    for column, name in enumerate(arms):
+        x = LEFT + column * (wide + APART) + wide / 2
+        pieces.append(f'<text x="{x}" y="{TOP - 8}" text-anchor="middle">{name}</text>')
     for row, quantity in enumerate(quantities):
         top = TOP + row * (DOWN + APART)
         known = np.concatenate([values.ravel() for values in quantity.values.values()])
