@@ -156,7 +156,7 @@ def _examples(batch) -> torch.Tensor:
 
 def test_the_noise_of_a_flow_is_new_in_every_step_and_its_times_are_uniform():
     chosen = workload("flow-mixture")
-    (x, t, labels), velocity = chosen.batch(0, 0)
+    (_, t, labels), velocity = chosen.batch(0, 0)
     data = _examples(chosen.batch(0, 0)) / 1000
     noise = data - velocity
     assert abs(noise.mean()) < 4 / math.sqrt(noise.numel())
