@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from theodolite_studies.framework.claims import Observation
-from theodolite_studies.guidance.report import LEVEL, POWER, figures, judged, notes, ratios, smallest_effect
+from theodolite_studies.guidance.figures import figures
+from theodolite_studies.guidance.report import LEVEL, POWER, judged, notes, ratios, smallest_effect
 from theodolite_studies.guidance.study import STUDY
 
 from .made_up import inversions, records
@@ -73,4 +74,10 @@ def test_notes_and_figures_of_every_part() -> None:
     assert "three, 40 evaluations" in said
     assert "0.1220" in said  # the best projection: 1.2 times 0.1, and 0.002 for the mean seed
     assert [name for name, _ in figures(rows)] == ["scales", "inversion"]
+    early = {"kind": "early", "part": "early", "layout": "three", "field": "noisy labels", "budget": 40}
+    early |= {"way": "then 1", "scales": [3.0], "distances": [[0.05, 0.05]]}
+    noisy = records(kind="noisy labels", projected=1.2)
+    said = notes([*noisy, *({**early, "seed": seed} for seed in range(5))])
+    (row,) = [line for line in said.splitlines() if "then 1" in line]
+    assert row.split()[-4::2] == ["2.00", "2.44"]  # 0.1/0.05 and 0.122/0.05
     assert [name for name, _ in figures(inversions(good=True))] == ["inversion"]

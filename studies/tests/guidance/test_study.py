@@ -36,6 +36,7 @@ from theodolite_studies.guidance.study import STUDY, GuidanceSetting, cells
         (20, 2.0, Way(2, "anderson"), 4),  # 8, and 4 at 0, 1/4, 1/2
         (40, 2.0, Way(3), 6),  # 12 and 6·4; 7 steps would take 14 and 6·5
         (80, 2.0, Way(1), 25),  # 50 and 2·15: the step at 0.6 is not projected
+        (20, 2.0, Way(late=1.0), 12),  # 2·8 and 4: 8 steps start before 0.6
         (20, 1.0, Way(1), 8),  # 8 and 2·5; 9 steps would take 9 and 2·6
     ],
 )
@@ -90,6 +91,16 @@ def test_the_exact_field_samples_its_classes_and_projection_pulls_them_away() ->
     assert by_way["plain"]["spread"] == pytest.approx(1.0, abs=0.1)
     assert by_way["picard 3"]["off"] > 0.2
     assert by_way["picard 3"]["gap"] < by_way["plain"]["gap"]
+
+
+def test_a_late_scale_takes_over_at_its_time() -> None:
+    """u = 0 and c = 1: the end is the start plus the mean of the scale over the time."""
+    steady = Fields(lambda x, t: 0 * x, lambda x, t: 0 * x + 1)
+    start = torch.zeros(1, 1)
+    found, evaluations = sampling._sampled(steady, start, 10, 3.0, Way(late=0.5))
+    assert found.item() == pytest.approx(0.6 * 3 + 0.4 * 0.5, rel=1e-5)
+    assert evaluations == 20
+    assert sampling._sampled(steady, start, 10, 3.0, PLAIN)[0].item() == pytest.approx(3.0, rel=1e-5)
 
 
 def test_residuals_of_a_linear_map() -> None:
@@ -157,7 +168,7 @@ def test_a_tiny_study_from_end_to_end(tmp_path: Path) -> None:
 
 def test_cells_of_all_parts() -> None:
     found = cells(GuidanceSetting())
-    assert len(found) == 5 * (4 + 6 + 4 + 2)
+    assert len(found) == 5 * (4 + 6 + 4 + 4)
     assert {cell["part"] for cell in cells(GuidanceSetting(small=True, seeds=1))} == {
         "exact",
         "learned",

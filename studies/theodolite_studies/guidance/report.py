@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy import optimize, stats
 
-from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, VIOLET, SvgAxis, SvgFigure, SvgRow, ticks
 from theodolite.present.text import Column
 from theodolite_studies.framework.claims import (
     Array,
@@ -22,7 +20,6 @@ from theodolite_studies.framework.claims import (
     per,
     table,
 )
-from theodolite_studies.framework.figures import band, line, log10
 from theodolite_studies.framework.records import Record, distinct, select
 from theodolite_studies.guidance.fields import EXACT, LABELS
 from theodolite_studies.guidance.inversion import BEYOND, BRIEF, LONG, SAFE
@@ -36,14 +33,6 @@ ENOUGH = 0.95
 GUIDANCE = ("exact", "learned")
 SHOWN = ("plain", "picard 2", "anderson 2", "bare anderson 2")
 """Ways in the table of moments."""
-COLOURS = {
-    "plain": INK,
-    "picard 1": GREEN,
-    "picard 2": BLUE,
-    "picard 3": VIOLET,
-    "anderson 2": ORANGE,
-    "anderson 3": PINK,
-}
 
 
 def _is_projected(way: str) -> bool:
@@ -70,7 +59,7 @@ def ratios(records: Sequence[Record], **only: Any) -> list[Observation]:
     """For each field and budget: the distance of the best projection over that of the best scale, by seed."""
     found = []
     rows = select(records, kind="grid", **only)
-    for case in _cases(rows, "layout", "field", "budget"):
+    for case in grouped(rows, "layout", "field", "budget"):
         values = []
         for seed in sorted(distinct(case, "seed")):
             own = select(case, seed=seed)
@@ -79,7 +68,7 @@ def ratios(records: Sequence[Record], **only: Any) -> list[Observation]:
                 for wanted in (True, False)
             )
             values.append(projected / plain)
-        found.append(Observation(_named(case[0]), np.array(values)))
+        found.append(Observation(named(case[0]), np.array(values)))
     return found
 
 
@@ -87,11 +76,11 @@ def sensitivities(records: Sequence[Record]) -> list[Observation]:
     """The range of distances over scales, with two iterations over that without, by seed; learned fields."""
     found = []
     rows = select(records, part="learned", kind="grid")
-    for case in _cases(rows, "layout", "field", "budget"):
+    for case in grouped(rows, "layout", "field", "budget"):
         plain = {row["seed"]: _range(row) for row in select(case, way="plain")}
         for way in ("picard 2", "anderson 2"):
             values = [_range(row) / plain[row["seed"]] for row in select(case, way=way)]
-            found.append(Observation(f"{_named(case[0])}, {way}", np.array(values)))
+            found.append(Observation(f"{named(case[0])}, {way}", np.array(values)))
     return found
 
 
@@ -105,11 +94,11 @@ def gaps(records: Sequence[Record]) -> list[Observation]:
     """The gap with two iterations over that without, at scale 2, by seed."""
     found = []
     rows = select(records, part=lambda part: part in GUIDANCE, kind="moments", scale=2)
-    for case in _cases(rows, "layout", "field"):
+    for case in grouped(rows, "layout", "field"):
         plain = {row["seed"]: row["gap"] for row in select(case, way="plain")}
         for way in ("picard 2", "anderson 2"):
             values = [row["gap"] / plain[row["seed"]] for row in select(case, way=way)]
-            found.append(Observation(f"{_named(case[0])}, {way}", np.array(values)))
+            found.append(Observation(f"{named(case[0])}, {way}", np.array(values)))
     return found
 
 
@@ -117,18 +106,18 @@ def accelerations(records: Sequence[Record], method: str = "anderson", count: in
     """The residual of Anderson's method over that of Picard's after so many iterations, by seed."""
     found = []
     rows = select(records, part=lambda part: part in GUIDANCE, kind="residuals")
-    for case in _cases(rows, "layout", "field"):
+    for case in grouped(rows, "layout", "field"):
         picard = {row["seed"]: row["residuals"][count] for row in select(case, method="picard")}
         values = [row["residuals"][count] / picard[row["seed"]] for row in select(case, method=method)]
-        found.append(Observation(_named(case[0]), np.array(values)))
+        found.append(Observation(named(case[0]), np.array(values)))
     return found
 
 
 def _overestimates(records: Sequence[Record]) -> list[Observation]:
     rows = select(records, part="inversion", kind="bound", layout=lambda layout: layout != "one")
     return [
-        Observation(_named(case[0]), np.array([row["random"] / row["close"] for row in case]))
-        for case in _cases(rows, "layout", "field")
+        Observation(named(case[0]), np.array([row["random"] / row["close"] for row in case]))
+        for case in grouped(rows, "layout", "field")
     ]
 
 
@@ -136,11 +125,11 @@ def _own_steps(records: Sequence[Record]) -> list[Observation]:
     """Shares that converge by themselves, where steps at the bound do not."""
     rows = select(records, part="inversion")
     found = []
-    for case in _cases(rows, "layout", "field"):
+    for case in grouped(rows, "layout", "field"):
         bounded = [row["early"] for row in select(case, kind="steps", multiple=SAFE)]
         if bounded and np.mean(bounded) < ENOUGH:
             found.append(
-                Observation(_named(case[0]), np.array([row["early"] for row in select(case, kind="auto")]))
+                Observation(named(case[0]), np.array([row["early"] for row in select(case, kind="auto")]))
             )
     return found
 
@@ -157,14 +146,16 @@ def _safe(layouts: Sequence[str], multiple: float, value: str) -> Any:
     )
 
 
-def _cases(rows: Sequence[Record], *keys: str) -> list[list[Record]]:
+def grouped(rows: Sequence[Record], *keys: str) -> list[list[Record]]:
+    """The records by their values of the keys."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     return list(groups.values())
 
 
-def _named(row: Record) -> str:
+def named(row: Record) -> str:
+    """The layout, the field if it is not exact, and the budget if there is one."""
     words = [row["layout"], *([] if row["field"] == EXACT else [row["field"]])]
     return " ".join(words) + (f", {row['budget']} evaluations" if "budget" in row else "")
 
@@ -254,7 +245,14 @@ CLAIMS = (
 
 def notes(records: Sequence[Record]) -> str:
     """The best of each case, moments of the classes, residuals, and inversions."""
-    found = [_bests(records), _moments(records), _residuals(records), _bounds(records), _converged(records)]
+    found = [
+        _bests(records),
+        _earlier(records),
+        _moments(records),
+        _residuals(records),
+        _bounds(records),
+        _converged(records),
+    ]
     return "\n\n".join(each for each in found if each)
 
 
@@ -262,7 +260,7 @@ def _bests(records: Sequence[Record]) -> str:
     rows = []
     for observation, case in zip(
         ratios(records),
-        _cases(select(records, kind="grid"), "layout", "field", "budget"),
+        grouped(select(records, kind="grid"), "layout", "field", "budget"),
         strict=True,
     ):
         plain, projected = _best(select(case, way="plain")), _best(select(case, way=_is_projected))
@@ -297,10 +295,38 @@ def _bests(records: Sequence[Record]) -> str:
     return f"{title}\n{table(columns, rows)}"
 
 
+def _earlier(records: Sequence[Record]) -> str:
+    """The best projection and the best scale, compared with a larger scale in early steps alone."""
+    rows = []
+    for case in grouped(select(records, kind="early"), "layout", "field", "budget"):
+        about = {key: case[0][key] for key in ("layout", "field", "budget")}
+        bests = {"early": case, "plain": select(records, kind="grid", way="plain", **about)}
+        bests["projected"] = select(records, kind="grid", way=_is_projected, **about)
+        tuned = {
+            name: np.array([judged(distances(select(own, seed=seed))) for seed in distinct(case, "seed")])
+            for name, own in bests.items()
+        }
+        distance, scale, way = _best(case)
+        compared = [Observation("", tuned[name] / tuned["early"]) for name in ("plain", "projected")]
+        numbers = [one for each in compared for one in (each.mean, each.error)]
+        rows.append((named(case[0]), distance, scale, way, *numbers))
+    if not rows:
+        return ""
+    columns: list[str | Column] = [
+        "field",
+        Column("early", "{:.4f}".format),
+        Column("w", "{:g}".format),
+        "by",
+        *(Column(name, "{:.2f}".format) for name in ("plain/early", "±", "projected/early", "±")),
+    ]
+    title = "a scale w before t = 0.6 and another one after it, without projection (explored afterwards)"
+    return f"{title}\n{table(columns, rows)}"
+
+
 def _best(rows: Sequence[Record]) -> tuple[float, float, str]:
     """The least mean distance over the seeds, its scale and its way."""
     means: dict[tuple[float, str], float] = {}
-    for case in _cases(rows, "way"):
+    for case in grouped(rows, "way"):
         stacked = np.stack([distances([row]).mean(1) for row in case]).mean(0)
         means |= {(scale, case[0]["way"]): one for scale, one in zip(case[0]["scales"], stacked, strict=True)}
     scale, way = min(means, key=lambda key: means[key])
@@ -323,13 +349,13 @@ def smallest_effect(seen: Observation) -> float:
 
 def _moments(records: Sequence[Record]) -> str:
     rows = []
-    for case in _cases(select(records, kind="moments", scale=2), "layout", "field"):
+    for case in grouped(select(records, kind="moments", scale=2), "layout", "field"):
         for way in SHOWN:
             own = select(case, way=way)
             if not own:
                 continue
             means = [np.mean([row[name] for row in own]) for name in ("gap", "off", "spread")]
-            rows.append((_named(case[0]), way, *means))
+            rows.append((named(case[0]), way, *means))
     if not rows:
         return ""
     columns: list[str | Column] = [
@@ -342,10 +368,10 @@ def _moments(records: Sequence[Record]) -> str:
 
 def _residuals(records: Sequence[Record]) -> str:
     rows = []
-    for case in _cases(select(records, kind="residuals"), "layout", "field"):
+    for case in grouped(select(records, kind="residuals"), "layout", "field"):
         for method in distinct(case, "method"):
             means = np.mean([row["residuals"] for row in select(case, method=method)], axis=0)
-            rows.append((_named(case[0]), method, *means))
+            rows.append((named(case[0]), method, *means))
     if not rows:
         return ""
     columns: list[str | Column] = [
@@ -357,11 +383,11 @@ def _residuals(records: Sequence[Record]) -> str:
 
 
 def _bounds(records: Sequence[Record]) -> str:
-    cases = _cases(select(records, kind="bound"), "layout", "field")
+    cases = grouped(select(records, kind="bound"), "layout", "field")
     if not cases:
         return ""
     names = ("close", "random", "median", "opposed")
-    rows = [(_named(case[0]), *(np.mean([row[name] for row in case]) for name in names)) for case in cases]
+    rows = [(named(case[0]), *(np.mean([row[name] for row in case]) for name in names)) for case in cases]
     columns: list[str | Column] = [
         "field",
         *(Column(name, "{:.3g}".format) for name in ("close pairs", "random pairs", "median", "opposed")),
@@ -372,14 +398,14 @@ def _bounds(records: Sequence[Record]) -> str:
 
 def _converged(records: Sequence[Record]) -> str:
     rows = []
-    for case in _cases(select(records, part="inversion"), "layout", "field"):
+    for case in grouped(select(records, part="inversion"), "layout", "field"):
         for kind in ("steps", "auto"):
             own = select(case, kind=kind)
             for multiple in distinct(own, "multiple") if kind == "steps" else (None,):
                 some = select(own, multiple=multiple)
                 means = [np.mean([row[name] for row in some]) for name in ("early", "converged")]
                 step = "its own" if multiple is None else f"{multiple:g} × bound"
-                rows.append((_named(case[0]), step, *means, np.mean([row["iterations"] for row in some])))
+                rows.append((named(case[0]), step, *means, np.mean([row["iterations"] for row in some])))
     if not rows:
         return ""
     share = "{:.3f}".format
@@ -391,59 +417,3 @@ def _converged(records: Sequence[Record]) -> str:
         Column("iterations", "{:.0f}".format),
     )
     return f"share of targets with a residual of at most 0.001\n{table(columns, rows)}"
-
-
-def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
-    """Distances against scales, and shares of inversions against steps."""
-    if cases := _cases(select(records, kind="grid", budget=40), "layout", "field"):
-        yield "scales", _scales(cases)
-    if select(records, kind="steps", field=EXACT):
-        yield "inversion", _steps(records)
-
-
-def _scales(cases: Sequence[Sequence[Record]]) -> str:
-    panels = []
-    for case in cases:
-        lines = []
-        for way in distinct(case, "way"):
-            own = select(case, way=way)
-            values = log10(np.concatenate([distances([row]).mean(1) for row in own])).reshape(len(own), -1)
-            lines.append(band(own[0]["scales"], values, COLOURS[way]))
-        panels.append([replace(lines[0], label=_named({**case[0], "budget": 40}).split(",")[0]), *lines[1:]])
-    across = SvgAxis(0, 4, ticks([0, 1, 2, 3, 4]))
-    up = SvgAxis(-2, 0, ticks([-2.0, -1.0, 0.0], power=True))
-    rows = [
-        SvgRow("distance", across, up, panels[start : start + 4], "scale w")
-        for start in range(0, len(panels), 4)
-    ]
-    return SvgFigure(
-        "Distance from the class at 40 evaluations, over the scale of guidance",
-        list(COLOURS.items()),
-        [""] * min(len(panels), 4),
-        rows,
-    ).svg()
-
-
-def _steps(records: Sequence[Record]) -> str:
-    rows = select(records, kind="steps", field=EXACT)
-    cases = _cases(rows, "layout")
-    panels = []
-    for case in cases:
-        multiples = sorted(distinct(case, "multiple"))
-        lines = []
-        for name, colour in (("early", ORANGE), ("converged", BLUE)):
-            means = [np.mean([row[name] for row in select(case, multiple=one)]) for one in multiples]
-            lines.append(line(np.log10(multiples), means, colour))
-        own = select(records, kind="auto", field=EXACT, layout=case[0]["layout"])
-        height = float(np.mean([row["early"] for row in own]))
-        lines.append(line([-0.1, 2], [height, height], GREEN, dashed=True))
-        panels.append(lines)
-    across = SvgAxis(-0.1, 2, {0: "1", 1: "10", 2: "100"}, strong=0)
-    up = SvgAxis(0, 1.05, ticks([0.0, 0.5, 1.0]))
-    legend = [(f"{BRIEF} iterations", ORANGE), (f"{LONG} iterations", BLUE), ("steps of its own", GREEN)]
-    return SvgFigure(
-        "Share of targets that are inverted, over the step in units of the bound of close pairs",
-        legend,
-        [case[0]["layout"] for case in cases],
-        [SvgRow("share", across, up, panels, "step over bound")],
-    ).svg()

@@ -26,21 +26,25 @@ BARE = RIDGE * 2 / 4096
 latent image of 4 × 32 × 32."""
 DIRECTIONS = 16
 HALVES = 2
+ROUNDING = 1e-6
+"""Of times."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How samples are projected before a step; `plain` is without."""
+    """How samples are projected before a step, or guided late; `plain` is without."""
 
     iterations: int = 0
     method: FixedPointMethod = "picard"
     ridge: float = RIDGE
+    late: float | None = None
+    """The scale from `UNTIL` on, if it is another."""
 
     @property
     def name(self) -> str:
         """Such as `anderson 2`."""
         if not self.iterations:
-            return "plain"
+            return "plain" if self.late is None else f"then {self.late:g}"
         return f"{'bare ' if self.ridge == BARE else ''}{self.method} {self.iterations}"
 
 
@@ -50,6 +54,9 @@ SCALES = {
     "plain": (*(round(0.5 + 0.1 * place, 1) for place in range(16)), *(2.25 + 0.25 * k for k in range(8))),
     "projected": (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0),
 }
+EARLY = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0, 3.5, 4.0, 5.0, 6.0)
+LATER = (0.5, 0.75, 1.0, 1.5)
+"""Scales before and after `UNTIL`."""
 
 
 def grid(
@@ -66,14 +73,37 @@ def grid(
     yield {"kind": "floor", "distances": _distances(more, data)}
     for budget in budgets:
         for way in (PLAIN, *PROJECTED):
-            found = []
-            for scale in scales["projected" if way.iterations else "plain"]:
-                steps = steps_within(budget, scale, way)
-                samples, evaluations = _sampled(given, noise, steps, scale, way)
-                found.append((scale, steps, evaluations, _distances(samples, data)))
-            names = ("scales", "steps", "evaluations", "distances")
-            own = dict(zip(names, (list(column) for column in zip(*found, strict=True)), strict=True))
-            yield {"kind": "grid", "budget": budget, "way": way.name, **own}
+            some = scales["projected" if way.iterations else "plain"]
+            yield {"kind": "grid", **_judged(given, noise, data, budget, way, some)}
+
+
+def early(
+    layout: str,
+    given: Fields,
+    seed: int,
+    num_points: int,
+    budgets: Sequence[int],
+    scales: Sequence[float],
+    later: Sequence[float],
+) -> Iterator[Record]:
+    """The same for a scale before `UNTIL` and another one after it, without projection."""
+    noise, data = _noise(layout, num_points, seed), _data(layout, num_points, "reference", seed)
+    for budget in budgets:
+        for late in later:
+            yield {"kind": "early", **_judged(given, noise, data, budget, Way(late=late), scales)}
+
+
+def _judged(
+    given: Fields, noise: Tensor, data: Tensor, budget: int, way: Way, scales: Sequence[float]
+) -> Record:
+    found = []
+    for scale in scales:
+        steps = steps_within(budget, scale, way)
+        samples, evaluations = _sampled(given, noise, steps, scale, way)
+        found.append((scale, steps, evaluations, _distances(samples, data)))
+    names = ("scales", "steps", "evaluations", "distances")
+    columns = (list(column) for column in zip(*found, strict=True))
+    return {"budget": budget, "way": way.name, **dict(zip(names, columns, strict=True))}
 
 
 def moments(
@@ -156,7 +186,13 @@ def _sampled(
             gaps.append((given.conditional(x, at) - given.unconditional(x, at)).norm(dim=1).mean().item())
         return x
 
-    found = sample(guided(u, c, float(scale)), noise, steps=steps, before_step=before)
+    strong = guided(u, c, float(scale))
+    weak = strong if way.late is None else guided(u, c, way.late)
+
+    def field(x: Tensor, t: Tensor) -> Tensor:
+        return (strong if UNTIL - t[0].item() > ROUNDING else weak)(x, t)
+
+    found = sample(field, noise, steps=steps, before_step=before)
     return found, u.evaluations + c.evaluations
 
 

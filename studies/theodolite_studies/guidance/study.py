@@ -1,11 +1,12 @@
 """Does manifold projection beat a re-tuned scale of guidance? Does a bound predict if inversion works?
 
-Four parts, on Gaussian mixtures whose fields are known:
+Five parts, on Gaussian mixtures whose fields are known:
 
     exact       guidance with exact fields: distances from the classes over scales and projections, at equal
                 numbers of evaluations; the gap |c − u|; residuals of the projection's fixed point
     learned     the same with networks that were trained for a short and for a longer time
     labels      the same with exact fields of data with wrong labels, where a scale above 1 helps
+    early       with these fields: two scales, one before t = 0.6 and one after it, and no projection
     inversion   steps at multiples of the bound of close pairs, and steps that each target finds itself
 
 References:
@@ -25,12 +26,13 @@ import torch
 from theodolite_studies.framework.records import Record, short
 from theodolite_studies.framework.study import Cell, Setting, Study
 from theodolite_studies.guidance.fields import EXACT, LABELS, field_error, fields
+from theodolite_studies.guidance.figures import figures
 from theodolite_studies.guidance.inversion import BRIEF, LONG, MULTIPLES, SAFE, inversions
-from theodolite_studies.guidance.report import CLAIMS, figures, notes
-from theodolite_studies.guidance.sampling import HALVES, SCALES, grid, moments, residuals
+from theodolite_studies.guidance.report import CLAIMS, notes
+from theodolite_studies.guidance.sampling import EARLY, HALVES, LATER, SCALES, early, grid, moments, residuals
 
 SHORT, LONGER = "150 steps", "1500 steps"
-BUDGETS = {"exact": (20, 40, 80), "learned": (40, 80), "labels": (40, 80)}
+BUDGETS = {"exact": (20, 40, 80), "learned": (40, 80), "labels": (40, 80), "early": (40, 80)}
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def cells(setting: GuidanceSetting) -> list[Cell]:
         cases += [("inversion", layout, EXACT) for layout in ("one", "wide", "overlap", "three")]
         cases += [("inversion", layout, LONGER) for layout in ("overlap", "three")]
         cases += [("learned", layout, kind) for layout in ("three", "overlap") for kind in (SHORT, LONGER)]
-        cases += [("labels", layout, LABELS) for layout in ("three", "overlap")]
+        cases += [(part, layout, LABELS) for part in ("labels", "early") for layout in ("three", "overlap")]
     return [
         {"part": part, "layout": layout, "field": kind, "seed": seed}
         for part, layout, kind in cases
@@ -80,6 +82,9 @@ def _guided(cell: Cell, setting: GuidanceSetting) -> Iterator[Record]:
     scales: dict[str, Sequence[float]] = dict(SCALES)
     if setting.small:
         scales = {name: values[::3] for name, values in SCALES.items()}
+    if cell["part"] == "early":
+        yield from early(layout, both, seed, num, BUDGETS["early"], EARLY, LATER)
+        return
     if kind != EXACT:
         yield {"kind": "field", "error": short(field_error(layout, both, HALVES * num, seed))}
     with torch.no_grad():
