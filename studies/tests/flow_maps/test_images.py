@@ -103,6 +103,8 @@ def test_cells_of_images_from_end_to_end(made_up: Examples, monkeypatch: pytest.
     assert jumping["euler"] == [7.0, 9.0, 11.0, 13.0]
     assert len(judged) == 3 * len(IMAGE_JUMPS)
     assert all(samples.shape == (8, 1, 28, 28) for samples in judged)
+    jumped, stepped = judged[4:6]
+    assert not torch.equal(jumped, stepped)  # the network is asked for other times
     assert [(row["width"], row["step"]) for row in widths] == [(32, 1), (32, 2), (64, 1), (64, 2)]
     drawn = dict(figures(records))
     assert set(drawn) == {"features", "samples", "widths"}

@@ -28,10 +28,11 @@ from theodolite.present.svg import (
     turned,
 )
 from theodolite.present.text import Column
-from theodolite_studies.flow_maps.claims import LEVEL, RATIOS
+from theodolite_studies.flow_maps.claims import LEVEL, TESTS
 from theodolite_studies.flow_maps.setting import ARMS, IMAGE_JUMPS, JUMPS, MAPS
 from theodolite_studies.framework.claims import Array, table
 from theodolite_studies.framework.figures import band
+from theodolite_studies.framework.paired import standing
 from theodolite_studies.framework.records import Record, distinct, select
 
 COLOURS = {
@@ -115,17 +116,28 @@ def _diagonals(records: Sequence[Record]) -> str:
 
 
 def _sensitivity(records: Sequence[Record]) -> str:
-    """What the ratios were, and how far from its threshold one must be to be told from it."""
-    rows = []
-    for name, observe in RATIOS.items():
+    """What was tested, and how far from its threshold a value must be to be told from it."""
+    rows, values = [], []
+    for name, (observe, limit) in TESTS.items():
         seen = observe(records)
-        if seen is not None and len(seen.values) > 2:
+        if seen is not None and len(seen.values) > 2 and seen.error > 0:
+            p = float(stats.t.sf((limit - seen.mean) / seen.error, len(seen.values) - 1))
             smallest = seen.error * detectable(len(seen.values))
-            rows.append((name, seen.mean, seen.values.min(), seen.values.max(), smallest))
-    columns = [Column("error of one jump over that of")]
-    columns += [Column(name, "{:.2f}".format) for name in ("mean", "least", "largest", "detectable")]
-    title = f"ratios, and which distance from a threshold is seen with a probability of {POWER:.0%}"
-    return f"{title}\n{table(columns, rows)}" if rows else ""
+            rows.append((name, limit, seen.mean, seen.values.min(), seen.values.max(), p, smallest))
+            values.append(p)
+    if not rows:
+        return ""
+    shown = "{:.2f}".format
+    columns = [Column("error of one jump, or its ratio"), Column("threshold", "{:g}".format)]
+    columns += [Column(name, shown) for name in ("mean", "least", "largest")]
+    columns += [Column("p", "{:.2g}".format), Column("detectable", shown)]
+    title = (
+        "one-sided tests that the mean is below its threshold; detectable: the distance from it that is seen "
+        f"with a probability of {POWER:.0%}"
+    )
+    stand = [row[0] for row, stands in zip(rows, standing(values), strict=True) if stands]
+    after = f"By Holm's rule over these {len(rows)} tests stand: {'; '.join(stand) or 'none'}."
+    return f"{title}\n{table(columns, rows)}\n{after}"
 
 
 def detectable(num: int, level: float = LEVEL) -> float:
@@ -286,7 +298,7 @@ def _gradients(rows: Sequence[Record]) -> str:
         "Three Gaussians: largest gradient norm in each fortieth of training",
         list(COLOURS.items()),
         ["gradients stopped", "not stopped", "three times the steps"],
-        [SvgRow("norm", across, _logarithmic(0.1, 200.0), panels, "training")],
+        [SvgRow("norm", across, _logarithmic(0.5, 500.0), panels, "training")],
         wide=230,
         high=160,
     ).svg()
