@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from theodolite.workloads.lookup import config_file
-
 Environment = dict[str, str | None]
 
 
@@ -54,6 +52,8 @@ def _source_of_package() -> str:
 
 def _source_of_workload(workload: str) -> str | None:
     """The hash of a workload's file and of the modules beside it that it imports; None for built-in ones."""
+    from theodolite.workloads.lookup import config_file  # imports torch, which reading a ledger does not need
+
     path = config_file(workload) or Path(workload.rpartition(":")[0]).expanduser()
     if not path.is_file():
         return None
