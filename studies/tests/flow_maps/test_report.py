@@ -96,7 +96,7 @@ def _images(first: float, gradient: float) -> list[dict[str, Any]]:
         near = 1 + 0.002 * seed
         for kind in ("matching", "lagrangian", "progressive-midpoint", "eulerian"):
             row = {"part": "dit-fashion", "kind": kind, "seed": seed, "diverged": False}
-            row |= {"gradient": (gradient if kind == "eulerian" else 1.0) * near, "seconds": 1.0}
+            row |= {"gradient": (gradient if kind == "eulerian" else 1.0) * near}
             row["euler"] = [90.0, 40.0, 20.0, 10.0]
             if kind != "matching":
                 one = first if kind == "lagrangian" else 15.0
@@ -108,6 +108,16 @@ def _images(first: float, gradient: float) -> list[dict[str, Any]]:
 def test_claims_about_images() -> None:
     assert [claim.verdict for claim in STUDY.decide(_images(10.0, 50.0))] == ["holds"] * 4
     assert [claim.verdict for claim in STUDY.decide(_images(60.0, 2.0))] == ["fails"] * 4
+
+
+def test_losses_of_widths_are_printed_by_width_and_step() -> None:
+    losses = {(64, 30): 1.5, (64, 300): 0.5, (256, 30): 1.25, (256, 300): 0.375}
+    rows = [
+        {"part": "dit-widths", "width": width, "seed": 0, "step": step, "loss": loss}
+        for (width, step), loss in reversed(losses.items())
+    ]
+    lines = [line.split() for line in STUDY.notes(rows).splitlines()]
+    assert lines[-2:] == [["64", "1.500", "0.500"], ["256", "1.250", "0.375"]]
 
 
 def test_what_can_be_detected_is_what_a_t_test_detects() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import math
 import struct
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -51,7 +50,6 @@ def map_of_images(kind: str, seed: int, setting: FlowMapSetting, device: str) ->
     arm, steps = ARMS[kind], setting.image_steps
     build = partial(DiT, times=2, classes=CLASSES)
     net = build_model(build, setting.image_size, seed=seed).to(device)
-    start = time.perf_counter()
     course = train(
         net,
         flows.map_loss(arm.loss, stop_gradients=arm.stop_gradients),
@@ -64,7 +62,6 @@ def map_of_images(kind: str, seed: int, setting: FlowMapSetting, device: str) ->
         clip=CLIP,
     )
     record: dict[str, Any] = {
-        "seconds": short(time.perf_counter() - start, 4),
         "gradient": short(course.gradients[len(course.gradients) // 10 :].max().item()),
         "loss": short(course.losses[-(len(course.losses) // 10 + 1) :].mean().item()),
         "diverged": course.diverged,

@@ -56,6 +56,7 @@ def notes(records: Sequence[Record]) -> str:
         _costs(records),
         _bounds(records),
         _images(records),
+        _width_losses(records),
     ]
     return "\n\n".join(each for each in found if each)
 
@@ -196,7 +197,6 @@ def _images(records: Sequence[Record]) -> str:
         own = select(every, diverged=False)
         facts = (
             f"{len(own)} of {len(every)}",
-            f"{np.median([row['seconds'] for row in every]):.0f}",
             f"{max((row['gradient'] or np.inf) for row in every):.2g}",
         )
         for way in ("map", "euler"):
@@ -209,12 +209,24 @@ def _images(records: Sequence[Record]) -> str:
         return ""
     ended = select(images, diverged=False)
     said = ["feature distance to Fashion-MNIST, mean over the seeds"]
-    columns = [Column("jumps or steps"), *(Column(name) for name in ("ended", "seconds", "largest gradient"))]
+    columns = [Column("jumps or steps"), *(Column(name) for name in ("ended", "largest gradient"))]
     said.append(table([*columns, *(Column(str(number)) for number in IMAGE_JUMPS)], rows))
     if ended:
         judges = ", ".join(distinct(ended, "classifier"))
         said.append(f"test images have {np.mean([row['floor'] for row in ended]):.3f}; classifier {judges}")
     return "\n".join(said)
+
+
+def _width_losses(records: Sequence[Record]) -> str:
+    """The training loss of plain flows of several widths, at the steps whose samples are drawn."""
+    rows = select(records, part="dit-widths")
+    if not rows:
+        return ""
+    widths, moments = sorted(distinct(rows, "width")), sorted(distinct(rows, "step"))
+    losses = {(row["width"], row["step"]): f"{row['loss']:.3f}" for row in rows}
+    lines = [(str(width), *(losses.get((width, step), "") for step in moments)) for width in widths]
+    columns = [Column("width"), *(Column(f"{step} steps") for step in moments)]
+    return f"dit-fashion by one plan: training loss, a mean over the last 20 steps\n{table(columns, lines)}"
 
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
