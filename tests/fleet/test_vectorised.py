@@ -468,3 +468,59 @@ def test_a_full_batch_is_loaded_once_and_one_that_is_filled_again_each_time(refi
         some.step()
     assert Counted.loads == (5 if refilled else 1)
     agree(runs, resources)
+
+
+def counting(batch):
+    """A workload with these batches, and the seeds and steps that were drawn of it."""
+    drawn = []
+
+    def counted(seed, step):
+        drawn.append((seed, step))
+        return batch(seed, step)
+
+    held_out = lambda seed, step: rows(99, step)  # noqa: E731
+    return Workload("counted", Normed, counted, nn.functional.cross_entropy, held_out=held_out), drawn
+
+
+def test_networks_of_all_sizes_train_on_batches_that_are_drawn_once(monkeypatch):
+    workload, drawn = counting(rows)
+    resources = Resources(workloads={"counted": workload})
+    fixed = {"workload": "counted", "base": Size(8, 1), "optimizer": "sgd", "lr": 2**-4, "steps": 6}
+    runs = Grid({"size": [Size(8, 1), Size(16, 1), Size(8, 3)], "seed": [0, 1]}, fixed).runs
+    alone = agree(runs, resources)  # remembers which can be stacked, too
+    assert len({outcome.held_out for outcome in alone.values()}) == 6
+    places = [(seed, step) for step in range(6) for seed in (0, 1)]
+    drawn.clear()
+    list(vectorised(runs, resources))
+    assert sorted(drawn) == sorted(places)
+    monkeypatch.setattr(engine, "KEPT_SHARE", 0)
+    drawn.clear()
+    list(vectorised(runs, resources))
+    assert sorted(drawn) == sorted(3 * places)
+
+
+def test_batches_are_kept_up_to_a_number_of_bytes():
+    workload, drawn = counting(rows)
+    size = 16 * 8 * 4 + 16 * 8  # of float32 inputs and int64 targets
+    kept = engine.KeptBatches(workload, most=2.5 * size)
+    for step in (0, 1, 2, 3, 0, 1, 2, 3):
+        inputs, targets = kept.draw(7, step)
+        assert torch.equal(inputs, rows(7, step)[0])
+        assert torch.equal(targets, rows(7, step)[1])
+    assert drawn == [(7, step) for step in (0, 1, 2, 3, 2, 3)]
+
+
+def test_memory_that_a_workload_fills_again_is_not_kept():
+    buffer = torch.zeros(2, 16, 8)
+
+    def refilled(seed, step):
+        inputs, targets = rows(seed, step)
+        buffer.numpy()[1] = inputs.numpy()  # unseen by the tensor's version
+        return buffer[1], targets
+
+    workload, drawn = counting(refilled)
+    kept = engine.KeptBatches(workload, most=1e9)
+    order = [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (0, 0)]
+    for place in order:
+        assert torch.equal(kept.draw(*place)[0], rows(*place)[0])
+    assert drawn == order

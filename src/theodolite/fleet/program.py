@@ -56,13 +56,23 @@ class Program:
         workload: their data and loss.
         device: where they are.
         compiled: compile the network's repeated blocks and the updates.
+        draw: batches by seed and step, if they are kept; else the workload draws them.
     """
 
-    def __init__(self, stack: Stack, workload: Workload, device: str, *, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        workload: Workload,
+        device: str,
+        *,
+        compiled: bool = False,
+        draw: Callable[[int, int], Batch] | None = None,
+    ) -> None:
         self._compiled = compiled
         if compiled:
             compile_blocks(stack.model)
         self.stack, self.workload, self.device = stack, workload, torch.device(device)
+        self._draw = draw or workload.draw
         run = stack.runs[0]
         count, steps = len(stack.runs), run.steps
         self.seeds = list(dict.fromkeys(each.seed for each in stack.runs))
@@ -142,7 +152,7 @@ class Program:
 
     def _load(self) -> int:
         """Put the batches of this step, one for each seed, where the step reads them; how many targets."""
-        batches = [self.workload.draw(seed, self._made) for seed in self.seeds]
+        batches = [self._draw(seed, self._made) for seed in self.seeds]
         drawn = [tree_flatten(batch) for batch in batches]
         leaves, self._spec = drawn[0]
         marks = [_mark(leaf) for others, _ in drawn for leaf in others]

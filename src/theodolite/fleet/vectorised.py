@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import math
+import os
 import time
 import traceback
 import warnings
@@ -14,10 +15,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from theodolite.core.batches import on_device
+from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import build_hollow, in_one_line, untouched_randomness
+from theodolite.core.calling import see_inside
 from theodolite.core.exclusive import exclusive
 from theodolite.fleet.engine import Outcomes, Resources
 from theodolite.fleet.program import Program
@@ -49,6 +52,8 @@ RTOL = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 3e-2}
 """By precision, the difference of losses that is allowed, as sums are taken in another order."""
 COMPILE_FROM = 250
 """Steps from which models are compiled on a GPU: a step of 24 small GPTs then takes 13 ms instead of 32."""
+KEPT_SHARE, KEPT_MOST = 0.25, 8 * 2**30
+"""Batches are kept in this share of the free memory of the machine, in bytes at most this."""
 
 
 def vectorised(runs: Sequence[Run], resources: Resources) -> Outcomes:
@@ -57,14 +62,67 @@ def vectorised(runs: Sequence[Run], resources: Resources) -> Outcomes:
     Runs whose batched result differs from the single one fail, with the reason.
     """
     families, failures = families_of(runs, resources.workloads)
+    kept: dict[str, KeptBatches] = {}
     for family in families:
         reason = why_not(family[0], resources)
         if reason is None:
-            yield from _family(family, resources)
+            name = family[0].workload
+            if name not in kept:
+                kept[name] = KeptBatches(workload_of(name, resources.workloads))
+            yield from _family(family, resources, kept[name])
         else:
             failures += [(run, reason) for run in family]
     for run, error in failures:
         yield failed(run, error, 0.0, resources.device, ENGINE)
+
+
+class KeptBatches:
+    """Batches of a workload that are drawn once for the networks of all sizes, as far as memory goes.
+
+    Drawing images and noise on a CPU can take longer than a step of many small networks on a GPU.
+
+    Args:
+        workload: its batches are functions of seed and step alone.
+        most: bytes to keep; by default a share of the memory that is free.
+    """
+
+    def __init__(self, workload: Workload, most: float | None = None) -> None:
+        self._workload, self._left = workload, _free_bytes() if most is None else most
+        self._kept: dict[tuple[int, int], Batch] = {}
+        self._addresses: set[int] = set()
+
+    def draw(self, seed: int, step: int) -> Batch:
+        """The batch, drawn or kept."""
+        if (seed, step) in self._kept:
+            return self._kept[seed, step]
+        batch = self._workload.draw(seed, step)
+        if self._left > 0:
+            self._keep((seed, step), batch)
+        return batch
+
+    def _keep(self, place: tuple[int, int], batch: Batch) -> None:
+        tensors = [leaf for leaf in tree_leaves(see_inside(batch)) if isinstance(leaf, Tensor)]
+        if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
+            self._left = 0
+            return
+        sizes = {one.data_ptr(): one.nbytes() for one in (tensor.untyped_storage() for tensor in tensors)}
+        if not self._addresses.isdisjoint(sizes):
+            # The workload keeps its data itself, or fills one buffer again and again.
+            self._kept.clear()
+            self._left = 0
+            return
+        self._left -= sum(sizes.values())
+        if self._left > 0:
+            self._addresses.update(sizes)
+            self._kept[place] = batch
+
+
+def _free_bytes() -> float:
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not on this system
+        return 0.0
+    return min(KEPT_SHARE * free, KEPT_MOST)
 
 
 _reasons: dict[tuple[Workload, str, str], str | None] = {}
@@ -103,7 +161,7 @@ def _why_not(run: Run, workload: Workload, resources: Resources) -> str | None:
     except Exception:  # the run itself will say it, and its kin may be good
         return None
     try:
-        together = _together(pair, resources, compiled=False)
+        together = _together(pair, resources, KeptBatches(workload, most=0), compiled=False)
     except Exception as error:
         return None if _is_out_of_memory(error) else in_one_line(error)
     for mine, other in zip(map(_losses, together), map(_losses, alone), strict=True):
@@ -128,7 +186,7 @@ def _alike(mine: Sequence[float], others: Sequence[float], run: Run) -> bool:
     )
 
 
-def _family(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
+def _family(runs: Sequence[Run], resources: Resources, batches: KeptBatches) -> Iterator[Outcome]:
     # Sorted by seed, so that a chunk has few batches to draw.
     order = sorted(runs, key=lambda run: run.seed)
     waiting = _chunks(order, resources.chunk or _room(order[0], resources))
@@ -139,7 +197,7 @@ def _family(runs: Sequence[Run], resources: Resources) -> Iterator[Outcome]:
             resources.begun(run)
         start = time.perf_counter()
         try:
-            outcomes = _together(some, resources, compiled=compiled)
+            outcomes = _together(some, resources, batches, compiled=compiled)
         except Exception as error:
             trace, outcomes = traceback.format_exc(), []
             if compiled and not _is_out_of_memory(error):
@@ -164,7 +222,9 @@ def _chunks(runs: Sequence[Run], most: int) -> deque[Sequence[Run]]:
 
 
 @exclusive()
-def _together(runs: Sequence[Run], resources: Resources, *, compiled: bool) -> list[Outcome]:
+def _together(
+    runs: Sequence[Run], resources: Resources, batches: KeptBatches, *, compiled: bool
+) -> list[Outcome]:
     """All steps of some models in one program."""
     start = time.perf_counter()
     workload, device = workload_of(runs[0].workload, resources.workloads), resources.device
@@ -172,7 +232,7 @@ def _together(runs: Sequence[Run], resources: Resources, *, compiled: bool) -> l
         torch.compiler.reset()  # it gives up after eight networks; its cache on disk remains
     with _settings(runs[0], resources):
         models = stack(runs, workload, device)
-        program = Program(models, workload, device, compiled=compiled)
+        program = Program(models, workload, device, compiled=compiled, draw=batches.draw)
         for step in range(runs[0].steps):
             program.step()
             if compiled and step == 0:
