@@ -66,8 +66,10 @@ def _compiled_in_place(model: GPT) -> nn.Module:
 
 def _checkpoint_wrapped(impl: CheckpointImpl) -> Callable[[GPT], nn.Module]:
     def wrap(model: GPT) -> nn.Module:
-        for number, block in enumerate(model.blocks):
-            model.blocks[number] = checkpoint_wrapper(block, checkpoint_impl=impl)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch 2.9 advises against the reentrant one
+            for number, block in enumerate(model.blocks):
+                model.blocks[number] = checkpoint_wrapper(block, checkpoint_impl=impl)
         return model
 
     return wrap

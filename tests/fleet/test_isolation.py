@@ -56,7 +56,7 @@ def state() -> dict[str, Any]:
     numpy = np.random.get_state()
     return {
         "dtype": torch.empty(0).dtype,
-        "device": torch.empty(0).device.type,
+        "device": (torch.empty(0).device.type, torch.get_default_device().type),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "autocast": torch.is_autocast_enabled("cpu"),
         "threads": torch.get_num_threads(),
@@ -95,6 +95,7 @@ def restored_settings() -> Iterator[None]:
         os.environ.update(variables)
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
+    vars(torch._GLOBAL_DEVICE_CONTEXT).pop("device_context", None)
     torch.set_grad_enabled(True)
     torch.set_autocast_enabled("cpu", False)
     torch.use_deterministic_algorithms(False)

@@ -138,6 +138,12 @@ def _default_device() -> Any:
     return None if context is None else context.device
 
 
+def _set_default_device(device: Any) -> None:
+    torch.set_default_device(device)
+    if device is None:  # torch 2.9 leaves a state in which torch.get_default_device() fails
+        vars(torch._GLOBAL_DEVICE_CONTEXT).pop("device_context", None)
+
+
 def _matmul_precision() -> str | None:
     with contextlib.suppress(RuntimeError):  # it was set in the new way, which is read and written below
         return torch.get_float32_matmul_precision()
@@ -191,7 +197,7 @@ _SETTINGS: dict[str, _Setting] = {
         {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},
     ),
     "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
-    "default device": _Setting(_default_device, torch.set_default_device, None),
+    "default device": _Setting(_default_device, _set_default_device, None),
     "gradients": _Setting(torch.is_grad_enabled, torch.set_grad_enabled, True),
     "threads": _Setting(torch.get_num_threads, torch.set_num_threads, _CALLERS),
     "deterministic algorithms": _Setting(

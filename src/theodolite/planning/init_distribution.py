@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from scipy.special import erfinv
 from torch import Tensor
 
 from theodolite.present.text import number
@@ -187,7 +188,7 @@ class Affine:
         edge = abs(self.scale)
         if self.z != "uniform" or abs(self.shift) > 1e-6 * edge or edge > 1:
             return None
-        cut = math.sqrt(2) * torch.erfinv(torch.tensor(edge, dtype=torch.float64, device="cpu")).item()
+        cut = math.sqrt(2) * float(erfinv(edge))
         return Affine("truncated" if math.isfinite(cut) else "normal", 0.0, math.sqrt(0.5), cut)
 
     def clamped(self, low: Any, high: Any) -> Affine | None:
