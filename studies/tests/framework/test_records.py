@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import theodolite_studies
 from theodolite import UseError
 from theodolite_studies.framework.records import Records, read_records
+from theodolite_studies.framework.study import RECORDS
 
 ABOUT = {"study": "x", "sizes": (1, 2)}
 
@@ -38,3 +41,10 @@ def test_what_is_no_file_of_records_is_an_error_of_use(tmp_path: Path, content: 
         read_records(path)
     with pytest.raises(UseError, match="run the study first"):
         read_records(tmp_path / "none.jsonl")
+
+
+def test_no_measurement_of_a_study_counts_twice() -> None:
+    for file in sorted(Path(theodolite_studies.__file__).parent.rglob(RECORDS)):
+        lines = Counter(file.read_text(encoding="utf-8").splitlines())
+        twice = [line for line, count in lines.items() if count > 1]
+        assert twice == [], f"{file} has {len(twice)} lines more than once"

@@ -24,7 +24,7 @@ def test_claims_are_judged_by_how_far_optima_move():
     found = {claim.statement: claim for claim in STUDY.decide(list(ideal(1.0)))}
     assert found["adamw, width: the plan's optimum moves at most one octave"].verdict == "holds"
     moved = found["adamw, width: the standard one's moves more, beyond noise"]
-    assert (moved.verdict, moved.here) == ("holds", "3.00 octaves, 2^-7.00 to 2^-10.00")
+    assert (moved.verdict, moved.here) == ("holds", "3.00 octaves, 2^-10.00 to 2^-7.00")
     assert found["adamw: wider and deeper is never worse under the plan"].verdict == "holds"
     swapped = [
         {**each, "parameterization": {"plan": "standard", "standard": "plan"}[each["parameterization"]]}

@@ -151,11 +151,10 @@ def _loss(optimum: Optimum) -> str:
 
 
 def _moved(drift: OptimumDrift, family: Family) -> str:
-    """How far, and between which optima."""
-    sizes = sorted(drift.sizes)
-    first, last = (math.log2(family.optimum(size).value) for size in (sizes[0], sizes[-1]))
+    """How far, and between which optima: the lowest and the highest of all sizes."""
+    optima = [math.log2(family.optimum(size).value) for size in drift.sizes]
     least = "at least " if drift.bounded else ""
-    return f"{least}{drift.movement:.2f} octaves, 2^{first:.2f} to 2^{last:.2f}"
+    return f"{least}{drift.movement:.2f} octaves, 2^{min(optima):.2f} to 2^{max(optima):.2f}"
 
 
 def notes(data: NetworkFamilies) -> str:
