@@ -43,6 +43,11 @@ LAYERS = {
     "layer norm": nn.LayerNorm(8),
     "layer norm without weights": nn.LayerNorm(8, elementwise_affine=False),
     "torch.layer_norm": Call(lambda h: torch.layer_norm(h, [8])),
+    "torch.native_layer_norm": Call(lambda h: torch.native_layer_norm(h, [8], None, None, 1e-5)[0]),
+    "torch.batch_norm": Call(lambda h: torch.batch_norm(h, None, None, None, None, True, 0.1, 1e-5, False)),
+    "torch.instance_norm": Tokens(
+        Call(lambda h: torch.instance_norm(h, None, None, None, None, True, 0.1, 1e-5, False))
+    ),
     "rms norm": nn.RMSNorm(8, eps=1e-6),
     "group norm": nn.GroupNorm(2, 8),
     "batch norm": nn.BatchNorm1d(8, track_running_stats=False),

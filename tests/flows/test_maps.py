@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import warnings
 from functools import partial
 from typing import Any
 
@@ -252,6 +253,31 @@ def test_labels_reach_the_network() -> None:
     assert map_loss("lagrangian")(Labelled(), batch).item() > 0
 
 
+@pytest.mark.parametrize("kind", ["matching", "lagrangian", "progressive-midpoint"])
+def test_a_condition_may_be_a_dict(kind: Any) -> None:
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor, times: Tensor, condition: dict[str, Tensor]) -> Tensor:
+            return condition["shift"][:, None] * times.sum(1, keepdim=True) + 0 * x
+
+    class Plain(nn.Module):
+        def forward(self, x: Tensor, times: Tensor, shift: Tensor) -> Tensor:
+            return shift[:, None] * times.sum(1, keepdim=True) + 0 * x
+
+    (x, times), target = map_batches(draw)(0, 0)
+    shift = torch.arange(16, dtype=torch.float64)
+    found = map_loss(kind)(Shifted(), ((x, times, {"shift": shift}), target))
+    assert torch.equal(found, map_loss(kind)(Plain(), ((x, times, shift), target)))
+
+
+def test_times_of_bfloat16_data_stay_below_one() -> None:
+    data = torch.ones(4096, 2, dtype=torch.bfloat16)
+    (x, times), (velocity, split) = map_batches(lambda *_: (data, None), path="variance-preserving")(0, 0)
+    assert (x.dtype, times.dtype, split.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    assert velocity.isfinite().all()
+    loss = map_loss("progressive-uniform")(FlowMLP(8, 1, times=2).bfloat16(), ((x, times), (velocity, split)))
+    assert loss.isfinite()
+
+
 def test_gradients_through_jumps_are_kept_only_if_asked_for() -> None:
     noise = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
     assert not sample_map(FlowMap(Exact()), noise).requires_grad
@@ -314,3 +340,9 @@ def test_wrong_arguments_are_refused() -> None:
         with pytest.raises(UseError, match=f"{type(net).__name__} cannot be differentiated in forward mode"):
             map_loss("eulerian")(net, batch)
         assert map_loss("progressive-midpoint")(net, batch).isfinite()
+    traced = small_net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced.norm = torch.jit.script(nn.LayerNorm(8).double())
+    with pytest.raises(UseError, match=r"norm is compiled by torch\.jit"):
+        map_loss("lagrangian")(traced, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from theodolite import UseError
 from theodolite.flows import Interpolant, noisy, three_gaussians, velocity_loss
 from theodolite.flows.interpolants import INTERPOLANTS
+from theodolite.models import FlowMLP
 
 NUM = 4096
 
@@ -79,6 +81,27 @@ def test_dtype_and_shape_are_those_of_the_data(dtype: torch.dtype) -> None:
     (x, t), target = noisy(lambda seed, step: (torch.ones(5, 3, 4, 4, dtype=dtype), None))(0, 0)
     assert {x.dtype, t.dtype, target.dtype} == {dtype}
     assert x.shape == target.shape == (5, 3, 4, 4)
+
+
+@pytest.mark.parametrize("path", INTERPOLANTS.values(), ids=lambda path: path.name)
+@pytest.mark.parametrize("predict", ["score", "velocity"])
+def test_times_of_bfloat16_data_are_not_rounded_to_where_targets_are_infinite(
+    path: Interpolant, predict: Any
+) -> None:
+    data = torch.ones(NUM, 2, dtype=torch.bfloat16)
+    (x, t), target = noisy(lambda seed, step: (data, None), path=path, predict=predict)(0, 0)
+    assert (x.dtype, t.dtype, target.dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
+    assert t.max() > 0.998  # which is 1 in bfloat16
+    assert target.isfinite().all()
+    net = FlowMLP(8, 1).bfloat16()
+    assert net(x, t).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype, classes", [(torch.bool, 2), (torch.uint8, 256)])
+def test_the_null_label_may_be_beyond_the_dtype_of_the_labels(dtype: torch.dtype, classes: int) -> None:
+    labels = torch.ones(8, dtype=dtype)
+    inputs, _ = noisy(lambda *_: (torch.ones(8, 2), labels), classes=classes, label_dropout=1.0)(0, 0)
+    assert inputs[2].tolist() == [classes] * 8
 
 
 def test_the_loss_of_the_exact_velocity_is_the_floor() -> None:

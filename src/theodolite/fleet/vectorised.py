@@ -105,7 +105,8 @@ class KeptBatches:
         if any(tensor.device.type != "cpu" or tensor.layout is not torch.strided for tensor in tensors):
             self._left = 0
             return
-        sizes = {one.data_ptr(): one.nbytes() for one in (tensor.untyped_storage() for tensor in tensors)}
+        storages = [tensor.untyped_storage() for tensor in tensors if tensor.numel()]
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
         if not self._addresses.isdisjoint(sizes):
             # The workload keeps its data itself, or fills one buffer again and again.
             self._kept.clear()

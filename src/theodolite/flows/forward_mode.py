@@ -77,6 +77,14 @@ def _layer_norm(
     return _affine(_normalised(x, tuple(range(-len(normalized_shape), 0)), eps), weight, bias)
 
 
+def _native_layer_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    dims = tuple(range(-len(normalized_shape), 0))
+    rstd = (x.var(dims, unbiased=False, keepdim=True) + eps).rsqrt()
+    return _layer_norm(x, normalized_shape, weight, bias, eps), x.mean(dims, keepdim=True), rstd
+
+
 def _batch_norm(
     x: Tensor,
     running_mean: Tensor | None,
@@ -131,10 +139,32 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
     return value * gate.sigmoid()
 
 
-_DEFINITIONS: dict[Any, Callable[..., Tensor]] = {
+def _weights_first(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A norm of `torch.nn.functional` with the order of arguments that the one of `torch` has."""
+
+    def of_torch(
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+        cudnn_enabled: bool,
+    ) -> Tensor:
+        return norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+
+    return of_torch
+
+
+_DEFINITIONS: dict[Any, Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
+    torch.native_layer_norm: _native_layer_norm,
     F.batch_norm: _batch_norm,
+    torch.batch_norm: _weights_first(_batch_norm),
     F.instance_norm: _instance_norm,
+    torch.instance_norm: _weights_first(_instance_norm),
     F.glu: _glu,
 }

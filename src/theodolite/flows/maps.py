@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from theodolite.core.arguments import number, one_of, whole
 from theodolite.core.batches import Batch
@@ -29,7 +30,7 @@ from theodolite.flows.interpolants import (
     find_interpolant,
     finite_times,
 )
-from theodolite.flows.training import Draw, as_data, drawn, null_labels
+from theodolite.flows.training import Draw, as_data, as_times, drawn, null_labels
 
 Jump = Callable[[Tensor, float, float], Tensor]
 """`jump(x, s, t)`: where the points x at time s are at time t. A `FlowMap`, or `GaussianMixture.flow_map`."""
@@ -155,9 +156,9 @@ class _MapBatches:
         pairs = np.sort(rng.random((len(data), 2)), axis=1)
         pairs[:on] = rng.random((on, 1))
         low, high = finite_times("velocity", self.path)
-        times = as_data(low + (high - low) * pairs, data)
+        times = as_times(low + (high - low) * pairs, data)
         noise = as_data(rng.standard_normal(tuple(data.shape)), data)
-        split = as_data(rng.random(len(data) - on), data)
+        split = as_times(rng.random(len(data) - on), data)
         kept = null_labels(self.classes, self.label_dropout)(labels, rng, data)
         s = times[:, 0]
         velocity = self.path.velocity(noise[:on], data[:on], s[:on])
@@ -204,7 +205,7 @@ def _loss(kind: MapLoss, stop: bool, net: nn.Module, batch: Any) -> Tensor:
     x, times, condition, velocity, split = _parts(batch)
     on = len(velocity)
     s, t = times.unbind(1)
-    here = [one[:on] for one in condition]
+    here = tree_map(lambda one: one[:on], condition)
     matched = _average(net, x[:on], s[:on], s[:on], here) - velocity
     if kind == "matching":
         return matched.square().mean()
@@ -212,7 +213,7 @@ def _loss(kind: MapLoss, stop: bool, net: nn.Module, batch: Any) -> Tensor:
         raise UseError(
             f"the batch has no example off the diagonal, which {kind} needs: give diagonal below 1"
         )
-    there = _Off(net, x[on:], s[on:], t[on:], [one[on:] for one in condition], stop)
+    there = _Off(net, x[on:], s[on:], t[on:], tree_map(lambda one: one[on:], condition), stop)
     if kind == "lagrangian":
         distilled = there.lagrangian()
     elif kind == "eulerian":
@@ -230,7 +231,7 @@ class _Off:
     x: Tensor
     s: Tensor
     t: Tensor
-    condition: list[Tensor]
+    condition: list[Any]
     stop: bool
 
     def lagrangian(self) -> Tensor:
@@ -274,6 +275,13 @@ class _Off:
     def _derivative(
         self, function: Callable[..., Tensor], at: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
+        scripted = [name for name, one in self.net.named_modules() if isinstance(one, torch.jit.ScriptModule)]
+        if scripted:
+            raise UseError(
+                f"{scripted[0] or 'the network'} is compiled by torch.jit, where derivatives of norms have "
+                "wrong gradients: use the module that it was made from, or progressive-midpoint, which needs "
+                "no derivative"
+            )
         try:
             return derivative(function, at, tangents)
         except torch.OutOfMemoryError:
@@ -285,7 +293,7 @@ class _Off:
             ) from error
 
 
-def _parts(batch: Any) -> tuple[Tensor, Tensor, list[Tensor], Tensor, Tensor]:
+def _parts(batch: Any) -> tuple[Tensor, Tensor, list[Any], Tensor, Tensor]:
     """Points, times, condition, velocity and split of a batch of `map_batches`."""
     try:
         (x, times, *condition), (velocity, split) = batch

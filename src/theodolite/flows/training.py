@@ -96,7 +96,7 @@ class _Noisy:
         if self.times == "logit-normal":
             place = 1 / (1 + np.exp(-rng.standard_normal(len(data))))
         low, high = finite_times(self.predict, self.path)
-        t = as_data(low + (high - low) * place, data)
+        t = as_times(low + (high - low) * place, data)
         noise = as_data(rng.standard_normal(tuple(data.shape)), data)
         kept = null_labels(self.classes, self.label_dropout)(labels, rng, data)
         target = _target(self.predict, self.path, noise, data, t)
@@ -137,7 +137,7 @@ def null_labels(
         if not isinstance(labels, Tensor) or labels.shape != (len(data),) or labels.is_floating_point():
             raise UseError(f"draw returned {described(labels)} as labels: return one integer per example")
         dropped = torch.from_numpy(rng.random(len(data)) < label_dropout).to(labels.device)
-        return (labels.masked_fill(dropped, null).long(),)
+        return (labels.long().masked_fill(dropped, null),)
 
     return replace
 
@@ -145,6 +145,11 @@ def null_labels(
 def as_data(values: np.ndarray[Any, Any], data: Tensor) -> Tensor:
     """Numbers as a tensor of the data's dtype, on its device."""
     return torch.from_numpy(values).to(data)
+
+
+def as_times(values: np.ndarray[Any, Any], data: Tensor) -> Tensor:
+    """Times on the data's device, in float32 at least: in bfloat16 the times from 0.998 on are 1."""
+    return torch.from_numpy(values).to(data.device, torch.promote_types(data.dtype, torch.float32))
 
 
 def velocity_loss(prediction: Tensor, target: Tensor) -> Tensor:

@@ -272,6 +272,9 @@ IMAGES, TIMES = torch.zeros(4, 3, 2, 2), torch.arange(4.0)
         ((IMAGES, TIMES), "input 1"),
         ((TIMES, IMAGES), "input 0"),
         ({"sample": IMAGES, "timestep": TIMES, "label": torch.arange(4)}, "input 'timestep'"),
+        # Positions of tokens, which all examples share.
+        ({"sample": IMAGES, "ids": torch.zeros(6, 3), "timestep": TIMES}, "input 'timestep'"),
+        ({"sample": IMAGES, "ids": torch.zeros(6, 3), "frequencies": torch.arange(6.0)}, None),
         ((IMAGES, TIMES.long()), None),  # may be a class
         ((IMAGES, torch.arange(3.0)), None),  # not the examples'
         ((IMAGES, TIMES[:, None]), None),

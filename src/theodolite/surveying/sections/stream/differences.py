@@ -66,7 +66,7 @@ def between_examples(context: SurveyContext, found: StreamMeasurement) -> Iterat
 def example_number(batch: Batch) -> tuple[str, Tensor] | None:
     """The first input that is one floating-point number for each example, and how to name it.
 
-    It stands beside a tensor of more dimensions with as many examples; no name is read.
+    It stands beside a tensor of more dimensions with as many examples as the first input; no name is read.
 
     >>> import torch
     >>> images, times = torch.zeros(4, 3, 8, 8), torch.rand(4)
@@ -85,7 +85,8 @@ def example_number(batch: Batch) -> tuple[str, Tensor] | None:
     tensors = [(name, value) for name, value in entries if isinstance(value, Tensor) and value.ndim]
     rows = {len(value) for _, value in tensors if value.ndim > 1}
     for name, value in tensors:
-        if value.is_floating_point() and value.ndim == 1 and rows == {len(value)} and len(value.unique()) > 1:
+        of_examples = len(value) in rows and len(value) == len(tensors[0][1])
+        if of_examples and value.is_floating_point() and value.ndim == 1 and len(value.unique()) > 1:
             return name, value
     return None
 
