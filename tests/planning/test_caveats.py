@@ -174,18 +174,15 @@ class EncoderDecoder(nn.Module):
 
 
 @pytest.mark.parametrize("post", [False, True])
-def test_streams_that_do_not_get_deeper_together_are_named(post: bool) -> None:
-    def notes(more: int) -> list[str]:
-        def build(width: int, depth: int) -> nn.Module:
-            return EncoderDecoder(width, depth, depth + more, post)
+def test_streams_get_deeper_by_ratios_of_their_own(post: bool) -> None:
+    def build(width: int, depth: int) -> nn.Module:
+        return EncoderDecoder(width, depth, depth + 1, post)
 
-        made = plan(build, th.Size(32, 6), torch.zeros(1, 4, 8))
-        return [note for note in made.notes if "streams" in note]
-
-    (said,) = notes(1)
-    assert "2 residual streams, and their numbers of branches go from 2 to 6, 3 to 7" in said
-    assert "one ratio for all, 2.6;" in said
-    assert not notes(0)
+    made = plan(build, th.Size(32, 6), torch.zeros(1, 4, 8))  # from 2 and 3 branches to 6 and 7
+    for name, ratio in (("encoder.5.weight", 6 / 2), ("decoder.6.weight", 7 / 3)):
+        assert made[name].lr == pytest.approx(2**-8 / ratio)
+        assert made[name].init.std == pytest.approx(1 / (96 * ratio) ** 0.5, rel=1e-6)
+    assert "residual branches 7 = 2.333 × 3" in str(made.explain("decoder.6.weight"))
 
 
 def test_a_stream_that_does_not_get_deeper_is_left_alone() -> None:

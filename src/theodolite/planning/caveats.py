@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from theodolite.anatomy import Anatomy
@@ -19,11 +18,12 @@ WARNING = "Warning: "
 def refuse_unscalable(branches: RepeatedBranches) -> None:
     """Refuse another depth if a branch that repeats ends in no tensor that sets its size."""
     for branch in branches.at_target:
-        if branches.ratio != 1 and not branch.ends:
+        here, there = branches.of_stream(branch.stream)
+        if here != there and not branch.ends:
             inside = f" (it holds {branch.parts[0]})" if branch.parts else ""
             raise UseError(
                 f"branch {branch.branch} of block {branch.block}{inside} ends in no tensor that scales it, "
-                f"so it cannot be multiplied by 1/{branches.ratio:g} for this depth. End the branch with a "
+                f"so it cannot be multiplied by 1/{here / there:g} for this depth. End the branch with a "
                 "linear map or a norm that has a gain; or keep the depth of the base"
             )
 
@@ -46,7 +46,6 @@ def caveats(
         yield f"{left}: not trained, and left as built."
     if branches.ratio != 1:
         yield from _unscaled_branches(target, branches)
-    yield from _several_streams(branches)
     if own_depth:
         exponents = sorted({round(math.log2(factor), 2) for factor in own_depth.values()})
         yield (
@@ -82,18 +81,6 @@ def _unscaled_branches(target: Anatomy, branches: RepeatedBranches) -> Iterator[
         yield (
             f"{counted(len(branches.lone), 'residual branch')} {verb} not repeat with depth ({some}{more}): "
             f"the plan scales the other {num} with depth, and leaves {them} alone."
-        )
-
-
-def _several_streams(branches: RepeatedBranches) -> Iterator[str]:
-    """Residual streams whose numbers of branches grow by different ratios."""
-    here, there = (Counter(one.stream for one in held) for held in (branches.at_target, branches.at_base))
-    ratios = [here[stream] / there[stream] for stream in here if stream in there]
-    if len(here) == len(there) and max(ratios, default=1.0) > min(ratios, default=1.0) * (1 + 1e-9):
-        listed = ", ".join(f"{there[stream]} to {here[stream]}" for stream in here)
-        yield (
-            f"The network has {len(here)} residual streams, and their numbers of branches go from {listed}. "
-            f"The plan uses one ratio for all, {branches.ratio:.4g}; each stream needs its own."
         )
 
 

@@ -121,18 +121,34 @@ class RepeatedBranches:
 
     @property
     def ratio(self) -> float:
-        """Branches at the target size for each branch at base size."""
+        """Branches at the target size for each branch at base size, of all streams."""
         return len(self.at_target) / len(self.at_base) if self.at_base else 1.0
 
     def counts(self, part: Part) -> tuple[int, int]:
-        """How many branches a tensor's branch is one of, at the target and at base size; 1 if it is alone."""
-        alone = any((part.block, part.branch) == (one.block, one.branch) for one in self.lone)
-        alone |= part.on_stream and part.name in self.single
-        return (1, 1) if alone else (len(self.at_target), len(self.at_base))
+        """How many branches its stream has that a tensor's branch is one of, at the target and at base size.
+
+        1 if it is alone. Streams get deeper by ratios of their own: in the last block of SD3 the stream of
+        the text has no branch, as nothing reads it.
+        """
+        place = part.block, part.branch
+        if any(place == (one.block, one.branch) for one in self.lone):
+            return 1, 1
+        if part.on_stream and part.name in self.single:
+            return 1, 1
+        stream = next((one.stream for one in self.at_target if place == (one.block, one.branch)), None)
+        return self.of_stream(stream)
+
+    def of_stream(self, stream: int | None) -> tuple[int, int]:
+        """The branches of one stream, at the target and at base size; of all streams if it is not known."""
+        here, there = (Counter(one.stream for one in held) for held in (self.at_target, self.at_base))
+        if stream is None or here.keys() != there.keys():
+            return here.total(), there.total()
+        return here[stream], there[stream]
 
     def depth(self, part: Part) -> float:
         """The ratio for a tensor; 1 in a branch that does not repeat."""
-        return 1.0 if self.counts(part) == (1, 1) else self.ratio
+        here, there = self.counts(part)
+        return here / there if there else 1.0
 
 
 def lone_branches(anatomy: Anatomy, others: Iterable[Anatomy]) -> frozenset[tuple[int, int]]:

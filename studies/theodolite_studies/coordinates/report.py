@@ -51,7 +51,7 @@ def tracks_of(
                 quantity: tuple(math.nan if value is None else value for value in values)
                 for quantity, values in zip(QUANTITIES, record["values"], strict=True)
             },
-            expected={quantity: -1.0 for quantity in QUANTITIES if "branch" in quantity},
+            expected={quantity: 1 / (2 * record["depth"]) for quantity in QUANTITIES if "branch" in quantity},
             branches=(),
             stream=(),
         )

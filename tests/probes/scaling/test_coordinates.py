@@ -115,6 +115,59 @@ def line_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
 LINE = th.Workload("line", Line, line_batch, nn.functional.cross_entropy, th.Size(4, 2))
 
 
+class Joint(nn.Module):
+    """A block of two streams that read each other."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.across, self.inside, self.other = (
+            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(3)
+        )
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        mixed = self.norm(x) + self.norm(y)
+        x, y = x + self.across(mixed), y + self.other(mixed)
+        return x + self.inside(self.norm(x)), y
+
+
+class TwoStreams(nn.Module):
+    """In its last block nothing reads what is added to the second stream."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, width), nn.Linear(8, width)
+        self.blocks = nn.ModuleList(Joint(width) for _ in range(depth))
+        self.norm, self.last = nn.LayerNorm(width, elementwise_affine=False), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, y = self.first(x), self.second(x)
+        for block in self.blocks:
+            x, y = block(x, y)
+        return self.last(self.norm(x))
+
+
+def test_each_stream_is_compared_with_its_own_number_of_branches() -> None:
+    def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1000 * seed + step))
+        return x, (x[:, 0] > 0).long()
+
+    workload = th.Workload("two streams", TwoStreams, batch, nn.functional.cross_entropy, th.Size(64, 2))
+    sizes = [th.Size(64, depth) for depth in (2, 4, 8)]
+    made = coordinates(workload, sizes, base=th.Size(64, 2), lr=2**-9, steps=2, seeds=2)
+    four = next(track for track in made.tracks if track.size.depth == 4)
+    share, other = 1 / 8, 1 / 3
+    assert four.expected == {
+        **{f"{change}branch.{kind}": share for kind in (0, 1) for change in ("", "change of ")},
+        **{f"{change}branch.0 of stream 1": other for change in ("", "change of ")},
+    }
+    # Least squares through log₂ of 1, 3 and 7 branches at 2, 4 and 8 blocks.
+    slopes = {slope.quantity: slope for slope in made.slopes}
+    assert slopes["branch.0 of stream 1"].expected == pytest.approx(-math.log2(7) / 2)
+    assert slopes["branch.0"].expected == -1
+    assert {slope.quantity: round(slope.excess, 2) for slope in made.bent(TOLERANCE)} == {}
+
+
 def test_values_of_a_network_that_can_be_done_by_hand() -> None:
     """With all weights alike every block doubles its input, from inputs of root mean square √5."""
     size = th.Size(4, 3)
@@ -126,7 +179,7 @@ def test_values_of_a_network_that_can_be_done_by_hand() -> None:
     assert track.branches[0] == pytest.approx([start, 2 * start, 4 * start])
     assert track.values["stream"][0] == pytest.approx(8 * start)
     assert track.values["branch.0"][0] == pytest.approx(math.sqrt((1 + 4 + 16) / 3) * start)
-    assert track.expected == {"branch.0": -1.0, "change of branch.0": -1.0}
+    assert track.expected == {"branch.0": 1 / 3, "change of branch.0": 1 / 3}
     # Step 1 moves the readout by lr in every entry and, as it was zero, nothing else: logits ±4·8x·lr.
     assert track.values["logits"][:2] == pytest.approx([0, 4 * 8 * start * 0.01], rel=1e-4)
     assert track.values["change of logits"][1] == pytest.approx(4 * 8 * start * 0.01, rel=1e-4)
@@ -283,7 +336,8 @@ def test_layers_outside_of_branches_are_looked_at_by_hand() -> None:
 
 
 def track(width: int, depth: int, value: float, seed: int = 0, expected: float = 0.0) -> Track:
-    return Track(Size(width, depth), seed, "finished", {"q": (9.0, value)}, {"q": expected}, (), ())
+    wanted = {"q": float(depth) ** expected}
+    return Track(Size(width, depth), seed, "finished", {"q": (9.0, value)}, wanted, (), ())
 
 
 def along(slopes: tuple[Slope, ...], axis: str) -> Slope:

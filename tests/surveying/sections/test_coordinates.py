@@ -1,6 +1,7 @@
 import dataclasses
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,14 @@ from theodolite.models import GPT
 from theodolite.probes.scaling.coordinates import Slope
 from theodolite.surveying import SurveyContext
 from theodolite.surveying.sections import coordinates
-from theodolite.surveying.sections.coordinates import STEPS, coordinates_kept, measure, section, verdict
+from theodolite.surveying.sections.coordinates import (
+    STEPS,
+    CoordinatePair,
+    coordinates_kept,
+    measure,
+    section,
+    verdict,
+)
 from theodolite.surveying.trials import trials_of
 from theodolite.workloads import Workload, next_token_loss
 
@@ -35,7 +43,7 @@ def check():
 
     build = partial(GPT, vocab=32, context=8, head_dim=16)
     workload = Workload("small", build, batch, next_token_loss, Size(64, 2))
-    return measure(trials_of(SurveyContext(workload, workload.size)))
+    return measure(trials_of(SurveyContext(workload, workload.size)), [0])
 
 
 def test_the_stream_grows_without_a_plan_and_keeps_its_size_with_one(check):
@@ -130,7 +138,7 @@ def bent_by(coordinates, quantity, slope):
     """The tracks, as if a quantity were right along the depth and went with the width to a power."""
 
     def bent(track):
-        size = (track.size.width / 64) ** slope * track.size.depth ** track.expected.get(quantity, 0)
+        size = (track.size.width / 64) ** slope * track.expected.get(quantity, 1)
         return dataclasses.replace(track, values={**track.values, quantity: (1.0,) * STEPS + (size,)})
 
     return dataclasses.replace(coordinates, tracks=tuple(map(bent, coordinates.tracks)))
@@ -147,6 +155,35 @@ def test_what_a_single_seed_cannot_tell_is_not_called_well(check):
         in finding.sentence
     )
     assert "--deep" in finding.remedy
+
+
+@pytest.mark.parametrize(("others", "level"), [(0.0, "note"), (0.55, "warn")])
+def test_a_fault_that_one_seed_finds_is_looked_for_with_two_more(check, monkeypatch, others, level):
+    asked = []
+
+    def measured(trials, seeds):
+        asked.append(list(seeds))
+
+        def of_seeds(found, slopes):
+            each = [
+                dataclasses.replace(track, seed=seed)
+                for seed, slope in zip(seeds, slopes, strict=True)
+                for track in bent_by(found, "change of branch.1", slope).tracks
+            ]
+            return dataclasses.replace(found, tracks=tuple(each))
+
+        slopes = [0.6] if len(seeds) == 1 else [others, others + 0.02]
+        return CoordinatePair(of_seeds(check.standard, slopes), of_seeds(check.planned, slopes))
+
+    monkeypatch.setattr(coordinates, "measure", measured)
+    context = SurveyContext(Workload("small", GPT, lambda *_: None, next_token_loss), Size(64, 2), seed=5)
+    monkeypatch.setattr(
+        coordinates, "trials_of", lambda context: SimpleNamespace(seed=5, noted=lambda one: one)
+    )
+    (finding,) = coordinates.examine(context)
+    assert asked == [[5], [6, 7]]
+    assert finding.level == level
+    assert finding.evidence.numbers["seeds"] == 3
 
 
 def test_what_is_not_known_without_a_plan_is_said_too(check):

@@ -18,7 +18,7 @@ from theodolite.anatomy.names import unwrap
 from theodolite.anatomy.recording.operations import CONVOLUTIONS, NORMS, PRODUCTS
 from theodolite.anatomy.recording.trace import Graph, Ref, watch
 from theodolite.anatomy.specimen import Specimen, shapes_of
-from theodolite.anatomy.structure.branches import stream_after
+from theodolite.anatomy.structure.branches import stream_after, streams_of
 from theodolite.anatomy.structure.expressions import moved, own_axes
 from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.residual import TracedBranch, find_residuals
@@ -31,6 +31,8 @@ class ActivationLayout:
 
     places: tuple[tuple[int, int], ...]
     """By branch: its block, and its number within the block."""
+    streams: tuple[int, ...]
+    """By branch: the residual stream it is added to, counted from 0."""
     layers: tuple[int, ...]
     """By branch: weights on the longest path through it."""
     branches: tuple[tuple[int, ...], ...]
@@ -83,6 +85,7 @@ def find_layout(model: nn.Module, inputs: Any) -> ActivationLayout:
     residuals = find_residuals(flow)
     return ActivationLayout(
         places=tuple(Specimen(model, shapes_of(model), flow, residuals).places),
+        streams=tuple(streams_of(flow, residuals)),
         layers=tuple(residual.layers for residual in residuals),
         branches=tuple(residual.ends for residual in residuals),
         factors=tuple(_factors(flow, residual) for residual in residuals),

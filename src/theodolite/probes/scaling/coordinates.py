@@ -6,8 +6,9 @@ Each value is fitted by a power of the size: least squares on two logarithmic ax
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -246,9 +247,10 @@ def fit_slopes(tracks: Iterable[Track], *, step: int = -1) -> tuple[Slope, ...]:
         compared = [each for each in groups if any(len({one.size for one in group}) > 1 for group in each)]
         if not compared:
             continue
-        slopes = np.stack([_slopes(each, names, axis, step) for each in compared], axis=1)
-        for name, by_seed in zip(names, slopes, strict=True):
-            expected = tracks[0].expected.get(name, 0.0) if axis == "depth" else 0.0
+        values = partial(_value, step=step)
+        slopes = np.stack([_slopes(each, names, axis, values) for each in compared], axis=1)
+        wanted = _slopes(compared[0], names, axis, _wanted) if axis == "depth" else np.zeros(len(names))
+        for name, by_seed, expected in zip(names, slopes, wanted.round(9).tolist(), strict=True):
             mean, low, high = float(by_seed[0]), math.nan, math.nan
             if len(by_seed) > 1:
                 mean, low, high = mean_interval(torch.from_numpy(by_seed))
@@ -263,13 +265,23 @@ def worst_first(slopes: Iterable[Slope]) -> tuple[Slope, ...]:
     )
 
 
-def _slopes(groups: Sequence[Sequence[Track]], names: Sequence[str], axis: Axis, step: int) -> NDArray[Any]:
+def _value(track: Track, name: str, *, step: int) -> float:
+    return track.values[name][step]
+
+
+def _wanted(track: Track, name: str) -> float:
+    return track.expected.get(name, 1.0)
+
+
+def _slopes(
+    groups: Sequence[Sequence[Track]], names: Sequence[str], axis: Axis, value: Callable[[Track, str], float]
+) -> NDArray[Any]:
     """By name: least squares within groups of sizes that differ along the axis alone.
 
     It is nan where a value is not finite. A quantity that is 0 everywhere does not move: its slope is 0.
     """
     sizes = [np.log2([getattr(track.size, axis) for track in group]) for group in groups]
-    values = [np.array([[track.values[name][step] for track in group] for name in names]) for group in groups]
+    values = [np.array([[value(track, name) for track in group] for name in names]) for group in groups]
     still = np.all([(one == 0).all(1) for one in values], axis=0)
     known = np.all([(np.isfinite(one) & (one > 0)).all(1) for one in values], axis=0)
     across, covariance = 0.0, np.zeros(len(names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -33,7 +34,8 @@ class Track(Result):
 
     Quantities are `stream` (after the last block), `stream.first` and `stream.middle` (after the first and
     the middle one), `branch.0`, `branch.1`, … (each block's first branch, second branch, …; the root mean
-    square over the blocks that repeat with depth), `layer.NAME` (the output of that weight, outside every
+    square over the blocks that repeat with depth; `branch.0 of stream 1` if it is added to another stream
+    than the first), `layer.NAME` (the output of that weight, outside every
     branch and with outputs that grow with the width), `logits`, and `change of …` for the stream, the
     branches, the layers and the logits: the distance from their values before training.
     """
@@ -46,7 +48,8 @@ class Track(Result):
     values: Mapping[str, tuple[float, ...]]
     """By quantity, by step. nan from where the run diverged."""
     expected: Mapping[str, float]
-    """By quantity: the power of the depth it should follow. Everything should follow the width's 0th."""
+    """By quantity: what it should be proportional to as depth grows: 1/L for one of L branches of a stream.
+    What is not in here should not depend on depth, and nothing should depend on width."""
     branches: tuple[tuple[float, ...], ...]
     """By step, by branch: what each branch adds to the stream."""
     stream: tuple[tuple[float, ...], ...]
@@ -182,18 +185,28 @@ def _expected(layout: ActivationLayout, lone: Collection[tuple[int, int]]) -> di
 
     A stream that is a mean of L values, one of which is the embedding, is 1/L of the sum.
     """
+    kinds = dict(_kinds(layout, lone))
+    lengths = Counter(layout.streams[index] for members in kinds.values() for index in members)
     names = ("stream.middle", "stream", "change of stream") if layout.is_routed else ()
-    expected: dict[str, float] = dict.fromkeys(names, -1.0)
-    for kind, members in _kinds(layout, lone):
-        one_layer = layout.layers[members[0]] == 1
-        expected |= {f"branch.{kind}": -0.5 if one_layer else -1.0, f"change of branch.{kind}": -1.0}
+    expected: dict[str, float] = dict.fromkeys(names, 1 / max(1, lengths.total()))
+    for kind, (first, *_) in kinds.items():
+        share = 1 / lengths[layout.streams[first]]
+        one_layer = layout.layers[first] == 1
+        expected |= {f"branch.{kind}": math.sqrt(share) if one_layer else share}
+        expected |= {f"change of branch.{kind}": share}
     return expected
 
 
-def _kinds(layout: ActivationLayout, lone: Collection[tuple[int, int]]) -> Iterator[tuple[int, list[int]]]:
-    """Branches that repeat with depth, grouped by their number within the block."""
-    kinds: dict[int, list[int]] = {}
-    for index, (block, branch) in enumerate(layout.places):
+def _kinds(layout: ActivationLayout, lone: Collection[tuple[int, int]]) -> Iterator[tuple[str, list[int]]]:
+    """Branches that repeat with depth, by their stream and their number within the block on that stream.
+
+    In the last block of a network with two streams, one of them may have no branch: nothing reads it.
+    """
+    kinds: dict[tuple[int, int], list[int]] = {}
+    met: Counter[tuple[int, int]] = Counter()
+    for index, ((block, branch), stream) in enumerate(zip(layout.places, layout.streams, strict=True)):
         if (block, branch) not in lone:
-            kinds.setdefault(branch, []).append(index)
-    yield from sorted(kinds.items())
+            kinds.setdefault((stream, met[block, stream]), []).append(index)
+        met[block, stream] += 1
+    for (stream, number), members in sorted(kinds.items()):
+        yield f"{number} of stream {stream}" if stream else str(number), members
