@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed._composable import checkpoint as composable_checkpoint
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributions import Categorical
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -559,3 +561,31 @@ def test_activation_checkpoints(reentrant, chosen):
     R = draw(operator.shapes, DIRECTIONS, dtype=torch.float64).matrix
     expected = R.T @ truth.hessian[rows][:, rows] @ R
     assert apart(reading.hessian.matrix, expected) < 1e-6
+
+
+def called(module, reentrant):
+    return Net(lambda net, x: checkpoint(net.inner, x, use_reentrant=reentrant), inner=module)
+
+
+KEPT_IN_PART = {
+    "not reentrant": lambda module: called(module, reentrant=False),
+    "reentrant": lambda module: called(module, reentrant=True),
+    "wrapper": checkpoint_wrapper,
+    "composable": composable_checkpoint,
+}
+
+
+@pytest.mark.parametrize("way", KEPT_IN_PART)
+def test_a_checkpointed_module_is_not_run_again(way):
+    """Run again with the model's own parameters, it would be wrong where some are chosen and shapes agree."""
+    runs = []
+
+    def inner(net, x):
+        runs.append(x)
+        return torch.tanh(net.layer(x))
+
+    kept = KEPT_IN_PART[way](Net(inner, layer=nn.Linear(WIDTH, WIDTH)))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), kept, nn.Linear(WIDTH, CLASSES)).double()
+    operator = probes.hessian(model, CE, vectors(WIDTH, WIDTH), parameters="0.*")
+    operator @ torch.eye(operator.size).double()
+    assert len(runs) == 1

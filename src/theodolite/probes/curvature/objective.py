@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -257,6 +258,9 @@ class _PlainWeightNorm(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+
+
 @contextlib.contextmanager
 def without_checkpoints() -> Iterator[None]:
     """Switch activation checkpointing off: it would recompute with the model's own parameters."""
@@ -269,8 +273,14 @@ def without_checkpoints() -> Iterator[None]:
         def apply(function: Any, preserve: bool, *args: Any) -> Any:
             return function(*args)
 
-    names: dict[str, Any] = {"_checkpoint_without_reentrant_generator": plain, "CheckpointFunction": Plain}
-    with patch.multiple(checkpoint, **names):
+    # Torch 2.15 has a second generator, whose name begins with that of the first, and calls only that one.
+    # Composable checkpoints hold a name of their own for it.
+    modules = (checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation"))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(checkpoint, "CheckpointFunction", Plain))
+        for module in filter(None, modules):
+            for name in [one for one in vars(module) if one.startswith(_CHECKPOINT_GENERATOR)]:
+                stack.enter_context(patch.object(module, name, plain))
         yield
 
 
