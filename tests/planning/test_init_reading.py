@@ -160,7 +160,7 @@ def test_what_has_no_simple_law_is_the_networks_own_and_is_measured(way: str) ->
     assert one.mean == pytest.approx(values.mean().item(), abs=0.05 * one.std)
 
 
-@pytest.mark.parametrize("way", sorted(OWN.keys() - {"a row of zeros", "two laws"}))
+@pytest.mark.parametrize("way", sorted(OWN.keys() - {"a row of zeros", "dirac", "two laws"}))
 def test_without_values_nothing_is_guessed(way: str) -> None:
     with pytest.raises(UseError, match="smaller base size"):
         of(OWN[way], read_without_values)
@@ -175,6 +175,32 @@ def test_a_row_of_zeros_has_the_std_of_the_mixture_even_without_values() -> None
     one = read_without_values(lambda width, depth: nn.Embedding(10, width, padding_idx=3), SIZE)["weight"]
     assert (one.kind, one.mean) == ("own", 0.0)
     assert one.std == pytest.approx(math.sqrt(0.9))
+
+
+@pytest.mark.parametrize("read", [read_with_values, read_without_values])
+def test_single_entries_that_are_set_are_a_mixture_even_without_values(read: Callable) -> None:
+    one = of(OWN["dirac"], read)
+    assert (one.kind, one.mean) == ("own", pytest.approx(1 / (3 * 64)))
+    assert one.std == pytest.approx(math.sqrt(one.mean * (1 - one.mean)))
+
+
+def test_entries_set_to_a_complex_number_are_measured() -> None:
+    def fill(n: int) -> Tensor:
+        tensor = torch.zeros(n, n, dtype=torch.complex64)
+        tensor[0], tensor[1, 1] = 1j, 1j
+        return tensor
+
+    one = of(fill)
+    assert one.kind == "own"
+    assert one.std == pytest.approx(math.sqrt(65 / 64**2), rel=0.05)
+
+
+def test_entries_of_a_tensor_on_meta_may_be_set() -> None:
+    def fill(n: int) -> Tensor:
+        torch.zeros(n, n, device="meta")[1, 1] = 1.0
+        return torch.zeros(n)
+
+    assert of(fill) == Init("constant")
 
 
 def test_values_written_behind_torchs_back_are_believed_more_than_operations() -> None:

@@ -310,8 +310,7 @@ class InitRecorder(TorchDispatchMode):
         if name in _CONSTANTS:
             return Affine("constant", _CONSTANTS[name])
         if name in ("full", "full_like", "new_full", "fill"):
-            value = self._number(kwargs.get("fill_value", args[-1]))
-            return None if value is None else Affine("constant", value)
+            return self._constant(kwargs.get("fill_value", args[-1]))
         if name in ("rand", "rand_like"):
             return Affine("uniform", 0.5, 0.5)
         if name in ("randn", "randn_like"):
@@ -324,7 +323,8 @@ class InitRecorder(TorchDispatchMode):
                 return Affine("normal", first, second)
             return Affine("uniform", (first + second) / 2, (second - first) / 2)
         if name == "copy":
-            source = self.read(args[1])
+            # Before torch 2.15 `tensor[0, 0] = 1` is a copy of a tensor that holds the number.
+            source = self.read(args[1]) or self._constant(args[1])
             same = args[0].numel() == args[1].numel() or (source and source.z == "constant")
             return source if same else None
         if name in ("cat", "stack"):
@@ -348,6 +348,10 @@ class InitRecorder(TorchDispatchMode):
         lines = {"mul": (other, 0.0), "add": (1.0, alpha * other), "sub": (1.0, -alpha * other)}
         return lines.get(name, (-float(alpha), other))
 
+    def _constant(self, value: Any) -> Affine | None:
+        number = self._number(value)
+        return None if number is None else Affine("constant", number)
+
     def _number(self, value: Any) -> float | None:
         """A number, given as such or as a tensor that is known to hold only it."""
         if isinstance(value, (int, float)):
@@ -358,7 +362,9 @@ class InitRecorder(TorchDispatchMode):
         if filled is not None:
             return filled.shift if filled.z == "constant" else None
         fixed = getattr(value, "constant", None) if isinstance(value, FakeTensor) else value
-        return float(fixed.item()) if fixed is not None and fixed.dim() == 0 else None
+        if fixed is None or fixed.dim() > 0 or fixed.is_complex() or fixed.is_meta:
+            return None
+        return float(fixed.item())
 
 
 @dataclass(frozen=True)
