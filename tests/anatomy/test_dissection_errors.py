@@ -269,7 +269,7 @@ def test_a_size_that_is_no_size() -> None:
     assert "Size(width, depth)" in message
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit says so of itself
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # torch says that it is deprecated
 def test_a_scripted_module() -> None:
     scripted = torch.jit.trace(nn.Sequential(nn.Linear(6, 8), nn.ReLU()), INPUTS)
     assert "dissect the module it was made from" in _refused(scripted)

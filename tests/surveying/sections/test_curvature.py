@@ -557,8 +557,23 @@ def test_where_each_direction_takes_a_product_fewer_examples_are_measured_and_to
     here = find_setup(site_of(Gated))
     assert (here.targets, here.effort.eigenvalues) == (whole.targets, curvature_setup.FEWEST_PRODUCTS)
     monkeypatch.setattr(curvature_setup, "ROUGH", dataclasses.replace(curvature_setup.ROUGH, most=most / 1e6))
-    with pytest.raises(TooLong, match="networks of 64 × 2 are too large"):
+    with pytest.raises(TooLong, match=r"at 64 × 2 take \S+ times the work .* loss of \d+ examples takes"):
         find_setup(site_of(Gated))
+
+
+def test_what_is_too_large_is_named(monkeypatch):
+    """The network, its loss or its logits."""
+    rough = curvature_setup.ROUGH
+    monkeypatch.setattr(curvature_setup, "QUICK", dataclasses.replace(curvature_setup.QUICK, work=1.0))
+    monkeypatch.setattr(curvature_setup, "ROUGH", dataclasses.replace(rough, work=1.0))
+    with pytest.raises(TooLong, match=r"at 64 × 2 the loss of \d+ examples takes [\d,]+ operations with"):
+        find_setup(site_of(MLP))
+    monkeypatch.setattr(curvature_setup, "ROUGH", dataclasses.replace(rough, logits=1))
+    with pytest.raises(TooLong, match=r"at 64 × 2 the logits of \d+ examples have \d+ entries"):
+        find_setup(site_of(MLP))
+    monkeypatch.setattr(curvature_setup, "MOST_PARAMETERS", 100)
+    with pytest.raises(TooLong, match=r"networks of 64 × 2 are too large, with [\d,]+ parameters"):
+        find_setup(site_of(MLP))
 
 
 def test_a_rough_look_is_cut_to_its_work_also_where_all_directions_go_at_once(monkeypatch):
@@ -573,17 +588,17 @@ def test_a_rough_look_is_cut_to_its_work_also_where_all_directions_go_at_once(mo
     here.spend(here.effort.products)  # which is not refused
 
 
-class Distances(MLP):
-    """`cdist`, which torch differentiates once."""
+class Bags(MLP):
+    """`embedding_bag`, which torch differentiates once."""
 
     def forward(self, x):
-        return torch.cdist(super().forward(x), torch.eye(4), p=1.0)
+        return F.embedding_bag(torch.arange(len(x))[:, None], super().forward(x))
 
 
 def test_a_network_without_a_second_derivative_is_a_note():
-    (finding,) = examine(site_of(Distances))
+    (finding,) = examine(site_of(Bags))
     assert (finding.code, finding.level) == ("TH301", "note")
-    assert "_cdist_backward" in finding.sentence
+    assert "_embedding_bag_backward" in finding.sentence
     assert "skip the section" in finding.remedy
 
 
