@@ -17,6 +17,9 @@ import torch
 import theodolite as th
 from theodolite import flows
 
+if {"-h", "--help"} & set(sys.argv):
+    print(__doc__)
+    sys.exit()
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 500
 classes, scales, rows = 10, (1.0, 2.0), 2
 

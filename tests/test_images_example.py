@@ -97,3 +97,11 @@ def test_columns_are_classes_and_rows_are_guided_samples(run, monkeypatch) -> No
     found = cells().astype(float)
     corners = found[..., [0, 0, -1, -1], [0, -1, 0, -1]].mean()
     assert found[..., 10:18, 10:18].mean() > 2 * corners
+
+
+def test_help_is_its_docstring(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert not left.value.code
+    assert "images.py 2000` trains for 2000\nsteps" in capsys.readouterr().out

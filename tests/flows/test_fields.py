@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from theodolite import UseError
-from theodolite.flows import Interpolant, field_of, three_gaussians
+from theodolite.flows import Interpolant, denoiser_field, field_of, find_interpolant, three_gaussians
 from theodolite.flows.interpolants import INTERPOLANTS
 
 
@@ -42,6 +44,11 @@ class Labelled(nn.Module):
         return label[:, None] * torch.ones_like(x)
 
 
+class Named(nn.Module):
+    def forward(self, x: Tensor, t: Tensor, *, label: Tensor) -> Tensor:
+        return label[:, None] * torch.ones_like(x)
+
+
 class Halved(nn.Module):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         return x[:, :1]
@@ -55,7 +62,10 @@ class Optional(nn.Module):
 def test_conditions_are_labels_for_each_example_or_one_for_all() -> None:
     x, t = torch.zeros(3, 2), torch.rand(3)
     assert torch.equal(field_of(Labelled(), torch.tensor([1, 2, 3]))(x, t)[:, 0], torch.tensor([1.0, 2, 3]))
-    assert torch.equal(field_of(Labelled(), 7)(x, t), torch.full((3, 2), 7.0))
+    for each in ([1, 2, 3], (1, 2, 3), np.array([1, 2, 3])):
+        assert torch.equal(field_of(Labelled(), each)(x, t)[:, 0], torch.tensor([1.0, 2, 3]))
+    for field in (field_of(Labelled(), 7), field_of(Labelled(), label=7), field_of(Named(), label=7)):
+        assert torch.equal(field(x, t), torch.full((3, 2), 7.0))
     assert field_of(Optional())(x, t).dtype == torch.float32  # also of a network that rounds
 
 
@@ -63,16 +73,28 @@ def test_what_a_network_cannot_be_called_with_is_refused() -> None:
     x, t = torch.zeros(3, 2), torch.rand(3)
     with pytest.raises(UseError, match="Linear has no input for the time"):
         field_of(nn.Linear(2, 2))
-    with pytest.raises(
-        UseError, match=r"Labelled takes \(x, t, label\), and the condition after x, t is missing"
-    ):
+    with pytest.raises(UseError, match=r"Labelled takes \(x, t, label\), and label is missing: give it too"):
         field_of(Labelled())
-    with pytest.raises(UseError, match=r"Halved takes \(x, t\), no condition: 1 given"):
+    with pytest.raises(UseError, match=r"Halved takes \(x, t\), no condition by position: 1 given"):
         field_of(Halved(), 3)
+    with pytest.raises(UseError, match=r"Labelled takes \(x, t, label\), 1 condition by position: 2 given"):
+        field_of(Labelled(), 3, 4)
+    with pytest.raises(UseError, match=r"Named takes \(x, t, \*, label\), no condition by position: 1 given"):
+        field_of(Named(), 3)
+    with pytest.raises(UseError, match=r"Named takes .*, and label is missing: give it by name, label=…"):
+        field_of(Named())
+    with pytest.raises(UseError, match="but got an unexpected keyword argument 'lable'"):
+        field_of(Labelled(), lable=3)
+    for condition, said in ((1.0, "the float 1.0"), (True, "the bool True")):
+        with pytest.raises(UseError, match=f"a condition is {said}: give an integer label"):
+            field_of(Labelled(), condition)
     with pytest.raises(UseError, match=r"Halved returned the shape \(3, 1\) for an input of shape \(3, 2\)"):
         field_of(Halved())(x, t)
-    with pytest.raises(UseError, match="a condition has 2 rows for 3 examples"):
+    with pytest.raises(UseError, match=r"a condition has 2 rows for 3 examples.* such as positions, go into"):
         field_of(Labelled(), torch.ones(2))(x, t)
+    for times in (torch.tensor(0.5), torch.rand(2), torch.rand(1), torch.rand(3, 1)):
+        with pytest.raises(UseError, match=r"t has the shape \(.*\) for x \(3, 2\): give one time for each"):
+            field_of(Optional())(x, times)
     with pytest.raises(UseError, match=r"t holds -0\.5"):
         field_of(Optional())(x, torch.full((3,), -0.5))
     with pytest.raises(UseError, match="predict is 'eps'"):
@@ -83,3 +105,137 @@ def test_what_a_network_cannot_be_called_with_is_refused() -> None:
         field_of(Optional(), predict="noise")(x, torch.zeros(3))
     with pytest.raises(UseError, match="the model is 3"):
         field_of(3)  # type: ignore[arg-type]
+
+
+class Texts(nn.Module):
+    def forward(self, x: Tensor, t: Tensor, text: Tensor) -> Tensor:
+        assert text.shape == (len(x), 4, 2)
+        return x + text.sum(1)
+
+
+def test_one_text_is_shared_by_all_examples() -> None:
+    x, t, text = torch.randn(3, 2), torch.rand(3), torch.randn(1, 4, 2)
+    assert torch.equal(field_of(Texts(), text)(x, t), field_of(Texts(), text.repeat(3, 1, 1))(x, t))
+
+
+def test_positions_go_into_a_function() -> None:
+    x, t, positions = torch.randn(3, 2), torch.rand(3), torch.randn(5, 2)
+    found = field_of(lambda x, t: x + positions.sum(0))(x, t)  # type: ignore[arg-type]
+    assert torch.equal(found, x + positions.sum(0))
+
+
+class TwoTimes(nn.Module):
+    def forward(self, x: Tensor, times: Tensor) -> Tensor:
+        return x * times[:, 1:]
+
+
+def test_a_network_that_fails_is_named_with_its_inputs() -> None:
+    x, t = torch.zeros(3, 2), torch.rand(3)
+    with pytest.raises(
+        UseError,
+        match=r"TwoTimes was called with x of shape \(3, 2\), times of shape \(3,\), and failed with ",
+    ) as caught:
+        field_of(TwoTimes())(x, t)
+    assert str(caught.value).endswith("if it takes two times, use FlowMap(net).velocity")
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def ends(x: Tensor, time: Tensor, path: Interpolant, label: int | None = None) -> tuple[Tensor, Tensor]:
+    """The means of data and noise at a time that is 0 at the data, of one component or all."""
+    t = 1 - time
+    data = three_gaussians().denoised(x, t, label, path)
+    return data, -path.sigma(t)[:, None] * three_gaussians().score(x, t, label, path)
+
+
+class Denoiser(nn.Module):
+    """An exact network in the convention of diffusers: time 0 is data, the time is not the second input, the
+    output has a name and more channels than have a meaning."""
+
+    scale = 1000.0
+
+    def __init__(self, predict: str = "velocity", path: str = "linear", **config: Any) -> None:
+        super().__init__()
+        self.predict, self.path, self.config = predict, find_interpolant(path), config
+
+    def forward(
+        self, sample: Tensor, class_labels: Tensor | None = None, timestep: Tensor | None = None
+    ) -> SimpleNamespace:
+        assert timestep is not None
+        label = None if class_labels is None else int(class_labels[0])
+        data, noise = ends(sample, timestep.to(sample) / self.scale, self.path, label)
+        found = {"velocity": noise - data, "noise": noise, "data": data}[self.predict]
+        return SimpleNamespace(sample=torch.cat([found, torch.ones_like(found)], 1))
+
+
+class FluxTransformer2DModel(Denoiser):
+    """By its name: one of diffusers whose time goes to 1."""
+
+    scale = 1.0
+
+
+POINTS = torch.randn(20, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TIMES = torch.linspace(0.05, 0.95, 20, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", [Denoiser, FluxTransformer2DModel])
+@pytest.mark.parametrize("label", [None, 1])
+def test_an_exact_denoiser_of_diffusers_is_the_velocity_of_the_mixture(
+    kind: type[Denoiser], label: int | None
+) -> None:
+    condition = {} if label is None else {"class_labels": label}
+    field = denoiser_field(kind(), **condition)
+    expected = three_gaussians().velocity(POINTS, TIMES, label)
+    assert torch.allclose(field(POINTS, TIMES), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("path", ["linear", "variance-preserving"])
+@pytest.mark.parametrize("predict", ["noise", "data"])
+def test_denoisers_may_predict_noise_or_data(predict: Any, path: str) -> None:
+    field = denoiser_field(Denoiser(predict, path), predict=predict, path=path)
+    expected = three_gaussians().velocity(POINTS, TIMES, path=path)
+    assert torch.allclose(field(POINTS, TIMES), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_timesteps_are_in_the_units_of_the_denoiser() -> None:
+    seen: list[Tensor] = []
+
+    def model(x: Tensor, timestep: Tensor) -> Tensor:
+        seen.append(timestep)
+        return x
+
+    x, t = torch.zeros(3, 2), torch.tensor([0.0, 0.25, 1.0])
+    denoiser_field(model)(x, t)  # type: ignore[arg-type]
+    denoiser_field(model, timesteps=8)(x, t)  # type: ignore[arg-type]
+    assert [one.tolist() for one in seen] == [[1000, 750, 0], [8, 6, 0]]
+
+    class Rows(nn.Module):
+        """Times are rows of a table, of which noise has the last."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = {"time_embedding_type": "learned", "num_train_timesteps": 40}
+            self.table = nn.Embedding.from_pretrained(torch.arange(40.0)[:, None])
+
+        def forward(self, x: Tensor, timestep: Tensor) -> Tensor:
+            return self.table(timestep).expand_as(x)
+
+    assert denoiser_field(Rows())(x, t)[:, 0].tolist() == [-39, -30, 0]
+
+
+def test_what_a_denoiser_cannot_be_called_with_is_refused() -> None:
+    with pytest.raises(UseError, match=r"Labelled takes .*unexpected keyword argument 'timestep'"):
+        denoiser_field(Labelled())
+    with pytest.raises(UseError, match=r"Denoiser takes .*unexpected keyword argument 'labels'"):
+        denoiser_field(Denoiser(), labels=3)
+    with pytest.raises(UseError, match="the model is 3"):
+        denoiser_field(3)  # type: ignore[arg-type]
+    with pytest.raises(UseError, match="timesteps is 0"):
+        denoiser_field(Denoiser(), timesteps=0)
+    with pytest.raises(UseError, match="t has the shape"):
+        denoiser_field(Denoiser())(POINTS, TIMES[:1])
+
+    def prompted(x: Tensor, text: Tensor, timestep: Tensor) -> Tensor:
+        return x
+
+    with pytest.raises(UseError, match="and text is missing: give it by name, text=…"):
+        denoiser_field(prompted)  # type: ignore[arg-type]

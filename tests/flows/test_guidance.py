@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from theodolite import UseError
 from theodolite.flows.guidance import CountedField, fixed_point, guided, projection
@@ -180,11 +181,31 @@ def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
         projection(MIXTURE.field(), MIXTURE.field(CLASS), **options)
 
 
+def test_guided_fields_have_the_path_of_both() -> None:
+    path = "trigonometric"
+    u, c, noise = MIXTURE.field(path=path), MIXTURE.field(CLASS, path), _noise(20)
+    for field in (guided(u, c, 2.0), guided(CountedField(u), CountedField(c), 2.0), guided(u, c, 1.0)):
+        bare = partial(lambda field, x, t: field(x, t), field)  # which knows no path
+        found = sample(field, noise, steps=10, method="dpm2m")
+        assert torch.equal(found, sample(bare, noise, steps=10, method="dpm2m", path=path))
+        with pytest.raises(UseError, match="path is linear, but the field has the trigonometric path"):
+            sample(field, noise, steps=10, path="linear")
+    for combine in (partial(guided, scale=2.0), partial(projection, iterations=1)):
+        with pytest.raises(UseError, match="unconditional field has the trigonometric path and the condit"):
+            combine(u, MIXTURE.field(CLASS))
+
+
 def test_bad_scales_and_fields_are_refused() -> None:
     with pytest.raises(UseError, match=r"scale is -1\.0"):
         guided(MIXTURE.field(), MIXTURE.field(), -1.0)
     with pytest.raises(UseError, match=r"the conditional field returns \(4, 1\) for a sample of \(4, 2\)"):
         guided(MIXTURE.field(), lambda x, t: x[:, :1], 2.0)(_noise(4), torch.zeros(4, dtype=F64))
+    field = MIXTURE.field()
+    for wrong, said in ((3, "the int 3"), (nn.Linear(2, 2), r"a Linear that takes \(input\)")):
+        for combine in (partial(guided, scale=2.0), partial(projection, iterations=1)):
+            for name, given in (("unconditional", (wrong, field)), ("conditional", (field, wrong))):
+                with pytest.raises(UseError, match=rf"^{name} is {said}: give field_of\(model, labels\), or"):
+                    combine(*given)
     with pytest.raises(UseError, match=r"function turns \(4, 2\) into \(4, 1\)"):
         fixed_point(lambda x: x[:, :1], _noise(4), iterations=1)
 

@@ -138,6 +138,12 @@ def test_wrong_arguments_are_refused() -> None:
         LINEAR.between(x, x, torch.tensor([0.5, math.nan]))
     with pytest.raises(UseError, match="t is 1: give a tensor"):
         convert(x, x, 1, "data", "noise")  # type: ignore[arg-type]
+    for times in (torch.tensor(0.5), torch.rand(1), torch.rand(3), torch.rand(2, 1)):
+        for call in (LINEAR.between, LINEAR.velocity, lambda *one: convert(*one, "data", "noise")):
+            with pytest.raises(
+                UseError, match=r"t has the shape \(.*\) for x \(2, 3\): give one time for each x"
+            ):
+                call(x, x, times)
     with pytest.raises(UseError, match="source is 'speed'"):
         convert(x, x, t, "speed", "noise")  # type: ignore[arg-type]
     with pytest.raises(UseError, match=r"target is 'nois'\. Did you mean 'noise'"):

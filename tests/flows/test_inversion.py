@@ -173,6 +173,20 @@ def test_an_example_that_overflows_keeps_its_best_noise() -> None:
     assert [row["largest"] is None for row in rows] == found.residuals.isinf().any(1).tolist()
 
 
+def test_a_sampler_that_overflows_for_one_example_goes_on_with_the_others() -> None:
+    """`sample` alone refuses values that are not finite."""
+
+    def sampler(noise: Tensor) -> Tensor:
+        return sample(lambda x, t: x**3 - x, noise, steps=1)
+
+    start = torch.tensor([[1.2, 1.2], [30.0, 30.0]])
+    found = invert(sampler, torch.ones(2, 2), step=0.3, start=start, iterations=40, patience=100)
+    torch.testing.assert_close(found.noise, torch.tensor([[1.0, 1.0], [30.0, 30.0]]), atol=1e-3, rtol=0)
+    assert found.residuals.isinf().any()
+    with pytest.raises(UseError, match="the samples are not finite"):
+        sampler(torch.full((1, 1), 1e30))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_precision_is_that_of_the_target(dtype: torch.dtype) -> None:
     seen: set[torch.dtype] = set()

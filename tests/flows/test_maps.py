@@ -16,7 +16,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from theodolite import UseError
 from theodolite.core.calling import evaluate, with_tensors
-from theodolite.flows import FlowMap, map_batches, map_loss, sample, sample_map, three_gaussians
+from theodolite.flows import (
+    FlowMap,
+    map_batches,
+    map_loss,
+    sample,
+    sample_map,
+    three_gaussians,
+    velocity_loss,
+)
 from theodolite.flows.mixture import GaussianMixture
 from theodolite.models import DiT, FlowMLP, UNet
 
@@ -308,6 +316,30 @@ class Tracking(nn.Module):
         return self.norm(x)
 
 
+class OneTime(nn.Module):
+    def forward(self, x: Tensor, t: Tensor, label: Tensor) -> Tensor:
+        return x * t.view(len(x), 1)
+
+
+def test_a_network_of_one_time_or_without_its_labels_is_named() -> None:
+    x, batches = torch.zeros(4, 2), map_batches(draw, classes=3)
+    for call, rows in (
+        (lambda: FlowMap(OneTime(), (1,))(x, 0.0, 1.0), 4),
+        (lambda: map_loss("matching")(OneTime(), batches(0, 0)), 12),
+        (lambda: map_loss("lagrangian")(OneTime(), batches(0, 0)), 12),
+    ):
+        shapes = rf"x of shape \({rows}, 2\), times of shape \({rows}, 2\)"
+        with pytest.raises(
+            UseError, match=f"OneTime was called with {shapes}.* if it takes one time, use field_of"
+        ):
+            call()
+    missing = r"OneTime takes \(x, t, label\), and label is missing: give"
+    with pytest.raises(UseError, match=f"{missing} classes to map_batches"):
+        map_loss("matching")(OneTime(), map_batches(draw)(0, 0))
+    with pytest.raises(UseError, match=f"{missing} it too"):
+        FlowMap(OneTime())
+
+
 def test_wrong_arguments_are_refused() -> None:
     x, batch = torch.zeros(3, 2), map_batches(draw)(0, 0)
     with pytest.raises(UseError, match=r"kind is 'lagrange'\. Did you mean 'lagrangian'"):
@@ -329,10 +361,16 @@ def test_wrong_arguments_are_refused() -> None:
         FlowMap(Exact())(x, -1.0, 1.0)
     with pytest.raises(UseError, match="t holds 2"):
         FlowMap(Exact()).velocity(x, torch.full((3,), 2.0))
-    with pytest.raises(UseError, match=r"s has the shape \(2,\) for 3 points"):
+    with pytest.raises(UseError, match=r"t has the shape \(2,\) for x \(3, 2\)"):
         FlowMap(Exact()).velocity(x, torch.ones(2))
     with pytest.raises(UseError, match="give one of map_batches"):
         map_loss()(Exact(), (x, x))
+    with pytest.raises(UseError, match="draw is None: give a function draw"):
+        map_batches(None)  # type: ignore[arg-type]
+    with pytest.raises(UseError, match="labels hold 2, but classes is 2: labels go from 0 to 1"):
+        map_batches(draw, classes=2)(0, 0)
+    with pytest.raises(UseError, match=r"the target is a tuple of 2 .*: with map_batches, use map_loss"):
+        velocity_loss(batch[0][0], batch[1])
     half = ((batch[0][0][:8], batch[0][1][:8]), batch[1])
     with pytest.raises(UseError, match="a batch of 8 examples has times of shape"):
         map_loss()(Exact(), half)
@@ -342,7 +380,7 @@ def test_wrong_arguments_are_refused() -> None:
         assert map_loss("progressive-midpoint")(net, batch).isfinite()
     traced = small_net()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".torch.jit")  # torch says that it is deprecated
         traced.norm = torch.jit.script(nn.LayerNorm(8).double())
     with pytest.raises(UseError, match=r"norm is compiled by torch\.jit"):
         map_loss("lagrangian")(traced, batch)

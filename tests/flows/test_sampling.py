@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from theodolite import UseError
-from theodolite.flows import GaussianMixture, convert, find_interpolant, sample, three_gaussians
+from theodolite.flows import GaussianMixture, convert, field_of, find_interpolant, sample, three_gaussians
 
 THREE = three_gaussians()
 
@@ -212,8 +215,95 @@ def test_progress_is_told() -> None:
     assert told == [0.25, 0.5, 0.75, 1.0]
 
 
+class Exact(nn.Module):
+    """A network that predicts the noise of the three Gaussians without error."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path  # a name of its own, of no meaning to fields
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return -find_interpolant(self.path).sigma(t)[:, None] * THREE.score(x, t, path=self.path)
+
+
+@pytest.mark.parametrize("path", ["linear", "trigonometric", "variance-preserving"])
+@pytest.mark.parametrize("method", ["dpm2m", "sde"])
+def test_the_path_is_that_of_the_field(path: str, method: Any) -> None:
+    """And not the linear one, which a function is taken to have if no path is given."""
+    network = field_of(Exact(path), predict="noise", path=path)
+    options = {"steps": 16, "method": method, "start": 0.01, "end": 0.99}
+    for field in (THREE.field(path=path), network):
+        bare = partial(lambda field, x, t: field(x, t), field)
+        found = sample(field, normal(20), **options)
+        assert torch.equal(found, sample(bare, normal(20), path=path, **options))
+        assert torch.equal(found, sample(bare, normal(20), **options)) == (path == "linear")
+        for other in {"linear", "trigonometric"} - {path}:
+            with pytest.raises(
+                UseError, match=f"path is {other}, but the field has the {path} path: leave out"
+            ):
+                sample(field, normal(2), steps=2, path=other)
+
+
+def test_where_a_field_is_infinite_the_argument_that_avoids_it_is_named() -> None:
+    noise = field_of(Exact("linear"), predict="noise")
+    with pytest.raises(UseError, match=r"at t = 0, the velocity from the noise .*: give start=0\.001$"):
+        sample(noise, normal(2), steps=4)
+    with pytest.raises(UseError, match=r"give end=0\.001$"):
+        sample(noise, normal(2), steps=4, method="heun", start=1.0, end=0.0)
+    with pytest.raises(UseError, match=r"give 0\.001 instead of 0 in times$"):
+        sample(noise, normal(2), times=[0.0, 0.5, 1.0])
+    with pytest.raises(UseError, match=r"at t = 1, the velocity of the variance-pre.*: give end=0\.999$"):
+        sample(THREE.field(path="variance-preserving"), normal(2), steps=4, method="heun")
+    found = sample(noise, normal(200), steps=200, start=0.001)
+    assert (found - exact(200, 0.001, 1.0)).norm(dim=1).mean() < 0.005
+
+
+def test_samples_that_are_not_finite_are_refused_with_their_step() -> None:
+    def late(x: Tensor, t: Tensor) -> Tensor:
+        return x / (t < 0.6)[:, None]  # by zero in the last step of four
+
+    said = r"after step 4 of 4, from t = 0\.75 to 1, the samples are not finite"
+    with pytest.raises(UseError, match=said):
+        sample(late, normal(2), steps=4)
+    noise = normal(2)
+    noise[1, 0] = math.nan
+    with pytest.raises(UseError, match="noise has values that are not finite"):
+        sample(THREE.field(), noise, steps=4)
+
+
+def test_times_may_be_a_tensor_or_an_array() -> None:
+    times = [0.0, 0.25, 0.5, 0.75, 1.0]
+    expected = sample(THREE.field(), normal(3), times=times)
+    for given in (torch.tensor(times), np.array(times), np.array(times, np.float32)):
+        assert torch.equal(sample(THREE.field(), normal(3), times=given), expected)  # type: ignore[arg-type]
+    with pytest.raises(UseError, match=r"times is 0\.5: give at least two"):
+        sample(THREE.field(), normal(3), times=torch.tensor(0.5))
+
+
+def test_fields_that_cannot_be_called_are_refused() -> None:
+    class Labelled(nn.Module):
+        def forward(self, x: Tensor, t: Tensor, label: Tensor) -> Tensor:
+            return x
+
+    fix = r"give field_of\(model, labels\), or a function field\(x, t\)"
+    with pytest.raises(UseError, match=f"field is the int 3: {fix}"):
+        sample(3, normal(2), steps=1)  # type: ignore[arg-type]
+    with pytest.raises(UseError, match=rf"field is a Labelled that takes \(x, t, label\): {fix}"):
+        sample(Labelled(), normal(2), steps=1)
+    for wrong, said in ((None, "None"), (normal(1), r"a tensor of shape \(1, 2\)")):
+        with pytest.raises(UseError, match=rf"before_step returned {said} for points of shape \(2, 2\)"):
+            sample(THREE.field(), normal(2), steps=1, before_step=lambda *_, wrong=wrong: wrong)
+
+
 def test_wrong_arguments_are_refused() -> None:
     field, noise = THREE.field(), normal(2)
+    for given in (0.0, 1.0):
+        with pytest.raises(
+            UseError, match=rf"diffusion is {given}, but heun adds no noise: use method='sde'"
+        ):
+            sample(field, noise, steps=1, method="heun", diffusion=given)
+    with pytest.raises(UseError, match=r"start and end are both 0\.5: give two times"):
+        sample(field, noise, steps=2, start=0.5, end=0.5)
     for steps in (0, -1, 2.5):
         with pytest.raises(UseError, match=f"steps is {steps}"):
             sample(field, noise, steps=steps)  # type: ignore[arg-type]

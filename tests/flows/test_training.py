@@ -130,5 +130,13 @@ def test_wrong_arguments_are_refused() -> None:
         noisy(lambda seed, step: (torch.ones(3, 2).long(), None))(0, 0)
     with pytest.raises(UseError, match="as labels: return one integer per example"):
         noisy(lambda seed, step: (torch.ones(3, 2), torch.ones(2).long()), classes=2)(0, 0)
+    for wrong in (3, -1, 2):
+        labels = torch.tensor([0, 1, wrong])
+        with pytest.raises(UseError, match=f"labels hold {wrong}, but classes is 2: labels go from 0 to 1"):
+            noisy(lambda *_, labels=labels: (torch.ones(3, 2), labels), classes=2, label_dropout=0.5)(0, 0)
+    with pytest.raises(UseError, match=r"draw is a tensor of shape \(3, 2\): give a function draw"):
+        noisy(torch.ones(3, 2))  # type: ignore[arg-type]
+    with pytest.raises(UseError, match="the prediction is a tuple of 1"):
+        velocity_loss((torch.ones(3, 2),), torch.ones(3, 2))  # type: ignore[arg-type]
     with pytest.raises(UseError, match=r"returned the shape \(4, 1\) for a target of shape \(4, 2\)"):
         velocity_loss(torch.ones(4, 1), torch.ones(4, 2))

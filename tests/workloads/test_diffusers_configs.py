@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from theodolite import Size, UseError, Workload, dissect, workload
+from theodolite import Size, UseError, Workload, dissect, flows, workload
 from theodolite.cli import main
 from theodolite.fleet.provenance import environment
 from theodolite.workloads import config_size
@@ -232,6 +232,19 @@ def test_the_loss_ignores_the_variance_of_dit(chosen) -> None:
     assert (prediction.grad[:, :4] != 0).any()
 
 
+@every_config
+def test_as_a_field_a_model_has_the_loss_of_its_workload(name: str, chosen) -> None:
+    """The field goes from noise to data: with the other sign and time reversed it predicts the targets."""
+    one = chosen[name]
+    model, (inputs, velocity) = _built(one, OWN[name].width, 1).eval(), one.batch(0, 0)
+    x = inputs.pop("sample", inputs.pop("hidden_states", None))
+    time = inputs.pop("timestep") / (1 if name == "flux" else 1000)
+    with torch.no_grad():
+        found = -flows.denoiser_field(model, **inputs)(x, 1 - time)
+        expected = one.evaluate(model, one.batch(0, 0))
+    torch.testing.assert_close((found - velocity).square().mean(), expected)
+
+
 def test_dit_learns_the_patterns_and_not_more_than_is_known(chosen) -> None:
     """The least loss: π/2 by x_t alone, the mean of 1 / ((1 − t)² + t²); π/√8 with the class, whose latents
     have the variance ½."""
@@ -356,6 +369,7 @@ UNET = CONFIGS["text unet"]
         ([1], "holds a list, not the keys and values of a config"),
         ({}, "has no _class_name, so it is not a config of diffusers"),
         ({"_class_name": 3}, "has no _class_name"),
+        ({"_class_name": "CogVideoXTransformer3DModel"}, r"'CogVideoXTransformer3DModel'\. Known are DiT"),
         ({"_class_name": "UNet2dModel"}, r"'UNet2dModel'\. Did you mean 'UNet2DModel'\? Known are DiT"),
         ({"_class_name": "AutoencoderKL"}, "Known are .* Write a Workload for it"),
         ({"_class_name": "os.system"}, "is of the class 'os.system'"),

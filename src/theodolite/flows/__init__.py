@@ -1,6 +1,6 @@
 """Flows and diffusion: paths, training, fields, samplers, flow maps, guidance and the quality of samples."""
 
-from theodolite.flows.fields import Field, field_of
+from theodolite.flows.fields import Field, denoiser_field, field_of
 from theodolite.flows.guidance import CountedField, guided, projection
 from theodolite.flows.interpolants import (
     LINEAR,
@@ -38,6 +38,7 @@ __all__ = [
     "velocity_loss",
     # velocity fields
     "Field",
+    "denoiser_field",
     "field_of",
     # samplers
     "sample",

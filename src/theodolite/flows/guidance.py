@@ -25,7 +25,8 @@ from torch import Tensor
 
 from theodolite.core.arguments import number, one_of, positive, whole
 from theodolite.core.errors import UseError
-from theodolite.flows.fields import Field
+from theodolite.flows.fields import Field, PathField, check_field, path_of
+from theodolite.flows.interpolants import Interpolant
 from theodolite.flows.sampling import BeforeStep
 
 FixedPointMethod = Literal["picard", "anderson"]
@@ -37,7 +38,8 @@ EARLY = 1e-4
 def guided(unconditional: Field, conditional: Field, scale: float) -> Field:
     """The field `u + w(c − u)`: w = 0 has no condition, w = 1 is the conditional field, w > 1 exaggerates it.
 
-    One evaluation is two of the given fields; at w = 0 and w = 1 it is one.
+    One evaluation is two of the given fields; at w = 0 and w = 1 it is one. The field has the path of the
+    given ones.
 
     Args:
         unconditional: u, the field without a condition.
@@ -49,6 +51,7 @@ def guided(unconditional: Field, conditional: Field, scale: float) -> Field:
     tensor([[3., 3.]])
     """
     scale = number("scale", scale, least=0)
+    path = _common_path(unconditional, conditional)
     if scale in (0, 1):
         return conditional if scale else unconditional
 
@@ -56,7 +59,7 @@ def guided(unconditional: Field, conditional: Field, scale: float) -> Field:
         without = _velocity("unconditional", unconditional, x, t)
         return without + scale * (_velocity("conditional", conditional, x, t) - without)
 
-    return field
+    return field if path is None else PathField(field, path)
 
 
 def projection(
@@ -96,6 +99,7 @@ def projection(
     whole("window", window, least=1)
     positive("damping", number("damping", damping, least=0, most=1))
     number("ridge", ridge, least=0)
+    _common_path(unconditional, conditional)
     kept = window if method == "anderson" else 0
 
     def before_step(x: Tensor, t: float, dt: float) -> Tensor:
@@ -191,13 +195,28 @@ class CountedField:
     """
 
     def __init__(self, field: Field) -> None:
+        check_field("field", field)
         self.field = field
+        self.path = path_of(field)
         self.evaluations = 0
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
         """The velocity of the field."""
         self.evaluations += 1
         return self.field(x, t)
+
+
+def _common_path(unconditional: Field, conditional: Field) -> Interpolant | None:
+    """The path of two fields, if one of them knows it."""
+    check_field("unconditional", unconditional)
+    check_field("conditional", conditional)
+    first, second = path_of(unconditional), path_of(conditional)
+    if first is not None and second is not None and first != second:
+        raise UseError(
+            f"the unconditional field has the {first.name} path and the conditional one the {second.name} "
+            "path: give two fields of one path"
+        )
+    return second if first is None else first
 
 
 def _velocity(name: str, field: Field, x: Tensor, t: Tensor) -> Tensor:

@@ -54,14 +54,14 @@ class Interpolant:
 
     def between(self, noise: Tensor, data: Tensor, t: Tensor) -> Tensor:
         """The point `x_t` between each noise and its data, at times t of shape (B,)."""
-        check_times(t)
+        check_times(t, data)
         return along(self.alpha(t), data) * data + along(self.sigma(t), data) * noise
 
     def velocity(self, noise: Tensor, data: Tensor, t: Tensor) -> Tensor:
         """The derivative `α′ x_1 + σ′ x_0` of that point with respect to time."""
-        check_times(t)
+        check_times(t, data)
         alpha_rate, sigma_rate = self.alpha_rate(t), self.sigma_rate(t)
-        _refuse_infinite(t, (alpha_rate, sigma_rate), f"the velocity of the {self.name} path")
+        refuse_infinite(t, (alpha_rate, sigma_rate), f"the velocity of the {self.name} path")
         return along(alpha_rate, data) * data + along(sigma_rate, data) * noise
 
 
@@ -195,7 +195,7 @@ def convert(
     path = find_interpolant(path)
     for name, quantity in (("source", source), ("target", target)):
         one_of(name, quantity, get_args(Quantity))
-    check_times(t)
+    check_times(t, x)
     if value.shape != x.shape:
         raise UseError(
             f"value has the shape {tuple(value.shape)} and x {tuple(x.shape)}: give one value for each x"
@@ -203,7 +203,7 @@ def convert(
     if source == target:
         return value
     on_x, on_value = _coefficients(t, source, target, path)
-    _refuse_infinite(t, (on_x, on_value), f"the {target} from the {source} on the {path.name} path")
+    refuse_infinite(t, (on_x, on_value), f"the {target} from the {source} on the {path.name} path")
     return along(on_x, x) * x + along(on_value, value) * value
 
 
@@ -259,19 +259,33 @@ def along(values: Tensor, x: Tensor) -> Tensor:
     return values.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
 
 
-def check_times(t: Any) -> Tensor:
-    """A tensor of times from 0 to 1."""
+def check_times(t: Any, x: Tensor, name: str = "t") -> Tensor:
+    """A tensor of times from 0 to 1, one for each example of x."""
     if not isinstance(t, Tensor) or not t.is_floating_point():
-        raise UseError(f"t is {t!r}: give a tensor of times from 0 (noise) to 1 (data), one for each example")
+        raise UseError(
+            f"{name} is {t!r}: give a tensor of times from 0 (noise) to 1 (data), one for each example"
+        )
+    if t.shape != x.shape[:1]:
+        raise UseError(
+            f"{name} has the shape {tuple(t.shape)} for x {tuple(x.shape)}: give one time for each x"
+        )
     if not ((t >= 0) & (t <= 1)).all():
-        wrong = t[~((t >= 0) & (t <= 1))].flatten()[0].item()
-        raise UseError(f"t holds {wrong:g}: times go from 0 (noise) to 1 (data)")
+        wrong = t[~((t >= 0) & (t <= 1))][0].item()
+        raise UseError(f"{name} holds {wrong:g}: times go from 0 (noise) to 1 (data)")
     return t
 
 
-def _refuse_infinite(t: Tensor, coefficients: tuple[Tensor, ...], what: str) -> None:
+class InfiniteError(UseError):
+    """A quantity is infinite or undefined at a time; `instead` is the nearest time to take."""
+
+    def __init__(self, what: str, time: float) -> None:
+        self.problem, self.time = f"at t = {time:g}, {what} is infinite or undefined", time
+        self.instead = CUT if time < 0.5 else 1 - CUT
+        super().__init__(f"{self.problem}: take t = {self.instead:g} instead")
+
+
+def refuse_infinite(t: Tensor, coefficients: tuple[Tensor, ...], what: str) -> None:
+    """Raise an `InfiniteError` if a coefficient of a quantity is not finite at one of the times."""
     bad = ~torch.stack([one.isfinite() for one in coefficients]).all(0)
     if bad.any():
-        wrong = t[bad].flatten()[0].item()
-        fix = CUT if wrong < 0.5 else 1 - CUT
-        raise UseError(f"at t = {wrong:g}, {what} is infinite or undefined: take t = {fix:g} instead")
+        raise InfiniteError(what, t[bad][0].item())

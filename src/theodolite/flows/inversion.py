@@ -32,6 +32,7 @@ from theodolite.core.files import plain
 from theodolite.core.progress import Progress, share
 from theodolite.data.batches import generator
 from theodolite.flows.quality import check_examples
+from theodolite.flows.sampling import not_finite_allowed
 from theodolite.present.figure import ACCENT, QUIET, Figure, Panel, frame, guide, line
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, counted
@@ -326,7 +327,8 @@ class _Calls:
 
     def __call__(self, noise: Tensor) -> Tensor:
         self.count += 1
-        found = self.sampler(noise.to(self.dtype))
+        with not_finite_allowed():  # of some examples, for noises that are tried
+            found = self.sampler(noise.to(self.dtype))
         if not isinstance(found, Tensor) or found.shape != noise.shape:
             said = f"{tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise UseError(

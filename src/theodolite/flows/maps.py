@@ -30,13 +30,16 @@ from theodolite.flows.interpolants import (
     find_interpolant,
     finite_times,
 )
-from theodolite.flows.training import Draw, as_data, as_times, drawn, null_labels
+from theodolite.flows.training import Draw, as_data, as_times, check_draw, drawn, null_labels
 
 Jump = Callable[[Tensor, float, float], Tensor]
 """`jump(x, s, t)`: where the points x at time s are at time t. A `FlowMap`, or `GaussianMixture.flow_map`."""
 
 MapLoss = Literal["lagrangian", "eulerian", "progressive-midpoint", "progressive-uniform", "matching"]
 """Kinds of `map_loss`."""
+
+IF_ONE_TIME = "if it takes one time, use field_of"
+"""For a network that fails."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,18 @@ class FlowMap:
 
     def __call__(self, x: Tensor, s: float | Tensor, t: float | Tensor) -> Tensor:
         """The points X_{s,t}(x), for times that are numbers or (B,)."""
-        return _jump(self.net, x, _times("s", s, x), _times("t", t, x), self.condition)
+        s, t = _times("s", s, x), _times("t", t, x)
+        return x + along(t - s, x) * self.average(x, s, t)
 
     def average(self, x: Tensor, s: float | Tensor, t: float | Tensor) -> Tensor:
         """The mean velocity v_{s,t}(x)."""
-        return _average(self.net, x, _times("s", s, x), _times("t", t, x), self.condition)
+        times = torch.stack([_times("s", s, x), _times("t", t, x)], 1)
+        return predicted(self.net, x, times, self.condition, hint=IF_ONE_TIME)
 
     def velocity(self, x: Tensor, t: Tensor) -> Tensor:
         """The velocity v_{t,t}(x): a field, for `sample`."""
-        return self.average(x, t, t)
+        both = _times("t", t, x)
+        return self.average(x, both, both)
 
 
 def sample_map(flow_map: Jump, noise: Tensor, steps: int = 1, *, differentiable: bool = False) -> Tensor:
@@ -135,6 +141,7 @@ def map_batches(
     if not number("diagonal", diagonal, least=0, most=1):
         raise UseError("diagonal is 0: the velocity is learnt from the diagonal, give a larger fraction")
     null_labels(classes, label_dropout)
+    check_draw(draw)
     return _MapBatches(draw, find_interpolant(path), diagonal, classes, label_dropout, name)
 
 
@@ -203,10 +210,12 @@ def map_loss(kind: MapLoss = "lagrangian", *, stop_gradients: bool = True) -> Mo
 
 def _loss(kind: MapLoss, stop: bool, net: nn.Module, batch: Any) -> Tensor:
     x, times, condition, velocity, split = _parts(batch)
+    check_signature(net, "times", tuple(condition), missing="give classes to map_batches")
     on = len(velocity)
     s, t = times.unbind(1)
     here = tree_map(lambda one: one[:on], condition)
-    matched = _average(net, x[:on], s[:on], s[:on], here) - velocity
+    diagonal = torch.stack([s[:on], s[:on]], 1)
+    matched = predicted(net, x[:on], diagonal, tuple(here), hint=IF_ONE_TIME) - velocity
     if kind == "matching":
         return matched.square().mean()
     if on == len(x):
@@ -263,10 +272,10 @@ class _Off:
         return self._average(self.x, self.s, self.t) - target
 
     def _average(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
-        return _average(self.net, x, s, t, self.condition)
+        return predicted(self.net, x, torch.stack([s, t], 1), tuple(self.condition))
 
     def _jump(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
-        return _jump(self.net, x, s, t, self.condition)
+        return x + along(t - s, x) * self._average(x, s, t)
 
     def _stopped(self) -> contextlib.AbstractContextManager[object]:
         """No gradients of what is computed inside."""
@@ -307,21 +316,9 @@ def _parts(batch: Any) -> tuple[Tensor, Tensor, list[Any], Tensor, Tensor]:
     return x, times, condition, velocity, split
 
 
-def _average(net: nn.Module, x: Tensor, s: Tensor, t: Tensor, condition: Any) -> Tensor:
-    return predicted(net, x, torch.stack([s, t], 1), tuple(condition))
-
-
-def _jump(net: nn.Module, x: Tensor, s: Tensor, t: Tensor, condition: Any) -> Tensor:
-    return x + along(t - s, x) * _average(net, x, s, t, condition)
-
-
 def _times(name: str, time: float | Tensor, x: Tensor) -> Tensor:
     """A time for each point."""
     if not isinstance(time, Tensor):
         dtype = torch.promote_types(x.dtype, torch.float32)
         return torch.full((len(x),), number(name, time, least=0, most=1), dtype=dtype, device=x.device)
-    if check_times(time).shape != x.shape[:1]:
-        raise UseError(
-            f"{name} has the shape {tuple(time.shape)} for {len(x)} points: give one time for each"
-        )
-    return time
+    return check_times(time, x, name)

@@ -16,13 +16,14 @@ from torch import Tensor
 from theodolite.core.arguments import number, positive, whole
 from theodolite.core.errors import UseError
 from theodolite.data.batches import generator
-from theodolite.flows.fields import Field
+from theodolite.flows.fields import Field, PathField
 from theodolite.flows.interpolants import (
     LINEAR,
     Interpolant,
     check_times,
     find_interpolant,
     finite_times,
+    refuse_infinite,
 )
 
 FEWEST_STEPS, MOST_STEPS = 32, 2**14
@@ -110,15 +111,14 @@ class GaussianMixture:
         at = self._at(x, t, label, path)
         t = t.to(x.dtype)
         alpha_rate, sigma_rate = path.alpha_rate(t), path.sigma_rate(t)
-        if not sigma_rate.isfinite().all():
-            raise UseError(f"t holds 1, where σ′ of the {path.name} path is infinite: take t = 0.999 instead")
+        refuse_infinite(t, (alpha_rate, sigma_rate), f"the velocity of the {path.name} path")
         growth = (at.alpha * alpha_rate * self.std**2 + path.sigma(t) * sigma_rate) / at.variance
         return alpha_rate[:, None] * at.centre + growth[:, None] * at.deviation
 
     def field(self, label: int | None = None, path: str | Interpolant = LINEAR) -> Field:
         """The velocity as a `field(x, t)`, for `sample` and guidance."""
         path = find_interpolant(path)
-        return lambda x, t: self.velocity(x, t, label, path)
+        return PathField(lambda x, t: self.velocity(x, t, label, path), path)
 
     def flow_map(
         self,
@@ -233,10 +233,7 @@ class GaussianMixture:
         path = find_interpolant(path)
         if x.ndim != 2 or x.shape[1] != self.centres.shape[1]:
             raise UseError(f"x has the shape {tuple(x.shape)}: give (B, {self.centres.shape[1]})")
-        if check_times(t).shape != x.shape[:1]:
-            raise UseError(
-                f"t has the shape {tuple(t.shape)} for x {tuple(x.shape)}: give one time for each x"
-            )
+        check_times(t, x)
         centres, weights = (one.to(x) for one in self._components(label))
         t = t.to(x.dtype)
         alpha = path.alpha(t)
@@ -278,7 +275,7 @@ def _times(time: float | Tensor, x: Tensor) -> Tensor:
         return torch.full(
             (len(x),), number("time", time, least=0, most=1), dtype=torch.float64, device=x.device
         )
-    return check_times(time.double()).expand(len(x))
+    return check_times(time.double().expand(len(x)) if time.ndim == 0 else time.double(), x)
 
 
 def _runge_kutta(

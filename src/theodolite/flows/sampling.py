@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -19,8 +20,8 @@ from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress, share
 from theodolite.data.batches import generator
-from theodolite.flows.fields import Field
-from theodolite.flows.interpolants import LINEAR, Interpolant, convert, find_interpolant
+from theodolite.flows.fields import Field, check_field, path_of
+from theodolite.flows.interpolants import LINEAR, InfiniteError, Interpolant, convert, find_interpolant
 from theodolite.flows.training import as_data
 
 Method = Literal["euler", "heun", "dpm2m", "sde"]
@@ -36,11 +37,11 @@ def sample(
     *,
     steps: int | None = None,
     method: Method = "euler",
-    path: str | Interpolant = LINEAR,
+    path: str | Interpolant | None = None,
     start: float = 0.0,
     end: float = 1.0,
-    times: Sequence[float] | None = None,
-    diffusion: float = 1.0,
+    times: Sequence[float] | Tensor | None = None,
+    diffusion: float | None = None,
     seed: int = 0,
     before_step: BeforeStep | None = None,
     progress: Progress | None = None,
@@ -57,18 +58,19 @@ def sample(
 
     Times are equally spaced. Those of `dpm2m` are equally spaced in `log(α/σ)`; where that is infinite, as at
     both ends of the linear path, the first or last step has the length of one of `steps` equal steps in t.
-    The last step of `sde` adds no noise.
+    The last step of `sde` adds no noise. Samples that are not finite raise a `UseError`.
 
     Args:
         field: `field(x, t) -> velocity`: of `field_of`, `GaussianMixture.field`, or a function.
         noise: standard normal numbers (B, ...), or points at the time `start`.
         steps: number of steps.
         method: how a step is made.
-        path: the interpolant or its name, for `dpm2m` and `sde`.
+        path: the interpolant or its name, for `dpm2m` and `sde`. By default that of the field; a function
+            does not know its own, and is taken to have the linear one.
         start: the first time.
         end: the last time. `euler` and `heun` also go backwards, from data to noise.
         times: all times, instead of `steps`, `start` and `end`.
-        diffusion: the strength of the noise of `sde`; with 0 it is `euler`.
+        diffusion: the strength of the noise of `sde`, 1 by default; with 0 it is `euler`.
         seed: of that noise.
         before_step: called as `before_step(x, t, dt)` before each step; returns the point to go on from.
         progress: called with the fraction that is done.
@@ -85,23 +87,96 @@ def sample(
         Song et al., Denoising diffusion implicit models, 2021. Lu et al., DPM-Solver++, 2022. Ma et al., SiT:
         exploring flow and diffusion-based generative models with scalable interpolant transformers, 2024.
     """
-    path = find_interpolant(path)
+    check_field("field", field)
+    path = _path(field, path)
     one_of("method", method, get_args(Method))
-    number("diffusion", diffusion, least=0)
+    strength = _strength(diffusion, method)
     arguments.seed("seed", seed)
     if not isinstance(noise, Tensor) or not noise.is_floating_point() or noise.ndim < 2:
         raise UseError(f"noise is {described(noise)}: give floats of shape (B, ...)")
     grid = _grid(steps, method, path, start, end, times)
-    step = {"euler": _euler, "heun": _heun, "sde": _sde(path, diffusion, seed), "dpm2m": _dpm2m(path)}[method]
+    step = {"euler": _euler, "heun": _heun, "sde": _sde(path, strength, seed), "dpm2m": _dpm2m(path)}[method]
     told = share(progress, "sampling")
-    x = noise
-    with contextlib.nullcontext() if differentiable else torch.no_grad():
+    x, finite = noise, [noise.isfinite().all()]
+    with contextlib.nullcontext() if differentiable else torch.no_grad(), _named_ends(grid, times is None):
         for index, (t, after) in enumerate(pairwise(grid)):
             if before_step is not None:
-                x = before_step(x, t, after - t)
+                x = _moved(before_step(x, t, after - t), x)
             x = step(_checked(field), x, grid, index)
+            finite.append(x.isfinite().all())
             told((index + 1) / (len(grid) - 1))
+    _refuse_not_finite(finite, grid)
     return x
+
+
+def _path(field: Field, path: str | Interpolant | None) -> Interpolant:
+    own = path_of(field)
+    if path is None:
+        return LINEAR if own is None else own
+    given = find_interpolant(path)
+    if own is not None and own != given:
+        raise UseError(f"path is {given.name}, but the field has the {own.name} path: leave out path")
+    return given
+
+
+def _strength(diffusion: float | None, method: Method) -> float:
+    if diffusion is not None and method != "sde":
+        raise UseError(
+            f"diffusion is {diffusion!r}, but {method} adds no noise: use method='sde', or leave it out"
+        )
+    return number("diffusion", 1.0 if diffusion is None else diffusion, least=0)
+
+
+_REFUSES = ContextVar("refuses samples that are not finite", default=True)
+
+
+@contextlib.contextmanager
+def not_finite_allowed() -> Iterator[None]:
+    """Let `sample` return values that are not finite, for callers who look at each example."""
+    token = _REFUSES.set(False)
+    try:
+        yield
+    finally:
+        _REFUSES.reset(token)
+
+
+def _refuse_not_finite(finite: list[Tensor], grid: Sequence[float]) -> None:
+    """One look at all steps, so that a GPU is not waited for in each."""
+    if not _REFUSES.get() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, finite)):
+        return
+    good = torch.stack(finite).tolist()
+    if not good[0]:
+        raise UseError("noise has values that are not finite: give finite ones")
+    if not all(good):
+        step = good.index(False)
+        raise UseError(
+            f"after step {step} of {len(grid) - 1}, from t = {grid[step - 1]:.4g} to {grid[step]:.4g}, the "
+            "samples are not finite: check the weights of the network and the values of the field there"
+        )
+
+
+@contextlib.contextmanager
+def _named_ends(grid: Sequence[float], by_ends: bool) -> Iterator[None]:
+    """Say which argument avoids a time at which the field is infinite."""
+    try:
+        yield
+    except InfiniteError as error:
+        if error.time not in (grid[0], grid[-1]):
+            raise
+        end = "start" if error.time == grid[0] else "end"
+        fix = (
+            f"{end}={error.instead:g}" if by_ends else f"{error.instead:g} instead of {error.time:g} in times"
+        )
+        raise UseError(f"{error.problem}: give {fix}") from None
+
+
+def _moved(found: Tensor, x: Tensor) -> Tensor:
+    if not isinstance(found, Tensor) or found.shape != x.shape:
+        raise UseError(
+            f"before_step returned {described(found)} for points of shape {tuple(x.shape)}: return the "
+            "points to go on from"
+        )
+    return found
 
 
 Step = Callable[[Field, Tensor, Sequence[float], int], Tensor]
@@ -198,18 +273,23 @@ def _grid(
     path: Interpolant,
     start: float,
     end: float,
-    times: Sequence[float] | None,
+    times: Sequence[float] | Tensor | None,
 ) -> list[float]:
     if times is None:
         if steps is None:
             raise UseError("steps is missing: give the number of steps, or times")
         whole("steps", steps, least=1)
-        ends = [number("start", start, least=0, most=1), number("end", end, least=0, most=1)]
-        grid = [*(start + (end - start) * index / steps for index in range(steps)), ends[1]]
+        start, end = number("start", start, least=0, most=1), number("end", end, least=0, most=1)
+        if start == end:
+            raise UseError(f"start and end are both {start:g}: give two times")
+        grid = [*(start + (end - start) * index / steps for index in range(steps)), end]
     else:
         if steps is not None or (start, end) != (0.0, 1.0):
             raise UseError("times are given beside steps, start or end: give times alone")
-        grid = [number("times", t, least=0, most=1) for t in times]
+        listed = times.tolist() if isinstance(times, Tensor) else times
+        if not isinstance(listed, Iterable):
+            raise UseError(f"times is {listed!r}: give at least two, in strict order")
+        grid = [number("times", t, least=0, most=1) for t in listed]
     signs = {(after > t) - (after < t) for t, after in pairwise(grid)}
     if signs not in ({1}, {-1}):
         raise UseError(f"times are {grid}: give at least two, in strict order")

@@ -74,6 +74,7 @@ def noisy(
     one_of("predict", predict, get_args(Quantity))
     one_of("times", times, get_args(Times))
     null_labels(classes, label_dropout)
+    check_draw(draw)
     return _Noisy(draw, find_interpolant(path), predict, times, classes, label_dropout, name)
 
 
@@ -111,6 +112,12 @@ def _target(predict: Quantity, path: Interpolant, noise: Tensor, data: Tensor, t
     return data if predict == "data" else noise
 
 
+def check_draw(draw: Any) -> None:
+    """Check that data can be drawn from it."""
+    if not callable(draw):
+        raise UseError(f"draw is {described(draw)}: give a function draw(seed, step) -> (data, labels)")
+
+
 def drawn(draw: Draw, seed: int, step: int) -> tuple[Tensor, Any]:
     """The data and labels of a step; checks that data are a batch of floats."""
     pair = draw(seed, step)
@@ -136,8 +143,13 @@ def null_labels(
     def replace(labels: Any, rng: np.random.Generator, data: Tensor) -> tuple[Tensor, ...]:
         if not isinstance(labels, Tensor) or labels.shape != (len(data),) or labels.is_floating_point():
             raise UseError(f"draw returned {described(labels)} as labels: return one integer per example")
+        labels = labels.long()
+        if (wrong := labels[(labels < 0) | (labels >= null)]).numel():
+            raise UseError(
+                f"labels hold {wrong[0].item()}, but classes is {null}: labels go from 0 to {null - 1}"
+            )
         dropped = torch.from_numpy(rng.random(len(data)) < label_dropout).to(labels.device)
-        return (labels.long().masked_fill(dropped, null),)
+        return (labels.masked_fill(dropped, null),)
 
     return replace
 
@@ -161,9 +173,16 @@ def velocity_loss(prediction: Tensor, target: Tensor) -> Tensor:
     >>> velocity_loss(torch.zeros(2, 2), torch.tensor([[2.0, 0.0], [0.0, 0.0]]))
     tensor(1.)
     """
+    _require_tensor("target", target, "with map_batches, use map_loss")
+    _require_tensor("prediction", prediction, "give the tensor that the network predicts")
     if prediction.shape != target.shape:
         raise UseError(
             f"the network returned the shape {tuple(prediction.shape)} for a target of shape "
             f"{tuple(target.shape)}: let it return the shape of its input"
         )
     return (prediction - target).square().mean()
+
+
+def _require_tensor(name: str, value: Any, fix: str) -> None:
+    if not isinstance(value, Tensor):
+        raise UseError(f"the {name} is {described(value)}: {fix}")

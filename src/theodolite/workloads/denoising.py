@@ -16,6 +16,7 @@ from torch.nn.functional import mse_loss
 from theodolite.core.batches import Batch
 from theodolite.core.errors import UseError
 from theodolite.data.batches import generator
+from theodolite.flows.fields import timestep
 
 NUM_EXAMPLES, SIDE, TOKENS = 8, 16, 12
 """Latents in a batch, about the most pixels along a side, and tokens of text."""
@@ -23,8 +24,6 @@ CLASSES = 10
 """Patterns of latents, where a config does not number its classes."""
 LARGEST = 2**22
 """The most numbers in one latent or text: more are a mistake, and would use up all memory."""
-NUM_TIMES = 1000
-"""Timesteps of the models of diffusers, from data (0) to noise."""
 
 Values = Mapping[str, Any]
 """The keys and values of a config."""
@@ -59,8 +58,9 @@ def draw_latents(kind: str, values: Values, seed: int, step: int) -> Batch:
     """Noisy latents with what the model takes beside them, and their velocities.
 
     Latents x₀ are noise around a pattern for each class. With other noise x₁ and a time t, uniform in [0, 1),
-    the input is `(1 − t) x₀ + t x₁` and the target `x₁ − x₀` (flow matching along straight lines). Every
-    class has a text of its own, which is noise too.
+    the input is `(1 − t) x₀ + t x₁` and the target `x₁ − x₀` (flow matching along straight lines). So t = 0
+    is data and t = 1 noise, the reverse of `theodolite.flows`: `flows.denoiser_field` makes a field of a
+    model. Every class has a text of its own, which is noise too.
 
     Args:
         kind: the class of the model.
@@ -83,7 +83,7 @@ def draw_latents(kind: str, values: Values, seed: int, step: int) -> Batch:
     target = velocity[..., :channels] if is_packed else velocity[:, :channels]
     name = "sample" if kind.startswith("UNet") else "hidden_states"
     conditions = _CONDITIONS[kind](values, labels)
-    return {name: noisy, "timestep": _timestep(kind, values, time_B), **conditions}, target.contiguous()
+    return {name: noisy, "timestep": timestep(kind, values, time_B), **conditions}, target.contiguous()
 
 
 def _shape(values: Values, is_packed: bool) -> tuple[int, ...]:
@@ -94,15 +94,6 @@ def _shape(values: Values, is_packed: bool) -> tuple[int, ...]:
 def _num_classes(kind: str, values: Values) -> int:
     key = "num_embeds_ada_norm" if kind == "DiTTransformer2DModel" else "num_class_embeds"
     return values.get(key) or CLASSES
-
-
-def _timestep(kind: str, values: Values, time_B: Tensor) -> Tensor:
-    """The time in the model's own units."""
-    if kind == "FluxTransformer2DModel":
-        return time_B
-    if values.get("time_embedding_type") == "learned":  # a row of a table for each
-        return (time_B * values["num_train_timesteps"]).long()
-    return time_B * NUM_TIMES
 
 
 def _labelled(values: Values, labels: list[int]) -> dict[str, Any]:

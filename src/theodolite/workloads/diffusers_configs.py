@@ -158,8 +158,9 @@ def _config(path: str | Path) -> tuple[str, Values]:
         kind = _SUCCESSORS.get(str(given.get("norm_type")), kind)
     known = (*TRANSFORMERS, *UNETS)
     if kind not in known:
+        near = did_you_mean(kind, known, cutoff=0.85)  # most names end in Transformer2DModel
         raise UseError(
-            f"{file} is of the class {kind!r}.{did_you_mean(kind, known)} Known are {', '.join(known)}, "
+            f"{file} is of the class {kind!r}.{near} Known are {', '.join(known)}, "
             f"and {_OLD_CLASS} of patches with norm_type {' or '.join(_SUCCESSORS)}. Write a Workload for it"
         )
     signature = inspect.signature(_class(kind).__init__)
