@@ -242,7 +242,7 @@ def test_the_same_name_with_another_spec_is_refused_by_what_differs(
 
 def test_another_study_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
-    with pytest.raises(UseError, match="holds the study 'first', not 'second'"):
+    with pytest.raises(UseError, match=r"holds the study 'first', not 'second': .* folder \(--out\)"):
         opened(tmp_path, name="second")
 
 

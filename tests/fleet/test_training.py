@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite import Size, Workload
+from theodolite import Size, UseError, Workload
 from theodolite.fleet.engine import Resources, serial
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.training import planned, train
@@ -160,6 +160,36 @@ def test_accuracy_is_of_the_held_out_batches_and_of_the_last_one_trained_on():
     assert readings["accuracy"] == pytest.approx(sum(right(*batch) for batch in _held_out()) / 3)
     assert readings["train accuracy"] == right(*rows(0, 7))
     assert readings["accuracy"] != readings["train accuracy"]
+
+
+def with_gaps(seed, step):
+    inputs, targets = rows(seed, step)
+    inputs[0, 0] = math.nan
+    return inputs, targets
+
+
+class Filling(Net):
+    """Takes nan for a missing value."""
+
+    def forward(self, x):
+        return super().forward(x.nan_to_num())
+
+
+def test_data_that_are_not_finite_are_no_divergence():
+    def late(seed, step):
+        return with_gaps(seed, step) if step == 5 else rows(seed, step)
+
+    with pytest.raises(UseError, match=r"'late': batch\(0, 5\) has inputs that are not finite.* is nan"):
+        train(RUN, Workload("late", Net, late, nn.functional.cross_entropy))
+    held_out = Workload("held", Net, rows, nn.functional.cross_entropy, held_out=with_gaps)
+    with pytest.raises(UseError, match="'held': held-out batch 0 has inputs that are not finite"):
+        train(RUN, held_out)
+
+
+def test_a_network_that_takes_nan_diverges_by_its_learning_rate():
+    filled = Workload("filled", Filling, with_gaps, nn.functional.cross_entropy)
+    assert train(RUN, filled).status == "finished"
+    assert train(changed(lr=1e30, optimizer="sgd"), filled).status == "diverged"
 
 
 def test_what_has_diverged_has_no_accuracy():

@@ -132,7 +132,8 @@ def test_a_model_that_diverges_is_frozen_and_the_others_go_on():
 
 def bursting(seed, step):
     inputs, targets = rows(seed, step)
-    return (inputs * math.nan if (seed, step) == (1, 3) else inputs), targets
+    # The mean over no target is nan, with all of the batch finite.
+    return inputs, (torch.full_like(targets, -100) if (seed, step) == (1, 3) else targets)
 
 
 def test_nan_at_a_step_is_a_divergence_at_that_step():
@@ -145,6 +146,23 @@ def test_nan_at_a_step_is_a_divergence_at_that_step():
     outcomes = agree(runs, resources)
     found = {outcome.run.seed: (outcome.status, outcome.step) for outcome in outcomes.values()}
     assert found == {0: ("finished", 6), 1: ("diverged", 3), 2: ("finished", 6)}
+
+
+def gap(seed, step):
+    inputs, targets = rows(seed, step)
+    return (inputs * math.nan if (seed, step) == (1, 3) else inputs), targets
+
+
+def test_a_batch_that_is_not_finite_is_a_failure_and_no_divergence():
+    made = Workload("gap", Normed, gap, nn.functional.cross_entropy)
+    resources = Resources(workloads={"gap": made})
+    fixed = {"workload": "gap", "size": Size(8, 1), "base": Size(8, 1), "lr": 2**-6, "steps": 6}
+    runs = Grid({"seed": [0, 1, 2]}, {**fixed, "optimizer": "sgd", "held_out": 1}).runs
+    for make in (serial, vectorised):
+        found = {outcome.run.seed: outcome for outcome in make(runs, resources)}
+        assert [found[seed].status for seed in range(3)] == ["finished", "failed", "finished"]
+        assert "workload 'gap': batch(1, 3) has inputs that are not finite" in found[1].reason
+        assert found[1].reason.startswith("theodolite.UseError: ")
 
 
 def shrinking(seed, step):

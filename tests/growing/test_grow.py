@@ -131,6 +131,23 @@ def test_a_network_with_nothing_to_learn_is_left_as_it_was() -> None:
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
 
 
+def test_few_examples_decide_nothing() -> None:
+    """24 of the 48 examples to estimate judge the gain, and 30 are needed."""
+    torch.manual_seed(0)
+    data = torch.randn(96, WIDTH), torch.full((96, 3), 3.0)
+    grown = th.grow(Stack(), F.mse_loss, split(data), method="betting")
+    found = grown.steps[0].signal
+    assert found.best.significance > found.threshold, "all outputs are too low: the gain is certain"
+    assert grown.new_blocks == ()
+    assert grown.steps[0].why.startswith("undecided: the gain at blocks.")
+    for said in (str(grown), grown.title, str(found)):
+        said = " ".join(said.split())
+        assert "undecided" in said
+        assert "24 held-out examples are too few to know, 30 are needed" in said
+        assert "not help" not in said
+        assert "no block helps" not in said
+
+
 def test_a_jump_takes_the_best_step_of_those_tried(student: Stack) -> None:
     model = copy.deepcopy(student)
     data = batches(512, 5)
@@ -167,6 +184,42 @@ def test_a_loss_without_a_radius_still_has_a_jump() -> None:
     made = jump(model, F.mse_loss, batch, found.name, found.directions, slope=found.gain)
     assert longest_step(model, F.mse_loss, batch, found.name, found.directions) == math.inf
     assert made.gain > 0
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e-3, 1e3])
+@pytest.mark.parametrize("shift", [0.0, 1.0], ids=["of one sign", "of both signs"])
+def test_the_place_and_the_step_do_not_depend_on_the_unit_of_the_loss(unit: float, shift: float) -> None:
+    inputs = torch.randn(1024, WIDTH, generator=torch.Generator().manual_seed(2))
+    data = inputs, inputs[:, :3].sin()
+
+    def chosen(unit: float) -> Any:
+        torch.manual_seed(0)
+        loss = lambda logits, targets: unit * (F.mse_loss(logits, targets) - shift)  # noqa: E731
+        grown = th.grow(Stack(), loss, split(data))
+        assert grown.steps[0].chosen is not None
+        return grown.steps[0].chosen
+
+    one, other = chosen(1.0), chosen(unit)
+    assert other.point == one.point
+    assert other.jump.length == pytest.approx(one.jump.length, rel=1e-3)
+    assert other.jump.gain == pytest.approx(unit * one.jump.gain, rel=1e-3)
+
+
+def test_the_longest_step_reaches_the_minimum_of_a_square() -> None:
+    """`(1 − 2ε)²` is 0 at ε = ½; its slope is 4, so halving it to first order would stop at ε = ⅛."""
+    model = Stack()
+    block = model.blocks[0]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        block.up.bias.fill_(20.0)  # its tanh is 1
+        model.last.weight[:, 0] = 2 / WIDTH
+    direction = torch.zeros(WIDTH, WIDTH)
+    direction[0] = -1.0
+    batch = torch.zeros(4, WIDTH), torch.ones(4, 3)
+    made = jump(model, F.mse_loss, batch, "blocks.0", {"down.weight": direction}, slope=4.0)
+    assert made.step == pytest.approx(0.5)
+    assert made.after == pytest.approx(0.0, abs=1e-6)
 
 
 def test_splits_that_overlap_are_refused_before_anything_is_done(student: Stack) -> None:

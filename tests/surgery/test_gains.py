@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -169,7 +170,7 @@ def test_a_gain_that_cannot_be_moved_is_named_with_the_reason(make: Callable[[],
     with pytest.raises(SurgeryError) as caught:
         scale_vectors(model, INPUTS)
     assert LEFT[make] in str(caught.value)
-    assert str(caught.value).startswith("nothing to do: none of its ")
+    assert re.match("nothing to do: (none of its|its only gain could not)", str(caught.value))
     assert skeleton(model) == shape
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from theodolite.surgery import SurgeryError, convert, converting, fold, fold_map, scale_vectors
 from theodolite.surgery.fold_map import FoldMap
 from theodolite.surgery.gains import GainFinder, NormGain, NormGains
-from theodolite.surgery.proof import TOLERANCE, respond
+from theodolite.surgery.proof import TOLERANCE, Proof, reasons, respond
 from theodolite.surgery.vectors import ScaledWeight
 
 from .networks import TOKENS, logits, network, train
@@ -152,6 +152,12 @@ def test_a_proof_says_what_was_done_and_left() -> None:
     assert lines[0] == "scale_vectors: 2 gains moved, 1 left"
     assert lines[1].endswith("(at most 1e-10), float64, on int64 (2, 6)")
     assert lines[2] == "  left norm.weight: embed.weight, which reads it, is an embedding too"
+
+
+def test_one_gain_is_a_gain() -> None:
+    proof = Proof("fold", None, None, "float32", "", 1e-4, ("norm.weight",))
+    assert str(proof).startswith("fold: 1 gain moved, 0 left")
+    assert reasons({"norm.weight": "it is tied"}).startswith("its only gain could not be moved")
 
 
 def test_the_coarsest_dtype_that_a_network_computes_in_sets_the_tolerance() -> None:

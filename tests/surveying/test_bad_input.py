@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from theodolite import UseError, survey
+from theodolite import UseError, dissect, survey
 
 
 class Plain(nn.Module):
@@ -116,6 +116,16 @@ def test_a_batch_the_model_cannot_read(rows):
     message = refusal(wrong)
     assert "the model and its loss on batch(0, 0) failed: RuntimeError" in message
     assert "4x5" in message
+
+
+def test_an_error_of_the_forward_pass_ends_before_what_it_was_called_with():
+    """The command line prints it in one line."""
+    with pytest.raises(UseError) as caught:
+        dissect(nn.Linear(4, 4), torch.ones(2, 3))
+    first, second = str(caught.value).split("\n")
+    assert first.endswith(".")
+    assert not first.endswith("..")
+    assert second.startswith("It was called with ")
 
 
 def test_a_loss_that_is_not_one_number(rows):

@@ -110,3 +110,32 @@ def test_what_is_too_large_is_looked_at_in_small(rows, monkeypatch):
     monkeypatch.setattr(not_finite, "MOST_PARAMETERS", 1)
     (finding,) = found(rows(Rooted, size=Size(128, 2)), only=["curvature"])
     assert finding.sentence.startswith("At 64 × 2, a smaller network of the trials,")
+
+
+def test_a_later_batch_that_is_not_finite_is_named_and_the_network_is_not(rows):
+    sound = rows(Plain).batch
+
+    def batch(seed, step):
+        inputs, targets = sound(seed, step)
+        return (inputs * math.nan if step >= 3 else inputs), targets
+
+    made = survey(rows(Plain, batch=batch), only=["coordinates", "steps"])
+    (finding,) = made.findings
+    assert (finding.code, finding.level) == ("TH108", "fail")
+    assert "batch(0, 3) has inputs that are not finite" in finding.sentence
+    assert finding.remedy.startswith("Repair the data")
+
+
+def test_a_later_batch_with_a_mask_or_for_a_network_that_takes_nan_is_no_fault(rows):
+    class Filling(Plain):
+        def forward(self, rows):
+            return super().forward(rows.nan_to_num(neginf=0.0))
+
+    sound = rows(Plain).batch
+
+    def batch(seed, step):
+        inputs, targets = sound(seed, step)
+        inputs[0, 0] = (0.0, math.nan, -math.inf)[step % 3]
+        return inputs, targets
+
+    assert not found(rows(Filling, batch=batch), only=["gains"])

@@ -32,6 +32,8 @@ def test_an_axis_may_hold_words_lists_and_whole_numbers():
     "text, said",
     [
         ("2^-5:2^-12", "from 0.03125 to 0.000244141: write the lower end first"),
+        ("2^-7:2^-7", "from 0.0078125 to 0.0078125: for one value, write 2^-7 alone"),
+        ("3:3:log", "from 3 to 3: for one value, write 3 alone"),
         ("0:1", "starts at 0, but a range goes in octaves"),
         ("1:2:0", "a step in octaves, above 0"),
         ("1:2:1:1", "a step in octaves, above 0"),

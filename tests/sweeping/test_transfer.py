@@ -51,6 +51,7 @@ def test_drift_is_the_slope_of_the_optimum_against_the_size():
     assert (depth.slope, depth.movement) == (pytest.approx(-0.25), pytest.approx(0.5))
     assert width.sizes == tuple(WIDTHS)
     assert not width.bounded
+    assert "moves by −1.00 (−1.00 to −1.00) octaves per doubling, a span of 3.00 from 64 × 4" in said(family)
 
 
 def test_drift_has_the_interval_of_students_t_over_the_slopes_of_the_seeds():
@@ -135,6 +136,7 @@ def test_between_the_points_transfer_is_told_finer_than_at_them():
     transfer = family.transfers[1]
     assert transfer.lost == 0.0  # 2^-7 is the best that was tried at both
     assert transfer.interpolated == pytest.approx(0.25 * 0.4**2)
+    assert "no size loses anything at the values tried, at most 0.040 between them." in said(family)
 
 
 def test_between_the_points_it_starts_from_the_vertex_of_the_base():

@@ -85,7 +85,7 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
         graph = trace(model, _beside(model, inputs))
     except Exception as error:
         raise AnatomyError(
-            f"the forward pass of {type(model).__name__} failed: {in_one_line(error)}\n"
+            f"the forward pass of {type(model).__name__} failed: {in_one_line(error).rstrip('.')}.\n"
             f"It was called with {_shown(inputs)}. Check that the model runs on these inputs"
         ) from error
     flow = Flow(graph)
@@ -107,7 +107,7 @@ def examine_built(build: Build, size: Size, inputs: Any) -> Specimen:
             raise
         if count > _MOST_REAL_PARAMETERS:
             raise AnatomyError(
-                f"{error}\nA network whose control flow depends on values has to be built for real, and "
+                f"{error}.\nA network whose control flow depends on values has to be built for real, and "
                 f"{count:,} parameters are more than {_MOST_REAL_PARAMETERS:,}: dissect it at a smaller size"
             ) from error
     return examine(build_model(build, size), inputs)

@@ -114,9 +114,9 @@ def one_of(name: str, value: T, choices: Collection[T]) -> T:
     return value
 
 
-def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
-    """` Did you mean 'layer'?`, or nothing if no choice is near."""
-    near = difflib.get_close_matches(str(value), list(map(str, choices)), n=1)
+def did_you_mean(value: Any, choices: Iterable[Any], *, cutoff: float = 0.6) -> str:
+    """` Did you mean 'layer'?`, or nothing if no choice is as alike as `cutoff`, from 0 to 1."""
+    near = difflib.get_close_matches(str(value), list(map(str, choices)), n=1, cutoff=cutoff)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

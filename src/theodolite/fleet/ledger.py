@@ -313,7 +313,8 @@ def _refuse_another(ledger: Ledger, name: str, spec: Mapping[str, Any]) -> None:
     """Refuse to continue a ledger of another study."""
     if ledger.name != name:
         raise UseError(
-            f"{ledger.path} holds the study {ledger.name!r}, not {name!r}: give this one another path"
+            f"{ledger.path} holds the study {ledger.name!r}, not {name!r}: give this one another folder "
+            "(--out)"
         )
     if ledger.spec == spec:
         return
@@ -329,7 +330,7 @@ def _refuse_another(ledger: Ledger, name: str, spec: Mapping[str, Any]) -> None:
     listed = "; ".join(differ[:5] + [f"and {len(differ) - 5} more"] * (len(differ) > 5))
     raise UseError(
         f"{ledger.path} holds the study {name!r} with other settings"
-        f"{listed and ': '}{listed}. Give this one another path"
+        f"{listed and ': '}{listed}. Give this one another folder (--out)"
     )
 
 

@@ -10,6 +10,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from theodolite.core.building import evaluated, one_thread, untouched_randomness
 from theodolite.core.calling import call, described, logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.finite import spoilt_part
 from theodolite.core.size import Size
 from theodolite.fleet.checkpoint import RunCheckpoint
 from theodolite.fleet.isolation import Own, isolated
@@ -56,7 +58,7 @@ def train(
     checkpoint: RunCheckpoint | None = None,
     plan: Plan | None = None,
 ) -> Outcome:
-    """Train a run. A loss that is not finite ends it: it has diverged.
+    """Train a run. A loss that is not finite ends it: it has diverged, unless the batch is not finite.
 
     The network is `plan.build(seed)`, the batches are `workload.batch(seed, step)`. The caller's random
     numbers stay as they are. With a checkpoint the run resumes where it was stopped, and ends with the same
@@ -89,6 +91,8 @@ def train(
         if isinstance(optimizer, Planned):
             optimizer.eval()
         outcome = log.outcome(model, workload)
+        if why := fault_of_data(outcome, workload, device):
+            raise UseError(why)
     return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
 
 
@@ -284,6 +288,33 @@ def outcome_of(
         readings={**readings, "tokens": round(sum(values[TARGETS][:stop]))},
         device=device_name(device),
     )
+
+
+def fault_of_data(outcome: Outcome, workload: Workload, device: str) -> str | None:
+    """Why a run that seems to have diverged has not: its batch is not finite; None if it has.
+
+    The batch is the cause if a new network has no finite loss on it either: some networks take nan.
+    """
+    run = outcome.run
+    if outcome.status != "diverged":
+        return None
+    drawn = [(f"batch({run.seed}, {outcome.step})", partial(workload.draw, run.seed, outcome.step))]
+    if outcome.step == run.steps:
+        held_out = range(run.held_out)
+        drawn = [(f"held-out batch {step}", partial(workload.draw_held_out, step)) for step in held_out]
+    for name, draw in drawn:
+        batch = on_device(draw(), device)
+        if (part := spoilt_part(batch)) is None:
+            continue
+        model = planned(run, workload).build(run.seed, device=device).train()
+        with precision_of(run, device):
+            loss = float(workload.evaluate(model, batch, temperature=run.temperature).detach())
+        if not math.isfinite(loss):
+            return (
+                f"workload {workload.name!r}: {name} has {part} that are not finite, and the loss of a new "
+                f"network on it is {loss:g}. Repair the data, or leave out such examples"
+            )
+    return None
 
 
 def with_readings(outcome: Outcome, readings: Mapping[str, Any]) -> Outcome:

@@ -32,6 +32,7 @@ from theodolite.fleet.training import (
     arithmetic,
     conditions,
     failed,
+    fault_of_data,
     outcome_of,
     planned,
     precision_of,
@@ -244,15 +245,17 @@ def _together(
         accuracies = program.accuracies() if "accuracy" in runs[0].probes else None
         series = {name: values.double().T.tolist() for name, values in program.series.items()}
         readings = [readings_of(_single(models, place), workload, run) for place, run in enumerate(runs)]
+        outcomes = []
+        for place, run in enumerate(runs):
+            values = {name: rows[place] for name, rows in series.items()} | {TARGETS: program.targets}
+            outcome = outcome_of(run, values, held_out[place], device, readings[place])
+            if accuracies is not None and outcome.status == "finished":
+                outcome = with_readings(outcome, accuracies[place])
+            if why := fault_of_data(outcome, workload, device):
+                outcome = failed(run, f"theodolite.UseError: {why}", 0.0, device, ENGINE)
+            outcomes.append(outcome)
     seconds = (time.perf_counter() - start) / len(runs)
-    outcomes = []
-    for place, run in enumerate(runs):
-        values = {name: rows[place] for name, rows in series.items()} | {TARGETS: program.targets}
-        outcome = outcome_of(run, values, held_out[place], device, readings[place])
-        if accuracies is not None and outcome.status == "finished":
-            outcome = with_readings(outcome, accuracies[place])
-        outcomes.append(dataclasses.replace(outcome, seconds=seconds, engine=ENGINE))
-    return outcomes
+    return [dataclasses.replace(outcome, seconds=seconds, engine=ENGINE) for outcome in outcomes]
 
 
 @contextlib.contextmanager

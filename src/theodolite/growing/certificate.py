@@ -19,7 +19,7 @@ from theodolite.core import arguments
 from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.present.result import Block, Result
-from theodolite.present.text import Table
+from theodolite.present.text import Table, counted
 
 Method = Literal["bernstein", "betting"]
 CLIPPED_SHARE = 0.01
@@ -209,9 +209,9 @@ def require_examples(number: int, delta: float, candidates: int, method: Method)
     least = least_examples(delta, candidates, method)
     if number < least:
         raise UseError(
-            f"{number} examples to certify on are too few: at delta {delta} for {candidates} candidate(s), "
-            f"{method} needs at least {least}, even if every example has the largest gain, and usually some "
-            "hundreds or thousands. Give more data"
+            f"{counted(number, 'example')} to certify on {'is' if number == 1 else 'are'} too few: at delta "
+            f"{delta} for {counted(candidates, 'candidate')}, {method} needs at least {least}, even if every "
+            "example has the largest gain, and usually some hundreds or thousands. Give more data"
         )
 
 

@@ -55,10 +55,17 @@ class GrowthStep(Result):
             return "the signal has no direction at the points above their noise"
         if self.contenders:
             return f"none of {counted(len(self.contenders), 'tried block')} lowered the loss"
+        if seeming := self.signal.seeming:
+            best = max(seeming, key=lambda one: one.significance)
+            return (
+                f"undecided: the gain at {best.name} seems to be above its noise ({best.significance:.2g} "
+                f"standard errors, {self.signal.threshold:.2g} are needed), but {self.signal.doubt}. Use "
+                "more examples: half of the first split is held out"
+            )
         return (
             f"no point has a gain above its noise (the largest is {self.signal.best.significance:.2g} "
             f"standard errors, {self.signal.threshold:.2g} are needed): to first order, more depth does not "
-            "help"
+            f"help, as far as {self.signal.judged_on} examples can tell"
         )
 
     def table(self) -> Table:

@@ -2,7 +2,8 @@
 
 A closed block has Z = 0 in the tensors that end its branches. Along `Z = −εD` the loss falls at the rate
 `⟨D, M⟩` at first. How far it falls is found by trying, on examples that the signal was not estimated on: from
-the step radius of the cross-entropy down, halving, until a shorter step is no better.
+the longest step down, halving, until a shorter step is no better. The longest step is the step radius of the
+cross-entropy; another loss has none, and starts at the step along which it would fall by twice its size.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ def jump(
         block: the name of the new block.
         directions: D by output tensor: `PointSignal.directions`, or the preconditioned ones.
         slope: `⟨D, M⟩`, how fast the loss falls: `PointSignal.gain`.
-        cap: the longest ‖εD‖ to try, from `longest_step`. By default the first step is the one that would
-            halve the loss to first order.
+        cap: the longest ‖εD‖ to try, from `longest_step`. By default the first step is the one that to first
+            order would lower the loss by twice its mean absolute value.
 
     Afterwards the loss is lower, or the block is still closed.
     """
@@ -113,10 +114,11 @@ def jump(
         raise UseError(f"cap is {cap}: give the longest step to try, above 0")
     tensors, moving = moving_tensors(model, block, directions)
     length = length_of(directions)
-    before = float(losses_of(model, loss, batches).mean())
+    losses = losses_of(model, loss, batches)
+    before = float(losses.mean())
     if not length > 0 or not slope > 0:
         return Jump(0.0, 0.0, cap, before, before, 0.0, ())
-    longest = cap if math.isfinite(cap) else 0.5 * max(abs(before), 1.0) * length / slope
+    longest = cap if math.isfinite(cap) else 2 * _size(losses) * length / slope
     start = {name: tensors[name].detach().clone() for name in moving}
     tried: list[tuple[float, float]] = []
     value, best = before, 0.0
@@ -167,6 +169,14 @@ def longest_step(
     except (UseError, RuntimeError, NotImplementedError):
         return math.inf
     return reach * found.value
+
+
+def _size(losses: Tensor) -> float:
+    """The mean absolute loss, so that losses of either sign do not cancel; 1 if all of them are 0.
+
+    A parabola that starts at L, falls with slope s and stays above 0 has its minimum at 2L/s at the latest.
+    """
+    return float(losses.abs().mean()) or 1.0
 
 
 def length_of(directions: Mapping[str, Tensor]) -> float:

@@ -12,6 +12,7 @@ from theodolite.anatomy import Anatomy, Branch
 from theodolite.anatomy.names import starred
 from theodolite.anatomy.part import Part
 from theodolite.core.errors import UseError
+from theodolite.present.text import counted
 
 
 def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
@@ -40,7 +41,8 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
             place = "" if part.block is None else f" in block {part.block} of {target.num_blocks}"
             raise UseError(
                 f"{part.name}{place} has no counterpart at the base size {base.size}, where the network has "
-                f"{base.num_blocks} blocks. Choose a base at which every kind of tensor and block occurs"
+                f"{counted(base.num_blocks, 'block')}. Choose a base at which every kind of tensor and block "
+                "occurs"
             )
     return {part.name: found[part.name] for part in target.trained}
 

@@ -20,6 +20,7 @@ from theodolite.core.building import evaluated, in_one_line, untouched_randomnes
 from theodolite.core.calling import call, with_tensors
 from theodolite.core.higher_order import plain_operators
 from theodolite.present.result import Block, Result
+from theodolite.present.text import counted
 from theodolite.surgery.edits import Edits, scaled_gains, scaled_weights
 from theodolite.surgery.fold_map import FoldMap
 from theodolite.surgery.gains import SurgeryError
@@ -68,7 +69,7 @@ class Proof(Result):
 
     def blocks(self) -> Iterator[Block]:
         """What was done, the differences, and what was left."""
-        said = self.said or f"{len(self.moved)} gains moved, {len(self.left)} left"
+        said = self.said or f"{counted(len(self.moved), 'gain')} moved, {len(self.left)} left"
         compared = "not compared: on the meta device nothing is computed"
         if self.outputs is not None:
             compared = (
@@ -264,7 +265,8 @@ def reasons(left: Mapping[str, str]) -> str:
         return "it has no norms with gains"
     lines = [f"{name}: {reason}" for name, reason in list(left.items())[:4]]
     more = [f"and {len(left) - 4} more"] if len(left) > 4 else []
-    return "\n".join([f"none of its {len(left)} gains could be moved", *lines, *more])
+    none = "its only gain could not" if len(left) == 1 else f"none of its {len(left)} gains could"
+    return "\n".join([f"{none} be moved", *lines, *more])
 
 
 def respond(model: nn.Module, inputs: Any, *, others: bool = False) -> Response | None:

@@ -143,9 +143,9 @@ class SurveyContext:
         with self.calling(), torch.no_grad():
             return self.workload.evaluate(model, self.batch)
 
-    def calling(self) -> contextlib.AbstractContextManager[None]:
+    def calling(self, step: int = 0) -> contextlib.AbstractContextManager[None]:
         """Turn exceptions of the model and its loss into UseErrors that name them."""
-        return self._blaming(f"the model and its loss on batch({self.seed}, 0)")
+        return self._blaming(f"the model and its loss on batch({self.seed}, {step})")
 
     def check(self) -> bool:
         """Is the loss of a new network finite? True if the network is too large to try.

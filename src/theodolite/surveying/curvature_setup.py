@@ -18,6 +18,7 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import ModelLoss, OutputLoss, call, logits
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
+from theodolite.present.text import counted
 from theodolite.probes.curvature.curvature import curvature
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, hessian
@@ -248,7 +249,7 @@ def find_setup(context: SurveyContext) -> CurvatureSetup:
         base = trials_of(context).base
         found = _setup(context, base, best) or _setup(context, base, ROUGH, limit=EXTRA)
     if found is None:
-        raise TooLong(f"networks of {base} are too large")
+        raise TooLong(_why_too_large(context, base))
     loss, batch, names = context.workload.loss, found.batch, found.parameters
     # Are all directions measured in one pass? Three of them show it.
     if curvature(found.model, loss, batch, parameters=names, directions=3).route == "tangents":
@@ -281,6 +282,29 @@ def _setup(
     return None if too_large else setup
 
 
+def _why_too_large(context: SurveyContext, size: Size) -> str:
+    """What of a network, its loss or its logits is too large even for a rough look."""
+    count = context.num_parameters(size)
+    if count > MOST_PARAMETERS:
+        return f"networks of {size} are too large, with {count:,} parameters"
+    setup = _setup(context, size, replace(ROUGH, logits=math.inf), limit=math.inf)
+    assert setup is not None
+    if setup.work.multiplications > EXTRA * ROUGH.work:
+        return f"at {size} the loss of {_examples(setup)} takes {_shown(setup.work)}, which is too much"
+    entries = setup.logits.numel()
+    return f"at {size} the logits of {_examples(setup)} have {entries:,} entries, which is too much"
+
+
+def _examples(setup: CurvatureSetup) -> str:
+    """The examples of a batch that cannot be cut further."""
+    number = examples_in(setup.batch)
+    return "a batch, which cannot be cut," if number is None else counted(number, "example")
+
+
+def _shown(work: Work) -> str:
+    return f"{work.operations:,} operations with {work.multiplications:.2g} multiplications"
+
+
 def _affordable(setup: CurvatureSetup) -> CurvatureSetup:
     """With as many examples, and then products for eigenvalues, as the work allows."""
     effort, targets = setup.effort, setup.targets
@@ -295,7 +319,10 @@ def _affordable(setup: CurvatureSetup) -> CurvatureSetup:
         products = max(FEWEST_PRODUCTS, effort.eigenvalues - math.ceil(over / 2))
         setup = replace(setup, effort=replace(effort, eigenvalues=products))
     if setup.planned > MOST_EXTRA * effort.most:
-        raise TooLong(f"networks of {setup.size} are too large")
+        raise TooLong(
+            f"products with the Hessian at {setup.size} take {setup.planned / effort.most:.2g} times the "
+            f"work that is allowed, as the loss of {_examples(setup)} takes {_shown(setup.work)}"
+        )
     return replace(setup, effort=replace(setup.effort, most=max(setup.planned, effort.most)))
 
 

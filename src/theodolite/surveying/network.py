@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from theodolite.anatomy.names import ranges
 from theodolite.anatomy.part import ROLES, Anatomy, Branch, Fold, Part, fold
 from theodolite.present.figure import Figure, stacked_bars
+from theodolite.present.text import counted
 
 LONGEST = 112.0
 """Pixels of the longest fan inside a block: lengths are in proportion to fans, areas to parameters."""
@@ -112,7 +113,7 @@ def parameters_by_block(anatomy: Anatomy) -> Figure | None:
     return Figure(
         caption=f"Parameters along the stream. The blocks hold {share} of {total:,}.",
         alt=f"Bars: {_numel(before):,} parameters before the blocks, about {inside // len(blocks):,} in each "
-        f"of {len(blocks)} blocks, {_numel(after):,} after them.",
+        f"of {counted(len(blocks), 'block')}, {_numel(after):,} after them.",
         panels=(stacked_bars("", list(columns), heights, ROLE_COLORS, x_title="block"),),
     )
 

@@ -1,4 +1,4 @@
-"""TH108: a loss, weights or gradients that are not finite at the start of training.
+"""TH108: a loss, weights, gradients or batches that are not finite at the start of training.
 
 Nothing measured on such a network has a meaning, so sections that measure are skipped.
 """
@@ -14,17 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.core.building import untouched_randomness
-from theodolite.core.finite import among, not_finite
+from theodolite.core.finite import among, not_finite, spoilt, spoilt_part
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Finding
 from theodolite.surveying.trials import trials_of
 
 MOST_PARAMETERS = 50_000_000
 """Above this the base of the trials is checked instead."""
+BATCHES = 16
+"""How many batches are looked at, as many as short trainings take."""
 FINITE = Check(
     "TH108",
     "Numbers that are not finite at the start",
@@ -35,7 +36,10 @@ FINITE = Check(
 
 
 def find_not_finite(context: SurveyContext) -> Finding | None:
-    """TH108, after one forward and one backward pass of a new network; None if all is finite."""
+    """TH108, after one forward and one backward pass of a new network; None if all is finite.
+
+    The batches after the first are looked at too.
+    """
     size = context.size
     if context.num_parameters(size) > MOST_PARAMETERS:
         size = trials_of(context).base
@@ -52,7 +56,7 @@ def find_not_finite(context: SurveyContext) -> Finding | None:
     loss, weights = float(result.detach()), not_finite(tensors)
     gradients = sorted(not_finite(slopes), key=seen.place)
     if math.isfinite(loss) and not weights and not gradients:
-        return None
+        return _spoilt_batch(context, model)
     said = [f"{context.where(size)} the loss of a new network on the first batch is {loss:.4g}."]
     remedy = "Check the batch, the loss, and what overflows."
     if weights:
@@ -90,6 +94,28 @@ def find_not_finite(context: SurveyContext) -> Finding | None:
     )
 
 
+def _spoilt_batch(context: SurveyContext, model: nn.Module) -> Finding | None:
+    """TH108 if a later batch is not finite, and the loss of a new network on it is not finite either."""
+    for step in range(1, BATCHES):
+        batch = context.draw(step)
+        part = spoilt_part(batch)
+        if part is None:
+            continue
+        with context.calling(step), untouched_randomness(context.seed):
+            loss = float(context.workload.evaluate(model, batch).detach())
+        if not math.isfinite(loss):
+            return FINITE.finding(
+                "fail",
+                f"batch({context.seed}, {step}) has {part} that are not finite, and the loss of a new "
+                f"network on it is {loss:.4g}.",
+                title="Batches that are not finite",
+                remedy="Repair the data, or leave out such examples. Until then, findings that are measured "
+                "on data are missing.",
+                numbers={"step": step, "loss": loss},
+            )
+    return None
+
+
 @dataclass
 class _Seen:
     """The order of modules in a forward pass, and where a value is first not finite."""
@@ -104,7 +130,7 @@ class _Seen:
     def look(self, name: str, side: str, module: nn.Module, *values: Any) -> None:
         if side == "output":
             self.order.setdefault(name, len(self.order))
-        if not self.first and _spoilt(values):
+        if not self.first and spoilt(values):
             self.first = f"{side} of {name or 'the network'}"
 
 
@@ -117,12 +143,3 @@ def _watching(model: nn.Module) -> Iterator[_Seen]:
             stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(after).remove)
         yield seen
-
-
-def _spoilt(values: Any) -> bool:
-    """Is there a tensor that is not finite? Minus infinity beside finite numbers is a mask."""
-    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_floating_point())
-    return any(
-        not bool(((finite := leaf.isfinite()) | ((leaf == -math.inf) & finite.any())).all())
-        for leaf in leaves
-    )

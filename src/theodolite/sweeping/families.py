@@ -255,7 +255,7 @@ def _drift_sentence(drift: OptimumDrift, family: Family) -> str:
         return f"{moves} at least {drift.movement:.2f} {unit} {span}; {why}."
     around = f" ({signed(drift.interval.low)} to {signed(drift.interval.high)})"
     pace = f"{signed(drift.slope)}{around if drift.interval.known else ''} {unit} per doubling"
-    return f"{moves} {pace}, by {drift.movement:.2f} in all {span}."
+    return f"{moves} {pace}, a span of {drift.movement:.2f} {span}."
 
 
 def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
@@ -291,11 +291,12 @@ def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
 
 def _most_lost(known: Sequence[Transfer], *, of_all: bool) -> str:
     worst = max(known, key=lambda transfer: (transfer.lost, transfer.interpolated))
-    between = f"{worst.interpolated:.3f} between the points"
     if worst.lost == 0:
-        return f"no size {'' if of_all else 'whose loss is known '}loses anything, at most {between}"
+        who = "no size" if of_all else "no size whose loss is known"
+        return f"{who} loses anything at the values tried, at most {worst.interpolated:.3f} between them"
     share = 100 * worst.lost / max(abs(worst.loss - worst.lost), 1e-12)
     most = "the most" if of_all else "the most of those known"
+    between = f"{worst.interpolated:.3f} between the points"
     return f"{worst.size} loses {most}, {worst.lost:.3f} ({share:.1f} %; {between})"
 
 

@@ -115,7 +115,7 @@ def _octaves(text: str) -> list[float]:
         raise UseError(
             f"{text!r} is no range: write LOW:HIGH, or LOW:HIGH:STEP with a step in octaves, above 0"
         )
-    _check_ends(low, high)
+    _check_ends(low, high, text.partition(":")[0])
     if low <= 0:
         raise UseError(
             f"{text!r} starts at {low:g}, but a range goes in octaves: start above 0, or list values"
@@ -126,6 +126,10 @@ def _octaves(text: str) -> list[float]:
     return [low * 2.0 ** (step * index) for index in range(num)]
 
 
-def _check_ends(low: float, high: float) -> None:
+def _check_ends(low: float, high: float, lower: str | None = None) -> None:
+    """Refuse ends in the wrong order; `lower` is the lower one as it was written."""
+    if low == high:
+        alone = f"{low:g}" if lower is None else lower
+        raise UseError(f"the range goes from {low:g} to {high:g}: for one value, write {alone} alone")
     if not low < high:
         raise UseError(f"the range goes from {low:g} to {high:g}: write the lower end first")

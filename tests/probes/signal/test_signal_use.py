@@ -183,6 +183,32 @@ def test_what_cannot_be_measured_is_refused() -> None:
         signal(model, LOSS, batch).ranked("norm")  # type: ignore[arg-type]
 
 
+class ByNumber(nn.Module):
+    """Lists of two blocks each, which are called by number, so that none can be inserted."""
+
+    def __init__(self, lists: int) -> None:
+        super().__init__()
+        for at in range(lists):
+            blocks = (nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(2))
+            self.add_module(f"list{at}", nn.ModuleList(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one in self.children():
+            x = x + one[0](x)  # type: ignore[index]
+            x = x + one[1](x)  # type: ignore[index]
+        return x
+
+
+@pytest.mark.parametrize("lists, said", [(4, ""), (5, "and 1 more list"), (7, "and 3 more lists")])
+def test_of_many_lists_without_a_place_a_few_are_named_each_once(lists: int, said: str) -> None:
+    batch = torch.randn(64, 4), torch.randn(64, 4)
+    with pytest.raises(UseError) as caught:
+        signal(ByNumber(lists), nn.functional.mse_loss, batch)
+    lines = str(caught.value).split(". ", 1)[1].split(";\n")
+    assert [line.partition(":")[0] for line in lines[:4]] == [f"list{at}.0" for at in range(4)]
+    assert lines[4:] == ([said] if said else [])
+
+
 def take_first(batch: Any) -> Any:
     return batch[0][:2], batch[1][:2]
 

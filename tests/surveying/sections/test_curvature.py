@@ -497,7 +497,7 @@ def test_what_is_too_large_at_any_size_is_a_note(monkeypatch):
     monkeypatch.setattr(curvature_setup, "ROUGH", dataclasses.replace(curvature_setup.ROUGH, work=1.0))
     (finding,) = examine(site_of(MLP))
     assert (finding.code, finding.level) == ("TH301", "note")
-    assert "too large" in finding.sentence
+    assert "which is too much" in finding.sentence
     assert "TH302 and TH303 are missing too" in finding.sentence
     assert "--deep" in finding.remedy
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.core.batches import Batch
+from theodolite.core.calling import ModelLoss
 from theodolite.core.size import Size
 from theodolite.models import ResidualMLP
 from theodolite.probes import signal
@@ -116,6 +117,10 @@ def test_the_point_that_is_named_is_above_noise() -> None:
     found = one_more(looked(blocks0=sure | {"unsure": True}, blocks1=unsure, blocks2=nothing))
     assert found.code == "TH602"
     assert found.evidence.rows[0]["above"] == "unsure"
+    assert "it is undecided whether a new block lowers the held-out loss. At blocks.0" in found.sentence
+    assert "2 ± 0.1 per unit of step, which seems to be above its noise, but" in found.sentence
+    assert "at none" not in found.sentence
+    assert found.title == "Undecided whether a block helps"
 
 
 @pytest.mark.parametrize("end, level", [(1.0, "ok"), (2.1, "note"), (math.nan, "note")])
@@ -287,6 +292,16 @@ def test_units_that_are_run_one_by_one_are_as_many_as_there_is_work_for(
     assert alone.examples == int(1e9 / (5 * 1.5 * each)) < 256
 
 
+def test_a_loss_that_takes_the_whole_batch_is_refused_before_the_batch_is_cut(rows: Any) -> None:
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        assert len(batch[0]) == 64, "give a whole batch"
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    (found,) = findings(rows(mlp, batch=product, loss=ModelLoss(loss)))
+    assert (found.code, found.level) == ("TH603", "note")
+    assert "needs loss(logits, targets), but this loss takes the model and the batch" in found.sentence
+
+
 def test_a_costly_network_is_looked_at_in_small(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = rows(mlp, batch=product, size=Size(256, 8))
     site = SurveyContext(workload, workload.size)
@@ -300,5 +315,6 @@ def test_a_costly_network_is_looked_at_in_small(rows: Any, monkeypatch: pytest.M
     assert found.sentence.startswith("At 64 × 8, a smaller network of the trials, after 16 steps")
     monkeypatch.setattr(depth_section, "QUICK", replace(depth_section.QUICK, work=1e3))
     (found,) = examine(site)
-    assert "networks of 64 × 2 are too large" in found.sentence
+    assert "at 64 × 2 it takes " in found.sentence
+    assert "times the work that is allowed" in found.sentence
     assert "--deep" in found.remedy

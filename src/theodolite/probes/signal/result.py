@@ -97,6 +97,8 @@ class Signal(Result):
     """By name of a place where no block can be inserted: why."""
     notes: tuple[str, ...]
     """What could not be measured, or not exactly."""
+    doubt: str = "the held-out examples are too few or too skewed"
+    """Why the gain of a point that is `unsure` is not known."""
 
     @property
     def threshold(self) -> float:
@@ -109,8 +111,16 @@ class Signal(Result):
         return tuple(one for one in self.points if one.significance > self.threshold and not one.unsure)
 
     @property
+    def seeming(self) -> tuple[PointSignal, ...]:
+        """The points whose gain seems to be above zero but is `unsure`, in order."""
+        return tuple(one for one in self.points if one.significance > self.threshold and one.unsure)
+
+    @property
     def deepest(self) -> bool:
-        """Is no gain significantly above zero? Then to first order no block is seen to help."""
+        """Is no gain significantly above zero? Then to first order no block is seen to help.
+
+        Where some are `seeming`, that is undecided.
+        """
         return not self.above
 
     @property
@@ -170,9 +180,9 @@ class Signal(Result):
         ]
         if best.covariance.matrix is not None:
             panels.append(_heat_map(f"Covariance of channels at {best.name}", best.covariance.matrix))
-        said = (
-            "No point has a gain above its noise" if self.deepest else f"The largest gain is at {best.name}"
-        )
+        said = f"The largest gain is at {best.name}"
+        if self.deepest:
+            said = f"No point {'is known to have' if self.seeming else 'has'} a gain above its noise"
         return Figure(
             caption="The slope of the loss along the best direction of a block at each point, on held-out "
             f"examples; bars are {bar:.2f} standard errors. Then the gradient of the stream, and the "
@@ -185,7 +195,12 @@ class Signal(Result):
     def _summary(self) -> Iterator[str]:
         best = self.best
         needed = f"{self.threshold:.2f} standard errors (δ = {self.delta:g} over {len(self.points)} points)"
-        if self.deepest:
+        if self.deepest and self.seeming:
+            yield (
+                f"undecided no point is known to have a gain above {needed}; {len(self.seeming)} of "
+                f"{len(self.points)} (?) seem to, but {self.doubt}"
+            )
+        elif self.deepest:
             yield (
                 f"deepest   no point has a gain above its noise, {needed}: to first order no block helps, as "
                 f"far as {self.judged_on} examples can tell"

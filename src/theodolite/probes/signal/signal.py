@@ -36,6 +36,7 @@ from theodolite.core.examples import batches_of, count_examples, each_batch, num
 from theodolite.core.exclusive import exclusive
 from theodolite.core.finite import among, not_finite
 from theodolite.core.progress import Progress
+from theodolite.present.text import counted
 from theodolite.probes.curvature.objective import without_checkpoints
 from theodolite.probes.eval_mode import at_rest
 from theodolite.probes.signal.candidates import Candidate, Candidates
@@ -54,6 +55,8 @@ from theodolite.surgery import InsertionPoint, InsertionPoints, find_points
 DELTA = 0.05
 """How often a network without any signal may be said to have one: the level of Student's t."""
 RIDGE = 1e-2
+MOST_LISTS = 4
+"""Of so many lists of blocks it is said why no block can be inserted."""
 CORNERS = 0.01
 """The stream comes from a ReLU if at least this fraction is zero."""
 
@@ -136,6 +139,7 @@ def signal(
         delta=delta,
         left=known.left,
         notes=(),
+        doubt=_doubt(passes),
     )
     notes = [*([differs] if differs else []), *_notes(found, passes), *_remarks(candidates)]
     return replace(found, notes=tuple(notes))
@@ -179,9 +183,20 @@ def _points(
         if points is not None:
             known = InsertionPoints(tuple(known.at(one) for one in points), known.left)
     if not known.found:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in known.left.items())
-        raise UseError(f"there is no point where a block could be inserted. {reasons or 'None was given'}")
+        raise UseError(f"there is no point where a block could be inserted. {_reasons(known.left)}")
     return known
+
+
+def _reasons(left: Mapping[str, str]) -> str:
+    """Why there is no point, on a line for the first place of each list."""
+    if not left:
+        return "None was given"
+    first: dict[str, str] = {}
+    for name, reason in left.items():
+        said = reason.removeprefix(f"{name}: ").rstrip(".")
+        first.setdefault(name.rpartition(".")[0], f"{name}: {said}")
+    lines, more = list(first.values())[:MOST_LISTS], len(first) - MOST_LISTS
+    return ";\n".join([*lines, *([f"and {counted(more, 'more list')}"] if more > 0 else [])])
 
 
 def _check_finite(model: nn.Module, inputs: Any) -> None:
@@ -312,18 +327,21 @@ def _notes(found: Signal, passes: Passes) -> Iterator[str]:
             f"the gain at {least.name} is {-least.significance:.3g} standard errors below zero: do the two "
             "samples differ? Shuffle the examples, or give a held_out of the same kind"
         )
-    seeming = [one for one in found.points if one.unsure and one.significance > found.threshold]
-    if passes.one_class:
-        why = "all held-out examples are of one class, and those of other classes are not known"
-    elif found.judged_on < FEWEST:
-        why = f"{found.judged_on} held-out examples are too few to know, {FEWEST} are needed"
-    else:
-        why = "few held-out examples make up most of the spread (the products are skewed)"
-    if seeming:
+    if seeming := found.seeming:
+        many = f"{len(seeming)} points, as at " if len(seeming) > 1 else ""
         yield (
-            f"at {len(seeming)} points, as at {seeming[0].name}, the gain seems to be above its noise (?), "
-            f"but {why}: use more examples"
+            f"at {many}{seeming[0].name}, the gain seems to be above its noise (?), but {found.doubt}: use "
+            "more examples"
         )
+
+
+def _doubt(passes: Passes) -> str:
+    """Why Student's t is not to be trusted, where it is not."""
+    if passes.one_class:
+        return "all held-out examples are of one class, and those of other classes are not known"
+    if passes.judged_on < FEWEST:
+        return f"{passes.judged_on} held-out examples are too few to know, {FEWEST} are needed"
+    return "few held-out examples make up most of the spread (the products are skewed)"
 
 
 def _remarks(candidates: Candidates) -> Iterator[str]:
@@ -331,21 +349,22 @@ def _remarks(candidates: Candidates) -> Iterator[str]:
     whole = {candidate.point.name: name for candidate in candidates.each for name in candidate.whole}
     if whole:
         yield (
-            f"at {len(whole)} points, as at {next(iter(whole))}, {next(iter(whole.values()))} is not the "
-            "weight of a linear map or norm that is called as a module: its gradient is autograd's, held-out "
-            "examples were run one by one, and it is scaled as the others are on average, not preconditioned"
+            f"at {counted(len(whole), 'point')}, as at {next(iter(whole))}, {next(iter(whole.values()))} is "
+            "not the weight of a linear map or norm that is called as a module: its gradient is autograd's, "
+            "held-out examples were run one by one, and it is scaled as the others are on average, not "
+            "preconditioned"
         )
     corners = [candidate for candidate in candidates.each if candidate.zeros > CORNERS]
     if corners:
         most = max(candidate.zeros for candidate in corners)
         yield (
-            f"at {len(corners)} points the stream is exactly zero in up to {most:.0%} of its entries, as "
-            "after a ReLU. There a step can only add, which the gradient does not show: steps change the "
-            "loss by somewhat more or less than the gain, however small they are"
+            f"at {counted(len(corners), 'point')} the stream is exactly zero in up to {most:.0%} of its "
+            "entries, as after a ReLU. There a step can only add, which the gradient does not show: steps "
+            "change the loss by somewhat more or less than the gain, however small they are"
         )
     wide_maps = [one for candidate in candidates.each for one in candidate.sites if one.features > WIDEST]
     if wide_maps:
         yield (
-            f"{len(wide_maps)} maps have more than {WIDEST} features: they are preconditioned by the "
+            f"{counted(len(wide_maps), 'map')} with more than {WIDEST} features: preconditioned by the "
             "diagonal of S alone"
         )

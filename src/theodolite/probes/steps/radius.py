@@ -40,6 +40,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.replicas import on_all_ranks, together
 from theodolite.present.result import Block, Result
+from theodolite.present.text import counted
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, hessian
 from theodolite.probes.curvature.score import CrossEntropy
@@ -123,8 +124,8 @@ class Radius(Result):
         else:
             exactly = f" (exactly {self.exact:.4g})" if self.exact is not None else ""
             lines.append(
-                f"the worst of {len(self.rows)} rows is row {self.worst}{exactly}; the median of all is "
-                f"{self.median:.4g}"
+                f"the worst of {counted(len(self.rows), 'row')} is row {self.worst}{exactly}; the median of "
+                f"all is {self.median:.4g}"
             )
         if self.no_hessian is None:
             back = f"back at the loss {self.loss:.4g}"

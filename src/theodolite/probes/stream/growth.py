@@ -21,6 +21,8 @@ from typing import Literal
 
 import numpy as np
 
+from theodolite.present.text import counted
+
 Kind = Literal["flat", "falling", "linear", "exponential", "unclear"]
 
 FEWEST = 4
@@ -51,14 +53,15 @@ class GrowthLaw:
     """ΔAIC: above 0 for the exponential law, below for the linear one; nan if neither fits."""
 
     def __str__(self) -> str:
+        many = counted(self.blocks, "block")
         if self.kind in ("flat", "falling"):
-            return f"{self.kind} ({self.ratio:.3g}× over {self.blocks} blocks)"
+            return f"{self.kind} ({self.ratio:.3g}× over {many})"
         if math.isnan(self.ratio):
-            return f"unclear over {self.blocks} blocks: a size is zero, not finite or missing"
-        total = f"{self.ratio:.3g}× over {self.blocks} blocks"
+            return f"unclear over {many}: a size is zero, not finite or missing"
+        total = f"{self.ratio:.3g}× over {many}"
         if self.kind == "unclear":
             why = "neither law fits" if math.isnan(self.evidence) else "both laws fit about as well"
-            why = f"{self.blocks} blocks are too few" if self.blocks < FEWEST else why
+            why = f"{many} {'is' if self.blocks == 1 else 'are'} too few" if self.blocks < FEWEST else why
             return f"{total}; linear or exponential is unclear: {why}"
         rise = f"RMS² grows by {self.rise:.2g} of its start in each block"
         law = rise if self.kind == "linear" else f"×{self.factor:.3g} in each block"

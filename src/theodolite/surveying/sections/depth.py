@@ -21,6 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from theodolite.anatomy.names import canonical_modules
 from theodolite.core.batches import Batch, targets_in
 from theodolite.core.building import in_one_line
+from theodolite.core.calling import require_logits
 from theodolite.core.errors import UseError
 from theodolite.core.examples import fingerprints, num_examples, take
 from theodolite.core.size import Size
@@ -136,6 +137,7 @@ def examine(context: SurveyContext) -> Iterator[Finding]:
         yield PLACE.finding("ok", "The network has no residual branches, so no block can be inserted.")
         return
     with measuring(PLACE, (UseError, RuntimeError)):  # of autograd, and of memory
+        require_logits(context.workload.loss, "The signal of a block")
         network = train_briefly(context)
         judges = draw_judges(context, network)
         if context.workload.held_out is not None and judges.barred > LEAK * judges.drawn:
@@ -158,7 +160,7 @@ def one_more(found: SignalMeasurement) -> Finding:
     signal = found.signal
     points = counted(len(signal.points), "point")
     best = max(signal.above or signal.points, key=lambda one: one.gain)
-    gain = with_minus(f"{rounded(best.gain)} ± {times(best.error)} per unit of step")
+    gain = _gain(best)
     noted = f" ({'; '.join(signal.notes)}.)" if signal.notes else ""
     # Without the covariance matrix, which would be most of the page.
     figure = signal.figure()
@@ -168,6 +170,17 @@ def one_more(found: SignalMeasurement) -> Finding:
         "rows": list(_rows(signal)),
         "figures": [dataclasses.replace(figure, panels=panels)],
     }
+    if signal.deepest and signal.seeming:
+        best = max(signal.seeming, key=lambda one: one.gain)
+        return NO_HELP.finding(
+            "note",
+            f"{found.where} it is undecided whether a new block lowers the held-out loss. At {best.name} the "
+            f"gain is {_gain(best)}, which seems to be above its noise, but {signal.doubt}.",
+            title="Undecided whether a block helps",
+            remedy="Survey again with --deep, which takes more examples. For a trained network, theodolite "
+            "grow tells more, on your data and with a certificate.",
+            **evidence,
+        )
     if signal.deepest:
         return NO_HELP.finding(
             "note",
@@ -189,6 +202,10 @@ def one_more(found: SignalMeasurement) -> Finding:
     )
 
 
+def _gain(best: PointSignal) -> str:
+    return with_minus(f"{rounded(best.gain)} ± {times(best.error)} per unit of step")
+
+
 def train_briefly(context: SurveyContext) -> BrieflyTrained:
     """The surveyed network after a few steps; if it is large, the deepest of the trials, or their base.
 
@@ -196,7 +213,8 @@ def train_briefly(context: SurveyContext) -> BrieflyTrained:
     """
     effort = DEEP if context.deep else QUICK
     for size, extra in _sizes(context):
-        if context.num_parameters(size) > MOST_PARAMETERS:
+        if (number := context.num_parameters(size)) > MOST_PARAMETERS:
+            why = f"networks of {size} are too large, with {number:,} parameters"
             continue
         model = context.build(size)
         batch, sample, work = _amounts(context, model, effort)
@@ -209,7 +227,8 @@ def train_briefly(context: SurveyContext) -> BrieflyTrained:
             found = train(context, size, batches)
             seen = frozenset(fingerprints(batches))
             return BrieflyTrained(found.model, size, found.rate, found.losses, points, sample, seen)
-    raise TooLong(f"networks of {size} are too large")
+        why = f"at {size} it takes {work / effort.work:.2g} times the work that is allowed"
+    raise TooLong(why)
 
 
 def draw_judges(context: SurveyContext, network: BrieflyTrained) -> Distinct:
