@@ -139,3 +139,16 @@ def test_a_later_batch_with_a_mask_or_for_a_network_that_takes_nan_is_no_fault(r
         return inputs, targets
 
     assert not found(rows(Filling, batch=batch), only=["gains"])
+
+
+def test_data_that_end_do_not_end_the_survey(rows):
+    sound = rows(Plain).batch
+
+    def batch(seed, step):
+        if step > 2:
+            raise IndexError("no more data")
+        return sound(seed, step)
+
+    made = survey(rows(Plain, batch=batch), only=["norms", "gains", "steps"])
+    assert {finding.code for finding in made.findings} >= {"TH102", "TH511", "TH702"}
+    assert "TH108" not in {finding.code for finding in made.findings}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.core.building import untouched_randomness
+from theodolite.core.errors import UseError
 from theodolite.core.finite import among, not_finite, spoilt, spoilt_part
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Finding
@@ -97,12 +98,15 @@ def find_not_finite(context: SurveyContext) -> Finding | None:
 def _spoilt_batch(context: SurveyContext, model: nn.Module) -> Finding | None:
     """TH108 if a later batch is not finite, and the loss of a new network on it is not finite either."""
     for step in range(1, BATCHES):
-        batch = context.draw(step)
-        part = spoilt_part(batch)
-        if part is None:
-            continue
-        with context.calling(step), untouched_randomness(context.seed):
-            loss = float(context.workload.evaluate(model, batch).detach())
+        try:
+            batch = context.draw(step)
+            part = spoilt_part(batch)
+            if part is None:
+                continue
+            with context.calling(step), untouched_randomness(context.seed):
+                loss = float(context.workload.evaluate(model, batch).detach())
+        except UseError:  # the data may end: sections that need this batch say so
+            return None
         if not math.isfinite(loss):
             return FINITE.finding(
                 "fail",

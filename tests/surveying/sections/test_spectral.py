@@ -1,6 +1,7 @@
 import dataclasses
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def growths():
 
     build = partial(GPT, vocab=32, context=8, head_dim=16)
     workload = Workload("small", build, batch, next_token_loss, Size(64, 2))
-    return spectral.measure(trials_of(SurveyContext(workload, workload.size)))
+    return spectral.measure(trials_of(SurveyContext(workload, workload.size)), 0)
 
 
 def test_a_gpt_breaks_the_condition_by_the_known_powers_and_a_plan_mends_it(growths):
@@ -91,6 +92,29 @@ def test_a_std_that_ignores_the_width_is_named(rows):
     assert starts.level == "note"
     assert "4.weight is 1" in starts.sentence
     assert "plan.initialize" in starts.remedy
+
+
+@pytest.mark.parametrize(("others", "level"), [((1.0, 1.0), "note"), ((2.2, 2.0), "warn")])
+def test_a_fault_that_one_seed_finds_is_looked_for_with_two_more(growths, monkeypatch, others, level):
+    asked = []
+    factors = {5: 2.1, 6: others[0], 7: others[1]}
+
+    def measured(trials, seed):
+        asked.append(seed)
+        width, *rest = growths
+        (line, *lines) = width.planned.rows
+        step = Ratio(here=factors[seed], base=1.0, expected=1.0)
+        rows = (dataclasses.replace(line, role="hidden", step=step), *lines)
+        return [dataclasses.replace(width, planned=dataclasses.replace(width.planned, rows=rows)), *rest]
+
+    monkeypatch.setattr(spectral, "measure", measured)
+    monkeypatch.setattr(spectral, "trials_of", lambda _: SimpleNamespace(seed=5, noted=lambda one: one))
+    finding, _ = spectral.examine(None)
+    assert asked == [5, 6, 7]
+    assert finding.level == level
+    (row, *_) = finding.evidence.rows
+    mean = math.prod(factors.values()) ** (1 / 3)
+    assert row["width, plan"] == pytest.approx(mean ** (1 / math.log10(growths[0].planned.growth)), rel=0.01)
 
 
 def test_what_noise_can_do_is_no_finding(growths):
