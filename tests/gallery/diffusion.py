@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from .exhibit import Exhibit
-from .layers import SMALL_LR, Attention, Mlp
+from .layers import HEAD, SMALL_LR, Attention, Mlp, start_small
 
 SIDE, CHANNELS = 8, 3
 FREQUENCIES = 16
 LATENT = 8
+TEXT = 12
 
 
 def times(t: Tensor) -> Tensor:
@@ -67,6 +69,73 @@ class DiTBlock(nn.Module):
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulate(c)[:, None].chunk(6, -1)
         x = x + gate1 * self.attention(F.layer_norm(x, x.shape[-1:]) * (1 + scale1) + shift1)
         return x + gate2 * self.mlp(F.layer_norm(x, x.shape[-1:]) * (1 + scale2) + shift2)
+
+
+class MMDiT(nn.Module):
+    """Two streams, of an image and of a text, that attend to both; nothing reads the text after the blocks."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.patch, self.text = nn.Conv2d(CHANNELS, width, 2, 2), nn.Linear(TEXT, width)
+        self.time1, self.time2 = nn.Linear(FREQUENCIES, width), nn.Linear(width, width)
+        self.blocks = nn.ModuleList(MMDiTBlock(width, last=i == depth - 1) for i in range(depth))
+        self.head = nn.Linear(width, 4 * CHANNELS)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor, t: Tensor, text: Tensor) -> Tensor:
+        """The noise in an image."""
+        x, y = self.patch(x).flatten(2).transpose(1, 2), self.text(text)
+        c = F.silu(self.time2(F.silu(self.time1(times(t)))))
+        for block in self.blocks:
+            x, y = block(x, y, c)
+        x = self.head(F.layer_norm(x, x.shape[-1:]))
+        return F.pixel_shuffle(x.transpose(1, 2).unflatten(2, (SIDE // 2, SIDE // 2)), 2)
+
+
+class MMDiTBlock(nn.Module):
+    """Joint attention, and an MLP for each stream; the last block has no branches for the text."""
+
+    def __init__(self, width: int, last: bool) -> None:
+        super().__init__()
+        self.image, self.text = MMDiTSide(width, 6), MMDiTSide(width, 2 if last else 6)
+
+    def forward(self, x: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Both streams after it."""
+        of_x, of_y = self.image.modulate(c)[:, None], self.text.modulate(c)[:, None]
+        first, second = self.image.projected(x, of_x), self.text.projected(y, of_y)
+        mixed = F.scaled_dot_product_attention(
+            *(torch.cat(pair, 2) for pair in zip(first, second, strict=True))
+        )
+        of_image, of_text = mixed.transpose(1, 2).flatten(2).split((x.shape[1], y.shape[1]), 1)
+        return self.image.after(x, of_image, of_x), self.text.after(y, of_text, of_y)
+
+
+class MMDiTSide(nn.Module):
+    """The weights of one stream in a block: six modulations, or two if it ends here."""
+
+    def __init__(self, width: int, modulations: int) -> None:
+        super().__init__()
+        self.modulate = nn.Linear(width, modulations * width)
+        self.qkv = nn.Linear(width, 3 * width)
+        if modulations == 6:
+            self.out, self.mlp = nn.Linear(width, width), Mlp(width)
+        start_small(self)
+        nn.init.zeros_(self.modulate.weight)
+
+    def projected(self, x: Tensor, modulated: Tensor) -> Iterator[Tensor]:
+        """Queries, keys and values of all heads."""
+        shift, scale = modulated.split(x.shape[-1], -1)[:2]
+        found = self.qkv(F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift).chunk(3, -1)
+        return (one.unflatten(-1, (-1, HEAD)).transpose(1, 2) for one in found)
+
+    def after(self, x: Tensor, mixed: Tensor, modulated: Tensor) -> Tensor:
+        """The stream after both branches, or as it was."""
+        _, _, *rest = modulated.split(x.shape[-1], -1)
+        if not rest:
+            return x
+        gate1, shift, scale, gate2 = rest
+        x = x + gate1 * self.out(mixed)
+        return x + gate2 * self.mlp(F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift)
 
 
 def sines(count: int, width: int) -> Tensor:
@@ -270,6 +339,12 @@ def noisy(seed: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
     return (0.3 * image + noise, torch.arange(8.0)), noise
 
 
+def described(seed: int) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """The same, each with a text."""
+    inputs, noise = noisy(seed)
+    return (*inputs, torch.randn(8, 5, TEXT, generator=torch.Generator().manual_seed(1))), noise
+
+
 def _fixed(*shape: int, targets: Any = None) -> Any:
     drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     return lambda seed: (drawn, drawn if targets is None else targets)
@@ -294,6 +369,23 @@ EXHIBITS = [
         branches=4,
         lr=SMALL_LR,
         shows="adaLN-Zero: branches gated by what starts at 0; a frozen table",
+    ),
+    Exhibit(
+        name="MMDiT",
+        build=MMDiT,
+        batch=described,
+        loss=F.mse_loss,
+        roles={
+            "*bias": "bias",
+            "patch.weight": "input",
+            "text.weight": "input",
+            "time1.weight": "input",
+            "head.weight": "output",
+            "*": "hidden",
+        },
+        branches=6,
+        lr=2.0**-7,  # so that gradients behind gates of zero exceed Adam's eps after three steps
+        shows="two streams, of which one ends a block earlier: each has its own number of branches",
     ),
     Exhibit(
         name="timed U-Net",
