@@ -72,7 +72,7 @@ class DiTBlock(nn.Module):
 
 
 class MMDiT(nn.Module):
-    """Two streams, of an image and of a text, that attend to both; nothing reads the text after the blocks."""
+    """Two streams, of an image and of a text, that attend to both; nothing reads the text at the end."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
