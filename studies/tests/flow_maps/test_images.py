@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import struct
-import zlib
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from tests.png import decoded
 from torch import Tensor
 
 from theodolite import data, flows
@@ -33,24 +31,6 @@ TINY = dataclasses.replace(
     widths=(32, 64),
     moments=(1, 2),
 )
-
-
-def decoded(content: bytes) -> NDArray[np.uint8]:
-    """The pixels of a grey image without filters; every checksum is checked."""
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, place = {}, 8
-    while place < len(content):
-        (length,) = struct.unpack_from(">I", content, place)
-        kind, body = content[place + 4 : place + 8], content[place + 8 : place + 8 + length]
-        assert struct.unpack_from(">I", content, place + 8 + length) == (zlib.crc32(kind + body),)
-        chunks[kind] = body
-        place += 12 + length
-    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
-    wide, high, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    assert rest == [8, 0, 0, 0, 0]  # eight bits, grey, the one compression and filter method, no interlacing
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(high, 1 + wide)
-    assert not rows[:, 0].any()
-    return rows[:, 1:]
 
 
 def test_a_png_holds_the_pixels() -> None:
