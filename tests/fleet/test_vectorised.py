@@ -528,6 +528,19 @@ def test_batches_are_kept_up_to_a_number_of_bytes():
     assert drawn == [(7, step) for step in (0, 1, 2, 3, 2, 3)]
 
 
+def test_memory_that_is_filled_again_after_the_last_batch_was_kept_is_noticed():
+    buffers = [torch.zeros(16, 8) for _ in range(3)]
+
+    def in_turns(seed, step):
+        inputs, targets = rows(seed, step)
+        return buffers[step % 3].copy_(inputs), targets
+
+    size = 16 * 8 * 4 + 16 * 8
+    kept = engine.KeptBatches(counting(in_turns)[0], most=2.5 * size)
+    for step in (0, 1, 2, 3, 4, 0, 1):  # two are kept; the fourth is written over the first
+        assert torch.equal(kept.draw(0, step)[0], rows(0, step)[0])
+
+
 def test_memory_that_a_workload_fills_again_is_not_kept():
     buffer = torch.zeros(2, 16, 8)
 

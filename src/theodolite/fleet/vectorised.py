@@ -97,7 +97,7 @@ class KeptBatches:
         if (seed, step) in self._kept:
             return self._kept[seed, step]
         batch = self._workload.draw(seed, step)
-        if self._left > 0:
+        if self._left > 0 or self._kept:
             self._keep((seed, step), batch)
         return batch
 
@@ -113,7 +113,8 @@ class KeptBatches:
             self._kept.clear()
             self._left = 0
             return
-        self._left -= sum(sizes.values())
+        if self._left > 0:
+            self._left -= sum(sizes.values())
         if self._left > 0:
             self._addresses.update(sizes)
             self._kept[place] = batch

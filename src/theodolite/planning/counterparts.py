@@ -127,10 +127,10 @@ class RepeatedBranches:
         return len(self.at_target) / len(self.at_base) if self.at_base else 1.0
 
     def counts(self, part: Part) -> tuple[int, int]:
-        """How many branches its stream has that a tensor's branch is one of, at the target and at base size.
+        """The number of branches on the stream of a tensor's branch, at the target and at base size.
 
-        1 if it is alone. Streams get deeper by ratios of their own: in the last block of SD3 the stream of
-        the text has no branch, as nothing reads it.
+        1 and 1 if the branch does not repeat. Streams get deeper by different ratios: in the last block of
+        SD3 the stream of the text has no branch, as nothing reads it.
         """
         place = part.block, part.branch
         if any(place == (one.block, one.branch) for one in self.lone):
