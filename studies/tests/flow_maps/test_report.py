@@ -136,7 +136,7 @@ def test_cells_are_distinct_and_complete() -> None:
         "mixture": 8 * 4,
         "exact": 4,
         "cost": 2 * 4,
-        "dit-fashion": 3 + 3 + 3 + 2,
+        "dit-fashion": 4 * 3,
         "dit-widths": 3,
     }
 

@@ -60,7 +60,7 @@ class FlowMapSetting(Setting):
             "matching": 3,
             "lagrangian": 3,
             "progressive-midpoint": 3,
-            "eulerian": 2,
+            "eulerian": 3,
         }
     )
     """Seeds of each arm that is trained on images."""
@@ -75,9 +75,11 @@ class FlowMapSetting(Setting):
     """The steps after which they are drawn."""
 
     def about(self) -> dict[str, Any]:
-        """All of it, as sizes that JSON knows."""
+        """All of it, as sizes that JSON knows; seeds may be added."""
         found = dataclasses.asdict(self)
-        return {name: value for name, value in found.items() if name != "small"}
+        for name in ("small", "seeds", "image_seeds"):
+            del found[name]
+        return found
 
 
 FULL = FlowMapSetting()
