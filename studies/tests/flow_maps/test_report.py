@@ -110,6 +110,17 @@ def test_claims_about_images() -> None:
     assert [claim.verdict for claim in STUDY.decide(_images(60.0, 2.0))] == ["fails"] * 4
 
 
+def test_distances_by_another_classifier_are_left_out_and_gradients_are_not() -> None:
+    rows = [{**row, "classifier": "one", "floor": 0.1} for row in _images(10.0, 50.0)]
+    odd = next(row for row in rows if row["kind"] == "lagrangian" and row["seed"] == 1)
+    odd |= {"classifier": "other", "map": [1000.0] * 4, "gradient": 40.0}
+    *distances, unstable = STUDY.decide(rows)
+    assert [claim.verdict for claim in distances] == ["holds"] * 3
+    assert unstable.verdict != "holds"  # the gradient of that seed is 50/40 of it
+    said = next(line for line in STUDY.notes(rows).splitlines() if line.startswith("lagrangian, jumps"))
+    assert said.split()[2:] == ["3", "of", "3", "40", "2", "10.02", "9.00", "6.00", "5.00"]
+
+
 def test_losses_of_widths_are_printed_by_width_and_step() -> None:
     losses = {(64, 30): 1.5, (64, 300): 0.5, (256, 30): 1.25, (256, 300): 0.375}
     rows = [

@@ -16,13 +16,14 @@ from theodolite.core.examples import take
 from theodolite.core.size import Size
 from theodolite.fleet.training import train
 from theodolite.models import DiT
-from theodolite_studies.framework.records import Records
+from theodolite_studies.framework.records import Record, Records
 from theodolite_studies.framework.study import report
 from theodolite_studies.routing.study import (
     FULL,
     HALVES,
     SMALL,
     STUDY,
+    RoutingSetting,
     cells,
     network_of,
     read,
@@ -30,7 +31,6 @@ from theodolite_studies.routing.study import (
     run,
     run_of,
     times_of,
-    trained,
 )
 
 pytestmark = pytest.mark.skipif(not data.present("fashion-mnist"), reason="needs Fashion-MNIST")
@@ -39,7 +39,7 @@ TINY = dataclasses.replace(
     SMALL,
     size=Size(32, 3),
     base=Size(32, 2),
-    exponents=(-6.0,),
+    exponents=dict.fromkeys(("add", "routed", "time-routed"), (-6.0,)),
     seeds=(0,),
     steps=4,
     warmup=1,
@@ -51,15 +51,17 @@ TINY = dataclasses.replace(
 
 
 def test_whatever_is_there_can_be_compared():
-    order = [(cell["residual"], cell["seed"]) for cell in cells(FULL)]
-    assert order[:3] == [("add", 0), ("routed", 0), ("time-routed", 0)]
-    assert len(order) == len(set(order)) == 15
+    order = [(cell["seed"], cell["residual"], cell["lr"]) for cell in cells(FULL)]
+    first = [residual for seed, residual, _ in order if seed == 0]
+    assert first == ["add"] * 3 + ["routed"] * 4 + ["time-routed"] * 5
+    assert sorted(order, key=lambda one: one[0]) == order
+    assert len(set(order)) == len(order) == 5 * len(first)
 
 
 def test_settings_are_told_apart():
     for setting in (FULL, SMALL):
         assert STUDY.setting_of(json.loads(json.dumps(STUDY.about(setting)))) is setting
-    more = dataclasses.replace(FULL, seeds=(0, 1, 2, 3, 4, 5))
+    more = dataclasses.replace(FULL, seeds=(0, 1, 2, 3, 4, 5), exponents={"add": (-9.0,)})
     assert STUDY.about(more) == STUDY.about(FULL)
 
 
@@ -146,13 +148,17 @@ def test_a_reading_is_what_hooks_see(residual):
                 assert found[name][half][place] == pytest.approx(values, rel=1e-3), name
 
 
+def _ran(setting: RoutingSetting, residual: str, lr: float, seed: int = 0) -> Record:
+    (record,) = run({"residual": residual, "seed": seed, "lr": lr}, setting, "cpu")
+    return record
+
+
 @pytest.mark.parametrize("residual", ["add", "time-routed"])
 def test_networks_come_out_as_the_fleet_trains_them_alone(residual):
     network = network_of(residual, TINY.num)
-    low, high = trained(TINY, residual, 3, (-7.0, -5.0), "cpu")
+    low, high = (_ran(TINY, residual, exponent, seed=3) for exponent in (-7.0, -5.0))
     for record, exponent in ((low, -7.0), (high, -5.0)):
         alone = train(run_of(TINY, network, 3, exponent), network)
-        assert record["lr"] == exponent
         assert (record["validation"] + record["test"]) / 2 == pytest.approx(alone.held_out, rel=1e-3)
         assert record["course"] == pytest.approx([loss for _, loss in alone.metrics["loss"]], rel=1e-3)
     assert ("early" in low) == (residual == "add")
@@ -161,21 +167,22 @@ def test_networks_come_out_as_the_fleet_trains_them_alone(residual):
 
 def test_early_readings_are_of_the_half_that_late_ones_begin_with():
     setting = dataclasses.replace(TINY, steps=2)  # so small that the second reading is as the first
-    (record,) = trained(setting, "add", 0, (-40.0,), "cpu")
+    record = _ran(setting, "add", -40.0)
     early, late = (np.array(record[name]["stream"]) for name in ("early", "late"))
     assert early == pytest.approx(late[:1], rel=1e-3)
     assert not np.allclose(early, late[1:], rtol=1e-3)
 
 
 def test_a_network_that_diverges_is_a_result():
-    (record,) = trained(dataclasses.replace(TINY, steps=30), "routed", 0, (60.0,), "cpu")
+    record = _ran(dataclasses.replace(TINY, steps=30), "routed", 60.0)
     assert record["validation"] is None
     assert record["test"] is None
     assert "late" not in record
 
 
 def test_a_tiny_study_from_end_to_end(tmp_path: Path):
-    setting = dataclasses.replace(TINY, exponents=(-6.0, -5.0), steps=2)
+    exponents = dict.fromkeys(TINY.exponents, (-6.0, -5.0))
+    setting = dataclasses.replace(TINY, exponents=exponents, steps=2)
     study = dataclasses.replace(STUDY, small=setting)
     records = Records(tmp_path / "records.jsonl", study.about(setting))
     for cell in cells(setting):

@@ -28,7 +28,7 @@ from theodolite.present.svg import (
     turned,
 )
 from theodolite.present.text import Column
-from theodolite_studies.flow_maps.claims import LEVEL, TESTS
+from theodolite_studies.flow_maps.claims import LEVEL, TESTS, judged_alike
 from theodolite_studies.flow_maps.setting import ARMS, IMAGE_JUMPS, JUMPS, MAPS
 from theodolite_studies.framework.claims import Array, table
 from theodolite_studies.framework.figures import band
@@ -191,13 +191,15 @@ def _slashed(values: Array) -> str:
 
 def _images(records: Sequence[Record]) -> str:
     images = select(records, part="dit-fashion")
+    alike = select(judged_alike(records), diverged=False)
     rows: list[tuple[str, ...]] = []
     for kind in distinct(images, "kind"):
         every = select(images, kind=kind)
-        own = select(every, diverged=False)
+        own = select(alike, kind=kind)
         facts = (
-            f"{len(own)} of {len(every)}",
+            f"{len(select(every, diverged=False))} of {len(every)}",
             f"{max((row['gradient'] or np.inf) for row in every):.2g}",
+            str(len(own)),
         )
         for way in ("map", "euler"):
             if own and way in own[0]:
@@ -207,13 +209,12 @@ def _images(records: Sequence[Record]) -> str:
             rows.append((kind, *facts, *([""] * len(IMAGE_JUMPS))))
     if not rows:
         return ""
-    ended = select(images, diverged=False)
-    said = ["feature distance to Fashion-MNIST, mean over the seeds"]
-    columns = [Column("jumps or steps"), *(Column(name) for name in ("ended", "largest gradient"))]
+    said = ["feature distance to Fashion-MNIST, mean over the networks that one classifier judged"]
+    columns = [Column(name) for name in ("jumps or steps", "ended", "largest gradient", "judged")]
     said.append(table([*columns, *(Column(str(number)) for number in IMAGE_JUMPS)], rows))
-    if ended:
-        judges = ", ".join(distinct(ended, "classifier"))
-        said.append(f"test images have {np.mean([row['floor'] for row in ended]):.3f}; classifier {judges}")
+    if alike:
+        floor = np.mean([row["floor"] for row in alike])
+        said.append(f"test images have {floor:.3f}; classifier {alike[0]['classifier']}")
     return "\n".join(said)
 
 
@@ -237,7 +238,7 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         yield "gradients", _gradients(mixture)
     images = select(records, part="dit-fashion", diverged=False)
     if images:
-        yield "features", _features(images)
+        yield "features", _features(select(judged_alike(records), diverged=False))
         yield "samples", _samples(images)
     if widths := select(records, part="dit-widths"):
         yield "widths", _widths(widths)

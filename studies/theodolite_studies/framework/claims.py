@@ -107,6 +107,11 @@ class Observation:
     """Why it can decide nothing, whatever its values are."""
 
     @property
+    def title(self) -> str:
+        """Where, and why it can decide nothing."""
+        return f"{self.where}: {self.doubt}" if self.doubt else self.where
+
+    @property
     def mean(self) -> float:
         """Over the seeds."""
         return float(np.mean(self.values))
@@ -251,11 +256,11 @@ def _decision(
     worst = max(deciding, key=lambda each: math.inf if math.isnan(badness(each)) else badness(each))
     many = f", {verdicts.count('holds')} of {len(found)} hold" if len(found) > 1 else ""
     others = [
-        f"{each.where} {listed(each)} {verdict}"
+        f"{each.title} {listed(each)} {verdict}"
         for each, verdict in judged
         if verdict != "holds" and len(found) > 1
     ]
-    return f"{shown(worst)} ({worst.where}{many})", overall, "; ".join(others)
+    return f"{shown(worst)} ({worst.title}{many})", overall, "; ".join(others)
 
 
 def per(

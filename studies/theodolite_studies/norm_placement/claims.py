@@ -55,13 +55,13 @@ def judged(
     grids = {(one.seeds, *(each for each in one.exponents if each >= lowest)) for one in networks}
     if len(grids) > 1 or not all(one.is_whole for one in networks):
         why = "not the same seeds and learning rates"
-        return Observation(f"{where}: {why}", np.array([math.nan]), why)
+        return Observation(where, np.array([math.nan]), why)
     doubts: dict[str, dict[str, None]] = {}
     for one in networks:
         if said := doubt(one):
             doubts.setdefault(said, {})[one.placement] = None
     why = "; ".join(f"{', '.join(names)} {said}" for said, names in doubts.items())
-    return Observation(f"{where}: {why}" if why else where, value(), why)
+    return Observation(where, value(), why)
 
 
 def _deep(

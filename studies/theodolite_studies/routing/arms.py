@@ -154,6 +154,11 @@ class Arms:
         seeds = sorted(one.keys() & other.keys())
         return np.array([one[seed] for seed in seeds]), np.array([other[seed] for seed in seeds])
 
+    def doubt(self, *names: str) -> str:
+        """Why some arms cannot be compared; empty if they can."""
+        bracketed = all(self.found[name].is_bracketed for name in names)
+        return "" if bracketed else "a best rate is at an edge"
+
     def difference(self, first: str, second: str) -> Array:
         """Test losses of the first less those of the second, paired by seed."""
         return less(*self.both(first, second, lambda arm: arm.test))

@@ -67,7 +67,7 @@ def _against_plain(symptom: Symptom, compare: Callable[[Array, Array], Array]) -
         for residual in (ROUTED, TIME_ROUTED):
             routed, plain = arms.both(residual, ADD, lambda arm: arm.symptom(symptom))
             if len(routed):
-                found.append(Observation(residual, compare(routed, plain)))
+                found.append(Observation(residual, compare(routed, plain), arms.doubt(residual, ADD)))
         return found
 
     return observe
@@ -85,7 +85,9 @@ def _ratio_of_logs(routed: Array, plain: Array) -> Array:
 def _losses(first: str, second: str) -> Observe:
     def observe(arms: Arms) -> list[Observation]:
         differences = arms.difference(first, second)
-        return [Observation(f"{first}, {second}", differences)] if len(differences) else []
+        if not len(differences):
+            return []
+        return [Observation(f"{first}, {second}", differences, arms.doubt(first, second))]
 
     return observe
 

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,8 +54,8 @@ class RoutingSetting(Setting):
     size: Size
     base: Size
     """Where the plan starts from."""
-    exponents: tuple[float, ...]
-    """log2 of the learning rates at base size."""
+    exponents: Mapping[DiTStream, tuple[float, ...]]
+    """By residual, log2 of the learning rates at base size."""
     seeds: tuple[int, ...]
     steps: int
     warmup: int
@@ -67,12 +67,11 @@ class RoutingSetting(Setting):
     """Held-out images in each half of a reading, at most 64; each is read at every time."""
     times: int
     precision: Precision
-    residuals: tuple[DiTStream, ...] = (ADD, ROUTED, TIME_ROUTED)
 
     def about(self) -> dict[str, Any]:
-        """All of it; seeds may be added."""
+        """All of it; seeds and learning rates may be added."""
         values = dataclasses.asdict(self)
-        for name in ("small", "seeds"):
+        for name in ("small", "seeds", "exponents"):
             del values[name]
         return values | {name: [*values[name].values()] for name in ("size", "base")}
 
@@ -80,7 +79,11 @@ class RoutingSetting(Setting):
 FULL = RoutingSetting(
     size=Size(128, 12),
     base=Size(128, 4),
-    exponents=(-7.5, -6.5, -5.5),
+    exponents={
+        ADD: (-7.5, -6.5, -5.5),
+        ROUTED: (-8.5, -7.5, -6.5, -5.5),
+        TIME_ROUTED: (-9.5, -8.5, -7.5, -6.5, -5.5),
+    },
     seeds=(0, 1, 2, 3, 4),
     steps=1000,
     warmup=100,
@@ -94,7 +97,7 @@ SMALL = RoutingSetting(
     small=True,
     size=Size(64, 6),
     base=Size(64, 2),
-    exponents=(-7.0, -6.0, -5.0),
+    exponents=dict.fromkeys((ADD, ROUTED, TIME_ROUTED), (-7.0, -6.0, -5.0)),
     seeds=(0, 1),
     steps=150,
     warmup=15,
@@ -108,51 +111,45 @@ SMALL = RoutingSetting(
 
 
 def cells(setting: RoutingSetting) -> list[Cell]:
-    """All residuals of a seed, then those of the next: whatever is there can be compared."""
-    return [{"residual": residual, "seed": seed} for seed in setting.seeds for residual in setting.residuals]
+    """All of a seed, then those of the next: whatever is there can be compared."""
+    return [
+        {"residual": residual, "seed": seed, "lr": exponent}
+        for seed in setting.seeds
+        for residual, exponents in setting.exponents.items()
+        for exponent in exponents
+    ]
 
 
 def run(cell: Cell, setting: RoutingSetting, device: str) -> Iterator[Record]:
-    """A record for each learning rate. On a GPU they are trained together, on a CPU one by one."""
-    together = len(setting.exponents) if torch.device(device).type == "cuda" else 1
-    for first in range(0, len(setting.exponents), together):
-        chosen = setting.exponents[first : first + together]
-        yield from trained(setting, cell["residual"], cell["seed"], chosen, device)
-
-
-def trained(
-    setting: RoutingSetting, residual: DiTStream, seed: int, exponents: Sequence[float], device: str
-) -> list[Record]:
-    """Train networks of one seed that differ in their learning rates, and read each."""
+    """Train a network by the fleet's program of one model, and read it."""
+    residual, seed = cell["residual"], cell["seed"]
     network = network_of(residual, setting.num)
-    runs = [run_of(setting, network, seed, exponent) for exponent in exponents]
+    mine = run_of(setting, network, seed, cell["lr"])
     batch, along = reading_batch(setting, network)
     early = round(EARLY * setting.steps) if residual == ADD else -1
-    records: list[dict[str, Any]] = [{"lr": exponent} for exponent in exponents]
-    with untouched_randomness(seed), arithmetic(runs[0], device):
-        models = stack(runs, network, device)
+    record: dict[str, Any] = {}
+    with untouched_randomness(seed), arithmetic(mine, device):
+        models = stack([mine], network, device)
         program = Program(models, network, device)
         for step in range(setting.steps):
             if step == early:
                 half = [place for place, value in enumerate(along) if value % HALVES == 0]
-                for place, record in enumerate(records):
-                    model = _one_of(models, place)
-                    record["early"] = read(model, network, take(batch, half), [along[i] for i in half], 1)
+                model = _with_values(models)
+                record["early"] = read(model, network, take(batch, half), [along[i] for i in half], 1)
             if step % LOOK_EVERY == 0 and not program.alive():
                 break
             program.step()
-        losses = program.series["loss"].T.cpu()
-        for place, record in enumerate(records):
-            model = _one_of(models, place)
-            held_out = held_out_losses(model, network, runs[place], device)
-            record["parameters"] = sum(tensor.numel() for tensor in model.parameters())
-            ended = bool(losses[place].isfinite().all()) and all(map(math.isfinite, held_out))
-            record["validation"] = short(statistics.fmean(held_out[::2]), 6) if ended else None
-            record["test"] = short(statistics.fmean(held_out[1::2]), 6) if ended else None
-            if ended:
-                record["course"] = course_of(losses[place])
-                record["late"] = read(model, network, batch, along, HALVES)
-    return list(records)
+        losses = program.series["loss"][:, 0].cpu()
+        model = _with_values(models)
+        held_out = held_out_losses(model, network, mine, device)
+        record["parameters"] = sum(tensor.numel() for tensor in model.parameters())
+        ended = bool(losses.isfinite().all()) and all(map(math.isfinite, held_out))
+        record["validation"] = short(statistics.fmean(held_out[::2]), 6) if ended else None
+        record["test"] = short(statistics.fmean(held_out[1::2]), 6) if ended else None
+        if ended:
+            record["course"] = course_of(losses)
+            record["late"] = read(model, network, batch, along, HALVES)
+    yield record
 
 
 def run_of(setting: RoutingSetting, network: Workload, seed: int, exponent: float) -> Run:
@@ -266,11 +263,11 @@ def course_of(losses: Tensor) -> list[float | None]:
 
 
 @torch.no_grad()
-def _one_of(models: Stack, place: int) -> nn.Module:
-    """The network that all share, with the values of one of them; training does not use its own."""
+def _with_values(models: Stack) -> nn.Module:
+    """The network of a stack of one, with its trained values; the program does not use the network's own."""
     own = {**dict(models.model.named_parameters()), **dict(models.model.named_buffers())}
     for name, values in [*((one.name, one.values) for one in models.tensors), *models.buffers.items()]:
-        own[name].copy_(values[place])
+        own[name].copy_(values[0])
     return models.model
 
 
