@@ -54,6 +54,14 @@ class Stack:
     temperature: Tensor
     """(M,)."""
 
+    @torch.no_grad()
+    def single(self, place: int) -> nn.Module:
+        """The network that all share, with the values of one of them."""
+        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        for name, values in [*((one.name, one.values) for one in self.tensors), *self.buffers.items()]:
+            own[name].copy_(values[place])
+        return self.model
+
 
 APART = (
     *("lr", "seed", "parameterization", "base", "weight_decay", "decay", "eps", "vector_lr", "init_scale"),

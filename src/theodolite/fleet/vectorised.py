@@ -25,7 +25,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.fleet.engine import Outcomes, Resources
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Outcome, Run
-from theodolite.fleet.stack import Stack, families_of, kin, stack, why_not_stacked
+from theodolite.fleet.stack import families_of, kin, stack, why_not_stacked
 from theodolite.fleet.training import (
     LOOK_EVERY,
     TARGETS,
@@ -245,7 +245,7 @@ def _together(
         held_out = program.held_out_losses()
         accuracies = program.accuracies() if "accuracy" in runs[0].probes else None
         series = {name: values.double().T.tolist() for name, values in program.series.items()}
-        readings = [readings_of(_single(models, place), workload, run) for place, run in enumerate(runs)]
+        readings = [readings_of(models.single(place), workload, run) for place, run in enumerate(runs)]
         outcomes = []
         for place, run in enumerate(runs):
             values = {name: rows[place] for name, rows in series.items()} | {TARGETS: program.targets}
@@ -271,15 +271,6 @@ def _settings(run: Run, resources: Resources) -> Iterator[None]:
         # About operations that vmap runs model by model: slower, but right.
         warnings.filterwarnings("ignore", message=".*batching rule.*")
         yield
-
-
-@torch.no_grad()
-def _single(models: Stack, place: int) -> nn.Module:
-    """Put the values of one model into the network that all share."""
-    own = {**dict(models.model.named_parameters()), **dict(models.model.named_buffers())}
-    for name, values in [*((one.name, one.values) for one in models.tensors), *models.buffers.items()]:
-        own[name].copy_(values[place])
-    return models.model
 
 
 def _check_compiled(program: Program, workload: Workload, device: str) -> None:

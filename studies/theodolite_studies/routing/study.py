@@ -27,7 +27,7 @@ from theodolite.core.examples import take
 from theodolite.core.size import Size
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Precision, Run
-from theodolite.fleet.stack import Stack, stack
+from theodolite.fleet.stack import stack
 from theodolite.fleet.training import LOOK_EVERY, arithmetic, precision_of
 from theodolite.models import DiT
 from theodolite.models.dit import DiTStream
@@ -134,13 +134,13 @@ def run(cell: Cell, setting: RoutingSetting, device: str) -> Iterator[Record]:
         for step in range(setting.steps):
             if step == early:
                 half = [place for place, value in enumerate(along) if value % HALVES == 0]
-                model = _with_values(models)
+                model = models.single(0)  # a network of its own, which the program does not train
                 record["early"] = read(model, network, take(batch, half), [along[i] for i in half], 1)
             if step % LOOK_EVERY == 0 and not program.alive():
                 break
             program.step()
         losses = program.series["loss"][:, 0].cpu()
-        model = _with_values(models)
+        model = models.single(0)
         held_out = held_out_losses(model, network, mine, device)
         record["parameters"] = sum(tensor.numel() for tensor in model.parameters())
         ended = bool(losses.isfinite().all()) and all(map(math.isfinite, held_out))
@@ -260,15 +260,6 @@ def course_of(losses: Tensor) -> list[float | None]:
     [0.5, 2.5, 4.5]
     """
     return [short(float(part.mean()), 4) for part in losses.tensor_split(min(POINTS, len(losses)))]
-
-
-@torch.no_grad()
-def _with_values(models: Stack) -> nn.Module:
-    """The network of a stack of one, with its trained values; the program does not use the network's own."""
-    own = {**dict(models.model.named_parameters()), **dict(models.model.named_buffers())}
-    for name, values in [*((one.name, one.values) for one in models.tensors), *models.buffers.items()]:
-        own[name].copy_(values[0])
-    return models.model
 
 
 STUDY = Study(
