@@ -2,7 +2,7 @@
 
     python benchmarks/routing.py            about twenty minutes on one core of a CPU
 
-Three tables, for docs/routing.md: the root mean square of the readout's scores q·k/√D after six steps; the
+Three tables, for docs/routing.md: the root mean square of the readout's scores q·k/D after six steps; the
 same for what a condition adds to a query; and held-out losses of the routed and of the plain network against
 the learning rate.
 """
@@ -56,7 +56,7 @@ def scores(size: th.Size, kind: str, seed: int) -> float:
     optimizer = plan.optimizer(model)
     found = []
     model.route.register_forward_hook(
-        lambda route, given, _: found.append(torch.stack(given[0].keys) @ route.query / size.width**0.5)
+        lambda route, given, _: found.append(torch.stack(given[0].keys) @ route.query / size.width)
     )
     for step in range(6):
         optimizer.zero_grad()
@@ -82,7 +82,7 @@ def conditioned_scores(size: th.Size, kind: str, seed: int) -> float:
     def look(route: Route, given: tuple[History, torch.Tensor], _: torch.Tensor) -> None:
         history, condition = given
         queries = condition @ route.shift.T
-        found.append(torch.einsum("nbtd,bd->nbt", torch.stack(history.keys), queries) * 8 / size.width)
+        found.append(torch.einsum("nbtd,bd->nbt", torch.stack(history.keys), queries) / size.width)
 
     model.route.register_forward_hook(look)
     with torch.no_grad():

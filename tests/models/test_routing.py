@@ -32,10 +32,10 @@ def history_of(values):
 
 
 def in_one_shot(query, values):
-    """The formula of the paper on the stacked history."""
+    """The formula on the stacked history."""
     v_NBTD = torch.stack(list(values))
     k_NBTD = v_NBTD / (v_NBTD.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    weights_NBT = torch.einsum("nbtd,d->nbt", k_NBTD, query).div(query.shape[0] ** 0.5).softmax(0)
+    weights_NBT = torch.einsum("nbtd,d->nbt", k_NBTD, query).div(query.shape[0]).softmax(0)
     return torch.einsum("nbt,nbtd->btd", weights_NBT, v_NBTD)
 
 
@@ -204,6 +204,6 @@ def test_a_query_that_depends_on_a_condition_is_the_formula():
     torch.nn.init.normal_(route.shift)
     mine = route(history_of(values), condition)
     for example in range(2):
-        query = (route.query + route.shift @ condition[example]) * 8 / 8**0.5  # over D instead of √D
+        query = route.query + route.shift @ condition[example]
         expected = in_one_shot(query, [value[example : example + 1] for value in values])
         torch.testing.assert_close(mine[example : example + 1], expected, rtol=1e-12, atol=1e-13)

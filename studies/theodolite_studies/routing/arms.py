@@ -22,6 +22,9 @@ from theodolite_studies.framework.records import Record
 ADD: DiTStream = "add"
 ROUTED: DiTStream = "routed"
 TIME_ROUTED: DiTStream = "time-routed"
+ROUTED_SHARP, TIME_ROUTED_SHARP = "routed-sharp", "time-routed-sharp"
+"""Routing as it was at first, with scores `q·k/√D` and `8·q·k/D` instead of `q·k/D`. There are records of it,
+and no code."""
 POWER, LEVEL = 0.8, 0.05
 
 Symptom = Callable[[Record], Array]
@@ -140,7 +143,9 @@ class Arms:
     @staticmethod
     def of(records: Sequence[Record], setting: Any) -> Arms:
         """From the records of a study."""
-        names = dict.fromkeys(str(one["residual"]) for one in records)
+        found = {str(one["residual"]) for one in records}
+        order = (ADD, ROUTED, TIME_ROUTED, ROUTED_SHARP, TIME_ROUTED_SHARP)
+        names = sorted(found, key=lambda name: order.index(name) if name in order else len(order))
         return Arms(
             {name: Arm(name, tuple(one for one in records if one["residual"] == name)) for name in names},
             setting,

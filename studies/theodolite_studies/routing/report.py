@@ -13,7 +13,9 @@ from theodolite.present.svg import (
     GREEN,
     LEFT,
     ORANGE,
+    PINK,
     TOP,
+    VIOLET,
     SvgAxis,
     SvgFigure,
     SvgRow,
@@ -27,7 +29,9 @@ from theodolite_studies.framework.figures import dots, line
 from theodolite_studies.routing.arms import (
     ADD,
     ROUTED,
+    ROUTED_SHARP,
     TIME_ROUTED,
+    TIME_ROUTED_SHARP,
     Arm,
     Arms,
     detectable,
@@ -40,8 +44,14 @@ from theodolite_studies.routing.arms import (
     paired_loss,
 )
 
-COLOURS: Mapping[str, str] = {ADD: ORANGE, ROUTED: BLUE, TIME_ROUTED: GREEN}
-COMPARISONS = ((ROUTED, ADD), (TIME_ROUTED, ADD), (TIME_ROUTED, ROUTED))
+COLOURS: Mapping[str, str] = {
+    **{ADD: ORANGE, ROUTED: BLUE, TIME_ROUTED: GREEN},
+    **{ROUTED_SHARP: VIOLET, TIME_ROUTED_SHARP: PINK},
+}
+COMPARISONS = (
+    *((ROUTED, ADD), (TIME_ROUTED, ADD), (TIME_ROUTED, ROUTED)),
+    *((ROUTED_SHARP, ADD), (TIME_ROUTED_SHARP, ADD)),
+)
 SYMPTOMS = {
     "stream": inflation,
     "gradient": gradient_fall,

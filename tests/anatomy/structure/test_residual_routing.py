@@ -12,6 +12,7 @@ import theodolite as th
 from theodolite.anatomy import dissect
 from theodolite.core.size import Size
 from theodolite.models import GPT
+from theodolite.models.routing import Route
 from theodolite.probes.scaling.activation_layout import record_activations
 
 from ..hand import CLASSES, FEATURES, TOKENS, Block, attend, heads, mlp, vector
@@ -190,14 +191,26 @@ def test_the_routed_gpt_has_the_branches_of_the_plain_one():
             assert dataclasses.replace(routed[name], beside=part.beside) == part
 
 
+def _over_root(route, history):
+    return by_loop(route.query, history.values)
+
+
+def _rooted(width, depth):
+    model = GPT(width, depth, residual="routed")
+    for module in model.modules():
+        if isinstance(module, Route):
+            module.forward = partial(_over_root, module)
+    return model
+
+
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_query_is_an_output_whose_scores_are_divided_by_the_root_of_the_width(ready):
-    build = partial(GPT, residual="routed")
+@pytest.mark.parametrize(("build", "factor"), [(partial(GPT, residual="routed"), 1 / 64), (_rooted, 1 / 8)])
+def test_a_query_is_an_output_and_the_factor_of_its_scores_is_found(build, factor, ready):
     anatomy = dissect(build(64, 2), TOKEN_IDS) if ready else dissect(build, TOKEN_IDS, size=Size(64, 2))
     queries = [part for name, part in anatomy.items() if name.endswith("route.query")]
     assert [(part.block, part.branch) for part in queries] == [(0, 1), (1, 0), (1, 1), (None, None)]
     for part in queries:
-        assert (part.role, part.fan_in, part.fan_out, part.factor) == ("output", 64, 1, 1 / 8)
+        assert (part.role, part.fan_in, part.fan_out, part.factor) == ("output", 64, 1, factor)
         assert not part.ends_branch
 
 
@@ -318,12 +331,13 @@ def test_the_plan_of_the_routed_network_is_the_plain_ones():
         )
 
 
-def test_a_step_moves_the_scores_as_far_at_every_width():
-    """A sign of q has q·k/√d ~ √d, so the learning rate has to fall as 1/√d."""
+@pytest.mark.parametrize(("build", "power"), [(partial(GPT, residual="routed"), 1), (_rooted, 0.5)])
+def test_a_step_moves_the_scores_as_far_at_every_width(build, power):
+    """A sign of q has q·k/d ~ 1, and q·k/√d ~ √d: there the learning rate has to fall as 1/√d."""
     base = Size(64, 2)
     for width in (64, 256):
-        plan = th.plan(partial(GPT, residual="routed"), TOKEN_IDS, size=Size(width, 2), base=base, lr=2**-8)
+        plan = th.plan(build, TOKEN_IDS, size=Size(width, 2), base=base, lr=2**-8)
         for name in ("blocks.1.attention.route.query", "route.query"):
-            moved = plan[name].lr * width / width**0.5  # along a key of ones
-            assert moved == pytest.approx(2**-8 * 64**0.5)
+            moved = plan[name].lr * width / width**power  # along a key of ones
+            assert moved == pytest.approx(2**-8 * 64 ** (1 - power))
             assert plan[name].init.kind == "constant"
