@@ -1,0 +1,43 @@
+"""Stacks of networks."""
+
+import torch
+from torch import nn
+
+from theodolite import Size, Workload
+from theodolite.fleet.run import Run
+from theodolite.fleet.stack import stack
+from theodolite.fleet.training import planned
+
+
+class Normed(nn.Module):
+    """A network with buffers."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        hidden = [nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width)) for _ in range(depth)]
+        self.layers = nn.Sequential(nn.Linear(4, width), *hidden, nn.Linear(width, 2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def rows(seed, step):
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(1000 * seed + step))
+    return inputs, (inputs.sum(1) > 0).long()
+
+
+def test_a_single_network_has_the_values_of_its_place():
+    network = Workload("normed", Normed, rows, nn.functional.cross_entropy)
+    runs = [
+        Run(workload="normed", size=Size(8, 1), lr=2.0**-7, base=Size(8, 1), seed=seed, steps=2)
+        for seed in (0, 1, 2)
+    ]
+    models = stack(runs, network, "cpu")
+    for name, values in models.buffers.items():
+        if name.endswith("running_mean"):
+            values += torch.arange(3.0)[:, None]
+    for place in (2, 0, 1):
+        found, expected = models.single(place), planned(runs[place], network).build(place)
+        for name, tensor in expected.named_parameters():
+            assert torch.equal(found.get_parameter(name), tensor), name
+        assert found.layers[1][1].running_mean.tolist() == [place] * 8
