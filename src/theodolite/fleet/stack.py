@@ -56,7 +56,7 @@ class Stack:
 
     @torch.no_grad()
     def single(self, place: int) -> nn.Module:
-        """The network that all share, with the values of one of them."""
+        """The network that all share, with the values of one of them until the next call."""
         own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         for name, values in [*((one.name, one.values) for one in self.tensors), *self.buffers.items()]:
             own[name].copy_(values[place])

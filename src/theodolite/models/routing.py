@@ -12,8 +12,8 @@ A query can also depend on a condition, such as the time of a diffusion: `q_l + 
 starts at zero, so that this network too starts as the plain one.
 
 Scores are divided by D, not by √D as in attention: training aligns queries with keys, and `q·k` then grows as
-D. So a step of Adam changes a score by up to its learning rate, at any width. With scores 8 times as large a
-diffusion transformer was worse with routing than without (`theodolite study routing --draw`).
+D. So a step of Adam changes a score by up to its learning rate, at any width. With scores `q·k/√D` the loss
+of a diffusion transformer was higher with routing than without (`theodolite study routing --draw`).
 
 References:
     Rethinking cross-layer information routing in diffusion transformers (DAR), 2026.

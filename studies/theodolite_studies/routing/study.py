@@ -130,7 +130,7 @@ def run(cell: Cell, setting: RoutingSetting, device: str) -> Iterator[Record]:
         for step in range(setting.steps):
             if step == early:
                 half = [place for place, value in enumerate(along) if value % HALVES == 0]
-                model = models.single(0)  # a network of its own, which the program does not train
+                model = models.single(0)
                 record["early"] = read(model, network, take(batch, half), [along[i] for i in half], 1)
             if step % LOOK_EVERY == 0 and not program.alive():
                 break
