@@ -79,7 +79,11 @@ class RoutingSetting(Setting):
 FULL = RoutingSetting(
     size=Size(128, 12),
     base=Size(128, 4),
-    exponents=dict.fromkeys((ADD, ROUTED, TIME_ROUTED), (-7.5, -6.5, -5.5)),
+    exponents={
+        ADD: (-7.5, -6.5, -5.5),
+        ROUTED: (-7.5, -6.5, -5.5),
+        TIME_ROUTED: (-8.5, -7.5, -6.5, -5.5),
+    },
     seeds=(0, 1, 2, 3, 4),
     steps=1000,
     warmup=100,
