@@ -51,6 +51,7 @@ COLOURS: Mapping[str, str] = {
 COMPARISONS = (
     *((ROUTED, ADD), (TIME_ROUTED, ADD), (TIME_ROUTED, ROUTED)),
     *((ROUTED_SHARP, ADD), (TIME_ROUTED_SHARP, ADD)),
+    *((ROUTED, ROUTED_SHARP), (TIME_ROUTED, TIME_ROUTED_SHARP)),
 )
 SYMPTOMS = {
     "stream": inflation,
