@@ -89,13 +89,22 @@ def dissect(
     if not isinstance(size, Size):
         raise AnatomyError(f"size is {size!r}: write Size(width, depth)")
 
-    def grown_blocks() -> int:  # half of all tracing, and rarely needed
-        deeper = examine_built(build, Size(size.width, 2 * size.depth), inputs)
-        return len({block for block, _ in deeper.places})
+    def deeper() -> Specimen:  # half of all tracing, and rarely needed
+        return examine_built(build, Size(size.width, 2 * size.depth), inputs)
+
+    def grown_blocks() -> int:
+        return len({block for block, _ in view(deeper()).places})
 
     main = examine_built(build, size, inputs)
     wider = examine_built(build, Size(2 * size.width, size.depth), inputs)
-    return _Dissection(main, wider, size, roles or {}).anatomy(grown_blocks)
+    inner = main.into_branches()
+    # Branches with small streams inside: which of the two does depth add to?
+    grows_inside = len(inner.residuals) > len(main.residuals) == len(deeper().residuals)
+
+    def view(specimen: Specimen) -> Specimen:
+        return specimen.into_branches() if grows_inside else specimen
+
+    return _Dissection(view(main), view(wider), size, roles or {}).anatomy(grown_blocks)
 
 
 class _Dissection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ class Specimen:
     """By canonical name, tied tensors once."""
     flow: Flow
     residuals: list[TracedBranch]
+
+    def into_branches(self) -> Specimen:
+        """The same, with the branches of the small streams inside of branches, where there are such."""
+        return dataclasses.replace(self, residuals=find_residuals(self.flow, into_branches=True))
 
     @cached_property
     def places(self) -> list[tuple[int, int]]:

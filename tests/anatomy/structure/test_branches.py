@@ -60,3 +60,27 @@ def test_a_layer_that_modulates_all_branches_of_a_block_belongs_to_its_first_one
         assert anatomy[f"blocks.{block}.table.weight"].role == "input"
     assert places["everywhere.weight"] == places["condition.weight"] == (None, None)
     assert not any(anatomy[f"blocks.{block}.both.weight"].ends_branch for block in range(3))
+
+
+def test_a_single_block_does_not_own_what_more_blocks_would_share() -> None:
+    one, two = (
+        dissect(Modulated, torch.zeros(2, TOKENS, FEATURES), size=Size(32, depth)) for depth in (1, 2)
+    )
+    for name, part in one.items():
+        assert (part.block, part.branch) == (two[name].block, two[name].branch), name
+
+
+def test_a_single_block_without_a_module_of_its_own_has_what_feeds_it() -> None:
+    class Flat(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES)
+            self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+            self.scale = nn.Linear(FEATURES, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            stream = self.embed(x)
+            return self.head(stream + self.down(F.gelu(self.up(stream) * self.scale(x))))
+
+    anatomy = dissect(Flat, torch.zeros(2, TOKENS, FEATURES), size=Size(32, 1))
+    assert (anatomy["scale.weight"].block, anatomy["scale.weight"].branch) == (0, 0)

@@ -316,3 +316,46 @@ def test_a_norm_between_two_weights_is_an_inner_one() -> None:
 
 def mlp_with_norm_inside(width: int) -> dict[str, Any]:
     return {**mlp(width), "norm": nn.LayerNorm(2 * width)}
+
+
+class Stage(nn.Module):
+    """A branch with a stream of its own: `x + o(b_n(… b_1(i(x))))`, where `b_j(y) = y + f(y)`."""
+
+    def __init__(self, width: int, num: int) -> None:
+        super().__init__()
+        self.norm, self.i, self.o = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+        self.inner = nn.ModuleList(nn.ModuleDict(mlp(width)) for _ in range(num))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.i(self.norm(x))
+        for block in self.inner:
+            y = y + _f(block, y)
+        return x + self.o(y)
+
+
+def stages(width: int, num: int, num_inner: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, width), *(Stage(width, num_inner) for _ in range(num)), nn.Linear(width, 3)
+    )
+
+
+def test_branches_with_small_streams_of_their_own_are_branches() -> None:
+    anatomy = dissect(lambda w, d: stages(w, d, 3), torch.zeros(2, 6), size=Size(16, 2))
+    assert [branch.ends for branch in anatomy.branches] == [
+        ("1.o.weight", "1.o.bias"),
+        ("2.o.weight", "2.o.bias"),
+    ]
+    assert all(part.block == 0 for name, part in anatomy.items() if name.startswith("1."))
+
+
+def test_where_depth_adds_to_small_streams_their_branches_count() -> None:
+    anatomy = dissect(lambda w, d: stages(w, 2, d), torch.zeros(2, 6), size=Size(16, 2))
+    ends = [f"{stage}.inner.{block}.down.weight" for stage in (1, 2) for block in (0, 1)]
+    assert [branch.ends[0] for branch in anatomy.branches] == ends
+    assert anatomy.grown_blocks == 8
+    assert anatomy["1.o.weight"].block is None
+
+
+def test_a_lone_branch_with_a_stream_inside_is_a_skip_around_it() -> None:
+    anatomy = dissect(lambda w, d: stages(w, 1, d), torch.zeros(2, 6), size=Size(16, 3))
+    assert [branch.ends[0] for branch in anatomy.branches] == [f"1.inner.{n}.down.weight" for n in range(3)]

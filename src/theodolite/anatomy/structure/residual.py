@@ -8,6 +8,7 @@ too; a history differs from their values in that its later members were computed
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,8 +37,11 @@ class TracedBranch:
     """The parameters that set the weights of the mixture it reads."""
 
 
-def find_residuals(flow: Flow) -> list[TracedBranch]:
-    """All branches, in the order in which their first weight is used."""
+def find_residuals(flow: Flow, *, into_branches: bool = False) -> list[TracedBranch]:
+    """All branches, in the order in which their first weight is used.
+
+    If branches have small streams of their own, `into_branches` finds the branches of these streams instead.
+    """
     if mixtures := find_mixtures(flow):
         found = _routed(flow, mixtures)
     else:
@@ -45,7 +49,9 @@ def find_residuals(flow: Flow) -> list[TracedBranch]:
         sums = mask_of(total for total, _, _ in joins)
         others = [node for node in flow.graph.nodes if not sums & mask_of(node.outputs)]
         joins += [join for node in others if (join := _shortcut(flow, node, sums)) is not None]
-        found = [residual for join in _outermost(flow, joins) for residual in _branches(flow, *join)]
+        found = [
+            residual for join in _outermost(flow, joins, into_branches) for residual in _branches(flow, *join)
+        ]
 
     def order(residual: TracedBranch) -> tuple[int, int]:
         weights = residual.region & flow.weighted
@@ -130,11 +136,12 @@ def _bends(flow: Flow, start: int, end: int) -> bool:
     return any(node.op in BENDING or flow.is_product_of_signals(node) for node in makers)
 
 
-def _outermost(flow: Flow, joins: list[Join]) -> list[Join]:
+def _outermost(flow: Flow, joins: list[Join], into_branches: bool) -> list[Join]:
     """The residual additions of the stream, where some lie inside the branches of others.
 
     A branch that leads through several residual additions is a skip around a whole stream (U-Net, long
-    skips) and none of its branches. Other additions inside a branch are details of it.
+    skips) and none of its branches, unless it has a small stream of its own as its siblings have. Other
+    additions inside a branch are details of it.
     """
     joins = [_from_last_sum(flow, join, joins) for join in joins]
 
@@ -142,12 +149,29 @@ def _outermost(flow: Flow, joins: list[Join]) -> list[Join]:
         region = flow.after(outer[1], outer[2])
         return [join for join in candidates if join[0] != outer[0] and region >> join[0] & 1]
 
-    def leads_through(outer: Join) -> int:
-        return sum(_all_pass(flow, outer, total) for total, _, _ in inside(outer, joins))
-
-    kept = [join for join in joins if leads_through(join) < 2]
-    details = {inner for join in kept for inner in inside(join, kept)}
+    inner = {join: inside(join, joins) for join in joins}
+    long = {join for join in joins if sum(_all_pass(flow, join, total) for total, _, _ in inner[join]) > 1}
+    small = {
+        join for join in long if _has_own_stream(flow, join, inner[join]) and long.isdisjoint(inner[join])
+    }
+    skips = long if into_branches or len(small) == 1 else long - small
+    kept = [join for join in joins if join not in skips]
+    details = {detail for join in kept for detail in inside(join, kept)}
     return [join for join in kept if join not in details]
+
+
+def _has_own_stream(flow: Flow, join: Join, inner: list[Join]) -> bool:
+    """Do the additions inside of a branch share no term with the stream around it, and keep its size?
+
+    So it is where each branch is a transformer between two projections, as in the U-Nets of Stable Diffusion.
+    A long skip goes around the stream itself, or around one at another resolution.
+    """
+    start = join[1]
+    size = math.prod(flow.graph.shapes[start])
+    return all(
+        not flow.lineage[total] & flow.lineage[start] and math.prod(flow.graph.shapes[total]) == size
+        for total, _, _ in inner
+    )
 
 
 def _from_last_sum(flow: Flow, join: Join, joins: list[Join]) -> Join:
