@@ -388,3 +388,12 @@ def test_an_initialisation_that_knows_the_depth_is_recognised(
     names = {name for name in read_init(build, SIZE) if name.endswith(patterns or "none")}
     assert set(found) == names
     assert all(value == pytest.approx(factor) for value in found.values())
+
+
+def test_another_block_of_the_same_name_is_no_initialisation_that_knows_the_depth() -> None:
+    def build(width: int, depth: int) -> nn.Module:
+        """As the second half of a U-Net: the last block of a level reads fewer channels than the others."""
+        fans = [2 * width] * depth + [width]
+        return nn.ModuleList(nn.Linear(fan, width) for fan in fans)
+
+    assert depth_in_init(build, SIZE, read_init(build, SIZE)) == {}

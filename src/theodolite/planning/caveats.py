@@ -143,4 +143,4 @@ def _fixed_heads(target: Anatomy, base: Anatomy) -> Iterator[str]:
 
 
 def _patterns(parts: Iterable[Part]) -> str:
-    return ", ".join(one.pattern for one in fold(parts))
+    return ", ".join(dict.fromkeys(one.pattern for one in fold(parts)))

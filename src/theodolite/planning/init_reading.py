@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.recording.trace import flat, written_by
-from theodolite.core.building import TooLargeError, build_model
+from theodolite.anatomy.specimen import shapes_of
+from theodolite.core.building import TooLargeError, build_hollow, build_model
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
@@ -103,7 +104,8 @@ def read_without_values(build: Build, size: Size, among: Container[str] | None =
 def depth_in_init(build: Build, base: Size, at_base: Distributions) -> dict[str, float]:
     """The factor by which a tensor's initial size changes at twice the depth, for those where it does.
 
-    GPT-2's `1/√(2L)` shows as `√½` on the projections that end a branch:
+    A module with a tensor of another shape there is another module, as its fans differ: in the second half of
+    a U-Net the same name stands for another block. GPT-2's `1/√(2L)` shows as `√½` on the projections that end a branch:
 
     >>> from functools import partial
     >>> from theodolite.models import GPT
@@ -112,8 +114,9 @@ def depth_in_init(build: Build, base: Size, at_base: Distributions) -> dict[str,
     >>> {name: round(factor, 3) for name, factor in found.items() if name.startswith("blocks.0")}
     {'blocks.0.attention.branch.out.weight': 0.707, 'blocks.0.feed_forward.branch.down.weight': 0.707}
     """
+    deeper = Size(base.width, 2 * base.depth)
     try:
-        deep = read_init(build, Size(base.width, 2 * base.depth), at_base)
+        deep = read_init(build, deeper, at_base)
     except UseError:  # cannot be built or read: then there is nothing to compare with
         return {}
     found = {}
@@ -125,7 +128,11 @@ def depth_in_init(build: Build, base: Size, at_base: Distributions) -> dict[str,
         doubt = 0.1 if "own" in (one.kind, deep[name].kind) else 1e-6
         if abs(math.log(factor)) > doubt:
             found[name] = factor
-    return found
+    if not found:
+        return {}
+    here, there = (shapes_of(build_hollow(build, size)) for size in (base, deeper))
+    others = {name.rpartition(".")[0] for name, shape in here.items() if there.get(name) != shape}
+    return {name: factor for name, factor in found.items() if name.rpartition(".")[0] not in others}
 
 
 def widened(values: Tensor) -> Tensor:
