@@ -131,6 +131,15 @@ def test_a_network_with_nothing_to_learn_is_left_as_it_was() -> None:
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_network_whose_readout_is_zero_says_nothing_about_depth() -> None:
+    torch.manual_seed(0)
+    model = Stack()
+    nn.init.zeros_(model.last.weight)
+    grown = th.grow(model, F.mse_loss, split((torch.randn(256, WIDTH), torch.randn(256, 3))))
+    assert grown.new_blocks == ()
+    assert "no gradient reaches any point" in grown.steps[0].why
+
+
 def test_few_examples_decide_nothing() -> None:
     """24 of the 48 examples to estimate judge the gain, and 30 are needed."""
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ from theodolite.growing.line_search import Jump
 from theodolite.present.figure import ACCENT, Figure, Panel, frame, guide, line
 from theodolite.present.result import Block, Heading, Result
 from theodolite.present.text import Table, counted
-from theodolite.probes.signal.result import PointSignal, Signal
+from theodolite.probes.signal.result import SILENT, PointSignal, Signal
 from theodolite.surgery.blocks import InsertionPoint
 from theodolite.surgery.proof import Proof
 
@@ -55,6 +55,8 @@ class GrowthStep(Result):
             return "the signal has no direction at the points above their noise"
         if self.contenders:
             return f"none of {counted(len(self.contenders), 'tried block')} lowered the loss"
+        if self.signal.silent:
+            return f"undecided: {SILENT}"
         if seeming := self.signal.seeming:
             best = max(seeming, key=lambda one: one.significance)
             return (

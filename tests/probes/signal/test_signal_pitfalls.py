@@ -54,7 +54,9 @@ def test_no_gradient_is_no_signal() -> None:
     nn.init.zeros_(model.readout.weight)
     found = signal(model, next_token_loss, (tokens[:, :-1], tokens[:, 1:]))
     assert [(one.gain, one.error, one.significance) for one in found.points] == [(0.0, 0.0, 0.0)] * 3
-    assert found.deepest
+    assert found.silent
+    assert "no gradient reaches any point" in str(found)
+    assert "no block helps" not in str(found)
 
 
 @pytest.mark.parametrize(("bias", "judged"), [(-4.5, 16), (-4.5, 64)])

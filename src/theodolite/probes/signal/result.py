@@ -79,6 +79,12 @@ class PointSignal(Result):
         )
 
 
+SILENT = (
+    "no gradient reaches any point: what comes after them starts at zero, such as a gate or the readout. "
+    "Train a few steps and measure again"
+)
+
+
 @dataclass(frozen=True)
 class Signal(Result):
     """The signal at all points of a network. Made by `signal`."""
@@ -122,6 +128,11 @@ class Signal(Result):
         Where some are `seeming`, that is undecided.
         """
         return not self.above
+
+    @property
+    def silent(self) -> bool:
+        """Is the gradient zero at every point, as where a gate or the readout after it starts at zero?"""
+        return all(one.norm == 0 for one in self.points)
 
     @property
     def best(self) -> PointSignal:
@@ -195,6 +206,9 @@ class Signal(Result):
     def _summary(self) -> Iterator[str]:
         best = self.best
         needed = f"{self.threshold:.2f} standard errors (δ = {self.delta:g} over {len(self.points)} points)"
+        if self.silent:
+            yield f"undecided {SILENT}"
+            return
         if self.deepest and self.seeming:
             yield (
                 f"undecided no point is known to have a gain above {needed}; {len(self.seeming)} of "
