@@ -171,6 +171,20 @@ def test_where_attention_head_dim_is_what_it_is_called_it_stays(blocks: str, tmp
     assert {(one.heads, one.inner_dim // one.heads) for one in attending} == {(8, 8)}
 
 
+def test_each_transformer_of_a_u_net_is_one_branch(chosen) -> None:
+    """`h + proj_out(blocks(proj_in(norm(h))))`: depth adds such branches, and no blocks inside of them."""
+    one = chosen["text unet"]
+    branches = {
+        depth: dissect(one.build, one.batch(0, 0)[0], size=Size(16, depth)).branches for depth in (1, 2)
+    }
+    for depth, found in branches.items():
+        with torch.device("meta"):
+            modules = [type(module).__name__ for module in one.build(16, depth).modules()]
+        ends = [end for branch in found for end in branch.ends if end.endswith("proj_out.weight")]
+        assert len(ends) == modules.count("Transformer2DModel")
+        assert len(found) - len(ends) == modules.count("ResnetBlock2D")
+
+
 def _ends(one: Workload, seed: int, step: int) -> tuple[Tensor, Tensor, Tensor, Any]:
     """Data x₀ and noise x₁ on the line through x_t with the velocity, and the time, by x_t = x₀ + t v."""
     inputs, velocity = one.batch(seed, step)
