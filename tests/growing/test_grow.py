@@ -89,6 +89,36 @@ def batches(examples: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     return [(inputs[at : at + 256], targets[at : at + 256]) for at in range(0, examples, 256)]
 
 
+class LongSkips(nn.Module):
+    """A U: what the blocks return is added again later, the last of it first."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+        self.behind = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(depth))
+        self.last = nn.Linear(WIDTH, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        kept = []
+        for block in self.blocks:
+            x = block(x)
+            kept.append(x)
+        for join in self.behind:
+            x = join(torch.cat([x, kept.pop()], -1))
+        return self.last(x)
+
+
+def test_a_network_with_long_skips_grows_where_they_stay_in_their_places() -> None:
+    """One block more at the end would shift the skips; one before the first two blocks would not."""
+    torch.manual_seed(0)
+    model = LongSkips(3)
+    grown = th.grow(model, F.cross_entropy, split(batches(4096, 11)))
+    assert [point.name for point in grown.steps[0].signal.points] == ["blocks.0", "blocks.1"]
+    assert len(model.blocks) == 4
+    assert grown.certificate is not None
+
+
 @cache
 def grown_student(blocks: int, along: Any = "preconditioned") -> tuple[Stack, th.Grown]:
     """The student as it grows on the examples that most tests take, for those that only look at it."""

@@ -116,23 +116,100 @@ def test_a_block_that_drops_the_stream_out_in_training_is_none_that_adds_nothing
     assert all("in training" in each for each in points.left.values())
 
 
+CHANGED = "with one block more the network computes something else"
+NOT_RUN = "a block there would be called 0 times in one pass, not once"
+
+
 class ByNumber(nn.Module):
     """Takes its blocks from their list by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: tuple[int, int]) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 8)
+        self.first, self.numbers = nn.Linear(4, 8), numbers
         self.blocks = nn.ModuleList([Branch(8), Branch(8)])
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs."""
-        return self.blocks[-1](self.blocks[0](self.first(x)))
+        x = self.first(x)
+        for number in self.numbers:
+            x = self.blocks[number](x)
+        return x
 
 
-def test_a_list_that_is_not_run_through_has_no_points() -> None:
-    points = find_points(ByNumber(), torch.randn(5, 4))
+@pytest.mark.parametrize(
+    ("numbers", "reasons"),
+    [((0, -1), [CHANGED, NOT_RUN, CHANGED]), ((0, 1), [CHANGED, CHANGED, NOT_RUN])],
+)
+def test_a_list_that_is_not_run_through_has_no_points(numbers: tuple[int, int], reasons: list[str]) -> None:
+    """A block that is not run changes nothing either, but could never learn."""
+    points = find_points(ByNumber(numbers), torch.randn(5, 4))
     assert not points.found
-    assert all("by number" in each for each in points.left.values())
+    assert points.left == {f"blocks.{at}": reason for at, reason in enumerate(reasons)}
+
+
+class LongSkips(nn.Module):
+    """A U: what the blocks of a list return is added again later, the last or the first of it first."""
+
+    def __init__(self, depth: int, takes: int) -> None:
+        super().__init__()
+        self.first, self.takes = nn.Linear(4, 8), takes
+        self.blocks = nn.ModuleList(Branch(8) for _ in range(depth))
+        self.behind = nn.ModuleList(nn.Linear(16, 8) for _ in range(depth))
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs."""
+        x, kept = self.first(x), []
+        self.passes += 1
+        for block in self.blocks:
+            x = block(x)
+            kept.append(x)
+        for join in self.behind:
+            x = join(torch.cat([x, kept.pop(self.takes)], -1))
+        return x
+
+
+class Identity(nn.Module):
+    """A block that adds nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same."""
+        return x
+
+
+@pytest.mark.parametrize("takes", [-1, 0])
+@pytest.mark.parametrize("most", [32, 3])
+@pytest.mark.parametrize("depth", [2, 7])
+def test_each_point_of_a_list_is_tried_by_itself(
+    depth: int, takes: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one block more some points give a later block another skip, and some do not."""
+    monkeypatch.setattr("theodolite.surgery.insertion_points.MOST_PASSES", most)
+    torch.manual_seed(0)
+    model, inputs = LongSkips(depth, takes).eval(), torch.randn(5, 4)
+    before, same = model(inputs), []
+    for at in range(depth + 1):
+        model.blocks.insert(at, Identity())
+        if torch.equal(model(inputs), before):
+            same.append(f"blocks.{at}")
+        model.blocks.pop(at)
+    assert 0 < len(same) <= depth
+    points = find_points(model, inputs)
+    assert [point.name for point in points.found] == same
+    assert set(points.left.values()) == {CHANGED}
+    assert len(points.left) == depth + 1 - len(same)
+    _, proof = insert_block(model, inputs, same[-1], points=points)
+    assert proof.outputs == 0
+    assert torch.equal(model(inputs), before)
+
+
+def test_a_deep_network_is_not_run_once_for_each_point() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), *(Branch(8) for _ in range(80)))
+    passes: list[None] = []
+    model[0].register_forward_hook(lambda *args: passes.append(None))
+    points = find_points(model, torch.randn(5, 4))
+    assert len(points.found) == 81
+    assert len(passes) < 40
 
 
 class Outside(nn.Module):

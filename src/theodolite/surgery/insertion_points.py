@@ -10,8 +10,9 @@ leaves out the norm of the sum, since a second norm is not the identity.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -44,6 +45,10 @@ from theodolite.surgery.blocks import (
 from theodolite.surgery.gains import SurgeryError
 from theodolite.surgery.proof import noise
 from theodolite.surgery.randomness import change_randomness, isolated, kept_randomness, remembered
+
+MOST_PASSES = 32
+"""Points of a list that are tried one by one, each in a forward pass."""
+CHANGED = "with one block more the network computes something else"
 
 
 @dataclass(frozen=True)
@@ -278,16 +283,19 @@ def _points(model: nn.Module, inputs: Any, blocks: Mapping[str, _Block]) -> Inse
             else:
                 if reasons:
                     left[name] = "; ".join(reasons)
-        # A network need not run through a list: it may take blocks from it by number.
-        if here and not is_meta and (refusal := _refusal(model, inputs, here[-1])):
-            left |= {point.name: refusal for point in here}
-        else:
-            found += here
+        # A network need not just run through a list: it may take blocks by number, or keep what some return.
+        refused = {} if is_meta else _refused(model, inputs, here)
+        left |= refused
+        found += [point for point in here if point.name not in refused]
     return InsertionPoints(tuple(found), left)
 
 
-def _refusal(model: nn.Module, inputs: Any, point: InsertionPoint) -> str:
-    """Why the network computes something else with a closed block at a point; empty if it does not."""
+def _refused(model: nn.Module, inputs: Any, points: Sequence[InsertionPoint]) -> dict[str, str]:
+    """By point where a closed block changes what the network computes, or is not called once: why.
+
+    Each point is tried by itself, in a pass of its own. In a long list some neighbours are tried together,
+    and by halves if that fails.
+    """
     with untouched_randomness(0), undisturbed(model), uncached(model):
         restore = remembered(model)
 
@@ -297,16 +305,46 @@ def _refusal(model: nn.Module, inputs: Any, point: InsertionPoint) -> str:
                 change_randomness(model)
             return tensors_in(call_network(model.eval(), inputs))
 
-        before = passes(False)
-        with inserted(model, point) as block, isolated(block, model):
-            try:
-                after = passes(False)
-            except Exception as error:
-                return f"the network cannot be called with one block more: {in_one_line(error)}"
-        if len(before) == len(after) and all(map(torch.equal, before, after)):
-            return ""
-        drawn = noise(passes, 0.0, "with one block more")
-        return drawn or "the network takes blocks from their list by number"
+        before = passes(False) if points else []
+        together = math.ceil(len(points) / MOST_PASSES)
+        waiting = [points[at : at + together] for at in range(0, len(points), max(1, together))]
+        refused: dict[str, str] = {}
+        while waiting:
+            some = waiting.pop()
+            if not (reason := _refusal(model, some, before, lambda: passes(False))):
+                continue
+            if len(some) == 1:
+                refused[some[0].name] = reason
+            else:
+                waiting += [some[: len(some) // 2], some[len(some) // 2 :]]
+        if CHANGED in refused.values() and (drawn := noise(passes, 0.0, "with one block more")):
+            refused = {name: drawn if reason == CHANGED else reason for name, reason in refused.items()}
+        return {point.name: refused[point.name] for point in points if point.name in refused}
+
+
+def _refusal(
+    model: nn.Module,
+    points: Sequence[InsertionPoint],
+    before: Sequence[Tensor],
+    again: Callable[[], list[Tensor]],
+) -> str:
+    """Why no closed block can be at one of the points, or not at all of them; empty if they can."""
+    calls: Counter[nn.Module] = Counter()
+    with ExitStack() as stack:
+        blocks = []
+        for point in reversed(points):  # from behind, so that the points before stay where they are
+            block = stack.enter_context(inserted(model, point))
+            block.register_forward_pre_hook(lambda block, args: calls.update([block]))
+            stack.enter_context(isolated(block, model))
+            blocks.append(block)
+        try:
+            after = again()
+        except Exception as error:
+            return f"the network cannot be called with one block more: {in_one_line(error)}"
+        if len(before) != len(after) or not all(map(torch.equal, before, after)):
+            return CHANGED
+        odd = [calls[block] for block in blocks if calls[block] != 1]
+        return f"a block there would be called {odd[0]} times in one pass, not once" if odd else ""
 
 
 def _no_blocks(model: nn.Module, anatomy: Anatomy) -> str:

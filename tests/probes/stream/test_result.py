@@ -62,6 +62,83 @@ def test_a_history_says_at_which_steps_there_is_no_gradient() -> None:
     assert [len(one.silent) for one in history.streams] == [4, 4, 0, 0]
 
 
+class Parallel(nn.Module):
+    """`h + f(h) + g(h)`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.g = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.f(torch.tanh(x)) + self.g(torch.tanh(x))
+
+
+class Trunk(nn.Module):
+    """Blocks, and a map of the stream before each; closed branches add nothing."""
+
+    def __init__(self, maps: list[nn.Module], *, closed: bool) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.maps = nn.ModuleList(maps)
+        self.blocks = nn.ModuleList(Parallel() for _ in maps)
+        if closed:
+            for one in self.blocks.parameters():
+                nn.init.zeros_(one)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for through, block in zip(self.maps, self.blocks, strict=True):
+            x = block(through(x))
+        return self.leave(x)
+
+
+class Times(nn.Module):
+    """The stream times a number: as it is with 1, otherwise by a projection."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.project = None
+        if number != 1:
+            self.project = nn.Linear(8, 8, bias=False)
+            self.project.weight.data = number * torch.eye(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.project is None else self.project(x)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_shrinks_the_stream_between_branches_is_named(closed: bool) -> None:
+    numbers = [1.0, 1.0, 0.25, 0.5, 4.0, 1.0]
+    batch = torch.randn(16, 4), torch.arange(16) % 2
+    torch.manual_seed(0)
+    model = Trunk([Times(number) for number in numbers], closed=closed)
+    found = stream(model, nn.functional.cross_entropy, batch, skip=False)
+    by_branch = [number for through in numbers for number in (through, 1.0)]
+    assert [one.carried for one in found.branches] == pytest.approx(by_branch, rel=1e-6)
+    assert found.narrowing is not None
+    assert (found.narrowing.block, found.narrowing.branch) == (2, 0)
+    said = str(found).replace("\n  ", " ")
+    assert "between   block 2, branch 0 and the branch before it, the stream shrinks to 0.25×" in said
+
+
+def test_words_of_a_stream_that_changes_without_branches_agree_with_its_sizes() -> None:
+    """Nothing is added, and yet the stream is an eighth of its start in the middle, and a half at the end."""
+    batch = torch.randn(16, 4), torch.arange(16) % 2
+    halving = Trunk([Times(number) for number in (1.0, 0.25, 0.5, 4.0)], closed=True)
+    found = stream(halving, nn.functional.cross_entropy, batch, skip=False)
+    assert len(found.silent) == len(found.branches)
+    assert [one / found.start for one in found.profile] == pytest.approx([1, 1, 0.25, 0.125, 0.5], rel=1e-5)
+    said = found.growth_in_words
+    assert "as at its start" not in said
+    assert said.startswith("falling (0.5× over 4 blocks)")
+    assert f"smallest after block 2: {found.start / 8:.4g}" in said
+    assert "no branch adds anything yet" in said
+    same = stream(Trunk([Times(1.0)] * 3, closed=True), nn.functional.cross_entropy, batch, skip=False)
+    assert same.growth_in_words.startswith("as at its start: no branch adds anything yet")
+    assert same.narrowing is None
+    assert "between" not in str(same)
+
+
 class Cut(nn.Module):
     """Two blocks; the stream may start at zero, or be detached between them."""
 

@@ -314,6 +314,55 @@ def test_a_gradient_is_measured_by_a_power_of_depth(ratio: float, level: str) ->
     assert gradient(seen(start_gradient=ratio, **{"3": {"stream_gradient": 1.0}})).level == level
 
 
+@pytest.mark.parametrize("times, level", [(1 / 2.9, "ok"), (1 / 3.1, "note"), (3.1, "ok")])
+def test_norms_make_a_gradient_larger_towards_the_start(times: float, level: str) -> None:
+    found = gradient(seen(start_gradient=times, **{"3": {"stream_gradient": 1.0}}))
+    assert found.level == level
+    assert ("as expected of 4 blocks with norms" in found.sentence) == (times > 1)
+    assert (found.title == "A gradient that vanishes") == (level == "note")
+
+
+def test_the_ends_of_different_streams_are_compared_less_strictly() -> None:
+    ends: dict[str, Any] = {"start_gradient": 1 / 5, "3": {"stream_gradient": 1.0}}
+    layout = seen().stream.layout
+    assert layout is not None
+    assert gradient(seen(**ends)).level == "note"
+    assert gradient(seen(layout=replace(layout, streams=(0, 0, 1, 1)), **ends)).level == "ok"
+
+
+class Narrowed(nn.Module):
+    """Pre-norm branches, and a stream that passes through a projection of it and of a skip on its way."""
+
+    def __init__(self, width: int, depth: int, number: float) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width, bias=False)) for _ in range(depth)
+        )
+        self.join = nn.Linear(2 * width, width, bias=False)
+        self.join.weight.data = number * torch.eye(width).repeat(1, 2) / 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = kept = self.first(x)
+        for number, block in enumerate(self.blocks):
+            if number == len(self.blocks) // 2:
+                x = self.join(torch.cat([x, kept], -1))
+            x = x + 0.1 * block(x)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("number, level", [(0.05, "note"), (1.0, "ok")])
+def test_where_a_stream_is_narrowed_by_no_branch_is_said(rows: Any, number: float, level: str) -> None:
+    """Half of the gradient goes around the first blocks, and the rest is multiplied as the stream is."""
+    found = findings(rows(lambda width, depth: Narrowed(width, depth, number)), Size(64, 6))
+    place = "Between block 3, branch 0 and the branch before it, the stream shrinks to 0.05 of its size"
+    assert (found["TH522"].level, found["TH521"].level) == (level, "ok")
+    assert [place in found[code].sentence for code in ("TH521", "TH522")] == [level == "note"] * 2
+    if level == "note":
+        assert "smaller than after the last. With norms it would be larger." in found["TH522"].sentence
+        assert "as large as its input" in found["TH522"].remedy
+
+
 @pytest.mark.parametrize("doublings, level", [(4.1, "ok"), (3.9, "note"), (0.1, "note"), (-0.1, "warn")])
 def test_four_doublings_are_room_enough(doublings: float, level: str) -> None:
     found = headroom(seen(largest=LargestValue(65504 / 2**doublings, "mm", "block 0, branch 0")))

@@ -55,8 +55,8 @@ def feeders(
         else:
             found[use.name] = -1
     if len({block for block, _ in places}) == 1:
-        home = _module_of({name for residual in residuals for name in names_in(flow, residual)})
-        found = {name: index for name, index in found.items() if name.startswith(home)}
+        block = _module_of({name for residual in residuals for name in names_in(flow, residual)})
+        found = {name: index for name, index in found.items() if name.startswith(block)}
     return {name: places[index] for name, index in found.items() if index >= 0}
 
 

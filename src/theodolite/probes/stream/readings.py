@@ -69,6 +69,9 @@ class BranchReading:
     """Its index: example, token and channel in a transformer."""
     skipped: float | None
     """The loss without the branch minus the loss; None if it was not measured."""
+    carried: float
+    """RMS(h) over that of the stream as the branch before left it: not 1 where something that is no branch
+    changes the stream, such as a projection of the skip or a factor; nan if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +187,25 @@ def read_branch(
         peak=peak,
         peak_at=peak_at,
         skipped=skipped,
+        carried=_carried(layout, index, values),
     )
 
 
 def size_of(value: int, tensors: Mapping[int, Tensor]) -> float:
     """Its root mean square; nan if it is missing."""
     return rms(tensors[value])[0] if value in tensors else math.nan
+
+
+def _carried(layout: ActivationLayout, index: int, values: Mapping[int, Tensor]) -> float:
+    """What happens to the size of a stream between a branch and the one before it on the same stream."""
+    if layout.is_routed:  # it reads a mixture
+        return math.nan
+    stream, start = layout.streams[index], layout.starts[index]
+    previous = [number for number in range(index) if layout.streams[number] == stream]
+    if not previous or start in (layout.starts[previous[-1]], layout.stream[previous[-1]]):
+        return 1.0
+    before = size_of(layout.stream[previous[-1]], values)
+    return size_of(start, values) / before if before else math.nan
 
 
 def _cosine(before: Tensor | None, after: Tensor | None, channels: int) -> float:

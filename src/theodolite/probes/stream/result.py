@@ -12,7 +12,7 @@ from theodolite.present.figure import FAINT, QUIET, Figure, Panel, bars, frame, 
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table
 from theodolite.probes.scaling.activation_layout import ActivationLayout
-from theodolite.probes.stream.growth import GrowthLaw, fit_growth
+from theodolite.probes.stream.growth import FLAT, GrowthLaw, fit_growth
 from theodolite.probes.stream.readings import BranchReading, LargestValue
 
 NOT_FINITE = "not finite"
@@ -21,6 +21,9 @@ MASSIVE, MASSIVE_RATIO = 100.0, 1000.0
 """An entry is massive if it is larger than `MASSIVE` and `MASSIVE_RATIO` times the median of the stream.
 
 Sun et al., Massive activations in large language models, 2024."""
+
+SAME = 1e-3
+"""Relative difference below which two sizes of the stream are the same."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,13 @@ class Stream(Result):
     @property
     def growth_in_words(self) -> str:
         """The law of the stream, or why there is none."""
-        if len(self.silent) == len(self.branches):
-            return "as at its start: no branch adds anything yet, as with gates that start at zero"
-        return _no_ratio(self.profile, "it is not known") or str(self.growth)
+        law = _no_ratio(self.profile, "it is not known") or f"{self.growth}{_dip(self.profile)}"
+        if len(self.silent) < len(self.branches):
+            return law
+        yet = "no branch adds anything yet, as with gates that start at zero"
+        if all(math.isclose(one.stream, self.start, rel_tol=SAME) for one in self.branches):
+            return f"as at its start: {yet}"
+        return f"{law}; {yet}: what changes it is no branch, such as a projection of the skip or a factor"
 
     @property
     def gradient_in_words(self) -> str:
@@ -90,7 +97,13 @@ class Stream(Result):
         if self.is_asleep:
             return "no gradient yet: after the last block it is zero, as with a readout that starts at zero"
         lost = _no_ratio(self.gradient_profile, "there is none")
-        return lost or f"{self.backward}, from the last block to the first"
+        return lost or f"{self.backward}, from the last block to the first{_dip(self.gradient_profile)}"
+
+    @property
+    def narrowing(self) -> BranchReading | None:
+        """The branch before which the stream shrinks most without any branch, by a factor of 1.5 or more."""
+        found = [one for one in self.branches if one.carried < 1 / FLAT]
+        return min(found, key=lambda one: one.carried, default=None)
 
     @property
     def massive(self) -> tuple[BranchReading, ...]:
@@ -126,6 +139,11 @@ class Stream(Result):
     def _summary(self) -> Iterator[str]:
         yield f"stream    {self.growth_in_words}"
         yield f"gradient  {self.gradient_in_words}"
+        if (one := self.narrowing) is not None:
+            yield (
+                f"between   block {one.block}, branch {one.branch} and the branch before it, the stream "
+                f"shrinks to {one.carried:.3g}×: by no branch, but by what is done to the stream itself"
+            )
         largest, made = self.largest, f"made by {self.largest.op}, {self.largest.where}"
         if math.isnan(largest.value):
             yield "float16   not known: all values are statistics"
@@ -182,6 +200,14 @@ def _no_ratio(sizes: Sequence[float], missing: str) -> str:
             why = "it is zero" if size == 0 else missing if math.isnan(size) else "it is not finite"
             return f"no ratio: {f'after block {place - 1}' if place else 'before the first block'} {why}"
     return ""
+
+
+def _dip(profile: Sequence[float]) -> str:
+    """The smallest of the sizes, if both ends hide it."""
+    least = min(profile)
+    if least * FLAT > min(profile[0], profile[-1]):
+        return ""
+    return f"; smallest after block {profile.index(least) - 1}: {least:.4g}"
 
 
 def _lines(title: str, places: Sequence[float], sizes: Sequence[float], dots: Sequence[float] = ()) -> Panel:

@@ -21,6 +21,9 @@ STEEP = 1.5
 normalised stream, its square grows by the factor `1 + c·b/(1 + b·l)` in block l, where the stream's is
 `1 + b·l`; all together `(1 + b·L)^c`. c is 1 if a branch passes as much back as forward, and 3 leaves room
 for the attention of a narrow network."""
+LESS = 3.0
+"""With norms the gradient grows towards the first block. If it is so many times smaller there than after the
+last, something else acts on the stream. Two streams, as in T5, differ by up to 4 anyway."""
 FAR = 1000.0
 """Ratio of gradients from which a finding is a warning: ten of the thirty doublings that float16 has."""
 ROOM = 4.0
@@ -59,6 +62,11 @@ ROOM_LEFT = Check(
 BRANCHES = (
     "Put a norm at the start of each branch, x + f(N x), or also at its end, x + N f(N x). Or give the "
     "branches weight 1/L, which th.plan(…) does for every depth above its base."
+)
+PROJECTIONS = (
+    "Look at what the stream passes through at that place, such as a projection of a concatenation or a "
+    "factor: it shrinks the gradient on its way back, too. Initialise a projection so that its output is as "
+    "large as its input."
 )
 
 
@@ -101,6 +109,7 @@ def growth(found: StreamMeasurement) -> Finding:
             said += " Whether it grows linearly or exponentially is unclear."
         elif law.kind == "linear":
             said += f" Its square grows by {law.rise:.2g} of its start in each block."
+    said += narrowed(found)
     return GROWTH.finding(
         level,
         said,
@@ -130,7 +139,7 @@ def growth(found: StreamMeasurement) -> Finding:
 
 
 def gradient(found: StreamMeasurement) -> Finding:
-    """TH522: does the gradient change more with depth than as a power of it?"""
+    """TH522: does the gradient change more with depth than as a power of it, or shrink towards the start?"""
     law = found.stream.backward
     ratio, bound = law.ratio, (1 + law.blocks) ** STEEP
     numbers = found.setting | {"first over last": ratio, "power law": f"{1 / bound:.2g} to {bound:.3g}"}
@@ -144,16 +153,34 @@ def gradient(found: StreamMeasurement) -> Finding:
         f"{found.where} the gradient of the stream before the first block is {times(more)} times "
         f"{'larger' if explodes else 'smaller'} than after the last"
     )
-    if more <= bound:
-        said += f", as expected of {counted(law.blocks, 'block')} with norms."
-        return GRADIENT.finding("ok", said, numbers=numbers)
-    each = more ** (1 / law.blocks)
+    layout = found.stream.layout
+    is_one = layout is None or len(set(layout.streams)) == 1
+    if more <= bound and (explodes or more < LESS or not is_one):
+        with_norms = f", as expected of {counted(law.blocks, 'block')} with norms" if explodes else ""
+        return GRADIENT.finding("ok", f"{said}{with_norms}.", numbers=numbers)
+    place = "" if explodes else narrowed(found)
+    if place or more <= bound:
+        said += f". With norms it would be larger.{place}"
+    else:
+        each = more ** (1 / law.blocks)
+        said += f": a factor of {each:.3g} in each block, while a power of depth stays below {times(bound)}."
     return GRADIENT.finding(
         "warn" if more >= FAR else "note",
-        f"{said}: a factor of {each:.3g} in each block, while a power of depth stays below {times(bound)}.",
+        said,
         title="A gradient that explodes" if explodes else "A gradient that vanishes",
-        remedy=BRANCHES,
+        remedy=PROJECTIONS if place else BRANCHES,
         numbers=numbers,
+    )
+
+
+def narrowed(found: StreamMeasurement) -> str:
+    """Where the stream shrinks most without any branch, to follow a sentence; empty if it does nowhere."""
+    at = found.stream.narrowing
+    if at is None:
+        return ""
+    return (
+        f" Between block {at.block}, branch {at.branch} and the branch before it, the stream shrinks to "
+        f"{times(at.carried)} of its size: by no branch, but by what is done to the stream itself."
     )
 
 
