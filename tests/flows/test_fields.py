@@ -11,8 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from theodolite import UseError
-from theodolite.flows import Interpolant, denoiser_field, field_of, find_interpolant, three_gaussians
+from theodolite.flows import (
+    FlowMap,
+    Interpolant,
+    denoiser_field,
+    field_of,
+    find_interpolant,
+    map_batches,
+    map_loss,
+    sample,
+    three_gaussians,
+)
 from theodolite.flows.interpolants import INTERPOLANTS
+from theodolite.models import FlowMLP
 
 
 class Known(nn.Module):
@@ -37,6 +48,26 @@ def test_predictions_become_the_velocity(predict: Any, path: Interpolant) -> Non
     expected = three_gaussians().velocity(x, t, path=path)
     assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
     assert found.dtype == x.dtype
+
+
+def test_a_denoiser_of_data_plus_noise_is_a_field_on_the_linear_path() -> None:
+    """EDM's D(y, σ): for data N(m, s²) it is (σ² m + s² y)/(s² + σ²).
+
+    Its ODE dy/dσ = (y − D)/σ keeps (y − m)/√(s² + σ²). Our x is y/(1 + σ).
+    """
+    m, s = 3.0, 0.5
+    high, low = 80.0, 0.002
+
+    def denoised(y: Tensor, sigma: Tensor) -> Tensor:
+        sigma = sigma[:, None]
+        return (sigma**2 * m + s**2 * y) / (s**2 + sigma**2)
+
+    field = field_of(lambda x, t: denoised(x / t[:, None], (1 - t) / t), predict="data")
+    noise = torch.linspace(-2, 2, 9, dtype=torch.float64)[:, None]
+    found = sample(field, noise, steps=64, method="heun", start=1 / (1 + high), end=1 / (1 + low))
+    shrunk = ((s**2 + low**2) / (s**2 + high**2)) ** 0.5
+    expected = m + shrunk * ((1 + high) * noise - m)
+    assert torch.allclose(found * (1 + low), expected, atol=2e-3)
 
 
 class Labelled(nn.Module):
@@ -83,7 +114,7 @@ def test_what_a_network_cannot_be_called_with_is_refused() -> None:
         field_of(Named(), 3)
     with pytest.raises(UseError, match=r"Named takes .*, and label is missing: give it by name, label=…"):
         field_of(Named())
-    with pytest.raises(UseError, match="but got an unexpected keyword argument 'lable'"):
+    with pytest.raises(UseError, match=r"got an unexpected keyword argument 'lable': give each .* by these"):
         field_of(Labelled(), lable=3)
     for condition, said in ((1.0, "the float 1.0"), (True, "the bool True")):
         with pytest.raises(UseError, match=f"a condition is {said}: give an integer label"):
@@ -138,6 +169,99 @@ def test_a_network_that_fails_is_named_with_its_inputs() -> None:
         field_of(TwoTimes())(x, t)
     assert str(caught.value).endswith("if it takes two times, use FlowMap(net).velocity")
     assert isinstance(caught.value.__cause__, IndexError)
+
+
+class Prompted(nn.Module):
+    """Without its text it fails as networks of others do."""
+
+    def __init__(self, failure: str) -> None:
+        super().__init__()
+        self.failure = failure
+
+    def forward(
+        self,
+        x: Tensor,
+        t: Tensor | None = None,
+        text: Any = None,
+        *,
+        timestep: Any = None,
+        plain: bool = True,
+    ) -> Tensor:
+        if self.failure == "KeyError":
+            text = {"words": text}["text"]
+        if self.failure == "AssertionError":
+            raise AssertionError
+        return x.to(text.dtype)
+
+
+FAILURES = {
+    "AttributeError": "AttributeError: 'NoneType' object has no attribute 'dtype'",
+    "KeyError": "KeyError: 'text'",
+    "AssertionError": "AssertionError in `raise AssertionError`",
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_network_without_its_conditions_is_told_which_it_lacks(failure: str) -> None:
+    net, x, t = Prompted(failure), torch.zeros(3, 2), torch.rand(3)
+    batch = map_batches(lambda seed, step: (torch.zeros(4, 2), None))(0, 0)
+    calls = {
+        "x of shape (3, 2), times of shape (3,), without text, timestep": lambda: field_of(net)(x, t),
+        "x of shape (3, 2), timestep of shape (3,), without t, text": lambda: denoiser_field(net)(x, t),
+        "x of shape (3, 2), times of shape (3, 2), without text, timestep": lambda: FlowMap(net)(x, 0, 1),
+        "x of shape (3, 2), times of shape (3, 2), without text, timestep, ": lambda: map_loss()(net, batch),
+        "times of shape (3,), text (None), without timestep": lambda: field_of(net, text=None)(x, t),
+        "times of shape (3,), condition 0 (None), without timestep": lambda: field_of(net, None)(x, t),
+    }
+    mapped = (", as in FlowMap(net, (labels,))", ": labels by giving classes to map_batches")
+    given = (" by name", " by name", *mapped, " by name", " by name")
+    for (called, call), how in zip(calls.items(), given, strict=True):
+        with pytest.raises(UseError) as caught:
+            call()
+        said = str(caught.value)
+        assert said.startswith("Prompted was called with x of shape ")
+        assert f"{called.rstrip(', ')}, and failed with {FAILURES[failure]}: " in said
+        assert said.endswith(f": give the conditions it was trained with{how}")
+        assert type(caught.value.__cause__).__name__ == failure
+
+
+def test_the_remedy_is_for_what_is_wrong() -> None:
+    class Keyed(nn.Module):
+        def forward(self, x: Tensor, t: Tensor, condition: dict[str, Tensor]) -> Tensor:
+            return x + condition["label"][:, None]
+
+    class Broken(nn.Module):
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            return x @ torch.zeros(5, 2)
+
+    x, t = torch.zeros(4, 2), torch.rand(4)
+    labelled = FlowMLP(16, 1, classes=3)
+    for label, integers in ((7, "7 to 7"), (torch.tensor([0, 1, 2, 9]), "0 to 9")):
+        with pytest.raises(
+            UseError,
+            match=rf"condition 0 of shape \(4,\) with integers from {integers}, and failed with IndexError: "
+            "index out of range in self: give labels below its number of classes$",
+        ):
+            field_of(labelled, label)(x, t)
+    with pytest.raises(
+        UseError, match=r"condition 0 \(a dict with the keys \['text'\]\), and failed with Key"
+    ):
+        field_of(Keyed(), {"text": t})(x, t)
+    with pytest.raises(UseError, match="no conditions, so check the shape of the points"):
+        field_of(Broken())(x, t)
+
+
+def test_errors_of_theodolite_itself_inside_a_network_stay() -> None:
+    class Unfollowed(Exception):
+        """As a probe that looks on raises."""
+
+    Unfollowed.__module__ = "theodolite.probes"
+
+    def network(x: Tensor, t: Tensor) -> Tensor:
+        raise Unfollowed
+
+    with pytest.raises(Unfollowed):
+        field_of(network)(torch.zeros(3, 2), torch.rand(3))  # type: ignore[arg-type]
 
 
 def ends(x: Tensor, time: Tensor, path: Interpolant, label: int | None = None) -> tuple[Tensor, Tensor]:
@@ -223,8 +347,11 @@ def test_timesteps_are_in_the_units_of_the_denoiser() -> None:
 
 
 def test_what_a_denoiser_cannot_be_called_with_is_refused() -> None:
-    with pytest.raises(UseError, match=r"Labelled takes .*unexpected keyword argument 'timestep'"):
+    fix = r"let it be called as model\(x, timestep=…\), or use field_of"
+    with pytest.raises(UseError, match=rf"Labelled takes \(x, t, label\), and has no input timestep: {fix}"):
         denoiser_field(Labelled())
+    with pytest.raises(UseError, match=r"Linear takes \(input\), and has no input timestep: let it be"):
+        denoiser_field(nn.Linear(2, 2))
     with pytest.raises(UseError, match=r"Denoiser takes .*unexpected keyword argument 'labels'"):
         denoiser_field(Denoiser(), labels=3)
     with pytest.raises(UseError, match="the model is 3"):

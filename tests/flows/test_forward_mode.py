@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
+from theodolite import UseError
 from theodolite.flows.forward_mode import derivative
+
+aten = torch.ops.aten
 
 
 class Tokens(nn.Module):
@@ -39,6 +46,45 @@ class Call(nn.Module):
         return self.function(h)  # type: ignore[operator]
 
 
+class Checkpointed(nn.Module):
+    """A layer whose activations are made twice."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, h: Tensor) -> Tensor:
+        return checkpoint(self.layer, h, use_reentrant=False)
+
+
+def in_flash_attention(layer: nn.Module) -> nn.Module:
+    """A layer that chooses a kernel without forward mode for its attention."""
+
+    def run(h: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return layer(h)
+
+    module = Call(run)
+    module.layer = layer
+    return module
+
+
+def attention(**options: Any) -> nn.Module:
+    """Attention of the 8 features as 2 tokens in 2 heads of 2 channels, or of 2 heads with 1 head of keys."""
+
+    def mix(h: Tensor) -> Tensor:
+        q = h.view(-1, 2, 2, 2).transpose(1, 2)
+        k = q[:, :1] if "enable_gqa" in options else q
+        return F.scaled_dot_product_attention(q, k.sin(), k, **options).transpose(1, 2).reshape(-1, 8)
+
+    return Call(mix)
+
+
+def exported(layer: nn.Module) -> nn.Module:
+    rows = ({0: torch.export.Dim("rows", min=2, max=64)},)
+    return torch.export.export(layer, (torch.randn(4, 8),), dynamic_shapes=rows).module()
+
+
 LAYERS = {
     "layer norm": nn.LayerNorm(8),
     "layer norm without weights": nn.LayerNorm(8, elementwise_affine=False),
@@ -58,6 +104,34 @@ LAYERS = {
     "transformer": Tokens(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)),
     "weight norm": nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
     "convolution": Tokens(nn.Conv1d(2, 2, 3, padding=1)),
+    "torch.layer_norm by name": Call(lambda h: torch.layer_norm(input=h, normalized_shape=[8])),
+    "aten.layer_norm": Call(lambda h: aten.layer_norm(h, [8])),
+    "aten.layer_norm.default": Call(lambda h: aten.layer_norm.default(h, [8], eps=0.1)),
+    "aten.native_layer_norm": Call(lambda h: aten.native_layer_norm(h, [8], None, None, 1e-5)[0]),
+    "aten.batch_norm": Call(lambda h: aten.batch_norm(h, None, None, None, None, True, 0.1, 1e-5, False)),
+    "aten.instance_norm": Tokens(
+        Call(lambda h: aten.instance_norm(h, None, None, None, None, True, 0.1, 1e-5, False))
+    ),
+    "aten.group_norm": Call(lambda h: aten.group_norm(h, 2)),
+    "aten.native_group_norm": Call(
+        lambda h: aten.native_group_norm(h[..., None], None, None, len(h), 8, 1, 2, 1e-5)[0][..., 0]
+    ),
+    "aten.rms_norm": Call(lambda h: aten.rms_norm(h, [8], None, 1e-6)),
+    "aten._fused_rms_norm": Call(lambda h: aten._fused_rms_norm(h, [8], None, 1e-6)[0]),
+    "aten.glu": Call(lambda h: aten.glu(torch.cat([h, h.flip(1)], 1))),
+    "exported layer norm": exported(nn.LayerNorm(8)),
+    "exported batch norm": exported(nn.BatchNorm1d(8, track_running_stats=False)),
+    "exported batch norm in eval mode": exported(nn.BatchNorm1d(8).eval()),
+    "exported instance norm": exported(Tokens(nn.InstanceNorm1d(2, affine=True))),
+    "exported attention": exported(Tokens(Attention())),
+    "checkpoint": Checkpointed(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh())),
+    "flash attention": in_flash_attention(attention()),
+    "flash attention, causal": in_flash_attention(attention(is_causal=True, scale=0.3)),
+    "flash attention, masked": in_flash_attention(
+        attention(attn_mask=torch.tensor([[1.0, -2], [0, 3]]).double())
+    ),
+    "flash attention, grouped": in_flash_attention(attention(enable_gqa=True)),
+    "flash attention in a module": in_flash_attention(Tokens(Attention())),
 }
 
 
@@ -119,3 +193,19 @@ def test_a_product_with_a_batch_of_networks_is_that_of_each() -> None:
         gradients = torch.autograd.grad(loss(alone), list(alone.values()), materialize_grads=True)
         for name, gradient in zip(alone, gradients, strict=True):
             assert torch.allclose(together[name][model], gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda h: torch.native_batch_norm(h, None, None, None, None, True, 0.1, 1e-5)[0],
+        lambda h: aten.native_batch_norm(h, None, None, None, None, True, 0.1, 1e-5)[0],
+        lambda h: aten._native_batch_norm_legit.no_stats(h, None, None, True, 0.1, 1e-5)[0],
+    ],
+)
+def test_batch_norms_whose_gradient_would_be_wrong_are_refused(norm: Any) -> None:
+    x = torch.randn(5, 8, dtype=torch.float64)
+    with pytest.raises(
+        UseError, match=r"calls torch.*batch_norm.*, whose derivative has wrong gradients in tor"
+    ):
+        derivative(norm, (x,), (x,))

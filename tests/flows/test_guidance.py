@@ -198,15 +198,25 @@ def test_guided_fields_have_the_path_of_both() -> None:
 def test_bad_scales_and_fields_are_refused() -> None:
     with pytest.raises(UseError, match=r"scale is -1\.0"):
         guided(MIXTURE.field(), MIXTURE.field(), -1.0)
-    with pytest.raises(UseError, match=r"the conditional field returns \(4, 1\) for a sample of \(4, 2\)"):
+    said = (
+        r"the conditional field returned a tensor of shape \(4, 1\) for points of shape \(4, 2\): return one"
+    )
+    with pytest.raises(UseError, match=said):
         guided(MIXTURE.field(), lambda x, t: x[:, :1], 2.0)(_noise(4), torch.zeros(4, dtype=F64))
+    nothing: Any = lambda x, t: None  # noqa: E731
+    with pytest.raises(UseError, match="the unconditional field returned None for points"):
+        guided(nothing, MIXTURE.field(), 2.0)(_noise(4), torch.zeros(4, dtype=F64))
+    with pytest.raises(UseError, match="the conditional field returned None for points"):
+        projection(MIXTURE.field(), nothing, iterations=1)(_noise(4), 0.0, 0.1)
+    with pytest.raises(UseError, match="function returned None for points"):
+        fixed_point(lambda x: None, _noise(4), iterations=1)  # type: ignore[arg-type,return-value]
     field = MIXTURE.field()
     for wrong, said in ((3, "the int 3"), (nn.Linear(2, 2), r"a Linear that takes \(input\)")):
         for combine in (partial(guided, scale=2.0), partial(projection, iterations=1)):
             for name, given in (("unconditional", (wrong, field)), ("conditional", (field, wrong))):
                 with pytest.raises(UseError, match=rf"^{name} is {said}: give field_of\(model, labels\), or"):
                     combine(*given)
-    with pytest.raises(UseError, match=r"function turns \(4, 2\) into \(4, 1\)"):
+    with pytest.raises(UseError, match=r"function returned a tensor of shape \(4, 1\) for points"):
         fixed_point(lambda x: x[:, :1], _noise(4), iterations=1)
 
 

@@ -146,6 +146,23 @@ def test_an_edit_starts_from_the_noise_of_an_example_and_moves_towards_it() -> N
     assert after == pytest.approx(2.0 * (1 - 0.5 * _factor(0.3, 20)) ** 2, rel=1e-3)
 
 
+def test_the_number_of_small_steps_sets_how_much_of_the_new_class_is_kept() -> None:
+    """Samples of one Gaussian are a multiple of the noise: each step leaves 1 − ηa of the way."""
+    mixture, factor = GaussianMixture(CORNERS.centres, 0.2), _factor(0.2, 20)
+    old, new = (lambda z, label=label: sample(mixture.field(label), z, steps=20) for label in (0, 1))
+    data, _ = GaussianMixture(CORNERS.centres[:1], 0.2).sample(200, "old", dtype=F64)
+    noise = invert(old, data, tolerance=1e-9).noise
+    for iterations in (1, 8, 64):
+        edited = new(invert(new, data, start=noise, step=0.1, iterations=iterations, patience=100).noise)
+        left = (1 - 0.1 * factor) ** iterations
+        expected = data + left * (CORNERS.centres[1] - CORNERS.centres[0])
+        torch.testing.assert_close(edited, expected, rtol=0, atol=1e-6)
+    kept = (torch.cdist(expected, CORNERS.centres).argmin(1) == 1).double().mean()
+    assert kept < 0.5  # after 64
+    arrived = new(invert(new, data, start=noise, iterations=1).noise)
+    torch.testing.assert_close(arrived, data, rtol=0, atol=1e-3)  # by the default step, at once
+
+
 def test_slow_convergence_is_no_stall() -> None:
     """The residual falls by 0.5 % in an iteration, and by 10 % in 20."""
     found = invert(lambda z: 0.5 * z, _noise(2), step=0.01, iterations=2000)
@@ -270,8 +287,14 @@ def _random(z: Tensor) -> Tensor:
         (lambda z: z, torch.zeros(3), "target is torch.float32 \\(3,\\): give a tensor of floats"),
         (lambda z: z, torch.zeros(3, 2).long(), "target is torch.int64"),
         (lambda z: z, [1.0], "target is \\[1.0\\]"),
-        (lambda z: z[:, :1], torch.zeros(4, 2), r"noise of \(4, 2\) into \(4, 1\)"),
-        (lambda z: [z], torch.zeros(4, 2), "into a list"),
+        (
+            lambda z: z[:, :1],
+            torch.zeros(4, 2),
+            r"returned a tensor of shape \(4, 1\) for points of shape \(4",
+        ),
+        (lambda z: [z], torch.zeros(4, 2), "returned a list"),
+        (None, torch.zeros(4, 2), "sampler is None: give a function of the noise, such as lambda noise"),
+        (lambda z, t: z, torch.zeros(4, 2), r"sampler is a function that takes \(z, t\): give a function of"),
         (lambda z: z / 0, torch.zeros(4, 2), "returns values that are not finite"),
         (_random, torch.zeros(4, 2), "gives two samples for the same noise"),
         (lambda z: 0 * z, torch.ones(4, 2), "constant or not finite around some noise"),
@@ -280,6 +303,9 @@ def _random(z: Tensor) -> Tensor:
 def test_bad_targets_and_samplers_are_refused(sampler: Sampler, target: Any, said: str) -> None:
     with pytest.raises(UseError, match=said):
         invert(sampler, target)
+    if not callable(sampler):
+        with pytest.raises(UseError, match=said):
+            step_bound(sampler, target)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

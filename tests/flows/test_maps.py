@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from theodolite import UseError
 from theodolite.core.calling import evaluate, with_tensors
@@ -186,6 +187,18 @@ def test_gradients_of_our_networks_are_right(kind: Any, net: Any, shape: tuple[i
 
 
 @each_kind
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # in the parts that are stopped
+def test_activation_checkpoints_do_not_change_gradients(kind: Any, reentrant: bool) -> None:
+    net, batch = small_net(), map_batches(draw)(0, 0)
+    gradients = torch.autograd.grad(map_loss(kind)(net, batch), list(net.parameters()))
+    net.norm.forward = partial(checkpoint, net.norm.forward, use_reentrant=reentrant)  # type: ignore[union-attr]
+    map_loss(kind)(net, batch).backward()
+    for parameter, expected in zip(net.parameters(), gradients, strict=True):
+        assert torch.allclose(parameter.grad, expected, rtol=1e-9, atol=1e-12)  # type: ignore[arg-type]
+
+
+@each_kind
 def test_many_networks_have_the_gradients_of_each(kind: Any) -> None:
     """Inside vmap and grad, and inside vmap with a backward pass outside, as a fleet is trained."""
     net, loss = small_net(), map_loss(kind)
@@ -344,8 +357,32 @@ def test_wrong_arguments_are_refused() -> None:
     x, batch = torch.zeros(3, 2), map_batches(draw)(0, 0)
     with pytest.raises(UseError, match=r"kind is 'lagrange'\. Did you mean 'lagrangian'"):
         map_loss("lagrange")  # type: ignore[arg-type]
-    with pytest.raises(UseError, match="steps is 0"):
-        sample_map(FlowMap(Exact()), x, 0)
+    for steps in (0, -3):
+        with pytest.raises(UseError, match=f"steps is {steps}"):
+            sample_map(FlowMap(Exact()), x, steps)
+    bare, fix = FlowMLP(8, 1, times=2), r"give FlowMap\(net\), or a function jump\(x, s, t\)"
+    for wrong, said in (
+        (bare, "a FlowMLP"),
+        (None, "None"),
+        (lambda x, t: x, r"a function that takes \(x, t\)"),
+    ):
+        with pytest.raises(UseError, match=f"^flow_map is {said}: {fix}$"):
+            sample_map(wrong, x)  # type: ignore[arg-type]
+    for bad in (None, x[0], x.long()):
+        with pytest.raises(UseError, match=r"noise is .*: give floats of shape"):
+            sample_map(FlowMap(Exact()), bad)  # type: ignore[arg-type]
+    for found, said in ((None, "None"), (x[:, :1], r"a tensor of shape \(3, 1\)")):
+        with pytest.raises(UseError, match=rf"flow_map returned {said} for points of shape \(3, 2\): return"):
+            sample_map(lambda x, s, t, found=found: found, x)
+    with pytest.raises(
+        UseError, match=r"after step 3 of 4, from t = 0\.5 to 0\.75, the samples are not finite"
+    ):
+        sample_map(lambda x, s, t: x / (t < 0.6), x, 4)
+    with pytest.raises(UseError, match="noise has values that are not finite"):
+        sample_map(FlowMap(Exact()), torch.full((3, 2), math.nan))
+    late = ((batch[0][0], batch[0][1] + 0.9), batch[1])
+    with pytest.raises(UseError, match=r"the batch holds 1\.\d+: times go from 0 \(noise\) to 1 \(data\)"):
+        map_loss()(Exact(), late)
     for diagonal, message in ((0, "diagonal is 0"), (1.5, "diagonal is 1.5")):
         with pytest.raises(UseError, match=message):
             map_batches(draw, diagonal=diagonal)

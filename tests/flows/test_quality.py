@@ -264,7 +264,11 @@ PAIR = TRAIN, TEST
             lambda: feature_distance(TEST.inputs(), "fashion"),
             "Did you mean 'fashion-mnist'",
         ),
-        (lambda: feature_distance(TEST.inputs(), TRAIN), "data is a Examples: give fashion-mnist, mnist"),
+        (lambda: feature_distance(TEST.inputs(), TRAIN), r"data is .*Examples.*: give fashion-mnist, mnist"),
+        (
+            lambda: feature_distance(TEST.inputs(), (TRAIN.inputs(), TEST.inputs())),
+            r"the training and the test images with their labels, each a theodolite\.data\.Examples\(",
+        ),
     ],
 )
 def test_bad_input_is_refused(call: Any, said: str) -> None:

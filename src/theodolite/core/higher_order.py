@@ -1,4 +1,4 @@
-"""Higher-order operators, such as FlexAttention, run as the plain operations that define them."""
+"""Forward passes of plain operations: no higher-order operators such as FlexAttention, no checkpoints."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._higher_order_ops.flex_attention import math_attention
 from torch._ops import HigherOrderOperator
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 FLEX = "torch.nn.attention.flex_attention"
@@ -78,3 +79,32 @@ _DEFINITIONS: dict[str, Callable[..., Any]] = {
     "scan": _scan,
 }
 """Definitions of operators whose own kernel cannot be recorded, or copies its result."""
+
+
+_CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+
+
+@contextlib.contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Switch activation checkpointing off.
+
+    Its second forward pass would be an ordinary one, with the model's own parameters and without tangents.
+    """
+
+    def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    class Plain:
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    # Torch 2.15 has a second generator, whose name begins with that of the first, and calls only that one.
+    # Composable checkpoints hold a name of their own for it.
+    modules = (checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation"))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(checkpoint, "CheckpointFunction", Plain))
+        for module in filter(None, modules):
+            for name in [one for one in vars(module) if one.startswith(_CHECKPOINT_GENERATOR)]:
+                stack.enter_context(patch.object(module, name, plain))
+        yield

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from typing import Any, get_args
 
 import numpy as np
@@ -35,8 +37,9 @@ NUM_TIMES = 1000
 """The timestep of pure noise, for most models of diffusers."""
 SHARED = ("img_ids", "txt_ids")
 """Inputs of Flux without a dimension for examples."""
-IF_TWO_TIMES = "if it takes two times, use FlowMap(net).velocity"
-"""For a network that fails."""
+
+BY_NAME = "give it by name, {}=…"
+"""What to do about an input that is missing."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def field_of(
 
     def field(x: Tensor, t: Tensor) -> Tensor:
         check_times(t, x)
-        found = predicted(model, x, t, condition, named, hint=IF_TWO_TIMES)
+        found = predicted(model, x, t, condition, named)
         return convert(found, x, t, predict, "velocity", path)
 
     return PathField(field, path)
@@ -136,9 +139,10 @@ def denoiser_field(
         time = 1 - check_times(t, x)
         named = {"timestep": _timestep_of(model, time) if timesteps is None else time * timesteps}
         named |= {name: one if name in SHARED else _for_all(one, x) for name, one in condition.items()}
-        with _explained(model, {"x": x, **named}, "give what it was trained with"):
-            found = logits(call(partial(model, **named), (x,)))  # type: ignore[arg-type]
-        found = _shaped_as(x, found[tuple(map(slice, x.shape))], model)
+        with _explained(model, (x,), named, " by name"):
+            output = call(partial(model, **named), (x,))  # type: ignore[arg-type]
+        found = logits(output)
+        found = _shaped_as(x, found[tuple(map(slice, x.shape))] if found.ndim == x.ndim else found, model)
         return convert(-found if predict == "velocity" else found, x, t, predict, "velocity", path)
 
     return PathField(field, path)
@@ -170,19 +174,20 @@ def predicted(
     condition: tuple[Any, ...],
     named: Mapping[str, Any] | None = None,
     *,
-    hint: str | None = None,
+    given: str | None = " by name",
 ) -> Tensor:
     """The output of `model(x, times, *condition, **named)`, in the shape and dtype of x.
 
-    With a hint, an error inside the network becomes a `UseError` that ends with it.
+    An error inside the network becomes a `UseError`, in which `given` says how conditions are given; with
+    None errors are left as they are.
     """
     inputs = (x, times, *(_for_all(one, x) for one in condition))
     further = {name: _for_all(one, x) for name, one in (named or {}).items()}
     called: Any = partial(model, **further) if further else model
-    given = {"x": x, "times": times, **{f"condition {i}": one for i, one in enumerate(inputs[2:])}, **further}
-    with _explained(model, given, hint) if hint else contextlib.nullcontext():
-        found = logits(call(called, inputs))
-    return _shaped_as(x, found, model)
+    explained = _explained(model, inputs, further, given) if given else contextlib.nullcontext()
+    with explained:
+        output = call(called, inputs)
+    return _shaped_as(x, logits(output), model)
 
 
 def _shaped_as(x: Tensor, found: Tensor, model: nn.Module) -> Tensor:
@@ -194,31 +199,107 @@ def _shaped_as(x: Tensor, found: Tensor, model: nn.Module) -> Tensor:
     return found.to(x.dtype)
 
 
+def check_shape(name: str, found: Any, x: Tensor, fix: str) -> Tensor:
+    """Check that what a function returned for points x is a tensor of their shape."""
+    if not isinstance(found, Tensor) or found.shape != x.shape:
+        raise UseError(f"{name} returned {described(found)} for points of shape {tuple(x.shape)}: {fix}")
+    return found
+
+
 @contextlib.contextmanager
-def _explained(model: nn.Module, inputs: Mapping[str, Any], hint: str) -> Iterator[None]:
-    """Say what a network was called with if it fails."""
+def _explained(
+    model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], given: str
+) -> Iterator[None]:
+    """Say what a network was called with if it fails, and what it was not called with."""
     try:
         yield
-    except (UseError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
-        shapes = [
-            f"{name} of shape {tuple(one.shape)}" for name, one in inputs.items() if hasattr(one, "shape")
-        ]
+    except Exception as error:
+        if type(error).__module__.startswith("theodolite"):  # a `UseError`, or one of a probe that looks on
+            raise
+        names = ("x", "times", *(f"condition {place}" for place in range(len(inputs) - 2)))
+        seen = dict(zip(names, inputs, strict=False)) | dict(named)
+        missing = _left_out(model, len(inputs), named)
         raise UseError(
-            f"{type(model).__name__} was called with {', '.join(shapes)}, and failed with "
-            f"{in_one_line(error)}: {hint}"
+            f"{type(model).__name__} was called with {', '.join(starmap(_shown, seen.items()))}"
+            f"{', without ' * bool(missing)}{', '.join(missing)}, and failed with {_quoted(error)}: "
+            f"{_remedy(error, model, inputs, named, given if missing else '')}"
         ) from error
+
+
+def _left_out(model: nn.Module, number: int, named: Mapping[str, Any]) -> list[str]:
+    """The inputs of a network that are None by default, and were not given."""
+    signature = _signature(model)
+    if signature is None:
+        return []
+    bound = signature.bind_partial(*[None] * number, **named).arguments
+    return [name for name, one in signature.parameters.items() if name not in bound and one.default is None]
+
+
+def _shown(name: str, value: Any) -> str:
+    """An input: its shape, the range of labels, or what it is."""
+    if not isinstance(value, Tensor):
+        return f"{name} ({described(value)})"
+    shown = f"{name} of shape {tuple(value.shape)}"
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)  # whose numbers cannot be looked at
+    if _is_label(value) and value.numel() and value.device.type == "cpu" and not wrapped:
+        return f"{shown} with integers from {value.min()} to {value.max()}"
+    return shown
+
+
+def _quoted(error: Exception) -> str:
+    """The error in one line, with the line of code if it says nothing, as an assertion."""
+    at = traceback.extract_tb(error.__traceback__)
+    return in_one_line(error) + (f" in `{at[-1].line}`" if at and at[-1].line and not str(error) else "")
+
+
+def _remedy(
+    error: Exception, model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], given: str
+) -> str:
+    if len(inputs) > 1 and _runs(model, (inputs[0], _other_times(inputs[1]), *inputs[2:]), named):
+        one_time = inputs[1].ndim == 1
+        return (
+            f"if it takes {'two times, use FlowMap(net).velocity' if one_time else 'one time, use field_of'}"
+        )
+    labels = any(map(_is_label, (*inputs[2:], *named.values())))
+    if labels and (isinstance(error, IndexError) or "device-side assert" in str(error)):
+        return "give labels below its number of classes"
+    if len(inputs) > 2 or named or given:
+        return f"give the conditions it was trained with{given}"
+    return "it has no conditions, so check the shape of the points, and the network itself"
+
+
+def _other_times(times: Tensor) -> Tensor:
+    """Two times (B, 2) in place of one (B,), and one in place of two."""
+    return torch.stack([times, times], 1) if times.ndim == 1 else times[:, 0]
+
+
+def _runs(model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    try:
+        with torch.no_grad():
+            output = logits(call(partial(model, **named), inputs))  # type: ignore[arg-type]
+    except Exception:
+        return False
+    return output.shape == inputs[0].shape
+
+
+def _is_label(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.int64, torch.int32)
 
 
 def check_field(name: str, field: Any) -> None:
     """Check that a velocity field can be called as `field(x, t)`."""
-    fix = "give field_of(model, labels), or a function field(x, t)"
-    if not callable(field):
-        raise UseError(f"{name} is {described(field)}: {fix}")
-    signature = _signature(field)
-    if signature is not None and not _accepts(signature, 2):
-        raise UseError(f"{name} is {described(field)} that takes {_parameters(signature)}: {fix}")
+    check_function(name, field, 2, "give field_of(model, labels), or a function field(x, t)")
+
+
+def check_function(name: str, function: Any, number: int, fix: str) -> None:
+    """Check that something can be called with so many inputs by position."""
+    if not callable(function):
+        raise UseError(f"{name} is {described(function)}: {fix}")
+    signature = _signature(function)
+    if signature is not None and not _accepts(signature, number):
+        raise UseError(f"{name} is {described(function)} that takes {_parameters(signature)}: {fix}")
 
 
 def check_signature(
@@ -256,14 +337,18 @@ def _check_denoiser(model: nn.Module, condition: Mapping[str, Any]) -> None:
         raise UseError(f"the model is {model!r}: give a module that is called as model(x, timestep=…)")
     for one in condition.values():
         _check_condition(one)
-    signature = _signature(model)
-    if signature is not None:
-        named = {"timestep": None, **condition}
-        _check_names(type(model).__name__, signature, 1, named, (BY_NAME, BY_NAME))
+    signature, name = _signature(model), type(model).__name__
+    if signature is None:
+        return
+    if not _accepts(signature, 1, "timestep", partial=True):
+        raise UseError(
+            f"{name} takes {_parameters(signature)}, and has no input timestep: let it be called as "
+            "model(x, timestep=…), or use field_of for a network that is called as model(x, t)"
+        )
+    _check_names(name, signature, 1, {"timestep": None, **condition}, (BY_NAME, BY_NAME))
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-BY_NAME = "give it by name, {}=…"
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -282,7 +367,7 @@ def _check_names(
     try:
         bound = signature.bind_partial(*[None] * number, **named).arguments
     except TypeError as error:
-        raise UseError(f"{takes}, but {error}") from None
+        raise UseError(f"{takes}, but {error}: give each of its inputs once, by these names") from None
     for key, one in signature.parameters.items():
         if key not in bound and one.default is inspect.Parameter.empty and one.kind not in _ANY:
             fix = fixes[one.kind not in _BY_POSITION].format(key)
@@ -297,9 +382,9 @@ def _signature(function: Any) -> inspect.Signature | None:
         return None
 
 
-def _accepts(signature: inspect.Signature, number: int, *, partial: bool = False) -> bool:
+def _accepts(signature: inspect.Signature, number: int, *names: str, partial: bool = False) -> bool:
     try:
-        (signature.bind_partial if partial else signature.bind)(*[None] * number)
+        (signature.bind_partial if partial else signature.bind)(*[None] * number, **dict.fromkeys(names))
     except TypeError:
         return False
     return True

@@ -16,7 +16,8 @@ from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from theodolite.core.higher_order import FLEX, plain_operators
+from theodolite.core.errors import UseError
+from theodolite.core.higher_order import FLEX, plain_operators, without_checkpoints
 
 
 def derivative(
@@ -25,7 +26,8 @@ def derivative(
     """The value of a function and its derivative along tangents, by `torch.func.jvp`.
 
     Attention is computed by its definition, as its fused kernels have no forward mode; so are
-    normalisations, whose derivatives have wrong gradients in torch.
+    normalisations, whose derivatives have wrong gradients in torch. Activation checkpointing is off, as it
+    would repeat the forward pass without the derivative.
 
     >>> derivative(torch.square, (torch.tensor(3.0),), (torch.tensor(1.0),))
     (tensor(9.), tensor(6.))
@@ -40,7 +42,7 @@ def _forward_mode() -> Iterator[None]:
     """Conditions in which derivatives in forward mode exist and have the right gradients."""
     _load_rules()
     plain = plain_operators() if FLEX in sys.modules else contextlib.nullcontext()
-    with sdpa_kernel(SDPBackend.MATH), plain, _PlainNorms():
+    with sdpa_kernel(SDPBackend.MATH), plain, without_checkpoints(), _PlainOperations():
         yield
 
 
@@ -52,41 +54,48 @@ def _load_rules() -> None:
         jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
 
 
-class _PlainNorms(TorchFunctionMode):
-    """Normalisations and GLU by their definitions.
+class _PlainOperations(TorchFunctionMode):
+    """Normalisations, GLU and attention by their definitions, also as operators of exported networks.
 
     Torch's rules treat means and variances as constants in the gradient of a derivative (up to 2.13), and the
-    derivative of GLU has no gradient.
+    derivative of GLU has no gradient. Attention is told its kernel here too, as a network may choose another.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if plain := _DEFINITIONS.get(func):
+        operation = getattr(func, "overloadpacket", func)
+        if plain := _DEFINITIONS.get(operation):
             return plain(*args, **kwargs)
-        return func(*args, **kwargs)
+        if (name := getattr(operation, "__name__", "")) in _REFUSED:
+            raise UseError(
+                f"the network calls torch.{name}, whose derivative has wrong gradients in torch: let it call "
+                "torch.nn.functional.batch_norm, or use progressive-midpoint, which needs no derivative"
+            )
+        with sdpa_kernel(SDPBackend.MATH) if operation in _ATTENTION else contextlib.nullcontext():
+            return func(*args, **kwargs)
 
 
 def _layer_norm(
-    x: Tensor,
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    *_: Any,
+    cudnn_enable: bool = False,
 ) -> Tensor:
-    return _affine(_normalised(x, tuple(range(-len(normalized_shape), 0)), eps), weight, bias)
+    return _affine(_normalised(input, tuple(range(-len(normalized_shape), 0)), eps), weight, bias)
 
 
 def _native_layer_norm(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     dims = tuple(range(-len(normalized_shape), 0))
-    rstd = (x.var(dims, unbiased=False, keepdim=True) + eps).rsqrt()
-    return _layer_norm(x, normalized_shape, weight, bias, eps), x.mean(dims, keepdim=True), rstd
+    rstd = (input.var(dims, unbiased=False, keepdim=True) + eps).rsqrt()
+    return _layer_norm(input, normalized_shape, weight, bias, eps), input.mean(dims, keepdim=True), rstd
 
 
 def _batch_norm(
-    x: Tensor,
+    input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -96,12 +105,12 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     if not training:
-        return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-    return _per_channel(_normalised(x, (0, *range(2, x.ndim)), eps), weight, bias)
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    return _per_channel(_normalised(input, (0, *range(2, input.ndim)), eps), weight, bias)
 
 
 def _instance_norm(
-    x: Tensor,
+    input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
@@ -111,8 +120,8 @@ def _instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     if not use_input_stats:
-        return F.instance_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-    return _per_channel(_normalised(x, tuple(range(2, x.ndim)), eps), weight, bias)
+        return F.instance_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    return _per_channel(_normalised(input, tuple(range(2, input.ndim)), eps), weight, bias)
 
 
 def _normalised(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
@@ -134,8 +143,8 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
 
 
-def _glu(x: Tensor, dim: int = -1) -> Tensor:
-    value, gate = x.chunk(2, dim)
+def _glu(input: Tensor, dim: int = -1) -> Tensor:
+    value, gate = input.chunk(2, dim)
     return value * gate.sigmoid()
 
 
@@ -143,28 +152,50 @@ def _weights_first(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A norm of `torch.nn.functional` with the order of arguments that the one of `torch` has."""
 
     def of_torch(
-        x: Tensor,
+        input: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         running_mean: Tensor | None,
         running_var: Tensor | None,
-        training: bool,
-        momentum: float,
-        eps: float,
-        cudnn_enabled: bool,
+        training: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        cudnn_enabled: bool = False,
+        *,
+        use_input_stats: bool = True,
     ) -> Tensor:
-        return norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+        own = training and use_input_stats  # the name of the flag depends on the norm
+        return norm(input, running_mean, running_var, weight, bias, own, momentum, eps)
 
     return of_torch
 
 
+_ATEN = torch.ops.aten
+
 _DEFINITIONS: dict[Any, Callable[..., Any]] = {
-    F.layer_norm: _layer_norm,
-    torch.layer_norm: _layer_norm,
-    torch.native_layer_norm: _native_layer_norm,
+    **dict.fromkeys((F.layer_norm, torch.layer_norm, _ATEN.layer_norm), _layer_norm),
+    **dict.fromkeys((torch.native_layer_norm, _ATEN.native_layer_norm), _native_layer_norm),
     F.batch_norm: _batch_norm,
-    torch.batch_norm: _weights_first(_batch_norm),
+    **dict.fromkeys((torch.batch_norm, _ATEN.batch_norm), _weights_first(_batch_norm)),
     F.instance_norm: _instance_norm,
-    torch.instance_norm: _weights_first(_instance_norm),
-    F.glu: _glu,
+    **dict.fromkeys((torch.instance_norm, _ATEN.instance_norm), _weights_first(_instance_norm)),
+    **dict.fromkeys((F.glu, _ATEN.glu), _glu),
+}
+
+_REFUSED = {
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "_batch_norm_impl_index",
+    "_batch_norm_with_update",
+    "_batch_norm_with_update_functional",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+}
+"""What `batch_norm` calls, as do exported networks after decompositions."""
+
+_ATTENTION = {
+    F.scaled_dot_product_attention,
+    F.multi_head_attention_forward,  # inside it no function is seen
+    _ATEN.scaled_dot_product_attention,
 }

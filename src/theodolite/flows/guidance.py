@@ -25,7 +25,7 @@ from torch import Tensor
 
 from theodolite.core.arguments import number, one_of, positive, whole
 from theodolite.core.errors import UseError
-from theodolite.flows.fields import Field, PathField, check_field, path_of
+from theodolite.flows.fields import Field, PathField, check_field, check_shape, path_of
 from theodolite.flows.interpolants import Interpolant
 from theodolite.flows.sampling import BeforeStep
 
@@ -157,11 +157,7 @@ def fixed_point(
     points: list[Tensor] = []
     values: list[Tensor] = []
     for _ in range(iterations):
-        value = function(x)
-        if value.shape != x.shape:
-            raise UseError(
-                f"function turns {tuple(x.shape)} into {tuple(value.shape)}: give one that keeps the shape"
-            )
+        value = check_shape("function", function(x), x, "give one that keeps the shape")
         points = [*points[max(len(points) - window, 0) :], x.to(kind).flatten(1)]
         values = [*values[max(len(values) - window, 0) :], value.to(kind).flatten(1)]
         point_BD, value_BD = _extrapolated(points, values, ridge)
@@ -220,10 +216,4 @@ def _common_path(unconditional: Field, conditional: Field) -> Interpolant | None
 
 
 def _velocity(name: str, field: Field, x: Tensor, t: Tensor) -> Tensor:
-    found = field(x, t)
-    if found.shape != x.shape:
-        raise UseError(
-            f"the {name} field returns {tuple(found.shape)} for a sample of {tuple(x.shape)}: "
-            "a velocity has the shape of the sample"
-        )
-    return found
+    return check_shape(f"the {name} field", field(x, t), x, "return one velocity for each point")

@@ -31,6 +31,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.files import plain
 from theodolite.core.progress import Progress, share
 from theodolite.data.batches import generator
+from theodolite.flows.fields import check_function, check_shape
 from theodolite.flows.quality import check_examples
 from theodolite.flows.sampling import not_finite_allowed
 from theodolite.present.figure import ACCENT, QUIET, Figure, Panel, frame, guide, line
@@ -233,8 +234,9 @@ def invert(
 ) -> Inversion:
     """Find the noise z with `f(z) = y` by `z ← z − η (f(z) − y)`, one call of the sampler per iteration.
 
-    To edit an example, give a sampler with another condition, the noise of the example as `start` and a few
-    iterations: the sample then follows the new condition and moves towards the example.
+    To edit an example, give a sampler with another condition, the noise of the example as `start`, a few
+    iterations and a small fixed step: each iteration moves the sample a little from the new condition towards
+    the example. The steps `auto` would arrive there at once.
 
     Args:
         sampler: f, a deterministic function of the noise that keeps its shape, such as
@@ -323,17 +325,15 @@ class _Calls:
     """The sampler, counted; noises are given to it in its own precision, samples come back in float32."""
 
     def __init__(self, sampler: Sampler, dtype: torch.dtype) -> None:
+        fix = "give a function of the noise, such as lambda noise: sample(field, noise, steps=20)"
+        check_function("sampler", sampler, 1, fix)
         self.sampler, self.dtype, self.count = sampler, dtype, 0
 
     def __call__(self, noise: Tensor) -> Tensor:
         self.count += 1
         with not_finite_allowed():  # of some examples, for noises that are tried
             found = self.sampler(noise.to(self.dtype))
-        if not isinstance(found, Tensor) or found.shape != noise.shape:
-            said = f"{tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-            raise UseError(
-                f"the sampler turns noise of {tuple(noise.shape)} into {said}: give one that keeps the shape"
-            )
+        check_shape("the sampler", found, noise, "give one that keeps the shape")
         return found.to(torch.promote_types(self.dtype, torch.float32))
 
 

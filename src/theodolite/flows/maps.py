@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,7 +21,7 @@ from theodolite.core.batches import Batch
 from theodolite.core.calling import ModelLoss, described
 from theodolite.core.errors import UseError
 from theodolite.data.batches import generator
-from theodolite.flows.fields import check_signature, predicted
+from theodolite.flows.fields import check_function, check_shape, check_signature, predicted
 from theodolite.flows.forward_mode import derivative
 from theodolite.flows.interpolants import (
     LINEAR,
@@ -30,6 +31,7 @@ from theodolite.flows.interpolants import (
     find_interpolant,
     finite_times,
 )
+from theodolite.flows.sampling import check_noise, refuse_not_finite
 from theodolite.flows.training import Draw, as_data, as_times, check_draw, drawn, null_labels
 
 Jump = Callable[[Tensor, float, float], Tensor]
@@ -37,9 +39,6 @@ Jump = Callable[[Tensor, float, float], Tensor]
 
 MapLoss = Literal["lagrangian", "eulerian", "progressive-midpoint", "progressive-uniform", "matching"]
 """Kinds of `map_loss`."""
-
-IF_ONE_TIME = "if it takes one time, use field_of"
-"""For a network that fails."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class FlowMap:
     def average(self, x: Tensor, s: float | Tensor, t: float | Tensor) -> Tensor:
         """The mean velocity v_{s,t}(x)."""
         times = torch.stack([_times("s", s, x), _times("t", t, x)], 1)
-        return predicted(self.net, x, times, self.condition, hint=IF_ONE_TIME)
+        return predicted(self.net, x, times, self.condition, given=", as in FlowMap(net, (labels,))")
 
     def velocity(self, x: Tensor, t: Tensor) -> Tensor:
         """The velocity v_{t,t}(x): a field, for `sample`."""
@@ -89,24 +88,37 @@ def sample_map(flow_map: Jump, noise: Tensor, steps: int = 1, *, differentiable:
     """Move noise to data in a few jumps of equal length.
 
     Args:
-        flow_map: a `FlowMap`, or any `jump(x, s, t)`.
+        flow_map: a `FlowMap`, or any function `jump(x, s, t)`; not a network.
         noise: standard normal numbers (B, ...).
         steps: number of jumps.
         differentiable: keep the graph for gradients.
 
-    The exact map gives the same points in one jump as in four:
+    Points that are not finite raise a `UseError`. The exact map gives the same points in one jump as in four:
 
     >>> from theodolite.flows import three_gaussians
     >>> exact, noise = three_gaussians().flow_map, torch.tensor([[0.5, -0.5]], dtype=torch.float64)
     >>> torch.allclose(sample_map(exact, noise), sample_map(exact, noise, 4))
     True
     """
+    _check_jump(flow_map)
+    check_noise(noise)
     whole("steps", steps, least=1)
-    x = noise
+    grid = [step / steps for step in range(steps + 1)]
+    x, finite = noise, [noise.isfinite().all()]
     with contextlib.nullcontext() if differentiable else torch.no_grad():
-        for step in range(steps):
-            x = flow_map(x, step / steps, (step + 1) / steps)
+        for s, t in pairwise(grid):
+            x = check_shape("flow_map", flow_map(x, s, t), x, "return the points at the time t")
+            finite.append(x.isfinite().all())
+    refuse_not_finite(finite, grid)
     return x
+
+
+def _check_jump(flow_map: Any) -> None:
+    """Check that it is not a network, which would be called with (x, times) instead of (x, s, t)."""
+    fix = "give FlowMap(net), or a function jump(x, s, t)"
+    if isinstance(flow_map, nn.Module):
+        raise UseError(f"flow_map is {described(flow_map)}: {fix}")
+    check_function("flow_map", flow_map, 3, fix)
 
 
 def map_batches(
@@ -215,7 +227,8 @@ def _loss(kind: MapLoss, stop: bool, net: nn.Module, batch: Any) -> Tensor:
     s, t = times.unbind(1)
     here = tree_map(lambda one: one[:on], condition)
     diagonal = torch.stack([s[:on], s[:on]], 1)
-    matched = predicted(net, x[:on], diagonal, tuple(here), hint=IF_ONE_TIME) - velocity
+    given = ": labels by giving classes to map_batches"
+    matched = predicted(net, x[:on], diagonal, tuple(here), given=given) - velocity
     if kind == "matching":
         return matched.square().mean()
     if on == len(x):
@@ -272,7 +285,7 @@ class _Off:
         return self._average(self.x, self.s, self.t) - target
 
     def _average(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
-        return predicted(self.net, x, torch.stack([s, t], 1), tuple(self.condition))
+        return predicted(self.net, x, torch.stack([s, t], 1), tuple(self.condition), given=None)
 
     def _jump(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
         return x + along(t - s, x) * self._average(x, s, t)
@@ -313,6 +326,9 @@ def _parts(batch: Any) -> tuple[Tensor, Tensor, list[Any], Tensor, Tensor]:
             f"a batch of {len(x)} examples has times of shape {tuple(times.shape)}, {len(velocity)} "
             f"velocities and {len(split)} splits: give a whole batch of map_batches"
         )
+    if times.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(times):
+        for time in times.unbind(1):  # a GPU would be waited for in each step of a training
+            check_times(time, x, "the batch")
     return x, times, condition, velocity, split
 
 

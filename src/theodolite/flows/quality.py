@@ -25,6 +25,7 @@ from torch import Tensor
 from theodolite.core.arguments import one_of, whole
 from theodolite.core.arguments import seed as checked_seed
 from theodolite.core.building import build_model, in_one_line
+from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.files import replacing
@@ -199,7 +200,8 @@ def feature_distance(
     Args:
         samples: images (N, C, H, W), normalised as `Examples.inputs` are; values outside the range of pixels
             are clipped, as in a file of an image. At least 840, and better as many as there are test images.
-        data: `fashion-mnist`, `mnist` or `cifar10`; or the training and the test images.
+        data: `fashion-mnist`, `mnist` or `cifar10`; or the training and the test images with their labels,
+            each as `theodolite.data.Examples`. The labels are what the classifier learns.
         progress: called with what is being done and the fraction done.
     """
     train, test = _parts(data)
@@ -373,7 +375,10 @@ def _parts(data: Any) -> tuple[Examples, Examples]:
         load = DATA[one_of("data", data, DATA)]
         return load("train"), load("test")
     if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(one, Examples) for one in data)):
-        raise UseError(f"data is a {type(data).__name__}: give {', '.join(DATA)}, or a pair of Examples")
+        raise UseError(
+            f"data is {described(data)}: give {', '.join(DATA)}, or the training and the test images with "
+            "their labels, each a theodolite.data.Examples(name, images, labels, classes)"
+        )
     return data
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress, share
 from theodolite.data.batches import generator
-from theodolite.flows.fields import Field, check_field, path_of
+from theodolite.flows.fields import Field, check_field, check_shape, path_of
 from theodolite.flows.interpolants import LINEAR, InfiniteError, Interpolant, convert, find_interpolant
 from theodolite.flows.training import as_data
 
@@ -92,8 +92,7 @@ def sample(
     one_of("method", method, get_args(Method))
     strength = _strength(diffusion, method)
     arguments.seed("seed", seed)
-    if not isinstance(noise, Tensor) or not noise.is_floating_point() or noise.ndim < 2:
-        raise UseError(f"noise is {described(noise)}: give floats of shape (B, ...)")
+    check_noise(noise)
     grid = _grid(steps, method, path, start, end, times)
     step = {"euler": _euler, "heun": _heun, "sde": _sde(path, strength, seed), "dpm2m": _dpm2m(path)}[method]
     told = share(progress, "sampling")
@@ -101,12 +100,19 @@ def sample(
     with contextlib.nullcontext() if differentiable else torch.no_grad(), _named_ends(grid, times is None):
         for index, (t, after) in enumerate(pairwise(grid)):
             if before_step is not None:
-                x = _moved(before_step(x, t, after - t), x)
+                moved = before_step(x, t, after - t)
+                x = check_shape("before_step", moved, x, "return the points to go on from")
             x = step(_checked(field), x, grid, index)
             finite.append(x.isfinite().all())
             told((index + 1) / (len(grid) - 1))
-    _refuse_not_finite(finite, grid)
+    refuse_not_finite(finite, grid)
     return x
+
+
+def check_noise(noise: Any) -> None:
+    """Check that it is a batch of floats."""
+    if not isinstance(noise, Tensor) or not noise.is_floating_point() or noise.ndim < 2:
+        raise UseError(f"noise is {described(noise)}: give floats of shape (B, ...)")
 
 
 def _path(field: Field, path: str | Interpolant | None) -> Interpolant:
@@ -140,8 +146,11 @@ def not_finite_allowed() -> Iterator[None]:
         _REFUSES.reset(token)
 
 
-def _refuse_not_finite(finite: list[Tensor], grid: Sequence[float]) -> None:
-    """One look at all steps, so that a GPU is not waited for in each."""
+def refuse_not_finite(finite: list[Tensor], grid: Sequence[float]) -> None:
+    """Check that the noise, and the points after each step, are finite.
+
+    It looks at all of them at once, so that a GPU is not waited for in each step.
+    """
     if not _REFUSES.get() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, finite)):
         return
     good = torch.stack(finite).tolist()
@@ -151,7 +160,7 @@ def _refuse_not_finite(finite: list[Tensor], grid: Sequence[float]) -> None:
         step = good.index(False)
         raise UseError(
             f"after step {step} of {len(grid) - 1}, from t = {grid[step - 1]:.4g} to {grid[step]:.4g}, the "
-            "samples are not finite: check the weights of the network and the values of the field there"
+            "samples are not finite: check the weights of the network, and its values there"
         )
 
 
@@ -168,15 +177,6 @@ def _named_ends(grid: Sequence[float], by_ends: bool) -> Iterator[None]:
             f"{end}={error.instead:g}" if by_ends else f"{error.instead:g} instead of {error.time:g} in times"
         )
         raise UseError(f"{error.problem}: give {fix}") from None
-
-
-def _moved(found: Tensor, x: Tensor) -> Tensor:
-    if not isinstance(found, Tensor) or found.shape != x.shape:
-        raise UseError(
-            f"before_step returned {described(found)} for points of shape {tuple(x.shape)}: return the "
-            "points to go on from"
-        )
-    return found
 
 
 Step = Callable[[Field, Tensor, Sequence[float], int], Tensor]
@@ -236,13 +236,7 @@ def _dpm2m(path: Interpolant) -> Step:
 
 def _checked(field: Field) -> Field:
     def checked(x: Tensor, t: Tensor) -> Tensor:
-        velocity = field(x, t)
-        if not isinstance(velocity, Tensor) or velocity.shape != x.shape:
-            raise UseError(
-                f"the field returned {described(velocity)} for points of shape {tuple(x.shape)}: return one "
-                "velocity for each point"
-            )
-        return velocity
+        return check_shape("the field", field(x, t), x, "return one velocity for each point")
 
     return checked
 

@@ -105,7 +105,8 @@ def depth_in_init(build: Build, base: Size, at_base: Distributions) -> dict[str,
     """The factor by which a tensor's initial size changes at twice the depth, for those where it does.
 
     A module with a tensor of another shape there is another module, as its fans differ: in the second half of
-    a U-Net the same name stands for another block. GPT-2's `1/√(2L)` shows as `√½` on the projections that end a branch:
+    a U-Net the same name stands for another block. GPT-2's `1/√(2L)` shows as `√½` on the projections that
+    end a branch:
 
     >>> from functools import partial
     >>> from theodolite.models import GPT

@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from theodolite.anatomy.names import all_parameter_names, canonical_parameters, unwrap
@@ -41,7 +38,7 @@ from theodolite.core.calling import (
 )
 from theodolite.core.errors import UseError
 from theodolite.core.examples import batches_of, count_examples, each_batch, num_examples
-from theodolite.core.higher_order import plain_operators
+from theodolite.core.higher_order import plain_operators, without_checkpoints
 from theodolite.core.replicas import group_of, together
 from theodolite.probes.curvature.score import CrossEntropy, LogitLoss, recognise
 
@@ -256,32 +253,6 @@ class _PlainWeightNorm(TorchFunctionMode):
             direction, gain, dim = (*args, 0)[:3]
             return direction * (gain / torch.norm_except_dim(direction, 2, dim))
         return func(*args, **(kwargs or {}))
-
-
-_CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
-
-
-@contextlib.contextmanager
-def without_checkpoints() -> Iterator[None]:
-    """Switch activation checkpointing off: it would recompute with the model's own parameters."""
-
-    def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
-
-    class Plain:
-        @staticmethod
-        def apply(function: Any, preserve: bool, *args: Any) -> Any:
-            return function(*args)
-
-    # Torch 2.15 has a second generator, whose name begins with that of the first, and calls only that one.
-    # Composable checkpoints hold a name of their own for it.
-    modules = (checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation"))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch.object(checkpoint, "CheckpointFunction", Plain))
-        for module in filter(None, modules):
-            for name in [one for one in vars(module) if one.startswith(_CHECKPOINT_GENERATOR)]:
-                stack.enter_context(patch.object(module, name, plain))
-        yield
 
 
 def _nodes(output: Tensor) -> Iterator[Any]:

@@ -35,9 +35,9 @@ from theodolite.core.errors import UseError
 from theodolite.core.examples import batches_of, count_examples, each_batch, num_examples, take
 from theodolite.core.exclusive import exclusive
 from theodolite.core.finite import among, not_finite
+from theodolite.core.higher_order import without_checkpoints
 from theodolite.core.progress import Progress
 from theodolite.present.text import counted
-from theodolite.probes.curvature.objective import without_checkpoints
 from theodolite.probes.eval_mode import at_rest
 from theodolite.probes.signal.candidates import Candidate, Candidates
 from theodolite.probes.signal.gradient_statistics import (
