@@ -11,7 +11,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.optimizers.matrices import as_matrices
 from theodolite.planning.init_distribution import InitDistribution
-from theodolite.probes.scaling.spectral import Spectral, compare, observe
+from theodolite.probes.scaling.spectral import NormHistory, Spectral, compare, observe
 from theodolite.probes.scaling.spectral_norm import rms_norms
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
@@ -221,6 +221,13 @@ def test_zero_steps_are_refused(mixture):
         th.probes.spectral(mixture, SMALL, base=SMALL, lr=2**-8, steps=0)
 
 
+def test_several_sizes_are_refused(mixture):
+    with pytest.raises(UseError, match=r"size is \[Size\(width=.*\]: give one Size, such as Size\(256, 4\)"):
+        th.probes.spectral(mixture, [SMALL, WIDE], base=SMALL, lr=2**-8)
+    with pytest.raises(UseError, match="base is 64: give one Size"):
+        th.probes.spectral(mixture, WIDE, base=64, lr=2**-8)
+
+
 def test_the_result_names_every_kind_of_tensor_and_can_be_read_back(mixture, tmp_path):
     found = th.probes.spectral(mixture, SMALL, base=SMALL, lr=2**-8, steps=1)
     text = str(found)
@@ -283,3 +290,55 @@ def test_a_gradient_that_is_only_rounding_is_known():
     assert math.isnan(row.off("step"))
     assert row.off("start") == pytest.approx(1)
     assert "key.bias: its gradient is zero up to rounding" in str(measured)
+
+
+class Quiet(nn.Module):
+    """The first weight's gradient is `scale` in every entry, the second's one."""
+
+    def __init__(self, width, depth, scale):
+        super().__init__()
+        self.quiet, self.loud = nn.Linear(4, width, bias=False), nn.Linear(4, width, bias=False)
+        self.scale = scale
+
+    def forward(self, x):
+        return self.scale * self.quiet(x) + self.loud(x)
+
+
+@pytest.mark.parametrize(("scale", "optimizer", "is_limited"), [
+    (1e-10, "adamw", True), (1e-5, "adamw", False), (1e-10, "sgd", False), (1e-10, "lion", False),
+])  # fmt: skip
+def test_a_step_that_eps_limits_is_known(scale, optimizer, is_limited):
+    """Adam's step for a constant gradient g is lr·g/(g + eps); sgd and Lion have no eps."""
+    size = Size(16, 1)
+    inputs = torch.ones(2, 4)
+    workload = th.Workload(
+        "quiet",
+        lambda width, depth: Quiet(width, depth, scale),
+        lambda seed, step: (inputs, torch.zeros(2)),
+        lambda outputs, _: outputs.mean(0).sum(),
+        size,
+    )
+    plan = th.plan(workload.build, inputs, size=size, base=size, lr=2**-8, optimizer=optimizer)
+    found = observe(workload, plan, th.dissect(workload.build, inputs, size=size), steps=2)
+    quiet = found.histories["quiet.weight"]
+    if optimizer == "adamw":
+        assert quiet.over_eps == pytest.approx((scale / 1e-8, scale / 1e-8), rel=1e-3)
+        # ‖A‖_R of a matrix of ones (16, 4): √(4/16)·√64
+        assert quiet.step == pytest.approx(2**-8 * 4 * scale / (scale + 1e-8), rel=1e-2)
+    measured = compare(found, found)
+    assert [row.name for row in measured.rows if row.limited_by_eps] == ["quiet.weight"] * is_limited
+    (row,) = (row for row in measured.rows if row.name == "quiet.weight")
+    if optimizer == "adamw":
+        assert math.isnan(row.off("step")) is math.isnan(row.off("drift")) is is_limited
+    assert row.off("start") == pytest.approx(1)
+    said = "quiet.weight: eps limits its steps, as its gradient at 16 × 1 is 0.01·eps"
+    assert (said in str(measured)) is is_limited
+
+
+def test_steps_that_eps_has_shortened_do_not_count_where_others_are_whole():
+    part = Part("w", (8, 8), "linear", "hidden", 8, 8, True, True, (1,), (0,))
+    history = NormHistory(part, 1.0, (0.0, 1e-3, 2.0), 2.0, converged=True, over_eps=(0.0, 0.1, 50.0))
+    assert history.step == pytest.approx(2.0)
+    limited = dataclasses.replace(history, over_eps=(0.0, 0.1, 0.2))
+    assert limited.step == pytest.approx(math.sqrt(2e-3))
+    assert (history.most_over_eps, limited.most_over_eps) == (50.0, 0.2)

@@ -51,7 +51,9 @@ def test_the_stream_grows_without_a_plan_and_keeps_its_size_with_one(check):
     assert (finding.code, finding.level) == ("TH201", "note")
     assert "to the width" not in finding.sentence
     assert "as the width to the power " in finding.sentence
-    assert "at 10× the depth" in finding.sentence
+    # The factor between the sizes that were measured, not beyond them.
+    assert "at 4× the width" in finding.sentence
+    assert "at 4× the depth" in finding.sentence
     assert "Under a plan, all activations keep their size" in finding.sentence
     assert "th.plan" in finding.remedy
     rows = {row["slope of"]: row for row in finding.evidence.rows}

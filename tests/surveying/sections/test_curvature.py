@@ -356,6 +356,7 @@ def test_a_loss_too_sharp_for_the_learning_rate_is_a_warning():
     finding = found_squared(300.0)["TH302"]
     assert finding.level == "warn"
     assert "is beyond both edges" in finding.sentence
+    assert "That holds while the curvature stays as it was measured" in finding.sentence  # not TH703's trial
     assert "warm up" in finding.remedy
     assert found_squared(0.1)["TH302"].level == "ok"
 

@@ -176,6 +176,41 @@ def test_fewer_steps_where_they_are_dear_are_told(monkeypatch):
     assert "These are 5 steps instead of 12, which would take too long." in finding.sentence
 
 
+def test_a_sentence_says_at_which_size_and_after_how_many_steps(usual):
+    """TH302 is of the curvature at the start; this one is of a training, of another size perhaps."""
+    said = found(dataclasses.replace(site_of(size=Size(64, 1)), size=Size(64, 1)))
+    assert "At 64 × 1 the parabola along AdamW's first step" in said["TH702"].sentence
+    low, high = (usual["TH703"].evidence.numbers[name] for name in ("low", "high"))
+    assert usual["TH703"].sentence.startswith(
+        "mine, 64 × 2: with adamw, the loss is lower after 12 steps than before them at learning rates from "
+        f"{low:.2g} to {high:.2g}, most at "
+    )
+    assert said["TH703"].sentence.startswith("mine, 64 × 2: with adamw")
+
+
+class Tailed(ResidualMLP):
+    """No dimension of its last weight grows with the width, so no role can be given to it."""
+
+    def __init__(self, width, depth):
+        super().__init__(width, depth, inputs=16, outputs=4)
+        self.tail = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.tail(super().forward(x))
+
+
+def test_without_a_plan_no_sentence_speaks_of_a_planned_rate():
+    findings = {one.code: one for one in attempt(section.run(site_of(build=Tailed)))}
+    assert "TH703" not in findings
+    assert findings["TH107"].level == "fail"
+    for code in ("TH701", "TH702"):
+        assert "plan" not in findings[code].sentence
+    assert "the survey's rate is 0.0039" in findings["TH702"].sentence
+    hasty = found(site_of(schedule=constant(100.0)))
+    assert "the schedule's highest rate is 0.39" in hasty["TH702"].sentence
+    assert "The schedule's highest rate is 0.39, " in hasty["TH703"].sentence
+
+
 def test_the_figures_show_the_planned_rate_and_the_interval(usual):
     findings = usual
     (along,) = findings["TH701"].evidence.figures

@@ -181,10 +181,31 @@ def test_what_moves_under_a_plan_in_every_seed_is_a_warning(site, told):
     assert "1.00 octaves per doubling of the depth" in finding.sentence
     assert finding.evidence.numbers["seeds"] == 3
     assert {run[3] for run in asked if run[0] == PLANNED} == {0, 1, 2}
-    assert {run[3] for run in asked if run[0] == STANDARD} == {0}
-    first = finding.evidence.rows[0]
-    assert "±" in first["best, plan"]
-    assert first["best, standard"] == "2^-7"  # of one seed at every size
+    assert {run[3] for run in asked if run[0] == STANDARD} == {0, 1, 2}
+
+
+def test_plan_and_standard_are_compared_on_the_same_seeds(site, told):
+    """At base size the two are one training, so the table cannot have two numbers for it."""
+
+    def formula(how, size, exponent, seed):
+        # The first seed alone has another optimum than the mean of three.
+        at_base = -7.6 if seed == 0 else -7
+        return bowl(exponent, at_base if size == BASE else -6) + seed / 10
+
+    asked = told(formula)
+    finding = only(site)
+    assert finding.evidence.numbers["seeds"] == 3
+    for size in (WIDE, DEEP):
+        seeds = {how: {run[3] for run in asked if run[:2] == (how, size)} for how in (PLANNED, STANDARD)}
+        assert seeds[PLANNED] == seeds[STANDARD] == {0, 1, 2}
+    assert len(set(asked)) == len(asked)
+    assert not [run for run in asked if run[:2] == (STANDARD, BASE)]
+    (first, *_) = finding.evidence.rows
+    assert first["size"] == "64 × 2"
+    assert first["best, plan"] == first["best, standard"]
+    # The mean of (e + 7.6)², (e + 7)² and (e + 7)² is least at −7.2.
+    assert first["best, plan"].startswith("2^-7.2 ± ")
+    assert first["loss, plan"] == first["loss, standard"]
 
 
 def test_a_larger_size_to_tune_at_is_named(told):
@@ -300,7 +321,8 @@ def test_where_more_seeds_are_too_much_work_the_first_one_is_told(site, told, mo
     assert (
         "Under a plan, the best learning rate seems to move from 2^-7 at 64 × 2 to 2^-9" in finding.sentence
     )
-    assert "may be noise" in finding.sentence
+    assert "This is one seed, as more would take too long, so it may be noise." in finding.sentence
+    assert finding.evidence.numbers["seeds"] == 1
 
 
 def test_work_is_counted(monkeypatch):

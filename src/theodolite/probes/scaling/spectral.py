@@ -15,7 +15,6 @@ References:
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +23,13 @@ from statistics import geometric_mean
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.part import Part, fold
 from theodolite.core import arguments
-from theodolite.core.batches import Batch, in_float64, on_device
+from theodolite.core.batches import on_device
 from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
@@ -41,6 +40,7 @@ from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameteriza
 from theodolite.planning.plan import Plan
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table
+from theodolite.probes.scaling.small_gradients import NEAR_EPS, only_rounding, times_eps
 from theodolite.probes.scaling.spectral_norm import is_matrix, rms_norms
 from theodolite.workloads import Workload
 
@@ -50,9 +50,6 @@ CONDITIONS: tuple[Condition, ...] = ("start", "step", "drift")
 ATOL = 0.3
 """On the exponent of growth. The condition holds for large sizes; at small ones the gradient of a batch has a
 rank comparable to the width, and the exponent of a step can lie a tenth or two below its limit."""
-SUSPICIOUS, ROUNDING = 1e-4, 1e-3
-"""A gradient smaller than `SUSPICIOUS` times the largest of all tensors may be rounding alone. It is, if
-float64 leaves less than `ROUNDING` of it."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +67,28 @@ class NormHistory:
     """Did every iteration behind these numbers converge?"""
     only_rounding: bool = False
     """Is its gradient zero up to rounding, as that of the keys' bias before a softmax?"""
+    over_eps: tuple[float, ...] = ()
+    """At each step, how many times eps its gradient is or was (`times_eps`); empty if eps plays no part."""
 
     @property
     def step(self) -> float:
         """The geometric mean of the steps that moved the tensor; 0 if none did.
+
+        Steps that eps has shortened are left out, unless all are.
 
         >>> part = Part("w", (8, 8), "linear", "hidden", 8, 8, True, True, (1,), (0,))
         >>> round(NormHistory(part, 1.0, (0.0, 1.0, 4.0), 3.0, converged=True).step, 6)
         2.0
         """
         moved = [step for step in self.steps if step != 0]
-        return geometric_mean(moved) if moved else 0.0
+        pairs = zip(self.steps, self.over_eps, strict=False)
+        free = [step for step, times in pairs if step != 0 and times >= NEAR_EPS]
+        return geometric_mean(free or moved) if moved else 0.0
+
+    @property
+    def most_over_eps(self) -> float:
+        """The largest of `over_eps`; infinite where eps plays no part, or the gradient is always zero."""
+        return self.over_eps[-1] if any(self.over_eps) else math.inf
 
 
 @dataclass(frozen=True)
@@ -133,10 +141,17 @@ class SpectralRow:
     """Numbers in it, in all of those that differ only in their block."""
     only_rounding: bool = False
     """Is its gradient zero up to rounding? Then its steps mean nothing."""
+    over_eps: tuple[float, float] = (math.inf, math.inf)
+    """Here and at base size: how many times eps its gradient is at the most."""
+
+    @property
+    def limited_by_eps(self) -> bool:
+        """Is the gradient so small at one of the sizes that eps decides how far the tensor moves?"""
+        return min(self.over_eps) < NEAR_EPS and not self.only_rounding
 
     def off(self, condition: Condition) -> float:
         """How many times too large it is by one of the conditions; nan where there is nothing to compare."""
-        if self.only_rounding and condition != "start":
+        if (self.only_rounding or self.limited_by_eps) and condition != "start":
             return math.nan
         ratio: Ratio = getattr(self, condition)
         return ratio.off
@@ -199,7 +214,13 @@ class Spectral(Result):
         yield self.table()
         lines = ["1.00 is what the condition asks for (start: C1; step and drift: C2)"]
         rounded = [row.name for row in self.folded if row.only_rounding]
-        yield "\n".join(lines + [f"{name}: its gradient is zero up to rounding" for name in rounded])
+        lines += [f"{name}: its gradient is zero up to rounding" for name in rounded]
+        for row in (row for row in self.folded if row.limited_by_eps):
+            where = self.size if row.over_eps[0] < row.over_eps[1] else self.base
+            lines.append(
+                f"{row.name}: eps limits its steps, as its gradient at {where} is {min(row.over_eps):.2g}·eps"
+            )
+        yield "\n".join(lines)
 
     def table(self) -> Table:
         """One row for each kind of tensor."""
@@ -248,6 +269,11 @@ def spectral(
     >>> sorted(row.name for row in standard.broken("step"))
     ['blocks.*.layers.0.weight', 'blocks.*.layers.1.weight', 'readout.weight']
     """
+    for name, value in (("size", size), ("base", base)):
+        if not isinstance(value, Size):
+            raise UseError(
+                f"{name} is {value!r}: give one Size, such as Size(256, 4); for more, call it again"
+            )
     arguments.one_of("parameterization", parameterization, PARAMETERIZATIONS)
     arguments.whole("steps", steps, least=1)
     inputs = workload.draw(seed, 0)[0]
@@ -280,6 +306,7 @@ def observe(
     losses: list[float] = []
     rounded: frozenset[str] = frozenset()
     sizes: list[dict[str, tuple[float, bool]]] = []
+    over_eps: list[dict[str, float]] = []
     with untouched_randomness(seed):
         model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
@@ -292,7 +319,8 @@ def observe(
             loss = workload.evaluate(model, batch)
             loss.backward()
             if step == steps - 1:
-                rounded = _only_rounding(workload, model, batch)
+                rounded = only_rounding(workload, model, batch)
+            over_eps.append(times_eps(plan, tensors, over_eps[-1] if over_eps else {}))
             optimizer.step()
             losses.append(loss.item())
             now = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -307,6 +335,7 @@ def observe(
             drift=drift[part.name][0],
             converged=all(one[part.name][1] for one in (start, *sizes, drift)),
             only_rounding=part.name in rounded,
+            over_eps=tuple(one[part.name] for one in over_eps if part.name in one),
         )
         for part in anatomy.trained
     }
@@ -340,37 +369,10 @@ def compare(here: Training, base: Training) -> Spectral:
                 converged=mine.converged and theirs.converged,
                 entries=math.prod(part.shape),
                 only_rounding=mine.only_rounding or theirs.only_rounding,
+                over_eps=(mine.most_over_eps, theirs.most_over_eps),
             )
         )
     return Spectral(here.size, base.size, growth, tuple(rows), here.losses, base.losses)
-
-
-def _only_rounding(workload: Workload, model: nn.Module, batch: Batch) -> frozenset[str]:
-    """The tensors whose gradient vanishes when it is computed in float64.
-
-    Computed only if a gradient is far smaller than those of other tensors; empty for a network that cannot
-    run in float64.
-    """
-    sizes = _gradient_sizes(model)
-    small = {name for name, size in sizes.items() if 0 < size < SUSPICIOUS * max(sizes.values())}
-    if not small:
-        return frozenset()
-    finer = copy.deepcopy(model).double()
-    finer.zero_grad()
-    try:
-        workload.evaluate(finer, in_float64(batch)).backward()
-    except (RuntimeError, TypeError, UseError):  # the network fixes a dtype
-        return frozenset()
-    exact = _gradient_sizes(finer)
-    return frozenset(name for name in small if exact.get(name, 0.0) < ROUNDING * sizes[name])
-
-
-def _gradient_sizes(model: nn.Module) -> dict[str, float]:
-    return {
-        name: tensor.grad.double().square().mean().sqrt().item()
-        for name, tensor in canonical_parameters(model)
-        if tensor.grad is not None
-    }
 
 
 @torch.no_grad()
@@ -407,6 +409,7 @@ def _mean(pattern: str, rows: Sequence[SpectralRow]) -> SpectralRow:
         converged=all(row.converged for row in rows),
         entries=sum(row.entries for row in rows),
         only_rounding=all(row.only_rounding for row in rows),
+        over_eps=max((row.over_eps for row in rows), key=min),
     )
 
 

@@ -95,11 +95,11 @@ def coordinates_kept(pair: CoordinatePair) -> Finding:
     doubts = [slope for axis in axes for slope in _with(pair.standard, "not known", axis)[:1]]
     left, unsure = _with(pair.planned, "bent"), _with(pair.planned, "not known")
     level: Level = "warn" if left else "note" if bent or doubts or unsure else "ok"
-    said = [_in_words(slope, "Without a plan") for slope in bent]
+    said = [_in_words(slope, "Without a plan", pair.standard) for slope in bent]
     if not bent:
         said += [_in_doubt(slope, "without a plan", pair.standard) for slope in doubts[:1]]
     if left:
-        said.append(_in_words(left[0], "Under a plan"))
+        said.append(_in_words(left[0], "Under a plan", pair.planned))
     elif unsure:
         said.append(_in_doubt(unsure[0], "under a plan", pair.planned))
     else:
@@ -171,13 +171,14 @@ def _growth(found: Coordinates, axis: str) -> float:
     return max(sizes) / min(sizes)
 
 
-def _in_words(slope: Slope, how: str) -> str:
+def _in_words(slope: Slope, how: str, found: Coordinates) -> str:
     if not math.isfinite(slope.value):
         return f"{how}, training diverges as the {slope.axis} grows."
+    growth = _growth(found, slope.axis)
     return (
         f"{how}, after {counted(STEPS, 'training step')} the {_named(slope)} {_verb(slope)} as the "
-        f"{slope.axis} to the power {signed(slope.value)}{_wanted(slope)}: ×{times(slope.at_ten_times)} at "
-        f"10× the {slope.axis}."
+        f"{slope.axis} to the power {signed(slope.value)}{_wanted(slope)}: ×{times(growth**slope.excess)} at "
+        f"{growth:g}× the {slope.axis}."
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from theodolite.planning import Plan
 from theodolite.present.text import counted, listed, signed
+from theodolite.probes.scaling.small_gradients import NEAR_EPS
 from theodolite.probes.scaling.spectral import (
     ATOL,
     Condition,
@@ -29,6 +30,11 @@ SEEDS = 3
 NOISE, VECTOR_NOISE = 1.5, 2.0
 """Smaller factors, of weights and of biases and gains, are no evidence of an exponent: a vector has few
 entries, and after the first step each of them changes differently."""
+SMALLER_EPS = (
+    "Gradients behind what starts at zero begin as small as that and grow: judge these tensors by more "
+    "steps, th.probes.spectral(…, steps=12). If they stay small, TH522 tells where the gradient is lost; a "
+    "smaller eps, th.plan(…, eps=1e-12), lets the tensors move all the same."
+)
 FEW = 8
 """A vector of fewer entries is judged only beyond a factor of `STEPS`: a step may undo the one before."""
 
@@ -144,6 +150,8 @@ def judge(question: Question, pairs: Sequence[SpectralPair]) -> Finding:
     left = [line.name for pair in pairs for line in _broken(pair.planned, question.condition)]
     lost = [pair.planned.size for pair in pairs if not pair.planned.finite]
     steepest = max((_steepest(pair.planned, question.condition) for pair in pairs), key=abs)
+    measured = [one for pair in pairs for one in (pair.standard, pair.planned)]
+    limited = _limited_by_eps(measured) if question.condition == "step" else ""
     if lost:
         level = "warn"
         said.append(f"Under a plan, training diverges at {lost[0]}.")
@@ -155,28 +163,50 @@ def judge(question: Question, pairs: Sequence[SpectralPair]) -> Finding:
         remedy = f"Find out what is special about {names}; survey again with --deep to rule out noise."
     else:
         where = "Under a plan" if said else "Without a plan and with one"
+        which = "all other tensors" if limited else "all tensors"
         said.append(
-            f"{where}, all tensors satisfy the spectral condition (steepest exponent {signed(steepest)})."
+            f"{where}, {which} satisfy the spectral condition (steepest exponent {signed(steepest)})."
         )
-    measured = [one for pair in pairs for one in (pair.standard, pair.planned)]
     idle = dict.fromkeys(line.name for one in measured for line in one.folded if line.only_rounding)
     if question.condition == "step" and idle:
         said.append(
             f"Not judged: {listed(list(idle))}. The gradient is zero up to rounding, because nothing there "
             "reaches the loss."
         )
+    title = question.titles.get(level, "")
+    if limited:
+        said.append(limited)
+        remedy = " ".join(filter(None, (remedy, SMALLER_EPS)))
+        if level == "ok":
+            level, title = "note", "Updates that eps limits"
     return question.check.finding(
         level,
         " ".join(said),
-        title=question.titles.get(level, ""),
+        title=title,
         remedy=remedy,
-        numbers=TRAINED | {"steps": STEPS},
+        numbers=TRAINED | {"steps": STEPS, "compared with": str(measured[0].base)},
         rows=_rows(pairs, question.condition),
     )
 
 
+def _limited_by_eps(measured: Sequence[Spectral]) -> str:
+    """Which tensors have gradients far below eps, and where; empty if none has."""
+    found = [(line, one) for one in measured for line in one.folded if line.limited_by_eps]
+    if not found:
+        return ""
+    sizes = {one.size for line, one in found if line.over_eps[0] < NEAR_EPS}
+    sizes |= {one.base for line, one in found if line.over_eps[1] < NEAR_EPS}
+    names = listed(list(dict.fromkeys(line.name for line, _ in found)))
+    where = listed([str(size) for size in sorted(sizes)])
+    least = min(min(line.over_eps) for line, _ in found)
+    return (
+        f"Not judged: {names}, whose steps AdamW's eps limits at {where}. "
+        f"Gradients there are as small as {least:.2g} times eps, so that eps decides how far a step goes."
+    )
+
+
 def _without_plan(question: Question, pair: SpectralPair) -> str:
-    """The worst tensor at ten times the size; empty if all is well."""
+    """The worst tensor; empty if all is well."""
     measured, axis = pair.standard, pair.axis
     if not measured.finite:
         return f"Without a plan, training diverges at {measured.size}."
@@ -184,12 +214,13 @@ def _without_plan(question: Question, pair: SpectralPair) -> str:
     if not broken:
         return ""
     worst = broken[0]
-    power = measured.exponent(worst.off(question.condition))
+    off = worst.off(question.condition)
+    changed = f"{times(max(off, 1 / off))} times too {'large' if off > 1 else 'small'}"
     return (
         f"Without a plan, {counted(len(broken), 'kind')} of tensor out of {len(measured.folded)} "
-        f"{'breaks' if len(broken) == 1 else 'break'} the spectral condition as the {axis} grows: at 10× the "
-        f"{axis}, {question.subject} {worst.name} is {times(10 ** abs(power))} times too "
-        f"{'large' if power > 0 else 'small'} ({axis} to the power {signed(power)})."
+        f"{'breaks' if len(broken) == 1 else 'break'} the spectral condition as the {axis} grows: from "
+        f"{measured.base} to {measured.size}, {question.subject} {worst.name} becomes {changed} "
+        f"({axis} to the power {signed(measured.exponent(off))})."
     )
 
 
@@ -214,14 +245,14 @@ def _steepest(measured: Spectral, condition: Condition) -> float:
 
 
 def _rows(pairs: Sequence[SpectralPair], condition: Condition) -> list[dict[str, Value]]:
-    """By which factor each kind of tensor would be off at ten times the size."""
+    """By which factor each kind of tensor is off at the larger sizes."""
     rows: dict[str, dict[str, Value]] = {}
     for pair in pairs:
-        for column, found in ((f"10× {pair.axis}", pair.standard), (f"{pair.axis}, plan", pair.planned)):
+        for how, found in (("", pair.standard), (", plan", pair.planned)):
             for line in found.folded:
-                power = found.exponent(line.off(condition))
+                off = line.off(condition)
                 row = rows.setdefault(line.name, {"tensor": line.name, "role": line.role})
-                row[column] = None if math.isnan(power) else round(10**power, 2)
+                row[f"{found.size}{how}"] = None if math.isnan(off) else float(f"{off:.3g}")
     return list(rows.values())
 
 

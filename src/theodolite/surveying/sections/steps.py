@@ -167,8 +167,8 @@ def within_parabola(setup: CurvatureSetup, taken: FirstStep) -> Finding:
     back = "returns to the initial loss"
     back = f"{back} at {taken.quadratic:.2g}" if math.isfinite(taken.quadratic) else f"never {back}"
     said = (
-        f"{setup.where} the parabola along AdamW's first step {back}; the "
-        f"planned rate is {taken.rate:.2g}. {_outcome(taken)}"
+        f"{setup.where} the parabola along AdamW's first step {back}; {whose_rate(setup.context)} is "
+        f"{taken.rate:.2g}. {_outcome(taken)}"
     )
     numbers = _numbers(setup, taken) | {
         "slope g·u": taken.slope,
@@ -189,8 +189,15 @@ def within_parabola(setup: CurvatureSetup, taken: FirstStep) -> Finding:
     )
 
 
-def within_range(found: LrRange, rates: PlannedRates, usual: int) -> Finding:
-    """TH703: the planned peak rate against the range that trainings of `usual` steps, or fewer, find."""
+def whose_rate(context: SurveyContext) -> str:
+    """What the rate that is judged is: no plan of the user's, and none need be possible."""
+    return "the survey's rate" if context.workload.schedule is None else "the schedule's highest rate"
+
+
+def within_range(
+    found: LrRange, rates: PlannedRates, usual: int, whose: str = "the survey's rate"
+) -> Finding:
+    """TH703: the peak rate against the range that trainings of `usual` steps, or fewer, find."""
     rate = rates.highest
     figures = [found.figure(rate)]
     if found.low is None or found.high is None or found.best is None:
@@ -218,9 +225,9 @@ def within_range(found: LrRange, rates: PlannedRates, usual: int) -> Finding:
     elif rate < found.best:
         beside = f"{times(found.best / rate)} times lower"
     said = (
-        f"{found.name}: with {found.optimizer}, {found.steps} steps lower the loss at learning rates from "
-        f"{found.low:.2g} to {found.high:.2g}, most at {found.best:.2g}. The planned rate is {planned}, "
-        f"{beside}."
+        f"{found.name}: with {found.optimizer}, the loss is lower after {found.steps} steps than before "
+        f"them at learning rates from {found.low:.2g} to {found.high:.2g}, most at {found.best:.2g}. "
+        f"{whose[0].upper()}{whose[1:]} is {planned}, {beside}."
     )
     if found.steps < usual:
         said += f" These are {found.steps} steps instead of {usual}, which would take too long."
@@ -271,7 +278,7 @@ def step_figure(taken: FirstStep) -> Figure:
     """The loss after one step against the learning rate, with the predictions."""
     both = zip(taken.rates, taken.losses, strict=True)
     finite = {rate: loss for rate, loss in both if math.isfinite(loss)}
-    marks = {"planned": taken.rate, "ρ_a": taken.ghost, "parabola": taken.quadratic, "rises": taken.above}
+    marks = {"this rate": taken.rate, "ρ_a": taken.ghost, "parabola": taken.quadratic, "rises": taken.above}
     marks = {name: rate for name, rate in marks.items() if taken.rates[0] <= rate <= taken.rates[-1]}
     layout = frame(height=260, x="learning rate", y="loss")
     ends = [math.log10(taken.rates[0]), math.log10(taken.rates[-1])]
@@ -291,8 +298,9 @@ def step_figure(taken: FirstStep) -> Figure:
     said = ", ".join(f"{name} {rate:.2g}" for name, rate in marks.items())
     return Figure(
         caption="Loss after the first step of AdamW against its learning rate, on one batch. Dotted: the "
-        "planned peak rate; the rate whose step is as long as the ghost radius (ρ_a); the rate at which the "
-        "parabola of slope and curvature returns to the start; the rate at which the loss rises above it.",
+        "peak rate that is judged; the rate whose step is as long as the ghost radius (ρ_a); the rate at "
+        "which the parabola of slope and curvature returns to the start; the rate at which the loss rises "
+        "above it.",
         alt=f"The loss starts at {taken.start:.3g} and falls to {least:.3g} at best; {said}",
         panels=(Panel("Loss after the first step", (data,), layout),),
     )
@@ -328,7 +336,7 @@ def _tried(context: SurveyContext, rates: PlannedRates) -> Iterator[Finding]:
             steps=steps,
             progress=lambda title, done: budget.spend(steps * each),
         )
-    yield within_range(found, rates, usual)
+    yield within_range(found, rates, usual, whose_rate(context))
 
 
 def _step(setup: CurvatureSetup, rate: float) -> dict[str, Tensor]:

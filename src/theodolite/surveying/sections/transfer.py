@@ -77,7 +77,7 @@ class SearchEffort:
     """… and in fact, as an optimum may be farther away."""
 
 
-QUICK = SearchEffort(steps=16, seeds=1, halves=False, work=2.6e11, planned=4.5e11, most=7e11)
+QUICK = SearchEffort(steps=16, seeds=1, halves=False, work=2.6e11, planned=4.5e11, most=1e12)
 DEEP = SearchEffort(steps=32, seeds=3, halves=True, work=2e12, planned=2.4e13, most=2.4e13)
 SURE_SEEDS = 3
 """Seeds that decide if the optimum seems to move under a plan."""
@@ -149,7 +149,9 @@ def rate_transfers(found: RateSearch) -> Finding:
         title = TRANSFER.title
         said = [
             _moves(found.plan, moved, "Under a plan, the best learning rate seems to move"),
-            "The seeds differ by as much, so this may be noise.",
+            "The seeds differ by as much, so this may be noise."
+            if found.plan.optimum(base).num_seeds > 1
+            else "This is one seed, as more would take too long, so it may be noise.",
         ]
         remedy = f"Find out with --deep, or {SWEEP}."
     else:
@@ -189,16 +191,14 @@ def search(trials: Trials) -> RateSearch:
     runs = _Runs(trials, workload, effort, Budget(effort.most, deep=trials.context.deep))
     seeds = range(trials.seed, trials.seed + effort.seeds)
     center, progress = _center(runs, seeds)
-    for how in ("standard", "plan"):
-        for size in larger:
-            runs.descend(how, size, center, seeds)
-    found = runs.found(progress, seeds)
+    runs.compare(larger, center, seeds)
+    found = runs.found(progress)
     more = range(trials.seed, trials.seed + SURE_SEEDS)
     if len(seeds) < len(more) and any(move.counts for move in moves(found.plan, found.progress)):
         with suppress(Undecided):  # then the finding says that it may be noise
-            for size in (trials.base, *larger):
-                runs.descend("plan", size, center, more)
-            found = runs.found(progress, seeds)
+            center, progress = _center(runs, more)
+            runs.compare(larger, center, more)
+            found = runs.found(progress)
     return found
 
 
@@ -233,6 +233,12 @@ class _Runs:
     """Training losses before the first step, of every run."""
     steps: dict[Size, float] = field(default_factory=dict)
     """Work of a step at each size."""
+
+    def compare(self, sizes: Sequence[Size], start: float, seeds: Sequence[int]) -> None:
+        """Search at these sizes without a plan and with one, on the same seeds."""
+        for size in sizes:
+            self.descend("standard", size, start, seeds)
+            self.descend("plan", size, start, seeds)
 
     def descend(self, how: Parameterization, size: Size, start: float, seeds: Sequence[int]) -> float:
         """The best exponent, after one above it and two below were tried.
@@ -288,8 +294,8 @@ class _Runs:
         self.first += [loss for step, loss in outcome.metrics["loss"] if step == 0]
         return math.inf if outcome.held_out is None else outcome.held_out
 
-    def found(self, progress: float, seeds: Sequence[int]) -> RateSearch:
-        """All runs together. The standard parameterization has only these seeds."""
+    def found(self, progress: float) -> RateSearch:
+        """All runs together. At base size those under a plan serve both."""
         base = self.trials.base
         rows: list[Row] = []
         for (how, size, exponent, seed), loss in self.losses.items():
@@ -305,7 +311,7 @@ class _Runs:
                 "held_out": loss if known else None,
             }
             rows.append(row)
-            if how == "plan" and size == base and seed in seeds:  # where the two are the same
+            if how == "plan" and size == base:
                 rows.append({**row, "parameterization": "standard"})
         plan, standard = analyse(rows, base=base)
         targets = targets_in(self.workload.draw(self.trials.seed, 0))

@@ -162,7 +162,8 @@ def step_size(setup: CurvatureSetup, edges: Edges, rates: PlannedRates) -> Findi
     said = (
         f"{setup.where} AdamW with a learning rate of {planned} {judged}: the first step "
         f"{_beyond('overshoots', edges.first)}, later ones {_beyond('diverge', edges.settled)}. "
-        f"Gradient descent {_beyond('diverges', edges.descent)} (2/λ_max)."
+        f"Gradient descent {_beyond('diverges', edges.descent)} (2/λ_max). That holds while the curvature "
+        "stays as it was measured: beyond an edge the loss can jump to where it is flatter, and fall again."
     )
     if edges.idle:
         said += (
