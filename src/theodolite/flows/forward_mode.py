@@ -180,6 +180,8 @@ _DEFINITIONS: dict[Any, Callable[..., Any]] = {
     F.instance_norm: _instance_norm,
     **dict.fromkeys((torch.instance_norm, _ATEN.instance_norm), _weights_first(_instance_norm)),
     **dict.fromkeys((F.glu, _ATEN.glu), _glu),
+    # An exported network takes views that fit the memory layout of the attention kernel it was recorded with.
+    _ATEN.view: Tensor.reshape,
 }
 
 _REFUSED = {
