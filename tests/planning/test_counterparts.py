@@ -222,3 +222,23 @@ def test_biases_of_a_recurrent_network_go_with_their_layer():
     for layer, partner in enumerate((0, 1, 1, 1)):
         assert found[f"cells.weight_ih_l{layer}"] == f"cells.weight_ih_l{partner}"
         assert found[f"cells.bias_ih_l{layer}"] == f"cells.bias_ih_l{partner}"
+
+
+def test_a_table_that_only_the_first_block_reads_is_itself_at_every_depth():
+    class First(nn.Module):
+        def __init__(self, width, depth):
+            super().__init__()
+            self.embed, self.table = nn.Linear(3, width), nn.Linear(3, width)
+            self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+            self.head = nn.Linear(width, 2)
+
+        def forward(self, x):
+            h = self.embed(x)
+            for number, block in enumerate(self.blocks):
+                h = h + block(torch.relu(h + (self.table(x) if number == 0 else 0)))
+            return self.head(h)
+
+    one, many = (dissect(First, torch.zeros(2, 3), size=Size(32, depth)) for depth in (1, 4))
+    assert (one["table.weight"].block, many["table.weight"].block) == (None, 0)
+    for target, base in ((many, one), (one, many)):
+        assert counterparts(target, base)["table.weight"] is base["table.weight"]

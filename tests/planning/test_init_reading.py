@@ -397,3 +397,12 @@ def test_another_block_of_the_same_name_is_no_initialisation_that_knows_the_dept
         return nn.ModuleList(nn.Linear(fan, width) for fan in fans)
 
     assert depth_in_init(build, SIZE, read_init(build, SIZE)) == {}
+
+
+def test_a_stack_of_weights_can_know_the_depth() -> None:
+    class Stacked(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.down = nn.Parameter(torch.empty(depth, width, width).normal_(0, (width * depth) ** -0.5))
+
+    assert depth_in_init(Stacked, SIZE, read_init(Stacked, SIZE)) == {"down": pytest.approx(0.5**0.5)}

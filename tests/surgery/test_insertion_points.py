@@ -247,3 +247,30 @@ def test_why_there_is_no_point_is_said(model: nn.Module, inputs: Tensor, reason:
     assert reason in points.left[next(iter(points.left))]
     with pytest.raises(SurgeryError, match=reason):
         insert_block(model, inputs, 1)
+
+
+class Stage(nn.Module):
+    """A branch with a small stream of its own, between two projections."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(width, width), nn.Linear(width, width)
+        self.blocks = nn.Sequential(*(Branch(width) for _ in range(2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stream after it."""
+        return x + self.leave(self.blocks(self.enter(x)))
+
+
+@pytest.mark.parametrize("at", ["stages.1", "stages.0.blocks.1", "stages.1.blocks.2"])
+def test_blocks_can_be_inserted_into_the_stream_and_into_small_streams_inside_of_branches(at: str) -> None:
+    model = nn.Sequential()
+    model.add_module("enter", nn.Linear(4, 8))
+    model.add_module("stages", nn.Sequential(Stage(8), Stage(8)))
+    x = torch.randn(5, 4)
+    lists = {point.rpartition(".")[0] for point in (each.name for each in find_points(model, x).found)}
+    assert lists == {"stages", "stages.0.blocks", "stages.1.blocks"}
+    before, modules = model(x), len(list(model.modules()))
+    grown, _ = insert_block(model, x, at)
+    torch.testing.assert_close(grown(x), before, rtol=0, atol=0)
+    assert len(list(grown.modules())) > modules

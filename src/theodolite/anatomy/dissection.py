@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -39,6 +40,7 @@ from theodolite.anatomy.structure.elements import row_blocks
 from theodolite.anatomy.structure.norms import follows_normalisation, read_by
 from theodolite.anatomy.structure.uses import Use
 from theodolite.core.calling import Build
+from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
 
@@ -62,7 +64,7 @@ def dissect(
             grow with width; this is then inferred from the position of each tensor in the network.
         inputs: what the network is called with: a tensor, a tuple (`model(*inputs)`) or a dict.
         size: the size to dissect, by default 128 × 4. `build` is also called at twice the width, and at
-            twice the depth when the anatomy's `grown_blocks` is read.
+            twice the depth when the anatomy's `grown_blocks` is read or branches have streams of their own.
         roles: by pattern of names (`"blocks.*.scale"`), the role of tensors that cannot be classified,
             or that should have another role.
 
@@ -89,22 +91,42 @@ def dissect(
     if not isinstance(size, Size):
         raise AnatomyError(f"size is {size!r}: write Size(width, depth)")
 
+    main = examine_built(build, size, inputs)
+    wider = examine_built(build, Size(2 * size.width, size.depth), inputs)
+
     def deeper() -> Specimen:  # half of all tracing, and rarely needed
         return examine_built(build, Size(size.width, 2 * size.depth), inputs)
+
+    view = _view(main, deeper)
 
     def grown_blocks() -> int:
         return len({block for block, _ in view(deeper()).places})
 
-    main = examine_built(build, size, inputs)
-    wider = examine_built(build, Size(2 * size.width, size.depth), inputs)
-    inner = main.into_branches()
-    # Branches with small streams inside: which of the two does depth add to?
-    grows_inside = len(inner.residuals) > len(main.residuals) == len(deeper().residuals)
-
-    def view(specimen: Specimen) -> Specimen:
-        return specimen.into_branches() if grows_inside else specimen
-
     return _Dissection(view(main), view(wider), size, roles or {}).anatomy(grown_blocks)
+
+
+@exclusive()
+def both_views(model: nn.Module, inputs: Any) -> tuple[Anatomy, ...]:
+    """The anatomy of a ready module; if branches have small streams, also that with the branches of these.
+
+    A module of one depth does not show which of the two depth adds to.
+    """
+    main = examine(model, inputs)
+    inner = main.viewed(small_streams=False)
+    views = (main, inner) if len(inner.residuals) > len(main.residuals) else (main,)
+    return tuple(_Dissection(view, None, None, {}).anatomy() for view in views)
+
+
+def _view(main: Specimen, deeper: Callable[[], Specimen]) -> Callable[[Specimen], Specimen]:
+    """How to look at networks whose branches may have small streams: does depth add such branches?"""
+    small_streams = None
+    whole = main.viewed(small_streams=True)
+    if len(whole.residuals) < len(main.viewed(small_streams=False).residuals):
+        # A build that cannot go deeper has no depth to scale.
+        with contextlib.suppress(UseError):
+            added = deeper().viewed(small_streams=True)
+            small_streams = len(added.residuals) > len(whole.residuals)
+    return lambda specimen: specimen.viewed(small_streams=small_streams)
 
 
 class _Dissection:
@@ -176,7 +198,7 @@ class _Dissection:
         pairs = list(zip(where, self.residuals, strict=True))
         inside = [(name, place) for place, one in pairs for name in branches.names_in(flow, one)]
         queries = [(name, place) for place, residual in pairs for name in residual.queries]
-        feeding = branches.feeders(flow, self.residuals, where).items()
+        feeding = branches.feeders(flow, self.residuals, where, self.main.single_block).items()
         homes = dict(reversed([*inside, *queries, *feeding]))  # the first counts
         return homes | {name: homes[other] for name, other in self.lent.items() if other in homes}
 

@@ -40,9 +40,19 @@ class Specimen:
     flow: Flow
     residuals: list[TracedBranch]
 
-    def into_branches(self) -> Specimen:
-        """The same, with the branches of the small streams inside of branches, where there are such."""
-        return dataclasses.replace(self, residuals=find_residuals(self.flow, into_branches=True))
+    def viewed(self, *, small_streams: bool | None) -> Specimen:
+        """The same with the branches that `find_residuals` finds so."""
+        return dataclasses.replace(self, residuals=find_residuals(self.flow, small_streams=small_streams))
+
+    @property
+    def single_block(self) -> str:
+        """What names in the only block begin with, if it is an element of a list; otherwise nothing."""
+        if len({block for block, _ in self.places}) != 1:
+            return ""
+        elements = _elements(self.model)
+        names = [name for residual in self.residuals for name in names_in(self.flow, residual)]
+        home = _common([elements.get(name.rpartition(".")[0], ()) for name in names])
+        return f"{home[-1]}." if home else ""
 
     @cached_property
     def places(self) -> list[tuple[int, int]]:

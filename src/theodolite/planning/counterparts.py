@@ -22,7 +22,8 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
     ignored, as they change with depth. Block l of L corresponds to block `⌊l·L_base/L⌋` or, where blocks are
     of several kinds, to the nearest with such tensors, so that an initialisation that varies over the blocks
     keeps its profile. Within a block, and outside of the blocks, tensors with equal names, roles, operations
-    and fans in units of the width correspond in order; biases and gains follow the weight before them.
+    and fans in units of the width correspond in order; biases and gains follow the weight before them. What
+    is left has the counterpart of its name, if the name has no number.
     """
     if {part.name for part in target.trained} == {part.name for part in base.trained}:
         for part in target.trained:
@@ -35,7 +36,7 @@ def counterparts(target: Anatomy, base: Anatomy) -> dict[str, Part]:
                 )
         return {part.name: base[part.name] for part in target.trained}
     in_order = _in_order(target, base)
-    found = in_order | _beside_weights(target, base, in_order)
+    found = _same_names(target, base) | in_order | _beside_weights(target, base, in_order)
     for part in target.trained:
         if part.name not in found:
             place = "" if part.block is None else f" in block {part.block} of {target.num_blocks}"
@@ -60,6 +61,16 @@ def _in_order(target: Anatomy, base: Anatomy) -> dict[str, Part]:
                 partners = next((there[key, one] for one in nearest if (key, one) in there), None)
             _pair(parts, partners or [], found)
     return found
+
+
+def _same_names(target: Anatomy, base: Anatomy) -> dict[str, Part]:
+    """Tensors of one role whose name has no number, whether or not they belong to a block."""
+    pairs = ((part, base[part.name]) for part in target.values() if part.name in base)
+    return {
+        part.name: other
+        for part, other in pairs
+        if starred(part.name) == part.name and (part.role, part.op) == (other.role, other.op)
+    }
 
 
 def _beside_weights(target: Anatomy, base: Anatomy, weights: Mapping[str, Part]) -> dict[str, Part]:

@@ -104,9 +104,8 @@ def read_without_values(build: Build, size: Size, among: Container[str] | None =
 def depth_in_init(build: Build, base: Size, at_base: Distributions) -> dict[str, float]:
     """The factor by which a tensor's initial size changes at twice the depth, for those where it does.
 
-    A module with a tensor of another shape there is another module, as its fans differ: in the second half of
-    a U-Net the same name stands for another block. GPT-2's `1/√(2L)` shows as `√½` on the projections that
-    end a branch:
+    A module whose fans differ there is another module: in the second half of a U-Net the same name stands for
+    another block. GPT-2's `1/√(2L)` shows as `√½` on the projections that end a branch:
 
     >>> from functools import partial
     >>> from theodolite.models import GPT
@@ -132,7 +131,13 @@ def depth_in_init(build: Build, base: Size, at_base: Distributions) -> dict[str,
     if not found:
         return {}
     here, there = (shapes_of(build_hollow(build, size)) for size in (base, deeper))
-    others = {name.rpartition(".")[0] for name, shape in here.items() if there.get(name) != shape}
+    grown = (base.depth, deeper.depth)
+    others = {
+        name.rpartition(".")[0]
+        for name, shape in here.items()
+        if len(there.get(name, ())) != len(shape)
+        or any(pair[0] != pair[1] and pair != grown for pair in zip(shape, there[name], strict=True))
+    }
     return {name: factor for name, factor in found.items() if name.rpartition(".")[0] not in others}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from theodolite.anatomy.dissection import dissect
+from theodolite.anatomy.dissection import both_views
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, canonical_parameters, unwrap
 from theodolite.anatomy.recording.undisturbed import named_tensors
 from theodolite.core.errors import UseError
@@ -101,9 +101,10 @@ def _close_given(network: nn.Module, name: str, inputs: Any, edits: Edits) -> li
     """Close a block of the user's: what ends its branches is found where it stands."""
     block = dict(canonical_modules(network))[name]
     try:
-        anatomy = dissect(network, inputs)
+        anatomies = both_views(network, inputs)
     except UseError as error:
         raise SurgeryError(f"the network cannot be looked at with the block in it: {error}") from error
+    anatomy = next((one for one in anatomies if branches_in(one, name)), anatomies[0])
     branches = branches_in(anatomy, name)
     if not branches or not all(branch.ends for branch in branches):
         raise SurgeryError(
@@ -219,12 +220,12 @@ def _ratios(old: nn.Module, new: nn.Module, inputs: Any) -> dict[str, float]:
             "differ). Build it at the new depth; a network with a norm behind each sum has none behind the "
             "new block, and cannot be built so"
         )
-    before, after = dissect(old, inputs), dissect(new, inputs)
-    return {
-        name: part.factor / after[name].factor
-        for name, part in before.items()
-        if name in after and part.factor != after[name].factor
-    }
+    ratios: dict[str, float] = {}
+    for before, after in zip(both_views(old, inputs), both_views(new, inputs), strict=False):
+        for name, part in before.items():
+            if name in after and part.factor != after[name].factor:
+                ratios.setdefault(name, part.factor / after[name].factor)
+    return ratios
 
 
 def _prove_rebuilt(old: nn.Module, new: nn.Module, inputs: Any, ratios: Mapping[str, float]) -> Proof:

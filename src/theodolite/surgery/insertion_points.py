@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from theodolite.anatomy.dissection import dissect
+from theodolite.anatomy.dissection import both_views
 from theodolite.anatomy.names import all_parameter_names, canonical_modules, unwrap
 from theodolite.anatomy.part import Anatomy, Branch
 from theodolite.anatomy.recording.trace import tensors_in
@@ -110,10 +110,12 @@ def find_points(model: nn.Module, inputs: Any) -> InsertionPoints:
     """
     inner = unwrap(model)
     with kept_randomness(inner):
-        anatomy = dissect(inner, inputs)
-        blocks = dict(_blocks(inner, anatomy))
+        anatomies = both_views(inner, inputs)
+        blocks: dict[str, _Block] = {}
+        for anatomy in anatomies:
+            blocks = dict(_blocks(inner, anatomy)) | blocks
         if not blocks:
-            raise SurgeryError(_no_blocks(inner, anatomy))
+            raise SurgeryError(_no_blocks(inner, anatomies[0]))
         _try(inner, inputs, blocks)
         return _points(inner, inputs, _repeated(blocks))
 

@@ -70,6 +70,27 @@ def test_a_single_block_does_not_own_what_more_blocks_would_share() -> None:
         assert (part.block, part.branch) == (two[name].block, two[name].branch), name
 
 
+def test_a_single_block_has_what_stands_beside_its_only_branch() -> None:
+    class Beside(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Linear(FEATURES, width), nn.Linear(width, CLASSES)
+            parts = ({"scale": nn.Linear(FEATURES, width), "mlp": Block(mlp(width))} for _ in range(depth))
+            self.blocks = nn.ModuleList(map(Block, parts))
+
+        def forward(self, x: Tensor) -> Tensor:
+            stream = self.embed(x)
+            for block in self.blocks:
+                stream = stream + added(block.mlp, stream, block.scale(x))
+            return self.head(stream)
+
+    for depth in (1, 2):
+        part = dissect(Beside, torch.zeros(2, TOKENS, FEATURES), size=Size(32, depth))[
+            "blocks.0.scale.weight"
+        ]
+        assert (part.block, part.branch) == (0, 0), depth
+
+
 def test_a_single_block_without_a_module_of_its_own_has_what_feeds_it() -> None:
     class Flat(nn.Module):
         def __init__(self, width: int, depth: int) -> None:

@@ -348,6 +348,21 @@ def test_branches_with_small_streams_of_their_own_are_branches() -> None:
     assert all(part.block == 0 for name, part in anatomy.items() if name.startswith("1."))
 
 
+def test_a_single_branch_with_a_small_stream_is_one_if_depth_adds_more() -> None:
+    anatomy = dissect(lambda w, d: stages(w, d, 3), torch.zeros(2, 6), size=Size(16, 1))
+    assert [branch.ends for branch in anatomy.branches] == [("1.o.weight", "1.o.bias")]
+    assert anatomy.grown_blocks == 2
+
+
+def test_a_network_of_one_depth_with_small_streams_can_be_dissected() -> None:
+    def fixed(width: int, depth: int) -> nn.Module:
+        assert depth == 2, "there is no other depth"
+        return stages(width, 2, 2)
+
+    anatomy = dissect(fixed, torch.zeros(2, 6), size=Size(16, 2))
+    assert [branch.ends[0] for branch in anatomy.branches] == ["1.o.weight", "2.o.weight"]
+
+
 def test_where_depth_adds_to_small_streams_their_branches_count() -> None:
     anatomy = dissect(lambda w, d: stages(w, 2, d), torch.zeros(2, 6), size=Size(16, 2))
     ends = [f"{stage}.inner.{block}.down.weight" for stage in (1, 2) for block in (0, 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,13 +25,15 @@ def names_in(flow: Flow, residual: TracedBranch) -> list[str]:
 
 
 def feeders(
-    flow: Flow, residuals: list[TracedBranch], places: Sequence[tuple[int, int]]
+    flow: Flow, residuals: list[TracedBranch], places: Sequence[tuple[int, int]], inside: str
 ) -> dict[str, tuple[int, int]]:
     """Parameters outside of every branch whose results one block alone reads: by name, its first such branch.
 
     Examples are keys and values made from another stream (cross-attention), tables of relative positions, and
-    a layer that modulates all branches of a block. A single block reads alone what several would share, such
-    as the embedding of a time: there, only what lies in the module of the block counts.
+    a layer that modulates all branches of a block.
+
+    A single block reads alone what several would share, such as the embedding of a time: there, `inside` is
+    what the names of tensors that belong to the block begin with.
     """
     home: dict[int, int] = {}
     for index, residual in enumerate(residuals):
@@ -54,23 +55,7 @@ def feeders(
             found.setdefault(use.name, min(reached))
         else:
             found[use.name] = -1
-    if len({block for block, _ in places}) == 1:
-        block = _module_of({name for residual in residuals for name in names_in(flow, residual)})
-        found = {name: index for name, index in found.items() if name.startswith(block)}
-    return {name: places[index] for name, index in found.items() if index >= 0}
-
-
-def _module_of(names: Iterable[str]) -> str:
-    """The name of the smallest module that holds all of the parameters, with a dot.
-
-    >>> _module_of(["blocks.0.mlp.0.weight", "blocks.0.mlp_norm.weight"])
-    'blocks.0.'
-    >>> _module_of(["up.weight", "down.weight"])
-    ''
-    """
-    steps = sorted(name.split(".")[:-1] for name in names)
-    common = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(steps[0], steps[-1], strict=False))
-    return "".join(f"{step}." for step, _ in common)
+    return {name: places[index] for name, index in found.items() if index >= 0 and name.startswith(inside)}
 
 
 def ends_of(flow: Flow, residual: TracedBranch) -> tuple[tuple[str, ...], bool]:

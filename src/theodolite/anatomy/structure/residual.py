@@ -37,10 +37,11 @@ class TracedBranch:
     """The parameters that set the weights of the mixture it reads."""
 
 
-def find_residuals(flow: Flow, *, into_branches: bool = False) -> list[TracedBranch]:
+def find_residuals(flow: Flow, *, small_streams: bool | None = None) -> list[TracedBranch]:
     """All branches, in the order in which their first weight is used.
 
-    If branches have small streams of their own, `into_branches` finds the branches of these streams instead.
+    A branch may have a small stream of its own. `small_streams=True` finds such branches, and False the
+    branches of their streams. By default it is True if there are several.
     """
     if mixtures := find_mixtures(flow):
         found = _routed(flow, mixtures)
@@ -50,7 +51,7 @@ def find_residuals(flow: Flow, *, into_branches: bool = False) -> list[TracedBra
         others = [node for node in flow.graph.nodes if not sums & mask_of(node.outputs)]
         joins += [join for node in others if (join := _shortcut(flow, node, sums)) is not None]
         found = [
-            residual for join in _outermost(flow, joins, into_branches) for residual in _branches(flow, *join)
+            residual for join in _outermost(flow, joins, small_streams) for residual in _branches(flow, *join)
         ]
 
     def order(residual: TracedBranch) -> tuple[int, int]:
@@ -136,7 +137,7 @@ def _bends(flow: Flow, start: int, end: int) -> bool:
     return any(node.op in BENDING or flow.is_product_of_signals(node) for node in makers)
 
 
-def _outermost(flow: Flow, joins: list[Join], into_branches: bool) -> list[Join]:
+def _outermost(flow: Flow, joins: list[Join], small_streams: bool | None) -> list[Join]:
     """The residual additions of the stream, where some lie inside the branches of others.
 
     A branch that leads through several residual additions is a skip around a whole stream (U-Net, long
@@ -154,7 +155,9 @@ def _outermost(flow: Flow, joins: list[Join], into_branches: bool) -> list[Join]
     small = {
         join for join in long if _has_own_stream(flow, join, inner[join]) and long.isdisjoint(inner[join])
     }
-    skips = long if into_branches or len(small) == 1 else long - small
+    if small_streams is None:
+        small_streams = len(small) > 1
+    skips = long - small if small_streams else long
     kept = [join for join in joins if join not in skips]
     details = {detail for join in kept for detail in inside(join, kept)}
     return [join for join in kept if join not in details]
