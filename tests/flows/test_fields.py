@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from theodolite import UseError
 from theodolite.flows import (
@@ -189,6 +190,8 @@ class Prompted(nn.Module):
     ) -> Tensor:
         if self.failure == "KeyError":
             text = {"words": text}["text"]
+        if self.failure == "TypeError":
+            return x + text
         if self.failure == "AssertionError":
             raise AssertionError
         return x.to(text.dtype)
@@ -197,6 +200,7 @@ class Prompted(nn.Module):
 FAILURES = {
     "AttributeError": "AttributeError: 'NoneType' object has no attribute 'dtype'",
     "KeyError": "KeyError: 'text'",
+    "TypeError": "TypeError: unsupported operand type(s) for +: 'Tensor' and 'NoneType'",
     "AssertionError": "AssertionError in `raise AssertionError`",
 }
 
@@ -221,7 +225,8 @@ def test_a_network_without_its_conditions_is_told_which_it_lacks(failure: str) -
         said = str(caught.value)
         assert said.startswith("Prompted was called with x of shape ")
         assert f"{called.rstrip(', ')}, and failed with {FAILURES[failure]}: " in said
-        assert said.endswith(f": give the conditions it was trained with{how}")
+        shape = ", or check the shape of the points" if failure == "AssertionError" else ""
+        assert said.endswith(f": give the conditions it was trained with{how}{shape}")
         assert type(caught.value.__cause__).__name__ == failure
 
 
@@ -249,6 +254,44 @@ def test_the_remedy_is_for_what_is_wrong() -> None:
         field_of(Keyed(), {"text": t})(x, t)
     with pytest.raises(UseError, match="no conditions, so check the shape of the points"):
         field_of(Broken())(x, t)
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, t: Tensor, mask: Tensor | None = None) -> Tensor:
+            return x @ torch.zeros(5, 2)
+
+    for field, how in ((field_of(Masked()), " by name"), (field_of(Masked(), mask=torch.ones(4)), "")):
+        with pytest.raises(
+            UseError,
+            match="shapes cannot be multiplied.*: give the conditions it was trained with"
+            f"{how}, or check the shape of the points$",
+        ):
+            field(x, t)
+
+
+class Wave(nn.Module):
+    """A network of the time and a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([0.5, 2.0], dtype=torch.float64))
+
+    def forward(self, x: Tensor, times: Tensor | None = None, timestep: Tensor | None = None) -> Tensor:
+        time = times if timestep is None else timestep / 1000
+        assert time is not None
+        return torch.sin(self.scale * x + time.reshape(len(x), -1)[:, :1])
+
+
+@pytest.mark.parametrize("make", [field_of, lambda net: FlowMap(net).velocity, denoiser_field])
+def test_fields_inside_checkpoints_have_the_same_gradients(make: Any) -> None:
+    """A checkpoint ends its second pass by an exception inside the network."""
+    net, x = Wave(), torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+    field = make(net)
+    found, expected = (
+        torch.autograd.grad(sample(one, x, steps=2, differentiable=True).square().sum(), [x, net.scale])
+        for one in (lambda x, t: checkpoint(field, x, t, use_reentrant=False), field)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=0)
 
 
 def test_errors_of_theodolite_itself_inside_a_network_stay() -> None:

@@ -80,6 +80,18 @@ def attention(**options: Any) -> nn.Module:
     return Call(mix)
 
 
+def fused_attention(h: Tensor, view: Any = aten.view.default) -> Tensor:
+    """A view, as in an exported network, of the layout (B, T, H, D), which only the fused kernels give."""
+    q = h.view(-1, 2, 2, 2).transpose(1, 2)
+    mixed = aten.scaled_dot_product_attention.default(q, q.sin(), q)
+    return view(mixed.transpose(1, 2), [len(h), 8])
+
+
+def in_eval_mode(norm: Any) -> nn.Module:
+    mean, var = torch.linspace(-1, 1, 8).double(), torch.linspace(0.5, 2, 8).double()
+    return Call(lambda h: norm(h, None, None, mean, var, False, 0.1, 1e-5)[0])
+
+
 def exported(layer: nn.Module) -> nn.Module:
     rows = ({0: torch.export.Dim("rows", min=2, max=64)},)
     return torch.export.export(layer, (torch.randn(4, 8),), dynamic_shapes=rows).module()
@@ -132,6 +144,28 @@ LAYERS = {
     ),
     "flash attention, grouped": in_flash_attention(attention(enable_gqa=True)),
     "flash attention in a module": in_flash_attention(Tokens(Attention())),
+    "aten.view.default of fused attention": Call(fused_attention),
+    "view of fused attention": Call(lambda h: fused_attention(h, Tensor.view)),
+    "aten.view.default by name": Call(
+        lambda h: aten.view.default(h, size=[2 * len(h), 4]).cumsum(1).reshape(-1, 8)
+    ),
+    "exported aten.view.dtype": exported(  # negative numbers are negative integers
+        Call(lambda h: h * (torch.linspace(-1, 1, 8, dtype=torch.float64).view(torch.int64) < 0))
+    ),
+    "torch.native_batch_norm in eval mode": in_eval_mode(torch.native_batch_norm),
+    "torch.native_batch_norm in eval mode by name": in_eval_mode(
+        lambda h, w, b, mean, var, training, *rest: torch.native_batch_norm(
+            h, w, b, mean, var, training=training, momentum=0.1, eps=1e-5
+        )
+    ),
+    "aten.native_batch_norm in eval mode": in_eval_mode(aten.native_batch_norm.default),
+    "aten._native_batch_norm_legit in eval mode": in_eval_mode(aten._native_batch_norm_legit),
+    "aten._native_batch_norm_legit_functional in eval mode": in_eval_mode(
+        aten._native_batch_norm_legit_functional
+    ),
+    "torch._batch_norm_impl_index in eval mode": in_eval_mode(
+        lambda *args: torch._batch_norm_impl_index(*args, True)
+    ),
 }
 
 
@@ -201,11 +235,17 @@ def test_a_product_with_a_batch_of_networks_is_that_of_each() -> None:
         lambda h: torch.native_batch_norm(h, None, None, None, None, True, 0.1, 1e-5)[0],
         lambda h: aten.native_batch_norm(h, None, None, None, None, True, 0.1, 1e-5)[0],
         lambda h: aten._native_batch_norm_legit.no_stats(h, None, None, True, 0.1, 1e-5)[0],
+        lambda h: torch._batch_norm_impl_index(h, None, None, None, None, True, 0.1, 1e-5, False)[0],
+        lambda h: torch.native_batch_norm(h, None, None, None, None, training=True, momentum=0.1, eps=1e-5)[
+            0
+        ],
+        lambda h: aten._batch_norm_with_update_functional(h, None, None, h[0], h[1], 0.1, 1e-5)[0],
     ],
 )
 def test_batch_norms_whose_gradient_would_be_wrong_are_refused(norm: Any) -> None:
     x = torch.randn(5, 8, dtype=torch.float64)
     with pytest.raises(
-        UseError, match=r"calls torch.*batch_norm.*, whose derivative has wrong gradients in tor"
+        UseError,
+        match=r"calls torch.*batch_norm.* in train mode, whose derivative has wrong gradients in tor",
     ):
         derivative(norm, (x,), (x,))

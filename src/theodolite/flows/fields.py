@@ -41,6 +41,9 @@ SHARED = ("img_ids", "txt_ids")
 BY_NAME = "give it by name, {}=…"
 """What to do about an input that is missing."""
 
+_FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
+"""Errors of a network. Other exceptions may be control flow: by one, a checkpoint ends its second pass."""
+
 
 @dataclass(frozen=True)
 class PathField:
@@ -215,7 +218,7 @@ def _explained(
         yield
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:
+    except _FAILURES as error:
         if type(error).__module__.startswith("theodolite"):  # a `UseError`, or one of a probe that looks on
             raise
         names = ("x", "times", *(f"condition {place}" for place in range(len(inputs) - 2)))
@@ -266,7 +269,9 @@ def _remedy(
     if labels and (isinstance(error, IndexError) or "device-side assert" in str(error)):
         return "give labels below its number of classes"
     if len(inputs) > 2 or named or given:
-        return f"give the conditions it was trained with{given}"
+        lacking = isinstance(error, KeyError | AttributeError) or "None" in str(error)
+        shape = "" if lacking else ", or check the shape of the points"
+        return f"give the conditions it was trained with{given}{shape}"
     return "it has no conditions, so check the shape of the points, and the network itself"
 
 

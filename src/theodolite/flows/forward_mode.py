@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,15 +64,25 @@ class _PlainOperations(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operation = getattr(func, "overloadpacket", func)
-        if plain := _DEFINITIONS.get(operation):
+        if plain := _DEFINITIONS.get(func) or _DEFINITIONS.get(operation):
             return plain(*args, **kwargs)
-        if (name := getattr(operation, "__name__", "")) in _REFUSED:
+        if (name := getattr(operation, "__name__", "")) in _REFUSED and _in_training(args, kwargs):
             raise UseError(
-                f"the network calls torch.{name}, whose derivative has wrong gradients in torch: let it call "
-                "torch.nn.functional.batch_norm, or use progressive-midpoint, which needs no derivative"
+                f"the network calls torch.{name} in train mode, whose derivative has wrong gradients in "
+                "torch: let it call torch.nn.functional.batch_norm, or use progressive-midpoint, which needs "
+                "no derivative"
             )
         with sdpa_kernel(SDPBackend.MATH) if operation in _ATTENTION else contextlib.nullcontext():
             return func(*args, **kwargs)
+
+
+def _in_training(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """The flag of a batch norm, which is the first of its flags; those without it only train.
+
+    >>> _in_training((torch.ones(2, 3), None, None, None, None, False, 0.1, 1e-5, True), {})
+    False
+    """
+    return bool(kwargs.get("training", next((one for one in args if isinstance(one, bool)), True)))
 
 
 def _layer_norm(
@@ -148,6 +158,13 @@ def _glu(input: Tensor, dim: int = -1) -> Tensor:
     return value * gate.sigmoid()
 
 
+def _view(input: Tensor, *size: Any, **kwargs: Any) -> Tensor:
+    """A view where the memory layout allows one, else a copy; as another dtype always a view."""
+    if kwargs.keys() - {"size"} or (size and isinstance(size[0], torch.dtype)):
+        return input.view(*size, **kwargs)
+    return input.reshape(*size, *kwargs.values())
+
+
 def _weights_first(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A norm of `torch.nn.functional` with the order of arguments that the one of `torch` has."""
 
@@ -180,8 +197,8 @@ _DEFINITIONS: dict[Any, Callable[..., Any]] = {
     F.instance_norm: _instance_norm,
     **dict.fromkeys((torch.instance_norm, _ATEN.instance_norm), _weights_first(_instance_norm)),
     **dict.fromkeys((F.glu, _ATEN.glu), _glu),
-    # An exported network takes views that fit the memory layout of the attention kernel it was recorded with.
-    _ATEN.view: Tensor.reshape,
+    # Views may fit only the memory layout of the attention kernel that a network uses by itself.
+    **dict.fromkeys((Tensor.view, _ATEN.view.default), _view),
 }
 
 _REFUSED = {
@@ -194,7 +211,7 @@ _REFUSED = {
     "cudnn_batch_norm",
     "miopen_batch_norm",
 }
-"""What `batch_norm` calls, as do exported networks after decompositions."""
+"""What `batch_norm` calls, as do exported networks after decompositions; in eval mode they are right."""
 
 _ATTENTION = {
     F.scaled_dot_product_attention,
