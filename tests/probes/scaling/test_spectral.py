@@ -11,7 +11,15 @@ from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.optimizers.matrices import as_matrices
 from theodolite.planning.init_distribution import InitDistribution
-from theodolite.probes.scaling.spectral import NormHistory, Spectral, compare, observe
+from theodolite.probes.scaling.spectral import (
+    NormHistory,
+    Ratio,
+    Spectral,
+    SpectralRow,
+    compare,
+    observe,
+    rows_limited_by_eps,
+)
 from theodolite.probes.scaling.spectral_norm import rms_norms
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
@@ -342,3 +350,57 @@ def test_steps_that_eps_has_shortened_do_not_count_where_others_are_whole():
     limited = dataclasses.replace(history, over_eps=(0.0, 0.1, 0.2))
     assert limited.step == pytest.approx(math.sqrt(2e-3))
     assert (history.most_over_eps, limited.most_over_eps) == (50.0, 0.2)
+
+
+INF = math.inf
+
+
+def block(number, over_eps=(50.0, 50.0), step=1.0, only_rounding=False):
+    """One of the tensors `blocks.*.w`, whose step is so many times too large."""
+    sizes = Ratio(1.0, 1.0, 1.0)
+    step = Ratio(step, float(step > 0), 1.0)
+    name, pattern = f"blocks.{number}.w", "blocks.*.w"
+    return SpectralRow(name, pattern, "hidden", sizes, step, step, True, 64, only_rounding, over_eps)
+
+
+def of(*rows):
+    return Spectral(DEEP, SMALL, 4.0, rows, (1.0,), (1.0,))
+
+
+def test_blocks_that_eps_limits_are_named_beside_one_that_is_free():
+    limited = [block(number, (0.1, 0.2), step=1e-3) for number in range(1, 8)]
+    found = of(block(0, step=3.0), *limited)
+    (folded,) = found.folded
+    assert (folded.limited_by_eps, folded.off("step")) == (False, pytest.approx(3.0))
+    (line,) = rows_limited_by_eps(found)
+    assert (line.name, line.pattern, line.over_eps) == ("7 of 8 of blocks.*.w", "blocks.*.w", (0.1, 0.2))
+    assert "7 of 8 of blocks.*.w: eps limits its steps, as its gradient at 64 × 8 is 0.1·eps" in str(found)
+    assert [one.name for one in rows_limited_by_eps(of(*limited))] == ["blocks.*.w"]
+    assert rows_limited_by_eps(of(block(0))) == ()
+    # Of seeds that are pooled, one without a limit is enough.
+    pooled = of(*limited, *(block(number) for number in range(1, 5)))
+    assert [one.name for one in rows_limited_by_eps(pooled)] == ["3 of 7 of blocks.*.w"]
+
+
+@pytest.mark.parametrize("other", [
+    block(0, (INF, INF), step=0.0), block(0, (1e-3, 1e-3), only_rounding=True),
+], ids=["no gradient", "rounding"])  # fmt: skip
+def test_a_block_without_a_gradient_hides_no_block_that_eps_limits(other):
+    found = of(other, block(1, (0.1, 5.0), step=1e-3), block(2, (0.3, 0.2), step=1e-3))
+    (folded,) = found.folded
+    assert folded.limited_by_eps
+    assert math.isnan(folded.off("step"))
+    (line,) = rows_limited_by_eps(found)
+    assert (line.name, line.over_eps) == ("2 of 3 of blocks.*.w", (0.1, 0.2))
+    assert rows_limited_by_eps(of(block(0, (INF, INF), step=0.0))) == ()
+
+
+@pytest.mark.parametrize("over_eps", [(0.1, INF), (INF, 0.1), (INF, INF), (50.0, INF)])
+def test_what_eps_limits_is_the_same_after_reading_a_file(tmp_path, over_eps):
+    found = of(block(0, over_eps), block(1, over_eps))
+    read = Spectral.load(found.save(tmp_path / "found.json"))
+    assert read == found
+    assert [row.limited_by_eps for row in read.rows] == [0.1 in over_eps] * 2
+    assert str(read) == str(found)
+    unknown = block(0, tuple(math.nan if one == INF else one for one in over_eps))
+    assert unknown.limited_by_eps is (0.1 in over_eps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -57,6 +58,10 @@ def test_no_gradient_is_no_signal() -> None:
     assert found.silent
     assert "no gradient reaches any point" in str(found)
     assert "no block helps" not in str(found)
+    more = dataclasses.replace(found, left={"blocks.1": "its output is no tensor"}, notes=("an odd batch",))
+    assert "left      blocks.1: its output is no tensor\nnote      an odd batch" in str(more)
+    for nothing in ("branches  at", "aligned   "):
+        assert nothing not in str(more)
 
 
 @pytest.mark.parametrize(("bias", "judged"), [(-4.5, 16), (-4.5, 64)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -170,3 +173,69 @@ def test_the_first_place_without_a_number_is_named() -> None:
 def test_a_law_without_a_ratio_says_so(sizes: tuple[float, ...]) -> None:
     many = "1 block" if len(sizes) == 2 else "2 blocks"
     assert str(fit_growth(sizes)) == f"unclear over {many}: a size is zero, not finite or missing"
+
+
+class Side(nn.Module):
+    """Two streams of different sizes, with branches that add nothing; one stream may be scaled, or normed."""
+
+    def __init__(self, *, scale: float = 1.0, norm: bool = False) -> None:
+        super().__init__()
+        self.small, self.large, self.leave = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(16, 2)
+        self.large.weight.data *= 10
+        self.f, self.g = (nn.ModuleList(nn.Linear(16, 8) for _ in range(3)) for _ in range(2))
+        for one in (*self.f.parameters(), *self.g.parameters()):
+            nn.init.zeros_(one)
+        self.scale, self.norm = scale, nn.LayerNorm(8) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, k = self.small(x), self.large(x)
+        for f, g in zip(self.f, self.g, strict=True):
+            both = torch.tanh(torch.cat([h, k], -1))
+            h, k = h + f(both), self.norm(self.scale * k + g(both))
+        return self.leave(torch.cat([h, k], -1))
+
+
+CLOSED = "no branch adds anything yet, as with gates that start at zero"
+CAUSE = "what changes it is no branch, such as a norm, a projection of the skip or a factor"
+
+
+def test_two_streams_that_nothing_changes_are_as_at_their_start(tmp_path: Path) -> None:
+    """They differ from each other, which is no change."""
+    batch = torch.randn(16, 4), torch.arange(16) % 2
+    found = stream(Side(), nn.functional.cross_entropy, batch, skip=False)
+    assert found.branches[1].stream > 5 * found.branches[0].stream
+    assert len(found.silent) == len(found.branches) == 6
+    assert found.growth_in_words == f"as at its start: {CLOSED}"
+    read = th.probes.Stream.load(found.save(tmp_path / "two.json"))
+    assert str(read) == str(found)
+
+
+@pytest.mark.parametrize("changed", [{"scale": 0.5}, {"norm": True}], ids=str)
+def test_of_two_streams_no_ratio_is_told_where_one_changes(changed: dict[str, Any]) -> None:
+    batch = torch.randn(16, 4), torch.arange(16) % 2
+    found = stream(Side(**changed), nn.functional.cross_entropy, batch, skip=False)
+    assert len(found.silent) == len(found.branches)
+    assert found.growth_in_words == f"{CLOSED}: {CAUSE}"
+
+
+def test_a_norm_after_branches_that_add_nothing_still_changes_the_stream() -> None:
+    class PostNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.leave, self.norm = nn.Linear(4, 8), nn.Linear(8, 2), nn.LayerNorm(8)
+            self.f, self.g = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.enter.weight.data *= 10
+            for one in (*self.f.parameters(), *self.g.parameters()):
+                nn.init.zeros_(one)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.enter(x)
+            x = self.norm(x + torch.tanh(self.f(x)))
+            return self.leave(self.norm(x + torch.tanh(self.g(x))))
+
+    batch = torch.randn(16, 4), torch.arange(16) % 2
+    found = stream(PostNorm(), nn.functional.cross_entropy, batch, skip=False)
+    assert found.start > 2
+    assert [(one.stream, one.carried) for one in found.branches] == [(pytest.approx(1, rel=1e-3), 1.0)] * 2
+    assert f"{CLOSED}: {CAUSE}" in found.growth_in_words
+    assert "as at its start" not in found.growth_in_words

@@ -16,6 +16,7 @@ from theodolite.core.calling import ModelLoss
 from theodolite.core.size import Size
 from theodolite.models import ResidualMLP
 from theodolite.probes import signal
+from theodolite.probes.signal.result import SILENT
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Finding
 from theodolite.surveying.sections import depth as depth_section
@@ -90,6 +91,18 @@ def test_no_gradient_is_no_gain() -> None:
     found = signal(silent(16, 2), nn.functional.cross_entropy, coin(0, 0))
     assert [one.significance for one in found.points] == [0, 0, 0]
     assert found.deepest
+
+
+def test_without_any_gradient_the_reason_is_told_and_no_more_examples_are_advised() -> None:
+    found = signal(silent(16, 2), nn.functional.cross_entropy, coin(0, 0))
+    network = BrieflyTrained(nn.Identity(), Size(16, 2), LR, (2.0, 1.0), None, 32, frozenset())
+    said = one_more(SignalMeasurement(replace(found, notes=("a note",)), network, "Here"))
+    assert (said.code, said.level, said.title) == ("TH602", "note", "Undecided whether a block helps")
+    assert said.sentence == (
+        f"Here it is undecided whether a new block lowers the held-out loss: {SILENT}. (a note.)"
+    )
+    assert "--deep" not in said.remedy
+    assert [row["gain"] for row in said.evidence.rows] == [0, 0, 0]
 
 
 def looked(losses: tuple[float, ...] = (2.0, 1.0), **changes: dict[str, float]) -> SignalMeasurement:

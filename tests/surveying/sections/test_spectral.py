@@ -280,3 +280,32 @@ def test_a_step_that_eps_limits_is_no_fault_of_the_rule_and_is_told(rows):
     assert row["256 × 2"] is row["256 × 2, plan"] is None
     # What is wrong for another reason is still said to be.
     assert "update of readout.weight becomes" in steps.sentence
+
+
+def test_of_blocks_that_eps_limits_in_part_the_finding_says_how_many(growths):
+    """Here the names of the base are those of its two blocks, and of the deep network those of eight."""
+    _, deep = growths
+    pattern = "blocks.*.feed_forward.branch.up.weight"
+
+    def limited(measured, free):
+        rows = []
+        for row in measured.rows:
+            if row.pattern == pattern and f"blocks.{free}." not in row.name:
+                row = dataclasses.replace(row, over_eps=(0.25, 50.0))
+            rows.append(row)
+        return dataclasses.replace(measured, rows=tuple(rows))
+
+    def told(free):
+        standard, planned = limited(deep.standard, free), limited(deep.planned, free)
+        return judge(STEP_SIZES, [growths[0], dataclasses.replace(deep, standard=standard, planned=planned)])
+
+    finding = told(free=3)
+    assert f"Not judged: 7 of 8 of {pattern}, whose steps AdamW's eps limits at 64 × 8." in finding.sentence
+    assert "Gradients there are as small as 0.25 times eps" in finding.sentence
+    assert "all other tensors satisfy" in finding.sentence
+    assert "eps=1e-12" in finding.remedy
+    (row,) = (row for row in finding.evidence.rows if row["tensor"] == pattern)
+    (free,) = (one for one in deep.planned.rows if one.name == pattern.replace("*", "3"))
+    assert row["64 × 8, plan"] == pytest.approx(free.off("step"), rel=0.01)
+    assert f"Not judged: {pattern}, whose" in told(free=None).sentence
+    assert "Not judged" not in judge(STEP_SIZES, growths).sentence

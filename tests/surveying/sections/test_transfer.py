@@ -313,7 +313,7 @@ def test_where_more_seeds_are_too_much_work_the_first_one_is_told(site, told, mo
 
     def train(self, how, size, exponent, seed):
         if seed != site.seed:
-            raise transfer.Undecided("too much")
+            raise transfer.Undecided("45 small runs were not enough: it would take too much")
         return formula(self, how, size, exponent, seed)
 
     monkeypatch.setattr(transfer._Runs, "_train", train)
@@ -321,8 +321,41 @@ def test_where_more_seeds_are_too_much_work_the_first_one_is_told(site, told, mo
     assert (
         "Under a plan, the best learning rate seems to move from 2^-7 at 64 × 2 to 2^-9" in finding.sentence
     )
-    assert "This is one seed, as more would take too long, so it may be noise." in finding.sentence
+    assert (
+        "This is one seed, so it may be noise; with more, 45 small runs were not enough: it would take too "
+        "much." in finding.sentence
+    )
     assert finding.evidence.numbers["seeds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (lambda exponent: math.inf, "64 × 2 diverges at every learning rate down to 2^-14"),
+        (
+            lambda exponent: 2.0 - 0.2 * (exponent + 2),
+            "after 16 steps of 64 × 2 the best learning rate is 2^-2 or beyond, at the end of the range "
+            "tried",
+        ),
+        (
+            lambda exponent: 30.0,
+            "after 16 steps of 64 × 2 the loss is 20.667 at best, and it started at 5.000",
+        ),
+    ],
+    ids=["diverges", "at the end", "learns nothing"],
+)
+def test_where_more_seeds_cannot_decide_the_reason_is_told(site, told, other, reason):
+    def formula(how, size, exponent, seed):
+        if seed and size == BASE:
+            return other(exponent)
+        return bowl(exponent, -9 if size == WIDE else -7, bend=0.01)
+
+    told(formula)
+    finding = only(site)
+    assert (finding.level, finding.evidence.numbers["seeds"]) == ("note", 1)
+    assert "seems to move from 2^-7 at 64 × 2 to 2^-9" in finding.sentence
+    assert f"This is one seed, so it may be noise; with more, {reason}." in finding.sentence
+    assert "too long" not in finding.sentence
 
 
 def test_work_is_counted(monkeypatch):

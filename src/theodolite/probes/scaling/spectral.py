@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import geometric_mean
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -147,7 +147,7 @@ class SpectralRow:
     @property
     def limited_by_eps(self) -> bool:
         """Is the gradient so small at one of the sizes that eps decides how far the tensor moves?"""
-        return min(self.over_eps) < NEAR_EPS and not self.only_rounding
+        return any(times < NEAR_EPS for times in self.over_eps) and not self.only_rounding
 
     def off(self, condition: Condition) -> float:
         """How many times too large it is by one of the conditions; nan where there is nothing to compare."""
@@ -174,6 +174,16 @@ class Spectral(Result):
     losses: tuple[float, ...]
     base_losses: tuple[float, ...]
 
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        """The result from what `to_dict` gave; JSON has no infinity, so `over_eps` has None for it."""
+        found = super().from_dict(content)
+        rows = []
+        for row in found.rows:
+            here, base = (math.inf if math.isnan(times) else times for times in row.over_eps)
+            rows.append(replace(row, over_eps=(here, base)))
+        return replace(found, rows=tuple(rows))
+
     @property
     def converged(self) -> bool:
         """Did every power iteration converge?"""
@@ -193,9 +203,7 @@ class Spectral(Result):
     @cached_property
     def folded(self) -> tuple[SpectralRow, ...]:
         """One row for all tensors that differ only in their block: geometric means."""
-        alike: dict[str, list[SpectralRow]] = {}
-        for row in self.rows:
-            alike.setdefault(row.pattern, []).append(row)
+        alike = _grouped(self.rows, [row.pattern for row in self.rows])
         return tuple(_mean(pattern, rows) for pattern, rows in alike.items())
 
     def broken(self, condition: Condition, atol: float = ATOL) -> tuple[SpectralRow, ...]:
@@ -215,7 +223,7 @@ class Spectral(Result):
         lines = ["1.00 is what the condition asks for (start: C1; step and drift: C2)"]
         rounded = [row.name for row in self.folded if row.only_rounding]
         lines += [f"{name}: its gradient is zero up to rounding" for name in rounded]
-        for row in (row for row in self.folded if row.limited_by_eps):
+        for row in rows_limited_by_eps(self):
             where = self.size if row.over_eps[0] < row.over_eps[1] else self.base
             lines.append(
                 f"{row.name}: eps limits its steps, as its gradient at {where} is {min(row.over_eps):.2g}·eps"
@@ -375,6 +383,23 @@ def compare(here: Training, base: Training) -> Spectral:
     return Spectral(here.size, base.size, growth, tuple(rows), here.losses, base.losses)
 
 
+def rows_limited_by_eps(measured: Spectral) -> tuple[SpectralRow, ...]:
+    """One row for all tensors that differ only in their block and whose steps eps limits.
+
+    If it does not limit all of them, the name says how many: `7 of 8 of blocks.*.w`. `over_eps` is that of
+    the smallest gradients.
+    """
+    found = []
+    for pattern, rows in _grouped(measured.rows, [row.pattern for row in measured.rows]).items():
+        # A tensor has several rows where seeds are pooled.
+        tensors = [_mean(name, same) for name, same in _grouped(rows, [row.name for row in rows]).items()]
+        if few := [row for row in tensors if row.limited_by_eps]:
+            name = pattern if len(few) == len(tensors) else f"{len(few)} of {len(tensors)} of {pattern}"
+            here, base = (min(row.over_eps[side] for row in few) for side in (0, 1))
+            found.append(replace(_mean(pattern, few), name=name, over_eps=(here, base)))
+    return tuple(found)
+
+
 @torch.no_grad()
 def _difference(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # In float32: the difference of two bf16 numbers may not be one.
@@ -392,6 +417,13 @@ def _spread(part: Part) -> float:
     return math.sqrt(part.fan_in / part.fan_out) * (math.sqrt(part.fan_in) + math.sqrt(part.fan_out))
 
 
+def _grouped(rows: Sequence[SpectralRow], keys: Sequence[str]) -> dict[str, list[SpectralRow]]:
+    found: dict[str, list[SpectralRow]] = {}
+    for row, key in zip(rows, keys, strict=True):
+        found.setdefault(key, []).append(row)
+    return found
+
+
 def _mean(pattern: str, rows: Sequence[SpectralRow]) -> SpectralRow:
     def mean(condition: Condition) -> Ratio:
         live = [row for row in rows if not math.isnan(row.off(condition))] or rows
@@ -399,6 +431,9 @@ def _mean(pattern: str, rows: Sequence[SpectralRow]) -> SpectralRow:
         here, base, expected = zip(*((one.here, one.base, one.expected) for one in ratios), strict=True)
         return Ratio(_geometric(here), _geometric(base), _geometric(expected))
 
+    # A tensor that never moves is not judged either, but not because of eps.
+    judged = [row for row in rows if not math.isnan(row.off("step"))]
+    limited = [row for row in rows if row.limited_by_eps]
     return SpectralRow(
         name=pattern,
         pattern=pattern,
@@ -409,7 +444,7 @@ def _mean(pattern: str, rows: Sequence[SpectralRow]) -> SpectralRow:
         converged=all(row.converged for row in rows),
         entries=sum(row.entries for row in rows),
         only_rounding=all(row.only_rounding for row in rows),
-        over_eps=max((row.over_eps for row in rows), key=min),
+        over_eps=max((row.over_eps for row in judged or limited or rows), key=min),
     )
 
 

@@ -208,8 +208,7 @@ class Signal(Result):
         needed = f"{self.threshold:.2f} standard errors (δ = {self.delta:g} over {len(self.points)} points)"
         if self.silent:
             yield f"undecided {SILENT}"
-            return
-        if self.deepest and self.seeming:
+        elif self.deepest and self.seeming:
             yield (
                 f"undecided no point is known to have a gain above {needed}; {len(self.seeming)} of "
                 f"{len(self.points)} (?) seem to, but {self.doubt}"
@@ -224,15 +223,17 @@ class Signal(Result):
                 f"signal    {len(self.above)} of {len(self.points)} points (*) have a gain above {needed}; "
                 f"the largest is at {best.name}"
             )
-        shares = " and ".join(
-            f"{_share(one, best.gain)} by branch {at}" for at, one in enumerate(best.shares)
-        )
-        yield f"branches  at {best.name} the gain is {shares}"
-        bounds = [one.alignment_bound for one in self.points]
-        yield (
-            "aligned   two samples' mean gradients fail to align with a probability of at most "
-            f"{min(bounds):.2g} to {max(bounds):.2g} (Theorem 5 with estimates: a diagnostic; 1 says nothing)"
-        )
+        if not self.silent:
+            shares = " and ".join(
+                f"{_share(one, best.gain)} by branch {at}" for at, one in enumerate(best.shares)
+            )
+            yield f"branches  at {best.name} the gain is {shares}"
+            bounds = [one.alignment_bound for one in self.points]
+            yield (
+                "aligned   two samples' mean gradients fail to align with a probability of at most "
+                f"{min(bounds):.2g} to {max(bounds):.2g} (Theorem 5 with estimates: a diagnostic; 1 says "
+                "nothing)"
+            )
         yield from (f"left      {name}: {reason}" for name, reason in self.left.items())
         yield from (f"note      {note}" for note in self.notes)
 

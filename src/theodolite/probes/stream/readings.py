@@ -72,6 +72,8 @@ class BranchReading:
     carried: float
     """RMS(h) over that of the stream as the branch before left it: not 1 where something that is no branch
     changes the stream, such as a projection of the skip or a factor; nan if it is not known."""
+    before: float
+    """RMS of h; nan if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def read_branch(
         peak_at=peak_at,
         skipped=skipped,
         carried=_carried(layout, index, values),
+        before=before,
     )
 
 

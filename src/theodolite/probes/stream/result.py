@@ -87,9 +87,16 @@ class Stream(Result):
         if len(self.silent) < len(self.branches):
             return law
         yet = "no branch adds anything yet, as with gates that start at zero"
-        if all(math.isclose(one.stream, self.start, rel_tol=SAME) for one in self.branches):
+        ratios = [(one.stream, one.before) for one in self.branches]
+        ratios += [(one.carried, 1.0) for one in self.branches]
+        if all(_same(*pair) for pair in ratios) or all(
+            _same(one.stream, self.start) for one in self.branches
+        ):
             return f"as at its start: {yet}"
-        return f"{law}; {yet}: what changes it is no branch, such as a projection of the skip or a factor"
+        said = f"{law}; {yet}" if self._is_one else yet
+        if all(_same(*pair) or any(map(math.isnan, pair)) for pair in ratios):
+            return said
+        return f"{said}: what changes it is no branch, such as a norm, a projection of the skip or a factor"
 
     @property
     def gradient_in_words(self) -> str:
@@ -111,6 +118,13 @@ class Stream(Result):
         return tuple(
             one for one in self.branches if MASSIVE < one.largest < math.inf and one.peak > MASSIVE_RATIO
         )
+
+    @property
+    def _is_one(self) -> bool:
+        """Does each branch read the stream that the one before it left? Some networks have several."""
+        left = (self.start, *(one.stream for one in self.branches))
+        pairs = zip(left, self.branches, strict=False)
+        return all(_same(one.before, one.carried * size) for size, one in pairs)
 
     @property
     def _ends(self) -> list[BranchReading]:
@@ -191,6 +205,10 @@ class Stream(Result):
             alt=f"Stream: {self.growth_in_words}. Gradient: {self.gradient_in_words}",
             panels=tuple(panels),
         )
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=SAME)
 
 
 def _no_ratio(sizes: Sequence[float], missing: str) -> str:

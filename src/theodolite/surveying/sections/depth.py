@@ -27,7 +27,7 @@ from theodolite.core.examples import fingerprints, num_examples, take
 from theodolite.core.size import Size
 from theodolite.present.text import counted, listed
 from theodolite.probes.signal import gradient_statistics
-from theodolite.probes.signal.result import PointSignal, Signal
+from theodolite.probes.signal.result import SILENT, PointSignal, Signal
 from theodolite.probes.signal.signal import signal
 from theodolite.surgery import InsertionPoints, find_points
 from theodolite.surveying.budget import ENTRY, TooLong, Work
@@ -46,6 +46,7 @@ WHY = (
 )
 HELPS = Check("TH601", "One more block", WHY)
 NO_HELP = Check("TH602", "No block is seen to help", WHY)
+UNDECIDED = "Undecided whether a block helps"
 PLACE = Check(
     "TH603",
     "Where a block could be inserted",
@@ -170,13 +171,21 @@ def one_more(found: SignalMeasurement) -> Finding:
         "rows": list(_rows(signal)),
         "figures": [dataclasses.replace(figure, panels=panels)],
     }
+    if signal.silent:
+        return NO_HELP.finding(
+            "note",
+            f"{found.where} it is undecided whether a new block lowers the held-out loss: {SILENT}.{noted}",
+            title=UNDECIDED,
+            remedy="For a trained network, theodolite grow tells more, on your data and with a certificate.",
+            **evidence,
+        )
     if signal.deepest and signal.seeming:
         best = max(signal.seeming, key=lambda one: one.gain)
         return NO_HELP.finding(
             "note",
             f"{found.where} it is undecided whether a new block lowers the held-out loss. At {best.name} the "
             f"gain is {_gain(best)}, which seems to be above its noise, but {signal.doubt}.",
-            title="Undecided whether a block helps",
+            title=UNDECIDED,
             remedy="Survey again with --deep, which takes more examples. For a trained network, theodolite "
             "grow tells more, on your data and with a certificate.",
             **evidence,

@@ -18,6 +18,7 @@ from theodolite.probes.scaling.spectral import (
     Training,
     compare,
     observe,
+    rows_limited_by_eps,
 )
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Finding, Level, Value, times
@@ -190,17 +191,22 @@ def judge(question: Question, pairs: Sequence[SpectralPair]) -> Finding:
 
 
 def _limited_by_eps(measured: Sequence[Spectral]) -> str:
-    """Which tensors have gradients far below eps, and where; empty if none has."""
-    found = [(line, one) for one in measured for line in one.folded if line.limited_by_eps]
+    """Which tensors have gradients far below eps, and where; empty if none has.
+
+    Of those that differ only in their block, how many is told of the deepest network.
+    """
+    found = [(line, one) for one in measured for line in rows_limited_by_eps(one)]
     if not found:
         return ""
     sizes = {one.size for line, one in found if line.over_eps[0] < NEAR_EPS}
     sizes |= {one.base for line, one in found if line.over_eps[1] < NEAR_EPS}
-    names = listed(list(dict.fromkeys(line.name for line, _ in found)))
+    names: dict[str, str] = {}
+    for line, _ in sorted(found, key=lambda pair: pair[1].size.depth):
+        names[line.pattern] = line.name
     where = listed([str(size) for size in sorted(sizes)])
     least = min(min(line.over_eps) for line, _ in found)
     return (
-        f"Not judged: {names}, whose steps AdamW's eps limits at {where}. "
+        f"Not judged: {listed(list(names.values()))}, whose steps AdamW's eps limits at {where}. "
         f"Gradients there are as small as {least:.2g} times eps, so that eps decides how far a step goes."
     )
 

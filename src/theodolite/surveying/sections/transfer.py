@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from theodolite.core.batches import targets_in
 from theodolite.core.errors import UseError
@@ -114,6 +113,8 @@ class RateSearch:
     steps: int
     targets: int
     """In a batch."""
+    undecided: str = ""
+    """Why more seeds could not decide, where they were asked."""
 
 
 def examine(context: SurveyContext) -> Iterator[Finding]:
@@ -151,7 +152,7 @@ def rate_transfers(found: RateSearch) -> Finding:
             _moves(found.plan, moved, "Under a plan, the best learning rate seems to move"),
             "The seeds differ by as much, so this may be noise."
             if found.plan.optimum(base).num_seeds > 1
-            else "This is one seed, as more would take too long, so it may be noise.",
+            else f"This is one seed, so it may be noise; with more, {found.undecided}.",
         ]
         remedy = f"Find out with --deep, or {SWEEP}."
     else:
@@ -195,10 +196,12 @@ def search(trials: Trials) -> RateSearch:
     found = runs.found(progress)
     more = range(trials.seed, trials.seed + SURE_SEEDS)
     if len(seeds) < len(more) and any(move.counts for move in moves(found.plan, found.progress)):
-        with suppress(Undecided):  # then the finding says that it may be noise
+        try:
             center, progress = _center(runs, more)
             runs.compare(larger, center, more)
             found = runs.found(progress)
+        except Undecided as error:  # then the finding says that it may be noise
+            found = replace(found, undecided=str(error))
     return found
 
 
