@@ -178,10 +178,8 @@ class Spectral(Result):
     def from_dict(cls, content: dict[str, Any]) -> Self:
         """The result from what `to_dict` gave; JSON has no infinity, so `over_eps` has None for it."""
         found = super().from_dict(content)
-        rows = []
-        for row in found.rows:
-            here, base = (math.inf if math.isnan(times) else times for times in row.over_eps)
-            rows.append(replace(row, over_eps=(here, base)))
+        pairs = [[math.inf if math.isnan(times) else times for times in row.over_eps] for row in found.rows]
+        rows = (replace(row, over_eps=(one[0], one[1])) for row, one in zip(found.rows, pairs, strict=True))
         return replace(found, rows=tuple(rows))
 
     @property
@@ -203,8 +201,7 @@ class Spectral(Result):
     @cached_property
     def folded(self) -> tuple[SpectralRow, ...]:
         """One row for all tensors that differ only in their block: geometric means."""
-        alike = _grouped(self.rows, [row.pattern for row in self.rows])
-        return tuple(_mean(pattern, rows) for pattern, rows in alike.items())
+        return tuple(_mean(pattern, rows) for pattern, rows in _grouped(self.rows, "pattern").items())
 
     def broken(self, condition: Condition, atol: float = ATOL) -> tuple[SpectralRow, ...]:
         """The folded rows that break a condition, worst first."""
@@ -221,8 +218,8 @@ class Spectral(Result):
         yield f"{self.size} against {self.base}: the spectral condition is {met}"
         yield self.table()
         lines = ["1.00 is what the condition asks for (start: C1; step and drift: C2)"]
-        rounded = [row.name for row in self.folded if row.only_rounding]
-        lines += [f"{name}: its gradient is zero up to rounding" for name in rounded]
+        rounded = (row for row in self.folded if row.only_rounding)
+        lines += [f"{row.name}: its gradient is zero up to rounding" for row in rounded]
         for row in rows_limited_by_eps(self):
             where = self.size if row.over_eps[0] < row.over_eps[1] else self.base
             lines.append(
@@ -279,9 +276,7 @@ def spectral(
     """
     for name, value in (("size", size), ("base", base)):
         if not isinstance(value, Size):
-            raise UseError(
-                f"{name} is {value!r}: give one Size, such as Size(256, 4); for more, call it again"
-            )
+            raise UseError(f"{name} is {value!r}: give one Size, such as Size(256, 4)")
     arguments.one_of("parameterization", parameterization, PARAMETERIZATIONS)
     arguments.whole("steps", steps, least=1)
     inputs = workload.draw(seed, 0)[0]
@@ -390,9 +385,9 @@ def rows_limited_by_eps(measured: Spectral) -> tuple[SpectralRow, ...]:
     the smallest gradients.
     """
     found = []
-    for pattern, rows in _grouped(measured.rows, [row.pattern for row in measured.rows]).items():
+    for pattern, rows in _grouped(measured.rows, "pattern").items():
         # A tensor has several rows where seeds are pooled.
-        tensors = [_mean(name, same) for name, same in _grouped(rows, [row.name for row in rows]).items()]
+        tensors = [_mean(name, same) for name, same in _grouped(rows, "name").items()]
         if few := [row for row in tensors if row.limited_by_eps]:
             name = pattern if len(few) == len(tensors) else f"{len(few)} of {len(tensors)} of {pattern}"
             here, base = (min(row.over_eps[side] for row in few) for side in (0, 1))
@@ -417,10 +412,10 @@ def _spread(part: Part) -> float:
     return math.sqrt(part.fan_in / part.fan_out) * (math.sqrt(part.fan_in) + math.sqrt(part.fan_out))
 
 
-def _grouped(rows: Sequence[SpectralRow], keys: Sequence[str]) -> dict[str, list[SpectralRow]]:
+def _grouped(rows: Sequence[SpectralRow], by: Literal["pattern", "name"]) -> dict[str, list[SpectralRow]]:
     found: dict[str, list[SpectralRow]] = {}
-    for row, key in zip(rows, keys, strict=True):
-        found.setdefault(key, []).append(row)
+    for row in rows:
+        found.setdefault(getattr(row, by), []).append(row)
     return found
 
 
