@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,6 +160,23 @@ def test_positions_go_into_a_function() -> None:
 class TwoTimes(nn.Module):
     def forward(self, x: Tensor, times: Tensor) -> Tensor:
         return x * times[:, 1:]
+
+
+def test_an_error_leaves_no_trace() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor, times: Tensor) -> Tensor:
+            return nn.functional.dropout(self.norm(torch.cat([x, times], 1)))[:, :2]
+
+    model, x, t = Noisy(), torch.randn(5, 2), torch.rand(5)
+    state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    with pytest.raises(UseError, match=r"use FlowMap\(net\)\.velocity"):
+        field_of(model)(x, t)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
 
 
 def test_a_network_that_fails_is_named_with_its_inputs() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.core.arguments import is_whole, one_of, positive
-from theodolite.core.building import in_one_line
+from theodolite.core.building import in_one_line, untouched_randomness
 from theodolite.core.calling import call, described, logits
 from theodolite.core.errors import UseError
 from theodolite.flows.interpolants import (
@@ -260,7 +260,9 @@ def _quoted(error: Exception) -> str:
 def _remedy(
     error: Exception, model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], given: str
 ) -> str:
-    if len(inputs) > 1 and _runs(model, (inputs[0], _other_times(inputs[1]), *inputs[2:]), named):
+    # After an error of its own a GPU runs nothing more.
+    alive = len(inputs) > 1 and "CUDA error" not in str(error)
+    if alive and _runs(model, (inputs[0], _other_times(inputs[1]), *inputs[2:]), named):
         one_time = inputs[1].ndim == 1
         return (
             f"if it takes {'two times, use FlowMap(net).velocity' if one_time else 'one time, use field_of'}"
@@ -280,12 +282,18 @@ def _other_times(times: Tensor) -> Tensor:
     return torch.stack([times, times], 1) if times.ndim == 1 else times[:, 0]
 
 
+@torch.no_grad()
 def _runs(model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    """Does the network take these inputs? Its buffers and the random numbers are left as they were."""
+    buffers = [(one, one.clone()) for one in model.buffers()] if isinstance(model, nn.Module) else []
     try:
-        with torch.no_grad():
+        with untouched_randomness():
             output = logits(call(partial(model, **named), inputs))  # type: ignore[arg-type]
     except Exception:
         return False
+    finally:
+        for one, before in buffers:
+            one.copy_(before)
     return output.shape == inputs[0].shape
 
 
