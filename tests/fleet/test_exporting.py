@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,12 @@ OUTCOMES = (
             "loss": tuple((step, 1 / (step + 3)) for step in range(100)),
             "gradient": ((0, math.inf), (1, -0.0)),
         },
-        {"parameters": 2**53 + 1, "sizes": {"stream": [1.5, None]}},
+        {
+            "parameters": 2**53 + 1,
+            "sizes": {"stream": [1.5, None]},
+            "residual": 1 / 3,
+            "iterations": math.inf,
+        },
         seconds=1e-9,
     ),
     Outcome(
@@ -61,6 +67,7 @@ def test_what_comes_back_is_equal(folder: Path, ending: str) -> None:
             # repr tells -0.0 from 0.0, and nan is like nan
             assert repr(list(after.attempts())) == repr(list(before.attempts()))
             assert after.runs() == before.runs()
+            assert after.rows()[0]["iterations"] == math.inf
             assert after.rows()[0]["attempts"] == 2
     # A driver goes on with it.
     spec = {"axes": {"lr": [0.1]}, "title": "Größe, Rate"}
@@ -81,6 +88,8 @@ def test_other_tools_read_the_csv(folder: Path) -> None:
     assert frame.status.tolist() == ["failed", "finished", "diverged", "failed"]
     assert frame.lr.tolist() == pytest.approx([1 / 3] * 4, rel=1e-15)
     assert frame.error[0] == NASTY
+    # JSON has no infinity: it is a number that is too large for a float.
+    assert json.loads(frame.readings[1], parse_constant=pytest.fail)["iterations"] == math.inf
 
 
 def test_other_tools_read_the_parquet(folder: Path) -> None:

@@ -94,6 +94,7 @@ def test_a_row_has_every_field_of_the_run_and_of_what_came_of_it(ledger: Ledger)
         "held_out_batches": 16,
         "every": 1,
         "probes": ("gradient",),
+        "evaluate_every": 0,
         "parameters": 12_345,
         "tokens": 640,
         "sizes.stream": 1.5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,17 @@ def test_show_lists_what_differs_and_says_once_what_does_not(
     assert lines[-3].split()[1:] == ["45", "diverged", "at", "7", "0.0"]
     assert lines[-1] == "These are the last 40; --all shows all"
     assert len(said(capsys, "show", folder, "--all").splitlines()) == 5 + 47
+
+
+def test_show_has_a_column_for_each_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Ledger.open(tmp_path, name="judged", spec={}) as ledger:
+        ledger.append(Outcome(RUN, "finished", 100, 1.5, {}, {"tokens": 640, "residual": 0.25}))
+        never = {"tokens": 640, "iterations": math.inf}
+        ledger.append(Outcome(replace(RUN, seed=1), "finished", 100, 2.5, {}, never))
+    *_, columns, _, first, second = said(capsys, "show", tmp_path).splitlines()
+    assert columns.split() == ["run", "seed", "status", "held_out", "residual", "iterations", "seconds"]
+    assert first.split()[1:] == ["0", "finished", "1.5", "0.25", "0.0"]
+    assert second.split()[1:] == ["1", "finished", "2.5", "inf", "0.0"]
 
 
 def test_show_failed_prints_the_traceback_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -126,6 +127,7 @@ def test_workloads_are_sent_with_their_code(found: dict[str, Any]) -> None:
     tripled = of(found, "given")
     assert tripled["metrics"]["loss"][0][1] == pytest.approx(3 * mixture.metrics["loss"][0][1])
     (alone,) = serial([tiny.run()], Resources())
+    assert (tripled["readings"]["three"], tripled["readings"]["never"]) == (3.0, math.inf)
     mine = of(found, "mine.py:workload")  # its file, and the one beside it, were gone by then
     assert mine["status"] == "finished", mine["error"]
     assert mine["metrics"]["loss"] == [list(pair) for pair in alone.metrics["loss"]]

@@ -83,8 +83,21 @@ def gated_batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
 
 def _workload(name: str, batch: object) -> th.Workload:
     return th.Workload(
-        name, build, batch, nn.functional.cross_entropy, size=th.Size(16, 2), held_out=held_out
+        name,
+        build,
+        batch,
+        nn.functional.cross_entropy,
+        size=th.Size(16, 2),
+        held_out=held_out,
+        metrics={"largest weight": largest_weight, "steps to learn": TO_LEARN},
     )
+
+
+def largest_weight(model: nn.Module) -> float:
+    return max(weight.abs().max().item() for weight in model.parameters())
+
+
+TO_LEARN = th.workloads.StepsTo("held-out loss", at_most=0.6, every=4)
 
 
 def held_out(seed: int, step: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from theodolite.core.size import Size
-from theodolite.sweeping.curves import Scale, SweepCurve, loss_at, resampled, resamples, vertices
+from theodolite.sweeping.curves import Criterion, Scale, SweepCurve, loss_at, resampled, resamples, vertices
 from theodolite.sweeping.families import analyse, optimum_text
 
 from .synthetic import rows_of
@@ -88,6 +88,34 @@ def test_failed_runs_do_not_count():
     (family,) = analyse(rows, base=BASE)
     assert family.curves[0].num_seeds[0] == 2
     assert family.curves[0].means[0] == 2 + 16
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_metric_is_analysed_as_a_loss_is(sign):
+    def value(size, e, seed):
+        return sign * 100 + (e + 7 + 0.1 * seed) ** 2 + size.width / 64 if e < -5 else math.inf
+
+    sizes = [BASE, Size(128, 4)]
+    rows = rows_of(lambda size, e, seed: 3 + e / 10, sizes=sizes)
+    for row in rows:
+        row["residual"] = value(Size(row["width"], row["depth"]), math.log2(row["lr"]), row["seed"])
+    (by_metric,) = analyse(rows, base=BASE, criterion=Criterion("residual"))
+    (by_loss,) = analyse(rows_of(value, sizes=sizes), base=BASE)
+    for one, other in zip(by_metric.optima, by_loss.optima, strict=True):
+        assert repr(one) == repr(other)
+    assert repr(by_metric.transfers) == repr(by_loss.transfers)
+    assert repr(by_metric.changes) == repr(by_loss.changes)
+    assert "residual against log2 of lr" in str(by_metric)
+
+
+def test_what_has_no_value_of_a_metric_is_left_out():
+    rows = rows_of(lambda size, e, seed: math.inf if e > -6 else 2.0, sizes=[BASE], seeds=[0])
+    for row in rows[1:]:
+        row["iterations"] = 17.0 if row["status"] == "finished" else None
+    (family,) = analyse(rows, base=BASE, criterion=Criterion("iterations"))
+    (curve,) = family.curves
+    assert curve.values == tuple(2.0**e for e in range(-11, -4))
+    assert curve.means.tolist() == [17.0] * 6 + [math.inf]
 
 
 def coverage(num_seeds, noise, *, times=300):

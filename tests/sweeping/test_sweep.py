@@ -19,6 +19,7 @@ from theodolite.sweeping import Range, Sweep, sweep
 from ..shared_anatomies import shared_anatomies
 
 FILE = """
+import math
 from pathlib import Path
 import torch
 from torch import nn
@@ -44,7 +45,14 @@ def batch(seed, step):
     inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(1000 * seed + step))
     return inputs, (inputs.sum(1) > 0).long()
 
-tiny = Workload("tiny", Net, batch, nn.functional.cross_entropy, Size(8, 1))
+def movement(model):
+    return sum(weight.abs().sum().item() for weight in model.parameters())
+
+def narrow(model):
+    return math.inf if model.first.out_features > 8 else 3.0
+
+metrics = {"movement": movement, "iterations": narrow}
+tiny = Workload("tiny", Net, batch, nn.functional.cross_entropy, Size(8, 1), metrics=metrics)
 """
 FEW = ["--widths", "8,16", "--lr", "2^-6:2^-4", "--seeds", "2", "--steps", "6", "--held-out", "2"]
 FEW += ["--engine", "serial"]
@@ -185,6 +193,70 @@ def test_another_quantity_can_be_swept_and_the_best_of_both_is_found(tiny):
     assert "best of all" in str(made)
 
 
+def test_a_metric_takes_the_place_of_the_loss(tiny, capsys):
+    status, out, _ = command(capsys, *FEWER, "--metric", "movement")
+    assert status == 0
+    assert "adamw, plan from 8 × 1: movement against log2 of lr, 2 seeds" in out
+    rows = [row for row in rows_in("sweep") if row["width"] == 16]
+    # Weights of one run made by hand, and the mean with the other seed in the table.
+    one = {"base": th.Size(8, 1), "steps": 4, "held_out": 1, "warmup": 0}
+    made = {
+        (lr, seed): train(
+            Run("mine.py:tiny", th.Size(16, 1), lr=lr, seed=seed, **one), th.workload("mine.py:tiny")
+        )
+        for lr in (2**-5, 2**-4)
+        for seed in (0, 1)
+    }
+    moved = {key: outcome.readings["movement"] for key, outcome in made.items()}
+    assert {(row["lr"], row["seed"]): row["movement"] for row in rows} == moved
+    means = {lr: (moved[lr, 0] + moved[lr, 1]) / 2 for lr in (2**-5, 2**-4)}
+    read = Sweep.load("sweep", metric="movement")
+    assert f"{read}\n" == out
+    (family,) = read.families
+    assert family.curves[1].means.tolist() == pytest.approx(list(means.values()))
+    assert family.optimum(th.Size(16, 1)).best == min(means, key=means.get)
+    # The losses of the same runs say otherwise.
+    (by_loss,) = Sweep.load("sweep").families
+    assert by_loss.optimum(th.Size(16, 1)).best == max(means, key=means.get)
+    assert Sweep.load("sweep/sweep.json").metric == "movement"
+    assert str(Sweep.load("sweep/sweep.json", metric="held-out loss")) == str(Sweep.load("sweep"))
+
+
+def test_an_infinite_metric_is_no_number_and_no_divergence(tiny, capsys):
+    status, out, _ = command(capsys, *FEWER, "--metric", "iterations")
+    assert status == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("16 × 1")]
+    assert line.split()[3:] == ["inf", "inf", "all", "infinite"]
+    assert "diverge" not in out
+    assert f"{Sweep.load('sweep/sweep.json')}\n" == out
+    assert {row["status"] for row in rows_in("sweep")} == {"finished"}
+    with pytest.raises(UseError, match=r"has no metric 'iteration'\. Did you mean 'iterations'\?"):
+        Sweep.load("sweep", metric="iteration")
+
+
+def test_a_search_by_a_metric_finds_the_least_of_it(tiny):
+    pytest.importorskip("optuna")
+    given = {
+        "lr": [2**-9, 2**-3],
+        "search": "tpe",
+        "trials": 6,
+        "parameterization": "plan",
+        "widths": [8, 16],
+    }
+    given["axes"] = {"weight_decay": Range(0.01, 1.0)}
+    made = sweep("mine.py:tiny", **{**GOOD, **given}, metric="movement")
+    trials = {}
+    for row in made.rows:
+        if row["width"] == 8:
+            trials.setdefault((row["lr"], row["weight_decay"]), row)
+    tried = list(trials)[:6]
+    lr, decay = min(tried, key=lambda key: trials[key]["movement"])
+    assert decay != min(tried, key=lambda key: trials[key]["held_out"])[1]
+    (family,) = made.families
+    assert family.others == {"weight_decay": decay}
+    assert family.curves[1].values == pytest.approx((lr / 2, lr, 2 * lr))
+
+
 def test_a_search_finds_what_its_trials_say_and_a_second_one_runs_nothing(tiny):
     pytest.importorskip("optuna")
     given = {
@@ -264,6 +336,10 @@ def test_a_workload_may_be_an_object(tiny):
         ),
         ({"over": "weight_decay"}, "over is 'weight_decay', which is no axis"),
         ({"axes": {"decay": ["paper", "none"]}, "over": "decay"}, "which is no number, so it has no optimum"),
+        (
+            {"metric": "iteration"},
+            "mine.py:tiny has no metric 'iteration'. Did you mean 'iterations'? It has mov",
+        ),
         ({"search": "random"}, "search is 'random'"),
         ({"search": "tpe"}, "a search needs a lower and an upper end"),
         ({"search": "tpe", "lr": [0.1, 0.2], "trials": 0}, "trials is 0"),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from theodolite.core.metric_names import metrics_in
 from theodolite.present.text import Column, Table, cell, counted
 
 ledger_app = typer.Typer(
@@ -53,19 +54,20 @@ def ledger_show(
     same = [name for name in COLUMNS if len({row.get(name) for row in rows}) == 1]
     if same:
         print(", ".join(f"{name} {cell(rows[0][name])}" for name in same if rows[0].get(name) is not None))
-    others = [name for name in COLUMNS if name not in same]
+    others, metrics = [name for name in COLUMNS if name not in same], metrics_in(rows)
     lines = [
         (
             row["identity"],
             *(row.get(name) for name in others),
             f"diverged at {row['step']}" if row["status"] == "diverged" else row["status"],
             row["held_out"],
+            *(row.get(name) for name in metrics),
             row["seconds"],
         )
         for row in (rows if every else rows[-SHOWN:])
     ]
     seconds = Column("seconds", show="{:.1f}".format)
-    table = Table(("run", *others, "status", "held_out", seconds), lines)
+    table = Table(("run", *others, "status", "held_out", *metrics, seconds), lines)
     # In a pipe, identities must not be cut to the width of a terminal.
     print(f"\n{table.text(None if sys.stdout.isatty() else 200)}")
     if len(rows) > SHOWN and not every:

@@ -61,6 +61,10 @@ def sweep(
         ),
     ] = None,
     over: Annotated[str, typer.Option(help="The quantity to optimise: lr, or an axis.")] = "lr",
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Metric of the workload to compare runs by; the held-out loss by default."),
+    ] = None,
     search: Annotated[
         str | None,
         typer.Option(help="tpe: search the base with Optuna, then try around the best at every size."),
@@ -108,6 +112,8 @@ def sweep(
       theodolite sweep gpt-sotu --lr 2^-8 --axis weight_decay=0.01:1 --over weight_decay
 
       theodolite sweep gpt-sotu --widths 128:512 --lr 2^-12:2^-5 --axis weight_decay=0.01:1:log --search tpe
+
+      theodolite sweep model.py:workload --widths 64:512 --lr 2^-12:2^-5 --metric "solver iterations"
     """
     from theodolite.present.bar import Bar
     from theodolite.present.result import writable
@@ -138,6 +144,7 @@ def sweep(
         seeds=seeds,
         axes=axes,
         over=over,
+        metric=metric,
         search=cast("Literal['tpe'] | None", search),
         trials=trials,
         out=out,

@@ -67,10 +67,16 @@ class RunCheckpoint:
             self.seconds = float("inf")
         self._last = time.monotonic()
 
-    def restore(self, model: nn.Module, optimizer: Optimizer) -> dict[str, list[float]]:
+    def restore(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        fit: Callable[[Mapping[str, list[float]]], bool] = lambda values: True,
+    ) -> dict[str, list[float]]:
         """Load the state, and give the values of the steps made; nothing if there is no good file.
 
-        The model and the optimizer change only if all of the file is good.
+        The model and the optimizer change only if all of the file is good, and its values fit.
         """
         if not self.path.exists():
             return {}
@@ -80,6 +86,8 @@ class RunCheckpoint:
             if {name: value.shape for name, value in own.items()} != {n: v.shape for n, v in kept.items()}:
                 raise ValueError("it is of another network")
             values = {name: [float(one) for one in each] for name, each in state["values"].items()}
+            if not fit(values):
+                raise ValueError("it has other evaluations than the run makes now")
             cpu, device = state["random"]["cpu"], state["random"]["device"]
             optimizer.load_state_dict(state["optimizer"])
         except Exception as error:  # whatever is wrong with it, the run can begin again

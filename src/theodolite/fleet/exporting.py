@@ -105,11 +105,17 @@ def _line(number: int, attempt: Attempt) -> dict[str, Any]:
         **run_columns(attempt.spec),
         **attempt.values,
         "run": json.dumps(attempt.spec),
-        "readings": json.dumps(attempt.readings),
+        "readings": _object(attempt.readings),
         "environment": json.dumps(attempt.environment),
         "metrics_digest": attempt.metrics_digest,
         "digest": attempt.digest(attempt.metrics_digest),
     }
+
+
+def _object(readings: Mapping[str, Any]) -> str:
+    """Readings as one JSON object."""
+    pairs = (f"{json.dumps(name)}: {tables.reading_text(value)}" for name, value in readings.items())
+    return f"{{{', '.join(pairs)}}}"
 
 
 def _values(numbered: Iterable[tuple[int, Attempt]]) -> Iterator[Line]:

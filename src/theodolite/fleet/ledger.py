@@ -296,6 +296,7 @@ def _counting(tries: list[Entry]) -> Entry:
 def _flat_row(attempt: Attempt, tries: int) -> dict[str, Any]:
     """The main columns first, then the rest of the run's value, then its readings."""
     spec, values = tables.flat(attempt.spec), attempt.values
+    spec.setdefault("evaluate_every", 0)  # see Run.to_dict
     first = ("workload", "width", "depth", "optimizer", "parameterization", "lr", "seed")
     row: dict[str, Any] = {"identity": attempt.run}
     row |= {name: spec.pop(name) for name in first if name in spec}

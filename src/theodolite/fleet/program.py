@@ -30,11 +30,13 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from theodolite.core.batches import Batch, targets_in
-from theodolite.core.building import evaluated
+from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.calling import call, evaluate, logits, require_logits, with_tensors
 from theodolite.core.higher_order import trainable_operators
+from theodolite.core.metric_names import ACCURACY, TRAIN_ACCURACY
+from theodolite.fleet.evaluation import share_right
 from theodolite.fleet.stack import Stack, Tensors, vectorised
-from theodolite.fleet.training import HELD_OUT, TRAINED_ON, precision_of, share_right
+from theodolite.fleet.training import precision_of
 from theodolite.optimizers.spec import Slot
 from theodolite.workloads import Workload
 
@@ -131,11 +133,24 @@ class Program:
 
     @torch.no_grad()
     def accuracies(self) -> list[dict[str, float]]:
-        """For each model the readings of the probe `accuracy`."""
+        """For each model its accuracy over the held-out batches, and over the last batch trained on."""
         held_out = self._held_out_means(self._right)
+        if self._batch is None:
+            self._load()  # before the first step, which reads it then
         with evaluated(self.stack.model):
             own = self._of_each(self._right, self._weights).tolist()
-        return [{HELD_OUT: one, TRAINED_ON: other} for one, other in zip(held_out, own, strict=True)]
+        return [{ACCURACY: one, TRAIN_ACCURACY: other} for one, other in zip(held_out, own, strict=True)]
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Evaluate in here along training: buffers and random number generators are restored."""
+        held = {name: values.clone() for name, values in self.stack.buffers.items()}
+        with untouched_randomness(self.stack.runs[0].seed):
+            try:
+                yield
+            finally:
+                for name, values in held.items():
+                    self.stack.buffers[name].copy_(values)
 
     @torch.no_grad()
     def _held_out_means(self, function: Callable[..., Tensor]) -> list[float]:

@@ -54,6 +54,9 @@ class Run:
         held_out: number of held-out batches; their mean loss is the run's result.
         every: steps between records of the training loss.
         probes: names in `PROBES`.
+        evaluate_every: steps between evaluations along training, which record the series `held-out loss`, and
+            with the probe `accuracy` also `accuracy` and `train accuracy`. 0 for none, unless a `StepsTo` of
+            the workload needs them.
 
     >>> run = Run("gpt-sotu", Size(128, 4), lr=2**-8, parameterization="standard")
     >>> run.identity == Run("gpt-sotu", Size(128, 4), lr=0.00390625, parameterization="standard").identity
@@ -85,6 +88,7 @@ class Run:
     held_out: int = 16
     every: int = 1
     probes: tuple[str, ...] = ()
+    evaluate_every: int = 0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -98,7 +102,7 @@ class Run:
         return digest_of(self.to_dict())[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """The value as JSON."""
+        """The value as JSON; without `evaluate_every` where it is 0, as runs had none before."""
         values: dict[str, Any] = {}
         for name in AXES:
             value = getattr(self, name)
@@ -109,6 +113,8 @@ class Run:
             elif value is not None and (name in REAL or name in WHOLE):  # JSON takes no numbers of NumPy
                 value = float(value) if name in REAL else int(value)
             values[name] = _listed(value)
+        if not values["evaluate_every"]:
+            del values["evaluate_every"]  # the identities of older runs stay
         return values
 
     @staticmethod
@@ -135,7 +141,7 @@ class Run:
         return f"{' '.join(parts)}, seed {self.seed}"
 
 
-WHOLE = {"seed": 0, "steps": 1, "warmup": 0, "held_out": 1, "every": 1}
+WHOLE = {"seed": 0, "steps": 1, "warmup": 0, "held_out": 1, "every": 1, "evaluate_every": 0}
 """Fields that are integers, and the least that each may be."""
 REAL = ("lr", "weight_decay", "eps", "vector_lr", "init_scale", "temperature", "final")
 AXES = tuple(each.name for each in dataclasses.fields(Run))
@@ -212,9 +218,9 @@ class Outcome(Result):
     held_out: float | None
     """The mean loss over the held-out batches after training; None unless it is finite."""
     metrics: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """By name (`loss`, `gradient`), the recorded (step, value) pairs."""
+    """By name (`loss`, `gradient`, `held-out loss`), the recorded (step, value) pairs."""
     readings: Mapping[str, Any] = field(default_factory=dict)
-    """What was measured once: the number of `parameters`, the `tokens` seen, results of probes."""
+    """What was measured once: the number of `parameters`, the `tokens` seen, results of probes, metrics."""
     seconds: float = 0.0
     """Of this run; its share of the time if several were made together."""
     device: str = "cpu"

@@ -94,7 +94,7 @@ CREATE TABLE metrics (
 CREATE TABLE readings (
     attempt INTEGER NOT NULL REFERENCES attempts (id),
     name TEXT NOT NULL,
-    value TEXT NOT NULL,  -- JSON
+    value TEXT NOT NULL,  -- JSON; infinity is 1e999
     PRIMARY KEY (attempt, name)
 ) WITHOUT ROWID;
 
@@ -258,7 +258,7 @@ class Attempt:
                 for name, series in outcome.metrics.items()
                 if series
             },
-            readings={plain_text(name): plain(item) for name, item in outcome.readings.items()},
+            readings={plain_text(name): _reading(item) for name, item in outcome.readings.items()},
         )
 
     @functools.cached_property
@@ -316,6 +316,12 @@ def leaves(name: str, value: Any) -> dict[str, Any]:
     return {name: frozen(value)}
 
 
+def reading_text(value: Any) -> str:
+    """A reading as JSON. Infinity is written as a number that no float can hold, as parsers read it so."""
+    text = {math.inf: "1e999", -math.inf: "-1e999"}.get(value) if isinstance(value, float) else None
+    return text or json.dumps(value, allow_nan=False)
+
+
 def run_columns(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a run that have a column; integers of more than 64 bits are None."""
     fields = flat(spec)
@@ -342,7 +348,7 @@ def write(connection: sqlite3.Connection, attempt: Attempt) -> None:
     )
     connection.executemany(
         "INSERT INTO readings VALUES (?, ?, ?)",
-        [(number, name, json.dumps(value, allow_nan=False)) for name, value in attempt.readings.items()],
+        [(number, name, reading_text(value)) for name, value in attempt.readings.items()],
     )
     digests = {"attempt": number, "run": attempt.run, "content": attempt.digest(attempt.metrics_digest)}
     _insert(connection, "INSERT INTO digests", digests | {"metrics": attempt.metrics_digest})
@@ -433,6 +439,10 @@ def _row(connection: sqlite3.Connection, query: str, key: object) -> dict[str, A
     if row is None:
         raise LookupError(key)
     return dict(zip((column[0] for column in cursor.description), row, strict=True))
+
+
+def _reading(value: Any) -> Any:
+    return value if isinstance(value, float) and math.isinf(value) else plain(value)
 
 
 def _real(value: Any) -> float:

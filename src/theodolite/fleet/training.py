@@ -20,12 +20,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.core.batches import device_of, on_device, targets_in
 from theodolite.core.building import evaluated, one_thread, untouched_randomness
-from theodolite.core.calling import call, described, logits
+from theodolite.core.calling import call, logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.finite import spoilt_part
+from theodolite.core.metric_names import ACCURACY, HELD_OUT_LOSS, TRAIN_ACCURACY
 from theodolite.core.size import Size
 from theodolite.fleet.checkpoint import RunCheckpoint
+from theodolite.fleet.evaluation import (
+    AFTER,
+    Evaluations,
+    aside,
+    averaged,
+    metrics_of,
+    share_right,
+    with_readings,
+)
 from theodolite.fleet.isolation import Own, isolated
 from theodolite.fleet.run import Outcome, Run
 from theodolite.optimizers import OPTIMIZERS, Planned
@@ -42,8 +52,6 @@ LOOK_EVERY = 25
 """Steps between checks for divergence where a check waits for the device."""
 TARGETS = "targets"
 """The series of numbers of targets, beside that of losses."""
-HELD_OUT, TRAINED_ON = "accuracy", "train accuracy"
-"""The readings of the probe `accuracy`: over the held-out batches, and over the last batch trained on."""
 
 Workloads = Mapping[str, Workload]
 """By name, workloads that were given as objects and cannot be looked up."""
@@ -57,12 +65,14 @@ def train(
     device: str = "cpu",
     checkpoint: RunCheckpoint | None = None,
     plan: Plan | None = None,
+    metrics: bool = True,
 ) -> Outcome:
     """Train a run. A loss that is not finite ends it: it has diverged, unless the batch is not finite.
 
     The network is `plan.build(seed)`, the batches are `workload.batch(seed, step)`. The caller's random
     numbers stay as they are. With a checkpoint the run resumes where it was stopped, and ends with the same
-    numbers as if it had not been. `plan` is the run's plan, if it is there already.
+    numbers as if it had not been. `plan` is the run's plan, if it is there already. `metrics=False` leaves
+    out the metrics of the workload.
     """
     start = time.perf_counter()
     plan = planned(run, workload) if plan is None else plan
@@ -71,10 +81,13 @@ def train(
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
         factor = LRFactor(run.schedule, run.steps, run.warmup, run.final)
         rates = [group["lr"] for group in optimizer.param_groups]
-        log = Log(run, device)
+        log = Log(run, device, Evaluations.of(run, workload, metrics=metrics))
         if checkpoint is not None:
-            log.values = checkpoint.restore(model, optimizer)
+            log.values = checkpoint.restore(model, optimizer, fit=log.evaluations.fit)
         for step in range(log.steps, run.steps):
+            if log.evaluations.due(step):
+                with averaged(run, model, optimizer):
+                    log.evaluate(step, model, workload)
             batch = on_device(workload.draw(run.seed, step), device)
             optimizer.zero_grad()
             with precision_of(run, device), differentiable_twice(run):
@@ -93,6 +106,8 @@ def train(
         outcome = log.outcome(model, workload)
         if why := fault_of_data(outcome, workload, device):
             raise UseError(why)
+        if metrics and outcome.status == "finished":
+            outcome = with_readings(outcome, metrics_of(model, workload, outcome))
     return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
 
 
@@ -158,7 +173,7 @@ def check_plans(runs: Sequence[Run], workload: Workload) -> None:
 
 def planned(run: Run, workload: Workload) -> Plan:
     """The plan of a run, one for all seeds; under `standard` it leaves the network as it is."""
-    return _planned(dataclasses.replace(run, seed=0, steps=1, warmup=0, every=1), workload)
+    return _planned(dataclasses.replace(run, seed=0, steps=1, warmup=0, every=1, evaluate_every=0), workload)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -216,10 +231,10 @@ def _first_inputs(workload: Workload) -> Any:
 class Log:
     """The losses of a run as they come, and the step at which they stopped being finite."""
 
-    def __init__(self, run: Run, device: str) -> None:
-        self.run, self.device = run, device
+    def __init__(self, run: Run, device: str, evaluations: Evaluations) -> None:
+        self.run, self.device, self.evaluations = run, device, evaluations
         self.values: dict[str, list[float]] = {}
-        """By name, a value for every step; a checkpoint keeps them."""
+        """By name, a value for every step, or for every evaluation; a checkpoint keeps them."""
         self._waiting: dict[str, list[Tensor]] = {}
         self._looked = 0
         self._look_every = 1 if torch.device(device).type == "cpu" else LOOK_EVERY
@@ -256,20 +271,39 @@ class Log:
                 self.values.setdefault(name, []).extend(torch.stack(tensors).double().tolist())
             waiting.clear()
 
+    def evaluate(self, step: int, model: nn.Module, workload: Workload) -> None:
+        """Record an evaluation along training, which leaves the network and random numbers as they were."""
+        with aside(model, self.run.seed):
+            found = {HELD_OUT_LOSS: held_out_loss(model, workload, self.run, self.device)}
+            if self.evaluations.accuracy:
+                found |= accuracies(model, workload, self.run, self.device, after=step)
+        self._record(step, found)
+
     def outcome(self, model: nn.Module, workload: Workload) -> Outcome:
         """The outcome; the network is evaluated unless it diverged."""
-        held_out = None
+        held_out, right = None, {}
         if not self.has_diverged:
             held_out = held_out_loss(model, workload, self.run, self.device)
-        readings = readings_of(model, workload, self.run)
-        outcome = outcome_of(self.run, self.values, held_out, self.device, readings)
-        if outcome.status == "finished" and "accuracy" in self.run.probes:
-            outcome = with_readings(outcome, accuracies(model, workload, self.run, self.device))
-        return outcome
+            if self.evaluations.accuracy and math.isfinite(held_out):
+                right = accuracies(model, workload, self.run, self.device, after=self.run.steps)
+            self._record(self.run.steps, {HELD_OUT_LOSS: held_out, **right})
+        readings = readings_of(model, workload, self.run) | right
+        return outcome_of(self.run, self.values, held_out, self.device, readings, self.evaluations)
+
+    def _record(self, step: int, found: Mapping[str, float]) -> None:
+        if names := self.evaluations.names:
+            for name, value in {AFTER: step, **found}.items():
+                if name in (AFTER, *names):
+                    self.values.setdefault(name, []).append(value)
 
 
 def outcome_of(
-    run: Run, values: Mapping[str, list[float]], held_out: float | None, device: str, readings: dict[str, Any]
+    run: Run,
+    values: Mapping[str, list[float]],
+    held_out: float | None,
+    device: str,
+    readings: dict[str, Any],
+    evaluations: Evaluations,
 ) -> Outcome:
     """An outcome from the values of all steps; those of recorded steps before a divergence are kept."""
     losses = values["loss"]
@@ -278,13 +312,14 @@ def outcome_of(
         diverged_at = len(losses)
     stop = len(losses) if diverged_at is None else diverged_at
     kept = [step for step in range(stop) if step % run.every == 0 or step == run.steps - 1]
-    series = {name: each for name, each in values.items() if name != TARGETS}
+    series = {name: each for name, each in values.items() if name not in (TARGETS, AFTER, *evaluations.names)}
+    along = evaluations.series(values, before=stop + (diverged_at is None))
     return Outcome(
         run=run,
         status="finished" if diverged_at is None else "diverged",
         step=stop,
         held_out=held_out if diverged_at is None else None,
-        metrics={name: tuple((step, each[step]) for step in kept) for name, each in series.items()},
+        metrics={name: tuple((step, each[step]) for step in kept) for name, each in series.items()} | along,
         readings={**readings, "tokens": round(sum(values[TARGETS][:stop]))},
         device=device_name(device),
     )
@@ -315,11 +350,6 @@ def fault_of_data(outcome: Outcome, workload: Workload, device: str) -> str | No
                 f"network on it is {loss:g}. Repair the data, or leave out such examples"
             )
     return None
-
-
-def with_readings(outcome: Outcome, readings: Mapping[str, Any]) -> Outcome:
-    """The outcome with further readings."""
-    return dataclasses.replace(outcome, readings={**outcome.readings, **readings})
 
 
 @torch.no_grad()
@@ -402,24 +432,11 @@ def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
-def share_right(output: Tensor, targets: Any) -> Tensor:
-    """The fraction of targets whose logit is the largest.
-
-    >>> share_right(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
-    tensor(0.5000)
-    """
-    whole = isinstance(targets, Tensor) and not (targets.is_floating_point() or targets.is_complex())
-    if not whole or targets.shape != output.shape[:-1]:
-        raise UseError(
-            f"accuracy is of whole numbers, one for each row of logits {tuple(output.shape)}, and the "
-            f"workload's targets are {described(targets)}: leave out the probe 'accuracy'"
-        )
-    return (output.argmax(-1) == targets).float().mean()
-
-
 @torch.no_grad()
-def accuracies(model: nn.Module, workload: Workload, run: Run, device: str) -> dict[str, float]:
-    """The readings of the probe `accuracy`, in eval mode."""
+def accuracies(
+    model: nn.Module, workload: Workload, run: Run, device: str, *, after: int
+) -> dict[str, float]:
+    """The accuracy after some steps, in eval mode: over the held-out batches, and over the last batch."""
 
     def right(batch: Any) -> float:
         inputs, targets = on_device(batch, device)
@@ -427,6 +444,6 @@ def accuracies(model: nn.Module, workload: Workload, run: Run, device: str) -> d
 
     with evaluated(model), precision_of(run, device):
         return {
-            HELD_OUT: statistics.fmean(right(workload.draw_held_out(step)) for step in range(run.held_out)),
-            TRAINED_ON: right(workload.draw(run.seed, run.steps - 1)),
+            ACCURACY: statistics.fmean(right(workload.draw_held_out(step)) for step in range(run.held_out)),
+            TRAIN_ACCURACY: right(workload.draw(run.seed, max(after - 1, 0))),
         }

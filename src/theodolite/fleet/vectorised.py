@@ -21,8 +21,11 @@ from torch.utils._pytree import tree_leaves
 from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import build_hollow, in_one_line, untouched_randomness
 from theodolite.core.calling import see_inside
+from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.core.metric_names import HELD_OUT_LOSS
 from theodolite.fleet.engine import Outcomes, Resources
+from theodolite.fleet.evaluation import Evaluations, metrics_of, with_readings
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.stack import families_of, kin, stack, why_not_stacked
@@ -38,7 +41,6 @@ from theodolite.fleet.training import (
     precision_of,
     readings_of,
     train,
-    with_readings,
     workload_of,
 )
 from theodolite.workloads import Workload
@@ -157,14 +159,14 @@ def _why_not(run: Run, workload: Workload, resources: Resources) -> str | None:
     # By SGD: Adam turns rounding into whole steps where the gradient is zero, as in a bias before a norm.
     descent: dict[str, Any] = {"optimizer": "sgd", "options": {}, "vector_lr": None, "vector_options": {}}
     descent |= {"steps": min(TRIED, run.steps), "lr": min(run.lr, 0.01), "warmup": 0}
-    short = dataclasses.replace(run, **descent, every=1, held_out=1, probes=())
+    short = dataclasses.replace(run, **descent, every=1, held_out=1, probes=(), evaluate_every=0)
     pair = [short, dataclasses.replace(short, seed=run.seed + 1)]
     try:
-        alone = [train(each, workload, device=resources.device) for each in pair]
+        alone = [train(each, workload, device=resources.device, metrics=False) for each in pair]
     except Exception:  # the run itself will say it, and its kin may be good
         return None
     try:
-        together = _together(pair, resources, KeptBatches(workload, most=0), compiled=False)
+        together = _together(pair, resources, KeptBatches(workload, most=0), compiled=False, metrics=False)
     except Exception as error:
         return None if _is_out_of_memory(error) else in_one_line(error)
     for mine, other in zip(map(_losses, together), map(_losses, alone), strict=True):
@@ -226,37 +228,67 @@ def _chunks(runs: Sequence[Run], most: int) -> deque[Sequence[Run]]:
 
 @exclusive()
 def _together(
-    runs: Sequence[Run], resources: Resources, batches: KeptBatches, *, compiled: bool
+    runs: Sequence[Run],
+    resources: Resources,
+    batches: KeptBatches,
+    *,
+    compiled: bool,
+    metrics: bool = True,
 ) -> list[Outcome]:
     """All steps of some models in one program."""
     start = time.perf_counter()
     workload, device = workload_of(runs[0].workload, resources.workloads), resources.device
     if compiled:
         torch.compiler.reset()  # it gives up after eight networks; its cache on disk remains
+    evaluations = Evaluations.of(runs[0], workload, metrics=metrics)
+    along: list[list[dict[str, float]]] = []  # by evaluation, then by model
     with _settings(runs[0], resources):
         models = stack(runs, workload, device)
         program = Program(models, workload, device, compiled=compiled, draw=batches.draw)
         for step in range(runs[0].steps):
+            if evaluations.due(step):
+                with program.aside():
+                    along.append(_evaluated(program, evaluations))
             program.step()
             if compiled and step == 0:
                 _check_compiled(program, workload, device)
             if step % LOOK_EVERY == LOOK_EVERY - 1 and not program.alive():
                 break
-        held_out = program.held_out_losses()
-        accuracies = program.accuracies() if "accuracy" in runs[0].probes else None
+        along.append(_evaluated(program, evaluations))
         series = {name: values.double().T.tolist() for name, values in program.series.items()}
         readings = [readings_of(models.single(place), workload, run) for place, run in enumerate(runs)]
         outcomes = []
         for place, run in enumerate(runs):
+            mine = [each[place] for each in along]
             values = {name: rows[place] for name, rows in series.items()} | {TARGETS: program.targets}
-            outcome = outcome_of(run, values, held_out[place], device, readings[place])
-            if accuracies is not None and outcome.status == "finished":
-                outcome = with_readings(outcome, accuracies[place])
-            if why := fault_of_data(outcome, workload, device):
+            values |= {name: [each[name] for each in mine] for name in evaluations.names}
+            loss = mine[-1].pop(HELD_OUT_LOSS)
+            outcome = outcome_of(run, values, loss, device, readings[place], evaluations)
+            if outcome.status == "finished":
+                outcome = with_readings(outcome, mine[-1])
+                if metrics and workload.metrics:
+                    outcome = _judged(outcome, models.single(place), workload, device)
+            elif why := fault_of_data(outcome, workload, device):
                 outcome = failed(run, f"theodolite.UseError: {why}", 0.0, device, ENGINE)
             outcomes.append(outcome)
     seconds = (time.perf_counter() - start) / len(runs)
     return [dataclasses.replace(outcome, seconds=seconds, engine=ENGINE) for outcome in outcomes]
+
+
+def _evaluated(program: Program, evaluations: Evaluations) -> list[dict[str, float]]:
+    """For each model its held-out loss, and its accuracies if they are asked for."""
+    found = [{HELD_OUT_LOSS: loss} for loss in program.held_out_losses()]
+    if evaluations.accuracy:
+        found = [one | more for one, more in zip(found, program.accuracies(), strict=True)]
+    return found
+
+
+def _judged(outcome: Outcome, model: nn.Module, workload: Workload, device: str) -> Outcome:
+    """With the metrics of the workload. If one of them fails, so has this run, and not those beside it."""
+    try:
+        return with_readings(outcome, metrics_of(model, workload, outcome))
+    except UseError:
+        return failed(outcome.run, traceback.format_exc(), 0.0, device, ENGINE)
 
 
 @contextlib.contextmanager

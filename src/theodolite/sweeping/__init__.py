@@ -1,6 +1,6 @@
 """Which base hyperparameters are best, and do they transfer to other sizes?"""
 
-from theodolite.sweeping.curves import Optimum, SeedInterval
+from theodolite.sweeping.curves import Criterion, Optimum, SeedInterval
 from theodolite.sweeping.families import Family, analyse
 from theodolite.sweeping.ranges import Range
 from theodolite.sweeping.result import Best, Sweep
@@ -19,6 +19,7 @@ __all__ = [
     "OptimumDrift",
     "Transfer",
     "Change",
+    "Criterion",
     "TransferReach",
     "Best",
     "analyse",

@@ -1,4 +1,4 @@
-"""From rows of a ledger to curves of loss against the swept quantity, and from a curve to its optimum."""
+"""From rows of a ledger to curves of the loss, or of a metric, and from a curve to its optimum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from scipy.special import stdtrit
 
 from theodolite.core.arguments import is_number
 from theodolite.core.errors import UseError
+from theodolite.core.metric_names import HELD_OUT_LOSS
 from theodolite.core.size import Size
+from theodolite.present.text import number
 
 Floats = NDArray[np.float64]
 Row = Mapping[str, Any]
@@ -72,6 +74,64 @@ class Scale:
         return "octaves" if self.log else f"of {self.name}"
 
 
+@dataclass(frozen=True)
+class Criterion:
+    """What runs are compared by: the held-out loss, or a metric of the workload. Lower is better.
+
+    >>> by = Criterion("solver iterations")
+    >>> by.of({"status": "finished", "solver iterations": 17.0}), by.of({"status": "diverged"})
+    (17.0, inf)
+    >>> by.text(17.0), by.text(math.inf), Criterion().text(0.5)
+    ('17', 'inf', '0.500')
+    """
+
+    metric: str | None = None
+    """None for the held-out loss."""
+
+    @staticmethod
+    def named(name: str | None) -> Criterion:
+        """By the name of a metric; None or `held-out loss` for the loss."""
+        return Criterion(None if name == HELD_OUT_LOSS else name)
+
+    @property
+    def name(self) -> str:
+        """In titles and on axes."""
+        return self.metric or HELD_OUT_LOSS
+
+    @property
+    def column(self) -> str:
+        """In the rows of a ledger."""
+        return self.metric or "held_out"
+
+    @property
+    def noun(self) -> str:
+        """In sentences."""
+        return "metric" if self.metric else "loss"
+
+    @property
+    def least_shown(self) -> float:
+        """The least difference that `text` shows: the loss has three decimals."""
+        return 5e-324 if self.metric else 0.0005
+
+    def knows(self, row: Row) -> bool:
+        """Has the run a value? Not if it failed, or was made before there was the metric."""
+        return row["status"] != "failed" and (row["status"] == "diverged" or self.column in row)
+
+    def of(self, row: Row) -> float:
+        """The value of a run; infinite where it has none, as where it diverged."""
+        value = row.get(self.column)
+        return math.inf if value is None else float(value)
+
+    def text(self, value: float) -> str:
+        """The loss with three decimals or `diverged`, a metric with four digits."""
+        if self.metric:
+            return number(value, 4)
+        return "diverged" if math.isinf(value) else f"{value:.3f}"
+
+
+LOSS = Criterion()
+
+
 def scale_of(name: str, values: Collection[Any]) -> Scale:
     """The scale for the values that a quantity takes, which must be numbers."""
     for value in values:
@@ -85,14 +145,14 @@ def scale_of(name: str, values: Collection[Any]) -> Scale:
 
 @dataclass(frozen=True, eq=False)
 class SweepCurve:
-    """The loss at one size, everything else but the swept quantity and the seed being fixed."""
+    """The loss, or a metric, at one size, everything else but the swept quantity and the seed being fixed."""
 
     size: Size
     values: tuple[float, ...]
     """Of the swept quantity, rising."""
     seeds: tuple[int, ...]
     losses: Floats
-    """Seeds × values: infinite where the run diverged, nan where there is none."""
+    """Seeds × values: infinite where the run diverged or its metric is infinite, nan where there is none."""
 
     @property
     def means(self) -> Floats:
@@ -105,15 +165,17 @@ class SweepCurve:
         return tuple(int(count) for count in (~np.isnan(self.losses)).sum(0))
 
 
-def curves_of(rows: Sequence[Row], over: str, axes: Sequence[str] = ()) -> dict[Key, list[SweepCurve]]:
-    """The curves of all sizes, by what else they differ in. Runs that failed are left out."""
+def curves_of(
+    rows: Sequence[Row], over: str, axes: Sequence[str] = (), criterion: Criterion = LOSS
+) -> dict[Key, list[SweepCurve]]:
+    """The curves of all sizes, by what else they differ in. Runs without a value are left out."""
     cells: dict[Key, dict[Size, dict[tuple[float, int], float]]] = {}
     for row in rows:
-        if row["status"] != "failed":
+        if criterion.knows(row):
             others = json.dumps({name: setting(row, name) for name in axes}, sort_keys=True)
             sizes = cells.setdefault((row["optimizer"], row["parameterization"], others), {})
             losses = sizes.setdefault(Size(row["width"], row["depth"]), {})
-            losses[setting(row, over), row["seed"]] = loss_of(row)
+            losses[setting(row, over), row["seed"]] = criterion.of(row)
     return {
         key: [_curve(size, losses) for size, losses in sorted(sizes.items())] for key, sizes in cells.items()
     }
@@ -122,11 +184,6 @@ def curves_of(rows: Sequence[Row], over: str, axes: Sequence[str] = ()) -> dict[
 def setting(row: Row, name: str) -> Any:
     """The value of an axis. What a row calls `held_out` is the loss, not the number of batches it is of."""
     return row["held_out_batches" if name == "held_out" else name]
-
-
-def loss_of(row: Row) -> float:
-    """The held-out loss; infinite where the run diverged."""
-    return math.inf if row["held_out"] is None else row["held_out"]
 
 
 def resamples(num: int) -> Floats:
@@ -183,7 +240,7 @@ class Optimum:
 
     size: Size
     best: float
-    """The best value that was tried; nan where all runs diverged."""
+    """The best value that was tried; nan where no run has a finite loss."""
     loss: float
     """The mean loss there."""
     value: float

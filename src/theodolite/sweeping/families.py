@@ -12,6 +12,8 @@ from theodolite.core.size import Size
 from theodolite.present.result import Block, Heading, Result
 from theodolite.present.text import Column, Table, cell, counted, signed
 from theodolite.sweeping.curves import (
+    LOSS,
+    Criterion,
     Key,
     Optimum,
     Row,
@@ -39,8 +41,6 @@ MOST_COLUMNS = 9
 """Most values in a table; if there are more, those around the optima are shown."""
 BOUNDS = {"low": "≤ ", "high": "≥ "}
 """The sign of an optimum that is the first or the last value that was tried."""
-LEAST_SHOWN = 0.0005
-"""The least change of the loss that its three decimals show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,8 @@ class Family(Result):
     transfers: tuple[Transfer, ...]
     changes: tuple[Change, ...]
     reaches: tuple[TransferReach, ...]
+    criterion: Criterion = LOSS
+    """What its curves show."""
 
     @property
     def title(self) -> str:
@@ -93,7 +95,7 @@ class Family(Result):
         """A row for each size, then what the rows say together."""
         num = max((count for curve in self.curves for count in curve.num_seeds), default=0)
         from_base = f" from {self.base}" if self.parameterization == "plan" else ""
-        about = f"held-out loss against {self.scale.label}, {counted(num, 'seed')}"
+        about = f"{self.criterion.name} against {self.scale.label}, {counted(num, 'seed')}"
         yield Heading(f"{self.title}{from_base}: {about}")
         values = sorted({value for curve in self.curves for value in curve.values})
         bests = [values.index(optimum.best) for optimum in self.optima if not math.isnan(optimum.best)]
@@ -103,9 +105,12 @@ class Family(Result):
         rows = []
         for curve, optimum in zip(self.curves, self.optima, strict=True):
             means = dict(zip(curve.values, curve.means, strict=True))
-            texts = {value: loss_text(mean) + " *"[value == optimum.best] for value, mean in means.items()}
+            texts = {
+                value: self.criterion.text(mean) + " *"[value == optimum.best]
+                for value, mean in means.items()
+            }
             losses = [texts.get(value, "") for value in shown]
-            best = optimum_text(optimum, self.scale)
+            best = optimum_text(optimum, self.scale, self.criterion)
             rows.append((str(curve.size), *losses, best, lost.get(curve.size, "")))
         heads = [Column(_head(value, self.scale) + " ", side="right") for value in shown]
         yield Table(("size", *heads, "best", "lost"), rows)
@@ -114,7 +119,12 @@ class Family(Result):
 
 
 def analyse(
-    rows: Sequence[Row], *, base: Size, over: str = "lr", axes: Sequence[str] = ()
+    rows: Sequence[Row],
+    *,
+    base: Size,
+    over: str = "lr",
+    axes: Sequence[str] = (),
+    criterion: Criterion = LOSS,
 ) -> tuple[Family, ...]:
     """The families in the rows of a ledger, in the order of their first run, plan before standard.
 
@@ -123,6 +133,7 @@ def analyse(
         base: the size from which optima are transferred.
         over: the swept quantity.
         axes: further ones: each combination of their values is a family.
+        criterion: what runs are compared by.
 
     >>> rows = [
     ...     {"optimizer": "adamw", "parameterization": "plan", "width": width, "depth": 4, "seed": seed,
@@ -134,13 +145,13 @@ def analyse(
     -7.0
     """
     scale = scale_of(over, {setting(row, over) for row in rows})
-    found = curves_of(rows, over, axes)
+    found = curves_of(rows, over, axes, criterion)
     optimizers, combinations = ([*dict.fromkeys(key[index] for key in found)] for index in (0, 2))
     keys = sorted(found, key=lambda key: (optimizers.index(key[0]), combinations.index(key[2]), key[1]))
-    return tuple(_family(key, scale, base, found[key]) for key in keys)
+    return tuple(_family(key, scale, base, found[key], criterion) for key in keys)
 
 
-def _family(key: Key, scale: Scale, base: Size, curves: Sequence[SweepCurve]) -> Family:
+def _family(key: Key, scale: Scale, base: Size, curves: Sequence[SweepCurve], criterion: Criterion) -> Family:
     seeds = sorted({seed for curve in curves for seed in curve.seeds})
     weights = resamples(len(seeds))
     drawn = {curve.size: resampled(curve, scale, seeds, weights) for curve in curves}
@@ -157,16 +168,17 @@ def _family(key: Key, scale: Scale, base: Size, curves: Sequence[SweepCurve]) ->
         transfers=tuple(transfers(drawn, base, scale)),
         changes=tuple(changes(drawn, base)),
         reaches=tuple(reaches(drawn, scale)),
+        criterion=criterion,
     )
 
 
-def optimum_text(optimum: Optimum, scale: Scale) -> str:
+def optimum_text(optimum: Optimum, scale: Scale, criterion: Criterion = LOSS) -> str:
     """`2^-7.2 ± 0.1`, the interval being on the scale of the exponent; or a bound such as `≤ 2^-12`.
 
     `not known` where the interval is wider than the values that were tried.
     """
     if math.isnan(optimum.value):
-        return "all diverged"
+        return "all infinite" if criterion.metric else "all diverged"
     if optimum.noisy:
         return "not known"
     text = BOUNDS.get(optimum.edge, "") + scale.text(optimum.value)
@@ -179,17 +191,13 @@ def lost_text(transfer: Transfer, family: Family) -> str:
     """`0.045 ± 0.007`, or a bound; empty at the base, and if that has no optimum to transfer."""
     if transfer.size == family.base or math.isnan(transfer.lost):
         return ""
+    by = family.criterion
     if transfer.bound:
-        return f"≥ {loss_text(transfer.lost)}"
+        return f"≥ {by.text(transfer.lost)}"
     reach = transfer.interval.high - transfer.lost
-    if not math.isfinite(reach) or (transfer.lost == 0 and reach < LEAST_SHOWN):
-        return loss_text(transfer.lost)
-    return f"{loss_text(transfer.lost)} ± {reach:.3f}"
-
-
-def loss_text(value: float) -> str:
-    """Three decimals, or `diverged`."""
-    return "diverged" if math.isinf(value) else f"{value:.3f}"
+    if not math.isfinite(reach) or (transfer.lost == 0 and reach < by.least_shown):
+        return by.text(transfer.lost)
+    return f"{by.text(transfer.lost)} ± {by.text(reach)}"
 
 
 def verdicts(family: Family) -> Iterator[str]:
@@ -259,7 +267,7 @@ def _drift_sentence(drift: OptimumDrift, family: Family) -> str:
 
 
 def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
-    scale, base = family.scale, family.base
+    scale, base, by = family.scale, family.base, family.criterion
     if source.edge in BOUNDS:
         bound = f"{BOUNDS[source.edge]}{scale.text(source.best)}"
         yield f"transfer: the optimum of {base} is only a bound ({bound}), so there is none to transfer."
@@ -275,44 +283,46 @@ def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
     bounds = [transfer for transfer in others if transfer.bound]
     pieces = []
     if len(diverging) > 1:
-        pieces.append(f"{len(diverging)} sizes diverge: {_listed(diverging)}")
+        verb = "have no finite value" if by.metric else "diverge"
+        pieces.append(f"{len(diverging)} sizes {verb}: {_listed(diverging)}")
     elif diverging:
-        pieces.append(f"{diverging[0]} diverges")
+        pieces.append(f"{diverging[0]} {'has no finite value' if by.metric else 'diverges'}")
     else:
         if known := [transfer for transfer in others if not transfer.bound]:
-            pieces.append(_most_lost(known, of_all=not bounds and not unusable))
+            pieces.append(_most_lost(known, by, of_all=not bounds and not unusable))
         if bounds:
             least = max(bounds, key=lambda transfer: transfer.lost)
-            pieces.append(f"at least {least.lost:.3f} is lost at {least.size}")
+            pieces.append(f"at least {by.text(least.lost)} is lost at {least.size}")
     if pieces:
         best = "the best tried" if source.noisy else "the best"
         yield f"transfer: with {scale.text(source.best)}, {best} at {base}, {'; '.join(pieces)}."
 
 
-def _most_lost(known: Sequence[Transfer], *, of_all: bool) -> str:
+def _most_lost(known: Sequence[Transfer], by: Criterion, *, of_all: bool) -> str:
     worst = max(known, key=lambda transfer: (transfer.lost, transfer.interpolated))
+    most = by.text(worst.interpolated) if math.isfinite(worst.interpolated) else "inf"
     if worst.lost == 0:
-        who = "no size" if of_all else "no size whose loss is known"
-        return f"{who} loses anything at the values tried, at most {worst.interpolated:.3f} between them"
+        who = "no size" if of_all else f"no size whose {by.noun} is known"
+        return f"{who} loses anything at the values tried, at most {most} between them"
     share = 100 * worst.lost / max(abs(worst.loss - worst.lost), 1e-12)
-    most = "the most" if of_all else "the most of those known"
-    between = f"{worst.interpolated:.3f} between the points"
-    return f"{worst.size} loses {most}, {worst.lost:.3f} ({share:.1f} %; {between})"
+    ranked = "the most" if of_all else "the most of those known"
+    return f"{worst.size} loses {ranked}, {by.text(worst.lost)} ({share:.1f} %; {most} between the points)"
 
 
 def _growth_sentence(family: Family, value: str) -> str:
+    by = family.criterion
     worse = [change for change in family.changes if change.worse]
-    noisy = [change for change in family.changes if change.change >= LEAST_SHOWN and not change.worse]
+    noisy = [change for change in family.changes if change.change >= by.least_shown and not change.worse]
     seeds = "the seeds" if any(change.interval.known for change in family.changes) else "one seed"
     if worse:
-        said = f"larger is worse at {_steps(worse)}"
-        said += f"; {seeds} cannot tell at {_steps(noisy)}" if noisy else ""
+        said = f"larger is worse at {_steps(worse, by)}"
+        said += f"; {seeds} cannot tell at {_steps(noisy, by)}" if noisy else ""
     elif noisy:
-        said = f"the loss rises at {_steps(noisy)}, which {seeds} cannot tell from noise"
+        said = f"the {by.noun} rises at {_steps(noisy, by)}, which {seeds} cannot tell from noise"
     elif not family.changes:
         said = "no size can be compared with a smaller one"
     elif seeds == "one seed":
-        said = "the loss never rises, as far as one seed can tell"
+        said = f"the {by.noun} never rises, as far as one seed can tell"
     else:
         said = "wider and deeper is never worse"
     if not family.uncompared:
@@ -323,10 +333,11 @@ def _growth_sentence(family: Family, value: str) -> str:
     return f"growth: with {value}, {said}. Not compared: {_listed(family.uncompared)}{why}."
 
 
-def _steps(found: Sequence[Change]) -> str:
+def _steps(found: Sequence[Change], by: Criterion) -> str:
+    infinite = "+inf" if by.metric else "diverges"
     return "; ".join(
         f"{change.smaller} → {change.larger} "
-        + (f"+{change.change:.3f}" if math.isfinite(change.change) else "diverges")
+        + (f"+{by.text(change.change)}" if math.isfinite(change.change) else infinite)
         for change in found
     )
 

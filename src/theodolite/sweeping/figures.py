@@ -1,4 +1,4 @@
-"""Figures of a sweep: loss against the swept quantity, a curve for each size; for the page and as SVG."""
+"""Figures of a sweep: loss or metric against the swept quantity, a curve for each size; page and SVG."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def _figure(families: Sequence[Family], along: Along | None, optimizer: str) -> 
     chosen = [(family, on_line(family, along)) for family in families]
     chosen = [(family, sizes) for family, sizes in chosen if sizes]
     sizes = sorted({size for _, mine in chosen for size in mine})
-    paint, scale = colours(sizes), families[0].scale
+    paint, scale, shows = colours(sizes), families[0].scale, families[0].criterion.name
     shown = [curve for family in families for curve in family.curves if curve.size in sizes]
     ranges = place_range(families), loss_range(shown)
     return Figure(
-        caption=f"{optimizer}: held-out loss against {scale.label} at {', '.join(map(str, sizes))}, from "
+        caption=f"{optimizer}: {shows} against {scale.label} at {', '.join(map(str, sizes))}, from "
         "blue to orange. Bands: least and greatest of the seeds. Discs: the optimum.",
         alt=". ".join(_described(family, mine) for family, mine in chosen),
         panels=tuple(_panel(family, mine, paint, ranges) for family, mine in chosen),
@@ -100,7 +100,7 @@ def _panel(
     lines = [trace for curve, _ in drawn for trace in _traces(curve, family.scale, paint[curve.size])]
     discs = [_disc(*pair, family.scale, paint[pair[0].size]) for pair in drawn if _is_marked(pair[1])]
     title = "log<sub>2</sub> " + family.scale.name if family.scale.log else family.scale.name
-    layout = frame(height=300, x=title, y="held-out loss")
+    layout = frame(height=300, x=title, y=family.criterion.name)
     layout["xaxis"] |= {"range": list(ranges[0]), "nticks": 9}
     layout["yaxis"] |= {"range": list(ranges[1])}
     return Panel(family.title, (*lines, *discs), layout)
@@ -143,8 +143,9 @@ def _disc(curve: SweepCurve, optimum: Optimum, scale: Scale, colour: str) -> dic
 
 
 def _described(family: Family, sizes: Sequence[Size]) -> str:
+    scale, by = family.scale, family.criterion
     best = [
-        f"{optimum.size} best {'' if optimum.noisy else 'at '}{optimum_text(optimum, family.scale)}"
+        f"{optimum.size} best {'' if optimum.noisy else 'at '}{optimum_text(optimum, scale, by)}"
         for optimum in family.optima
         if optimum.size in sizes
     ]
@@ -164,7 +165,7 @@ def draw(families: Sequence[Family], *, title: str = "") -> str:
     low, high = loss_range([curve for family in families for curve in family.curves])
     y = SvgAxis(low, high, {loss: f"{loss:g}" for loss in _round_numbers(low, high)})
     return SvgFigure(
-        title=title or f"held-out loss against {scale.label}",
+        title=title or f"{families[0].criterion.name} against {scale.label}",
         legend=[(str(size), paint[size]) for size in sizes],
         columns=shown,
         rows=[

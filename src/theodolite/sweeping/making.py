@@ -15,6 +15,7 @@ from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.run import Grid, Run
 from theodolite.present.text import counted
+from theodolite.sweeping.curves import LOSS, Criterion
 from theodolite.sweeping.ranges import Range
 
 Settings = dict[str, Any]
@@ -72,7 +73,7 @@ class Maker:
         if report.stopped:
             raise Stopped
 
-    def search(self, space: Space, grid: Grid, base: Size, trials: int) -> None:
+    def search(self, space: Space, grid: Grid, base: Size, trials: int, criterion: Criterion = LOSS) -> None:
         """Search the base for each optimizer and parameterization; try around what was found at all sizes."""
         for kinds in itertools.product(grid.axes["optimizer"], grid.axes["parameterization"]):
             kind = {"optimizer": [kinds[0]], "parameterization": [kinds[1]]}
@@ -83,11 +84,13 @@ class Maker:
                 made = [_with(grid, {**kind, "size": [base]}, settings) for settings in asked]
                 self.make([run for runs in made for run in runs], told=False)
                 rows = {row["identity"]: row for row in self.ledger.rows()}
-                return [_mean_loss(runs, rows) for runs in made]
+                return [_mean(criterion, [rows[run.identity] for run in runs]) for runs in made]
 
             found, loss = min(search(space, losses, trials=trials), key=lambda trial: trial[1])
             if not math.isfinite(loss):
-                self.listener.said(f"{name}: no trial at {base} ended with a finite loss. Try smaller rates")
+                self.listener.said(
+                    f"{name}: no trial at {base} ended with a finite {criterion.noun}. Try smaller rates"
+                )
                 continue
             around = [{**found, "lr": found["lr"] * factor} for factor in AROUND]
             self.make([run for settings in around for run in _with(grid, kind, settings)])
@@ -137,10 +140,9 @@ def _with(grid: Grid, kind: Mapping[str, Sequence[Any]], settings: Settings) -> 
     return Grid({**grid.axes, **kind, **one_each}, grid.fixed).runs
 
 
-def _mean_loss(runs: Sequence[Run], rows: Mapping[str, Mapping[str, Any]]) -> float:
+def _mean(criterion: Criterion, rows: Sequence[Mapping[str, Any]]) -> float:
     """Over the seeds; infinite where one diverged or failed: neither has a loss."""
-    losses = [rows[run.identity]["held_out"] for run in runs]
-    return math.inf if None in losses else math.fsum(losses) / len(losses)
+    return math.fsum(map(criterion.of, rows)) / len(rows)
 
 
 def _summary(runs: Sequence[Run], settled: set[str]) -> str:

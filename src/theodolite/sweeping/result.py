@@ -10,16 +10,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
+from theodolite.core.arguments import did_you_mean
 from theodolite.core.errors import UseError
 from theodolite.core.files import frozen, plain
+from theodolite.core.metric_names import metrics_in
 from theodolite.core.size import Size
 from theodolite.fleet.driver import RunReport
 from theodolite.fleet.ledger import Ledger
 from theodolite.present.figure import Figure
 from theodolite.present.result import Block, Heading, Result
 from theodolite.present.text import Column, Table, cell
-from theodolite.sweeping.curves import Row, loss_of, setting
-from theodolite.sweeping.families import Family, analyse, loss_text, movement_sentence
+from theodolite.sweeping.curves import LOSS, Criterion, Row, setting
+from theodolite.sweeping.families import Family, analyse, movement_sentence
 from theodolite.sweeping.figures import figures
 
 ALWAYS = frozenset({"size", "seed", "optimizer", "parameterization"})
@@ -47,10 +49,17 @@ class Sweep(Result):
     """By size, the best of all axes together; none where the swept quantity is the only one."""
     report: RunReport | None = field(default=None, repr=False)
     """What was run by this call; None for a sweep that was loaded."""
+    metric: str | None = None
+    """The metric of the workload by which runs are compared; None for the held-out loss."""
 
     @staticmethod
     def of(
-        rows: Sequence[Row], spec: Mapping[str, Any], *, over: str = "lr", report: RunReport | None = None
+        rows: Sequence[Row],
+        spec: Mapping[str, Any],
+        *,
+        over: str = "lr",
+        metric: str | None = None,
+        report: RunReport | None = None,
     ) -> Sweep:
         """The sweep that the rows and the spec of a ledger describe."""
         if spec.get("study") != "sweep":
@@ -60,31 +69,38 @@ class Sweep(Result):
             known = ", ".join(sorted(axes))
             raise UseError(f"over is {over!r}, which is no axis of this sweep: it has {known}")
         axes.remove(over)
-        base = Size(*spec["base"])
-        chosen = of_the_best(rows, base, axes) if spec["search"] else rows
-        families = analyse(chosen, base=base, over=over, axes=axes) if chosen else ()
+        base, by = Size(*spec["base"]), Criterion.named(metric)
+        if by.metric is not None and any(row["status"] == "finished" for row in rows):
+            check_metric(by, metrics_in(rows), f"the sweep of {spec['workload']}")
+        chosen = of_the_best(rows, base, axes, by) if spec["search"] else rows
+        families = analyse(chosen, base=base, over=over, axes=axes, criterion=by) if chosen else ()
         found = bests(families) if axes else ()
-        return Sweep(spec["workload"], base, over, spec, tuple(rows), families, found, report)
+        return Sweep(spec["workload"], base, over, spec, tuple(rows), families, found, report, by.metric)
 
     @classmethod
-    def load(cls, path: str | Path, *, over: str | None = None) -> Self:
+    def load(cls, path: str | Path, *, over: str | None = None, metric: str | None = None) -> Self:
         """Read a sweep from the folder of its ledger, or from the .json file that `save` wrote.
 
-        `over` asks for the optimum of another axis than the learning rate, or than the one that was saved.
+        `over` asks for the optimum of another axis than the learning rate, or than the one that was saved,
+        `metric` for the optimum by a metric of the workload, or by the `held-out loss`.
         """
         path = Path(path).expanduser()
         if path.suffix == ".json" and path.is_file():
             found = super().load(path)
-            return found if over in (None, found.over) else cls.from_dict({**found.to_dict(), "over": over})
+            asked = over or found.over, metric or found.metric
+            if asked == (found.over, found.metric):
+                return found
+            return cls.from_dict({**found.to_dict(), "over": asked[0], "metric": asked[1]})
         with Ledger.read(path) as ledger:
-            return cls.from_dict({"spec": ledger.spec, "rows": ledger.rows(), "over": over or "lr"})
+            rows, spec = ledger.rows(), ledger.spec
+        return cls.from_dict({"spec": spec, "rows": rows, "over": over or "lr", "metric": metric})
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """The sweep from its rows and its spec, which are analysed again."""
         try:
             rows = [frozen(row) for row in content["rows"]]
-            found: Any = cls.of(rows, content["spec"], over=content["over"])
+            found: Any = cls.of(rows, content["spec"], over=content["over"], metric=content.get("metric"))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, UseError):
                 raise
@@ -93,13 +109,14 @@ class Sweep(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The spec, the rows, and all that was found."""
-        found = {"spec": self.spec, "over": self.over, "verdict": self.verdict, "rows": self.rows}
-        return plain(found | {"families": self.families, "bests": self.bests})
+        found = {"spec": self.spec, "over": self.over, "metric": self.metric, "verdict": self.verdict}
+        return plain(found | {"rows": self.rows} | {"families": self.families, "bests": self.bests})
 
     @property
     def verdict(self) -> str:
         """One sentence: does the optimum stay where it is?"""
-        return movement_sentence(self.families, f"{self.over} of {self.workload}", str(self.base))
+        by = f" by {self.metric}" if self.metric else ""
+        return movement_sentence(self.families, f"{self.over} of {self.workload}{by}", str(self.base))
 
     @property
     def title(self) -> str:
@@ -107,11 +124,11 @@ class Sweep(Result):
         return self.verdict
 
     def figures(self) -> tuple[Figure, ...]:
-        """Loss against the swept quantity, one curve for each size."""
+        """Loss, or the metric, against the swept quantity, one curve for each size."""
         return figures(self.families)
 
     def table(self) -> Table:
-        """The mean held-out loss at every size and value."""
+        """The mean held-out loss, or metric, at every size and value."""
         others = list(self.families[0].others) if self.families else []
         rows = [
             (each.optimizer, each.parameterization, *each.others.values(), *size, *point)
@@ -120,7 +137,8 @@ class Sweep(Result):
             for size in [(curve.size.width, curve.size.depth)]
             for point in zip(curve.values, curve.means.tolist(), curve.num_seeds, strict=True)
         ]
-        columns = ("optimizer", "parameterization", *others, "width", "depth", self.over, "held_out", "seeds")
+        found = Criterion(self.metric).column
+        columns = ("optimizer", "parameterization", *others, "width", "depth", self.over, found, "seeds")
         return Table(columns, rows)
 
     def blocks(self) -> Iterator[Block]:
@@ -132,13 +150,13 @@ class Sweep(Result):
             yield from family.blocks()
         if self.bests:
             yield Heading("The best of all axes")
-            rows = []
+            rows, by = [], Criterion(self.metric)
             for best in self.bests:
                 chosen = ", ".join(f"{name} {cell(value) or value}" for name, value in best.settings.items())
-                lost = "not run" if math.isnan(best.lost) else loss_text(best.lost)
+                lost = "not run" if math.isnan(best.lost) else by.text(best.lost)
                 kind = f"{best.optimizer}, {best.parameterization}"
                 rows.append((kind, str(best.size), chosen, best.loss, lost))
-            loss = Column("loss", show=loss_text)
+            loss = Column(self.metric or "loss", show=by.text)
             yield Table(("", "size", "best of all", loss, Column("lost with the base's", side="right")), rows)
         yield from self.figures()
 
@@ -174,10 +192,25 @@ def bests(families: Sequence[Family]) -> tuple[Best, ...]:
     return tuple(made)
 
 
-def of_the_best(rows: Sequence[Row], base: Size, axes: Sequence[str]) -> list[Row]:
+def check_metric(criterion: Criterion, known: Sequence[str], whose: str) -> None:
+    """Refuse a metric that there is not; the error names those there are.
+
+    >>> check_metric(Criterion("itertions"), ["iterations"], "poisson")
+    Traceback (most recent call last):
+    theodolite.UseError: poisson has no metric 'itertions'. Did you mean 'iterations'? It has iterations
+    """
+    if criterion.metric is not None and criterion.metric not in known:
+        near = did_you_mean(criterion.metric, known)
+        has = f"It has {', '.join(known)}" if known else "It has none: see Workload(…, metrics=…)"
+        raise UseError(f"{whose} has no metric {criterion.metric!r}.{near} {has}")
+
+
+def of_the_best(
+    rows: Sequence[Row], base: Size, axes: Sequence[str], criterion: Criterion = LOSS
+) -> list[Row]:
     """The rows with the best settings of their optimizer and parameterization, apart from the learning rate.
 
-    They are what a search found: those with the least mean loss over seeds at the base.
+    They are what a search found: those with the least mean loss, or metric, over seeds at the base.
 
     >>> row = {"optimizer": "adamw", "parameterization": "plan", "width": 64, "depth": 4, "lr": 0.1}
     >>> losses = {1e-8: 3.0, 1e-6: 2.0}
@@ -187,9 +220,9 @@ def of_the_best(rows: Sequence[Row], base: Size, axes: Sequence[str]) -> list[Ro
     """
     losses: dict[tuple[str, str], dict[tuple[str, float], list[float]]] = {}
     for row in rows:
-        if Size(row["width"], row["depth"]) == base and row["status"] != "failed":
+        if Size(row["width"], row["depth"]) == base and criterion.knows(row):
             mine = losses.setdefault((row["optimizer"], row["parameterization"]), {})
-            mine.setdefault((_settings(row, axes), row["lr"]), []).append(loss_of(row))
+            mine.setdefault((_settings(row, axes), row["lr"]), []).append(criterion.of(row))
     best = {key: min(mine, key=lambda each: fmean(mine[each]))[0] for key, mine in losses.items()}
     return [
         row for row in rows if best.get((row["optimizer"], row["parameterization"])) == _settings(row, axes)

@@ -20,10 +20,10 @@ from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.opening import SUFFIXES, file_of
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.training import check_plans, conditions, workload_of
-from theodolite.sweeping.curves import scale_of
+from theodolite.sweeping.curves import Criterion, scale_of
 from theodolite.sweeping.making import Maker, Space, Stopped
 from theodolite.sweeping.ranges import Range
-from theodolite.sweeping.result import ALWAYS, Sweep
+from theodolite.sweeping.result import ALWAYS, Sweep, check_metric
 from theodolite.workloads import Workload
 
 MOST_SEEDS = 10_000
@@ -50,6 +50,7 @@ def sweep(
     warmup: int | None = None,
     axes: Mapping[str, Axis] | None = None,
     over: str = "lr",
+    metric: str | None = None,
     search: Literal["tpe"] | None = None,
     trials: int = 20,
     out: str | Path = "sweep",
@@ -86,6 +87,8 @@ def sweep(
         axes: further fields of a run by name, with their values: `{"weight_decay": [0, 0.1]}`,
             `{"options.betas": [(0.9, 0.95), (0.9, 0.99)]}`.
         over: the quantity whose optimum is sought: `lr`, or one of the axes.
+        metric: the metric of the workload by which runs are compared, instead of the held-out loss. Lower is
+            better; infinite values count as those of runs that diverged.
         search: `tpe` searches the base size for the best learning rate and axes with Optuna, then tries half,
             once and twice that learning rate at every size. Axes may be a `Range`.
         trials: of the search.
@@ -119,6 +122,8 @@ def sweep(
         raise UseError("lr is among the axes: it is an argument of its own")
     swept = {"lr": [lr] if isinstance(lr, int | float) else lr, **(axes or {})}
     _check(swept, over, search, trials)
+    criterion = Criterion.named(metric)
+    check_metric(criterion, list(found.metrics), name)
     fixed = {"workload": name, "base": base, **_timing(steps, warmup, swept), **fields}
     kinds = {
         "optimizer": [optimizer] if isinstance(optimizer, str) else optimizer,
@@ -157,8 +162,8 @@ def sweep(
             if space is None:
                 maker.make(grid.runs)
             else:
-                maker.search(space, grid, base, trials)
-        return Sweep.of(ledger.rows(), spec, over=over, report=maker.report)
+                maker.search(space, grid, base, trials, criterion)
+        return Sweep.of(ledger.rows(), spec, over=over, metric=metric, report=maker.report)
 
 
 def sizes_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from theodolite.core.batches import Batch
 from theodolite.core.calling import Build, Loss, described, evaluate, see_inside
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
+from theodolite.workloads.metrics import Metric, check_metrics
 
 HELD_OUT_SEED = 2**31 - 1
 """The seed of held-out batches where a workload has none of its own; too large for the seed of a run."""
@@ -39,6 +40,10 @@ class Workload:
             default, batches of a seed that no run has, which suffices where data never repeat.
         schedule: the learning-rate schedule you train with, if the survey should check it:
             `schedule(optimizer) -> LRScheduler`.
+        metrics: what a trained network is judged by beside the loss, by name: `metric(model) -> float`, or
+            `StepsTo("accuracy", at_least=0.95)`. Lower is better. A function is called after training, in
+            eval mode and without gradients; `inf` says that there is no finite value, as of a solver that
+            does not converge.
 
     >>> import torch
     >>> from torch import nn
@@ -62,6 +67,7 @@ class Workload:
     size: Size = field(default=Size(128, 4))
     schedule: Callable[[Optimizer], LRScheduler] | None = None
     held_out: Callable[[int, int], Batch] | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -72,6 +78,7 @@ class Workload:
             value = getattr(self, name)
             if not callable(value) and not (name in ("schedule", "held_out") and value is None):
                 raise UseError(f"workload {self.name!r}: {name} is {value!r}, which cannot be called")
+        object.__setattr__(self, "metrics", check_metrics(self.name, self.metrics))
 
     def evaluate(self, model: nn.Module, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """The loss of the model on one batch, with its logits divided by the temperature."""

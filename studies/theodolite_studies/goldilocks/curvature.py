@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from theodolite.core.batches import Batch, on_device
-from theodolite.fleet.training import arithmetic, share_right
+from theodolite.fleet.evaluation import share_right
+from theodolite.fleet.training import arithmetic
 from theodolite.probes.curvature.curvature import Curvature, Projection, curvature, measure
 from theodolite.probes.curvature.directions import draw
 from theodolite.probes.curvature.objective import Objective

@@ -48,7 +48,11 @@ def plain(outcome: Outcome) -> dict[str, Any]:
 
 
 factor, mixture = 3.0, th.workload("mlp-mixture")
-given = dataclasses.replace(mixture, loss=lambda logits, targets: factor * mixture.loss(logits, targets))
+given = dataclasses.replace(
+    mixture,
+    loss=lambda logits, targets: factor * mixture.loss(logits, targets),
+    metrics={"three": lambda model: factor, "never": th.workloads.StepsTo("accuracy", at_least=1.5)},
+)
 runs = [tiny.run("slow", seed, steps=60) for seed in range(3)]
 runs += [tiny.run("faulty", seed) for seed in (2, 3, 4)]
 for name in ("given", "unknown there", f"{folder}/mine.py:workload"):

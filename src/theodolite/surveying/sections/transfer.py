@@ -293,7 +293,7 @@ class _Runs:
             held_out=HELD_OUT,
         )
         plan = self.trials.planned(size, lr) if planned else self.trials.standard(size, lr)
-        outcome = train(run, self.workload, plan=plan)
+        outcome = train(run, self.workload, plan=plan, metrics=False)
         self.first += [loss for step, loss in outcome.metrics["loss"] if step == 0]
         return math.inf if outcome.held_out is None else outcome.held_out
 
