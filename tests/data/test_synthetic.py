@@ -66,17 +66,40 @@ def test_modular_addition_is_the_whole_table() -> None:
     assert table == {(x, y): [(x + y) % 7] * (1 if x == y else 2) for x in range(7) for y in range(x, 7)}
 
 
-def test_the_held_out_part_is_the_rest() -> None:
-    parts = [data.modular_addition(11, fraction=0.3, held_out=held_out, seed=5) for held_out in (False, True)]
-    assert [len(part.labels) for part in parts] == [36, 85]
+@pytest.mark.parametrize("modulus", [11, 12])
+def test_the_held_out_part_is_the_rest_and_holds_no_pair_that_was_trained_in_the_other_order(
+    modulus: int,
+) -> None:
+    parts = [
+        data.modular_addition(modulus, fraction=0.3, held_out=held_out, seed=5) for held_out in (False, True)
+    ]
 
     def pairs(examples: data.Examples) -> list[tuple[float, ...]]:
         return sorted(tuple(row) for row in examples.values.tolist())
 
-    assert sorted(pairs(parts[0]) + pairs(parts[1])) == pairs(data.modular_addition(11))
+    trained, unseen = (set(pairs(part)) for part in parts)
+    assert not trained & unseen
+    assert [len(trained), len(unseen)] == {11: [20, 46], 12: [23, 55]}[modulus]  # of P(P + 1)/2
+    assert sorted(pairs(parts[0]) + pairs(parts[1])) == pairs(data.modular_addition(modulus))
 
 
-@pytest.mark.parametrize("wrong", [{"modulus": 1}, {"fraction": 0.0}, {"fraction": 1.5}])
-def test_impossible_tables_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(UseError, match="give a modulus of 2 or more and 0 < fraction ≤ 1"):
+def test_another_seed_holds_out_other_pairs() -> None:
+    first, second = (data.modular_addition(11, fraction=0.5, seed=seed).values for seed in (0, 1))
+    assert {tuple(row) for row in first.tolist()} != {tuple(row) for row in second.tolist()}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"modulus": 1}, "modulus is 1: give an integer, at least 2"),
+        ({"modulus": 7.0}, "modulus is 7.0: give an integer"),
+        ({"fraction": 0.0}, "fraction is 0.0: give a number above 0, at most 1"),
+        ({"fraction": 1.5}, "fraction is 1.5"),
+        ({"fraction": float("nan")}, "fraction is nan"),
+        ({"modulus": 3, "fraction": 0.01}, "none of the 6 unordered pairs is trained on. Give a larger"),
+        ({"held_out": True}, "none of the 1770 unordered pairs is held out. Give a smaller fraction"),
+    ],
+)
+def test_impossible_tables_are_refused(wrong: dict[str, float], said: str) -> None:
+    with pytest.raises(UseError, match=said):
         data.modular_addition(**wrong)

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import torch
 
+from theodolite.core.arguments import is_number, whole
 from theodolite.core.errors import UseError
 from theodolite.data.batches import Examples, generator
 
@@ -61,10 +62,12 @@ def modular_addition(
 ) -> Examples:
     """All pairs (x, y) with the label `x + y mod P`; the input is the sum of two one-hot rows, `e_x + e_y`.
 
+    (x, y) and (y, x) are the same input and stay together: a part has both or none of them.
+
     Args:
-        modulus: P, usually a prime. There are P² examples.
-        fraction: the fraction of them for training, chosen at random.
-        held_out: return the other part instead, on which grokking shows.
+        modulus: P, usually an odd prime. There are P² examples of P(P + 1)/2 unordered pairs.
+        fraction: the fraction of the unordered pairs for training, chosen at random.
+        held_out: return the other pairs instead, on which grokking shows.
         seed: of the choice.
 
     >>> table = modular_addition(5)
@@ -77,16 +80,23 @@ def modular_addition(
         On the mechanism and dynamics of modular addition: Fourier features, lottery ticket, and
         grokking, 2026.
     """
-    if modulus < 2 or not 0 < fraction <= 1:
-        raise UseError(
-            f"modulus is {modulus} and fraction {fraction}: give a modulus of 2 or more and 0 < fraction ≤ 1"
-        )
+    whole("modulus", modulus, least=2)
+    if not is_number(fraction) or not 0 < fraction <= 1:
+        raise UseError(f"fraction is {fraction!r}: give a number above 0, at most 1")
     x_N, y_N = (axis.reshape(-1) for axis in torch.meshgrid(*[torch.arange(modulus)] * 2, indexing="ij"))
+    num = modulus * (modulus + 1) // 2
+    trained = round(fraction * num)
+    if (num - trained if held_out else trained) == 0:
+        part = "held out" if held_out else "trained on"
+        raise UseError(
+            f"modulus is {modulus} and fraction {fraction:g}: none of the {num} unordered pairs is {part}. "
+            f"Give a {'smaller' if held_out else 'larger'} fraction"
+        )
+    smaller_N, larger_N = torch.minimum(x_N, y_N), torch.maximum(x_N, y_N)
+    pair_N = larger_N * (larger_N + 1) // 2 + smaller_N
+    order = torch.from_numpy(generator("modular addition", modulus, seed).permutation(num))
+    in_part = torch.zeros(num, dtype=torch.bool)
+    in_part[order[trained:] if held_out else order[:trained]] = True
+    x_N, y_N = x_N[in_part[pair_N]], y_N[in_part[pair_N]]
     one_hot_PP = torch.eye(modulus)
-    values_NP, labels_N = one_hot_PP[x_N] + one_hot_PP[y_N], (x_N + y_N) % modulus
-    if fraction < 1 or held_out:
-        order = torch.from_numpy(generator("modular addition", modulus, seed).permutation(modulus**2))
-        trained = round(fraction * modulus**2)
-        rows = (order[trained:] if held_out else order[:trained]).sort().values
-        values_NP, labels_N = values_NP[rows], labels_N[rows]
-    return Examples("modular-addition", values_NP, labels_N, modulus)
+    return Examples("modular-addition", one_hot_PP[x_N] + one_hot_PP[y_N], (x_N + y_N) % modulus, modulus)

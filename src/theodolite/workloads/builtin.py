@@ -1,12 +1,11 @@
 """The built-in workloads."""
 
-# B batch, T tokens, V vocabulary, P modulus
+# B batch, T tokens, V vocabulary
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -16,10 +15,8 @@ from theodolite.core.calling import Build, Loss
 from theodolite.core.optional import find_by_name
 from theodolite.core.size import Size
 from theodolite.models import GPT, LeNet300, ResidualMLP, ResNet
-from theodolite.models.residual_mlp import make_linear
 from theodolite.workloads.definition import Workload
 
-MODULUS = 59
 Draw = Callable[[int, int], Batch]
 
 
@@ -46,17 +43,6 @@ def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits_BTV.flatten(0, -2), targets_BT.flatten())
 
 
-def adder(width: int, depth: int) -> nn.Module:
-    """`W_out φ(W_in (e_x + e_y))` without biases, with ReLU φ; its neurons learn one frequency each.
-
-    Depths above 1 add hidden layers. Weights are `N(0, 1/fan_in)`.
-    """
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in pairwise([MODULUS, *[width] * depth, MODULUS]):
-        layers += [make_linear(fan_in, fan_out, bias=False), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
 def _texts(load: Callable[..., data.Text], num: int, length: int) -> tuple[Draw, Draw]:
     """Batches for training and held-out ones."""
     held_out = partial(load, "validation")
@@ -80,9 +66,8 @@ _SOTU, _ENWIK8 = _texts(data.state_of_the_union, 16, 128), _texts(data.enwik8, 3
 _MIXTURE = _examples(data.mixture, partial(data.mixture, seed=1))
 _FASHION = _examples(data.fashion_mnist, partial(data.fashion_mnist, "test"))
 _CIFAR10 = _examples(data.cifar10, partial(data.cifar10, "test"))
-_SUMS = partial(_rows, partial(data.modular_addition, MODULUS), 512), None
 _CLASSES = nn.functional.cross_entropy
-_TABLE: tuple[tuple[str, Build, tuple[Draw, Draw | None], Loss, Size], ...] = (
+_TABLE: tuple[tuple[str, Build, tuple[Draw, Draw], Loss, Size], ...] = (
     ("gpt-sotu", partial(GPT, vocab=256, context=128), _SOTU, next_token_loss, Size(128, 4)),
     ("gpt-enwik8", _GPT, _ENWIK8, next_token_loss, Size(128, 4)),
     ("gpt-enwik8-bare", partial(_GPT, norm_placement="none"), _ENWIK8, next_token_loss, Size(128, 4)),
@@ -90,7 +75,6 @@ _TABLE: tuple[tuple[str, Build, tuple[Draw, Draw | None], Loss, Size], ...] = (
     ("mlp-fashion", partial(ResidualMLP, inputs=784, outputs=10), _FASHION, _CLASSES, Size(128, 4)),
     ("lenet-fashion", LeNet300, _FASHION, _CLASSES, Size(300, 2)),
     ("resnet-cifar10", ResNet, _CIFAR10, _CLASSES, Size(16, 3)),
-    ("modular-addition", adder, _SUMS, _CLASSES, Size(256, 1)),
 )
 WORKLOADS = tuple(
     Workload(name, build, batch, loss, size, held_out=held_out)
