@@ -62,7 +62,7 @@ def catalogue() -> tuple[Source, ...]:
     """All data sets.
 
     >>> [source.name for source in catalogue()]
-    ['sotu', 'mixture', 'modular-addition', 'fashion-mnist', 'mnist', 'cifar10', 'enwik8']
+    ['sotu', 'mixture', 'modular-addition', 'two-cylinders', 'fashion-mnist', 'mnist', 'cifar10', 'enwik8']
     """
     return _SOURCES
 
@@ -145,6 +145,7 @@ _SOURCES = (
     ),
     Source("mixture", "a mixture of Gaussians whose best possible accuracy is known", "computed"),
     Source("modular-addition", "all sums x + y modulo a prime", "computed"),
+    Source("two-cylinders", "the flow around two cylinders on a coarse and a fine grid", "computed"),
     Source(
         name="fashion-mnist",
         what="70 000 grey images of clothing, 28 × 28, ten classes",

@@ -4,5 +4,18 @@ from theodolite.core.calling import ModelLoss, OutputLoss
 from theodolite.workloads.builtin import built_in, next_token_loss
 from theodolite.workloads.definition import Workload
 from theodolite.workloads.lookup import config_size, workload
+from theodolite.workloads.metrics import StepsTo
+from theodolite.workloads.modular import grokking, modular_addition
 
-__all__ = ["ModelLoss", "OutputLoss", "Workload", "built_in", "config_size", "next_token_loss", "workload"]
+__all__ = [
+    "ModelLoss",
+    "OutputLoss",
+    "StepsTo",
+    "Workload",
+    "built_in",
+    "config_size",
+    "grokking",
+    "modular_addition",
+    "next_token_loss",
+    "workload",
+]
