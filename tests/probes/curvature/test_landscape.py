@@ -81,6 +81,66 @@ def test_along_an_eigenvector_the_curvature_is_the_eigenvalue() -> None:
     assert str(found.axes).endswith("; orthonormal")
 
 
+def small() -> tuple[nn.Module, Tensor]:
+    """A network and the eigenvalues of its Hessian, from the explicit matrix, ascending."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    shapes = {name: one.shape for name, one in model.named_parameters()}
+
+    def loss(flat: Tensor) -> Tensor:
+        parts = flat.split([shape.numel() for shape in shapes.values()])
+        tensors = {name: one.reshape(shapes[name]) for name, one in zip(shapes, parts, strict=True)}
+        return F.cross_entropy(torch.func.functional_call(model, tensors, X), CLASSES)
+
+    flat = torch.cat([one.detach().flatten() for one in model.parameters()])
+    return model, torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat))
+
+
+@pytest.mark.parametrize(
+    "which, places",
+    [("largest", [-1, -2]), ("smallest", [0, 1]), ("ends", [-1, 0]), ("magnitude", None)],
+)
+def test_eigenvectors_are_those_of_the_chosen_eigenvalues(which: Any, places: list[int] | None) -> None:
+    model, every = small()
+    expected = every[every.abs().argsort(descending=True)[:2]] if places is None else every[places]
+    found = landscape(model, F.cross_entropy, (X, CLASSES), axes="hessian", which=which, num=5)
+    for one, value in zip(found.slices, expected.tolist(), strict=True):
+        assert one.exact == pytest.approx(value, rel=1e-4, abs=1e-6)
+        assert one.label == f"λ = {value:.4g}"
+    assert every[0] < -1e-3
+    assert found.axes.orthonormal
+
+
+def test_the_criteria_are_those_of_the_spectrum_at_the_centre() -> None:
+    model, every = small()
+    found = landscape(model, F.cross_entropy, (X, CLASSES), num=3, spectrum=True)
+    assert found.spectrum is not None
+    assert found.spectrum.r_e.value == pytest.approx(float((every[0] / every[-1]).abs()), rel=1e-6)
+    k_h1 = found.spectrum.k_hn(1)
+    assert abs(k_h1.value - float(-every[every < 0].sum() / every[every > 0].sum())) < 4 * k_h1.error
+    assert f"r_e {found.spectrum.r_e}, K_H0.5 {found.spectrum.k_hn(0.5)}, K_H1 {k_h1}" in str(found)
+    other = landscape(model, F.cross_entropy, (X, CLASSES), num=3)
+    assert other.spectrum is None
+    assert "r_e" not in str(other)
+
+
+def test_the_spectrum_takes_the_statistics_of_the_batch_as_every_point_does() -> None:
+    # Without dependence on the scale of the weights before a norm, θ·∂/∂θ of the loss is 0, and so is θ'Hθ.
+    model = normed()
+    weights = {"0.weight": model[0].weight.detach() * 2}
+    found, stored = (
+        landscape(
+            model, F.cross_entropy, (X, CLASSES), axes=[weights], parameters="0.weight", num=3,
+            spectrum=True, batch_norm=how,
+        )
+        for how in ("batch", "frozen")
+    )  # fmt: skip
+    assert found.spectrum is not None
+    assert stored.spectrum is not None
+    assert abs(found.slices[0].exact) < 1e-3 < stored.slices[0].exact
+    assert found.spectrum.trace.value != pytest.approx(stored.spectrum.trace.value, rel=0.1)
+
+
 def test_the_parabola_tends_to_the_curvature_of_a_network() -> None:
     model = deep().eval()
     coarse, fine = (
@@ -481,6 +541,9 @@ def test_a_csv_has_a_row_for_each_point(tmp_path: Path) -> None:
         ({"axes": [{"weight": torch.ones(5, 3)}]}, r"weight has the shape \(5, 3\) in the checkpoint"),
         ({"axes": [3]}, "a checkpoint is a state dict, not the int 3"),
         ({"dimensions": 3}, "dimensions is 3"),
+        ({"which": "top", "axes": "hessian"}, "which is 'top'"),
+        ({"which": "smallest"}, r"which is 'smallest'.*needs axes='hessian'"),
+        ({"which": "ends", "axes": "hessian", "dimensions": 1}, r"'ends'.*needs dimensions=2"),
         ({"num": 2}, "num is 2"),
         ({"radius": 0.0}, r"radius is 0\.0"),
         ({"radius": (1.0, -1.0)}, r"radius is \(1\.0, -1\.0\)"),

@@ -5,7 +5,7 @@ Kinds of axes:
     random        N(0, 1) in every entry, as long as the weights: ‖d‖ = ‖θ‖
     filter        N(0, 1), every filter as long as that of the weights: ‖d_i‖ = ‖θ_i‖; vectors (biases,
                   gains, shifts) do not move
-    hessian       eigenvectors of the largest eigenvalues, of length 1
+    hessian       eigenvectors of length 1: of the largest eigenvalues, or of others
     checkpoints   from here to other weights, which are at 1
     principal     principal components of a trajectory, of length 1
 

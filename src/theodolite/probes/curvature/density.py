@@ -96,8 +96,8 @@ class Density(Result):
     def k_hn(self, n: float = 1.0) -> Estimate:
         """`K_Hn = Σ_{λ<0} |λw|ⁿ / Σ_{λ>0} (λw)ⁿ`: the ratio of the negative to the positive spectrum.
 
-        With n = 1 it is the ratio of two parts of the trace. With n > 1 it counts nodes, not eigenvalues, and
-        depends on `steps`.
+        With n = 1 it is the ratio of two parts of the trace. With any other n it depends on the nodes, and so
+        on `steps`: compare networks at the same number of steps.
         """
         terms = (self.nodes * self.weights).abs().pow(n)
         return mean_of((terms * (self.nodes < 0)).sum(-1) / (terms * (self.nodes > 0)).sum(-1))

@@ -34,12 +34,14 @@ from theodolite.core.building import in_one_line
 from theodolite.core.calling import Loss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
-from theodolite.core.progress import Progress, share
+from theodolite.core.progress import Progress, part, share
 from theodolite.core.replicas import on_all_ranks
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table
 from theodolite.probes.curvature.axes import Axes, Slice, State, Trajectory, checkpoint_axes, random_axes
-from theodolite.probes.curvature.eigenvalues import eigenvalues
+from theodolite.probes.curvature.density import Density, density
+from theodolite.probes.curvature.eigenvalues import Which, eigenvalues
+from theodolite.probes.curvature.interpolation import norms_with_statistics
 from theodolite.probes.curvature.landscape_figures import plane_figure, slices_figure
 from theodolite.probes.curvature.objective import Objective
 from theodolite.probes.curvature.operator import Hessian, without_batching_warnings
@@ -75,6 +77,8 @@ class Landscape(Result):
     batch_norm: BatchNorm | None
     """Which statistics batch norms used; None if there are none."""
     path: Trajectory | None = None
+    spectrum: Density | None = None
+    """The spectral density at the centre, with the criteria `r_e` and `k_hn`, if it was asked for."""
     no_hessian: str | None = None
     """Why there is no `d'Hd`, if so."""
 
@@ -122,6 +126,11 @@ class Landscape(Result):
             yield f"batch norm: statistics {taken[self.batch_norm]}"
         if self.path is not None:
             yield self.path.summary
+        if self.spectrum is not None:
+            low, high = self.spectrum.smallest, self.spectrum.largest
+            yield f"{self.spectrum.size:,} eigenvalues between {low:.4g} and {high:.4g} at the centre"
+            half, one = self.spectrum.k_hn(0.5), self.spectrum.k_hn(1)
+            yield f"r_e {self.spectrum.r_e}, K_H0.5 {half}, K_H1 {one}"
         if self.no_hessian is not None:
             yield f"no d'Hd: {self.no_hessian}"
 
@@ -146,11 +155,13 @@ def landscape(
     batch: Batches,
     *,
     axes: Named | Axes | Trajectory | Sequence[State] = "filter",
+    which: Which = "largest",
     dimensions: int = 2,
     num: int | None = None,
     radius: float | Range | None = None,
     parameters: str | Sequence[str] | None = None,
     batch_norm: BatchNorm = "batch",
+    spectrum: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Landscape:
@@ -163,13 +174,17 @@ def landscape(
         axes: `filter`, `random` or `hessian`; one or two state dicts: lines from here to there; `Axes` of an
             earlier landscape; or a `Trajectory`: its axes, with the path drawn and the last checkpoint in the
             centre.
+        which: which eigenvectors, for `axes="hessian"`: of the `largest` eigenvalues, the `smallest`, the
+            largest in `magnitude`, or the largest and the smallest (`ends`).
         dimensions: 1 or 2, for axes given by name.
         num: points along each axis: 41 on a line, 21 on a plane.
         radius: how far to go on both sides, in lengths of the axis, or a pair (low, high). By default 1;
             −0.5 to 1.5 towards checkpoints; the whole path and a margin on a trajectory.
         parameters: patterns of the names that move; all that require a gradient if None.
         batch_norm: `batch`: statistics of the batch at every point; `frozen`: the stored ones.
-        seed: seed of random axes.
+        spectrum: measure the spectral density at the centre too, and with it the criteria r_e and K_Hn; by
+            about 500 Hessian products.
+        seed: seed of random axes, and of the spectrum's probes.
         progress: called with the fraction of the points that is done.
 
     The model is not changed. On a GPU many points are computed at once, fewer when memory is short.
@@ -186,6 +201,7 @@ def landscape(
     (2.0, 2.0)
     """
     one_of("dimensions", dimensions, (1, 2))
+    _check_which(which, axes, dimensions)
     if num is not None:
         whole("num", num, least=3)
     ends: Any = None
@@ -200,12 +216,15 @@ def landscape(
             _require_names(path.last, objective)
             stack.enter_context(exchanged(objective.tensors, lambda name, before: path.last[name]))
         stack.enter_context(_batch_norms(objective.model, batch_norm))
-        chosen = _axes(axes, objective, dimensions, seed)
+        chosen = _axes(axes, objective, which, dimensions, seed)
         points = num or NUM_POINTS[len(chosen.vectors)]
         grid = [np.linspace(low, high, points) for low, high in _ranges(chosen, ends, path)]
         lines = [_with_centre(places) for places in grid]
-        found = losses(objective, chosen, _places(grid, lines), report=share(progress, "landscape")).numpy()
+        report = share(progress, "landscape", 0.0, 0.5 if spectrum else 1.0)
+        found = losses(objective, chosen, _places(grid, lines), report=report).numpy()
         exact, no_hessian = _exact(objective, chosen)
+        second_half = part(progress, 0.5, 1.0)
+        measured = density(Hessian(objective), seed=seed, progress=second_half) if spectrum else None
     shape = tuple(len(places) for places in grid)
     values, *rest = np.split(found, np.cumsum([math.prod(shape), *map(len, lines[:-1])]))
     slices = []
@@ -219,13 +238,22 @@ def landscape(
         values=values.reshape(shape),
         slices=tuple(slices),
         loss=slices[0].centre,
-        batch_norm=batch_norm if _with_statistics(objective.model) else None,
+        batch_norm=batch_norm if norms_with_statistics(objective.model) else None,
         path=path,
+        spectrum=measured,
         no_hessian=no_hessian,
     )
 
 
-def _axes(axes: Any, objective: Objective, dimensions: int, seed: int) -> Axes:
+def _check_which(which: Which, axes: Any, dimensions: int) -> None:
+    one_of("which", which, get_args(Which))
+    if which != "largest" and not (isinstance(axes, str) and axes == "hessian"):
+        raise UseError(f"which is {which!r}, which chooses eigenvectors: it needs axes='hessian'")
+    if which == "ends" and dimensions == 1:
+        raise UseError("which is 'ends', the largest and the smallest eigenvalue: it needs dimensions=2")
+
+
+def _axes(axes: Any, objective: Objective, which: Which, dimensions: int, seed: int) -> Axes:
     if isinstance(axes, Trajectory):
         return axes.axes
     if isinstance(axes, Axes):
@@ -243,7 +271,7 @@ def _axes(axes: Any, objective: Objective, dimensions: int, seed: int) -> Axes:
     if axes != "hessian":
         return random_axes(objective, dimensions, filters=axes == "filter", seed=seed)
     operator = Hessian(objective)
-    found = eigenvalues(operator, k=dimensions)
+    found = eigenvalues(operator, k=1 if which == "ends" else dimensions, which=which)
     vectors = tuple(operator.split(vector) for vector in found.vectors.mT)
     return Axes("hessian", vectors, tuple(f"λ = {float(value):.4g}" for value in found.values))
 
@@ -300,7 +328,7 @@ def _exact(objective: Objective, axes: Axes) -> tuple[list[float], str | None]:
 def _batch_norms(model: nn.Module, how: BatchNorm) -> Iterator[None]:
     """Let batch norms use the statistics of the batch, or the stored ones, which do not change inside."""
     one_of("batch_norm", how, get_args(BatchNorm))
-    norms = _with_statistics(model)
+    norms = list(norms_with_statistics(model).values())
     before = [(norm.training, norm.track_running_stats) for norm in norms]
     try:
         for norm in norms:
@@ -311,12 +339,6 @@ def _batch_norms(model: nn.Module, how: BatchNorm) -> Iterator[None]:
     finally:
         for norm, (training, tracks) in zip(norms, before, strict=True):
             norm.training, norm.track_running_stats = training, tracks
-
-
-def _with_statistics(model: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
-    """The modules that store statistics of batches."""
-    norms = (one for one in model.modules() if isinstance(one, nn.modules.batchnorm._NormBase))
-    return [norm for norm in norms if norm.running_mean is not None]
 
 
 def losses(

@@ -194,14 +194,7 @@ class Objective:
     @contextlib.contextmanager
     def conditions(self) -> Iterator[None]:
         """Settings for a forward pass that can be differentiated twice and has no side effects."""
-        with (
-            untouched_randomness(),
-            sdpa_kernel(SDPBackend.MATH),
-            _PlainWeightNorm(),
-            without_checkpoints(),
-            plain_operators(),
-            torch.enable_grad(),
-        ):
+        with untouched_randomness(), twice_differentiable():
             yield
 
     def together(self, act: Callable[[], T]) -> T:
@@ -243,6 +236,19 @@ class Objective:
             name: piece.unflatten(-1, shape) if shape else piece[..., 0]
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
+
+
+@contextlib.contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Settings for a forward pass that can be differentiated twice: kernels that have a second derivative."""
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        _PlainWeightNorm(),
+        without_checkpoints(),
+        plain_operators(),
+        torch.enable_grad(),
+    ):
+        yield
 
 
 class _PlainWeightNorm(TorchFunctionMode):

@@ -245,7 +245,7 @@ class BatchDerivatives:
                     f"the loss does not depend on {self._names[0]}, nor on any other parameter chosen"
                 )
             known = objective.cross_entropy(self.logits, batch)
-            with _naming_culprit():
+            with naming_culprit():
                 self._score = score(objective.loss, self.logits, batch[1], known)
 
     @functools.cached_property
@@ -261,7 +261,7 @@ class BatchDerivatives:
 
     def product(self, kind: Kind, vectors: list[Tensor], *, many: bool = False) -> tuple[Tensor, ...]:
         """One product; with `many`, of vectors that are stacked along a first dimension."""
-        with _naming_culprit():
+        with naming_culprit():
             if kind == "hessian":
                 return self._back(self.slope, self._leaves, vectors, many)
             if kind == "residual":
@@ -283,7 +283,7 @@ class BatchDerivatives:
         return found
 
     def _pulled(self, seed: Tensor) -> tuple[Tensor, ...]:
-        with torch.enable_grad(), _naming_culprit(), _watching_own_functions(self.logits):
+        with torch.enable_grad(), naming_culprit(), watching_own_functions(self.logits):
             found = torch.autograd.grad(
                 self.logits, self._leaves, seed, create_graph=True, allow_unused=True, retain_graph=True
             )
@@ -322,7 +322,7 @@ def without_batching_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _naming_culprit() -> Iterator[None]:
+def naming_culprit() -> Iterator[None]:
     """Turn autograd's error about a missing second derivative into one that names the operation."""
     try:
         yield
@@ -336,7 +336,7 @@ def _naming_culprit() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watching_own_functions(output: Tensor) -> Iterator[None]:
+def watching_own_functions(output: Tensor) -> Iterator[None]:
     """Refuse an autograd.Function whose backward has no derivative: autograd would treat it as zero."""
     culprits: list[str] = []
 
