@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from theodolite.anatomy.names import unwrap
 from theodolite.core.arguments import positive, whole
 from theodolite.core.batches import Batch, Batches, in_float64
-from theodolite.core.calling import Loss
+from theodolite.core.calling import Loss, described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.present.result import Block, Result
@@ -143,6 +143,11 @@ def drift(
     >>> round(found.edge, 6), abs(found.distance - truth) < 1e-4, found.principal < 1e-4
     (0.9, True, True)
     """
+    if isinstance(model, tuple | list):
+        raise UseError(
+            f"model is {described(model)}: drift measures one network. For two players use "
+            "th.probes.game_drift(players, losses, batch, lr=…)"
+        )
     lr = positive("lr", lr)
     whole("steps", steps, least=1)
     whole("k", k, least=1)
@@ -178,10 +183,10 @@ def drift(
     return Drift(
         lr=lr,
         steps=steps,
-        distance=_distance(end, flow.end),
-        principal=_distance(end, principal.end),
-        modified=_distance(end, modified.end),
-        length=_distance(end, start),
+        distance=distance_between(end, flow.end),
+        principal=distance_between(end, principal.end),
+        modified=distance_between(end, modified.end),
+        length=distance_between(end, start),
         losses=(descent.loss(start), descent.loss(end), descent.loss(flow.end)),
         eigenvalues=first.values,
         edge=lr * top / 2,
@@ -215,8 +220,8 @@ def _principal(
     return FlowEnd(at, error, converged), pairs
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    """Infinite if one of them is not finite."""
+def distance_between(one: Tensor, other: Tensor) -> float:
+    """The norm of their difference; infinite if one of them is not finite."""
     found = float((one - other).norm())
     return found if math.isfinite(found) else math.inf
 
