@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite import fleet, growing, probes, surgery
-from theodolite.controllers import DriftAdjusted, NormalizedSmoothness, SafeStep
+from theodolite.controllers import DriftAdjusted, NormalizedSmoothness, SafeStep, cancel_interaction
 from theodolite.optimizers import Muon, SpectralSphere
 from theodolite.planning.readout_multiplier import attach_multipliers
 
@@ -150,6 +150,25 @@ def _drift_adjusted(model: nn.Module) -> Any:
     return adjusted.lr
 
 
+def _game(model: nn.Module) -> tuple[tuple[nn.Module, nn.Module], Any]:
+    """The network against one that moves its inputs, and the loss of the first."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        mover = nn.Linear(INPUTS, INPUTS)
+    return (model, mover), lambda one, two, batch: LOSS(one(batch[0] + two(batch[0])), batch[1])
+
+
+def _game_drift(model: nn.Module) -> Any:
+    players, loss = _game(model)
+    return probes.game_drift(players, loss, BATCH, lr=0.1)
+
+
+def _cancelled(model: nn.Module) -> Any:
+    players, loss = _game(model.eval())
+    values = cancel_interaction(players, loss, BATCH, lr=0.1)
+    return values, [parameter.grad for player in players for parameter in player.parameters()]
+
+
 def _plan(width: int = WIDTH, **options: Any) -> th.Plan:
     return th.plan(Network, BATCH[0], size=th.Size(width, 2), base=th.Size(8, 2), lr=0.1, **options)
 
@@ -208,6 +227,11 @@ def _trajectory(model: nn.Module) -> Any:
     return probes.trajectory(model, states).points
 
 
+def _path(model: nn.Module) -> Any:
+    state = {name: one + 0.1 * torch.ones_like(one) for name, one in model.state_dict().items()}
+    return probes.path(model, state, LOSS, BATCH, num=3)
+
+
 def _sweep(model: nn.Module) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         found = th.sweep(
@@ -245,6 +269,7 @@ PROBES: dict[str, Call] = {
     "along_scale": lambda model: probes.along_scale(model, LOSS, BATCH, [1.0, 2.0], directions=3),
     "along_temperature": lambda model: probes.along_temperature(model, LOSS, BATCH, [1.0, 2.0], directions=3),
     "assumptions": lambda model: probes.assumptions(WORKLOAD, _plan(), steps=1),
+    "collapse": lambda model: probes.collapse(model, LOSS, BATCH).places,
     "coordinates": lambda model: (
         probes.coordinates(
             WORKLOAD, SIZES, base=SIZES[0], lr=0.1, steps=2, seeds=(0,), parameterization="standard"
@@ -255,10 +280,16 @@ PROBES: dict[str, Call] = {
     "density": lambda model: probes.density(model, LOSS, BATCH, steps=6),
     "drift": lambda model: probes.drift(model, LOSS, BATCH, lr=0.1, k=1, parameters="head.*"),
     "eigenvalues": lambda model: probes.eigenvalues(model, LOSS, BATCH, k=2).values,
+    "fourier": lambda model: probes.fourier(model.get_parameter("embed.weight")).concentration,
+    "fourier_winners": lambda model: (
+        probes.fourier_winners(*[model.get_parameter("embed.weight")] * 2, out_axis=1).times
+    ),
+    "game_drift": _game_drift,
     "hessian": _operator,
     "landscape": lambda model: probes.landscape(model, LOSS, BATCH, dimensions=1, num=5),
     "optimizer_step": lambda model: probes.optimizer_step(_sgd(_with_gradients(model)), model),
     "outliers": lambda model: probes.outliers(model, LOSS, BATCH, most=4, parameters="head.*"),
+    "path": _path,
     "preconditioning": lambda model: probes.preconditioning(model, LOSS, BATCH),
     "profile": lambda model: probes.profile(model, LOSS, BATCH, lengths=[1.0], parameters="head.*"),
     "radius": lambda model: probes.radius(model, LOSS, BATCH),
@@ -291,6 +322,7 @@ OTHERS: dict[str, Call] = {
     "a bfloat16 run": _run(precision="bfloat16"),
     "survey, one section": _survey("stream"),
     "DriftAdjusted": _drift_adjusted,
+    "cancel_interaction": _cancelled,
     "NormalizedSmoothness": _stepped(lambda model: NormalizedSmoothness(model, LOSS)),
     "SafeStep": _stepped(lambda model: SafeStep(_sgd(model, 100.0), model, LOSS)),
     "Muon": _stepped(lambda model: Muon(_matrices(model), lr=0.1)),
@@ -308,14 +340,17 @@ LONG: dict[str, Call] = {"runs together": _together, "survey": _survey(), "sweep
 
 UNCHANGED = (
     "along_temperature",
+    "collapse",
     "curvature",
     "density",
     "dissect",
     "drift",
     "eigenvalues",
     "find_lr of a module",
+    "game_drift",
     "hessian",
     "landscape",
+    "path",
     "preconditioning",
     "profile",
     "radius",

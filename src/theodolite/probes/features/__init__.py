@@ -1,0 +1,1 @@
+"""What a network has learned: Fourier features of its weights, and how far its classes have collapsed."""
