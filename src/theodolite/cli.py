@@ -20,6 +20,7 @@ from theodolite.commands.ledger import ledger_app
 from theodolite.commands.lr import lr
 from theodolite.commands.output import only_results
 from theodolite.commands.plan import plan
+from theodolite.commands.stragglers import stragglers
 from theodolite.commands.study import study_app
 from theodolite.commands.survey import dissect, survey
 from theodolite.commands.sweep import sweep
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, dissect, plan, lr, sweep, grow, fit):
+for command in (survey, dissect, plan, lr, sweep, grow, fit, stragglers):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
@@ -125,6 +126,8 @@ def _theodolite(
       theodolite sweep gpt-sotu --widths 128,256,512 --lr 2^-12:2^-5    does the learning rate transfer
 
       theodolite grow my-llama/ --data text.txt    would one more block help, where, how sure
+
+      theodolite stragglers times.csv        would gradient coding have saved time
 
       theodolite data list                   data sets, and which are here
     """

@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from theodolite.fleet.driver import RunReport, conduct
     from theodolite.fleet.engine import Resources, serial
+    from theodolite.fleet.evaluation import first_step
     from theodolite.fleet.ledger import Ledger, LedgerError, gradient_norms
     from theodolite.fleet.run import Grid, Outcome, Run
+    from theodolite.fleet.straggling.comparison import stragglers
+    from theodolite.fleet.straggling.report import OverheadRange, SchemeTime, StragglerReport
+    from theodolite.fleet.straggling.rounds import CodedRounds, undecodable
+    from theodolite.fleet.straggling.schemes import (
+        CodingScheme,
+        GradientCoding,
+        MultiplexedCoding,
+        SelectiveReattempt,
+    )
+    from theodolite.fleet.straggling.times import overhead_share
 
 __all__ = [
     "Run",
@@ -29,11 +40,36 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "gradient_norms",
+    "first_step",
+    # late workers, and gradient coding
+    "stragglers",
+    "overhead_share",
+    "StragglerReport",
+    "SchemeTime",
+    "OverheadRange",
+    "CodingScheme",
+    "GradientCoding",
+    "SelectiveReattempt",
+    "MultiplexedCoding",
+    "CodedRounds",
+    "undecodable",
 ]
 
 # Loaded at first use: to read a ledger nobody needs torch.
 _HOMES = dict.fromkeys(("Run", "Grid", "Outcome"), "run")
-_HOMES |= {"Resources": "engine", "serial": "engine", "conduct": "driver", "RunReport": "driver"}
+_HOMES |= {
+    "first_step": "evaluation",
+    "Resources": "engine",
+    "serial": "engine",
+    "conduct": "driver",
+    "RunReport": "driver",
+}
+_HOMES |= {"stragglers": "straggling.comparison", "overhead_share": "straggling.times"}
+_HOMES |= dict.fromkeys(("StragglerReport", "SchemeTime", "OverheadRange"), "straggling.report")
+_HOMES |= dict.fromkeys(("CodedRounds", "undecodable"), "straggling.rounds")
+_HOMES |= dict.fromkeys(
+    ("CodingScheme", "GradientCoding", "SelectiveReattempt", "MultiplexedCoding"), "straggling.schemes"
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,1 @@
+"""Stragglers: what waiting for the slowest worker costs, and what coding the work would save."""
