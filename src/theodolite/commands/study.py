@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from theodolite.core.errors import UseError
 
 GROUP = "theodolite.studies"
 """The group of entry points. Each is a function that typer makes a command of."""
@@ -33,7 +36,7 @@ class Studies(TyperGroup):
         if (entry := installed().get(cmd_name)) is None:
             return None
         app = typer.Typer(rich_markup_mode="rich")
-        app.command(cmd_name)(entry.load())
+        app.command(cmd_name)(_loaded(entry))
         return typer.main.get_command(app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -47,6 +50,20 @@ class Studies(TyperGroup):
         super().format_help(ctx, formatter)
         if not installed():
             formatter.write_text(MISSING)
+
+
+def _loaded(entry: EntryPoint) -> Callable[..., None]:
+    """The function of a study. If its package cannot be imported, one that says so: the others still work."""
+    try:
+        return entry.load()
+    except Exception as error:
+        why = f"{entry.value} cannot be imported ({type(error).__name__}: {error})"
+
+        def command() -> None:
+            raise UseError(f"study {entry.name}: {why}. Repair or uninstall the package that provides it")
+
+        command.__doc__ = f"Not available: {why}"
+        return command
 
 
 study_app = typer.Typer(cls=Studies, no_args_is_help=True, help="Claims of the papers, run again.")

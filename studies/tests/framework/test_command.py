@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,23 @@ def test_without_studies_it_says_how_to_install_them(
     assert "pip install -e studies" in err
     code, out, _ = run("--help", capsys=capsys)
     assert "pip install -e studies" in out
+
+
+def test_a_study_that_cannot_be_imported_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = EntryPoint("broken", "no_such_package:command", commands.GROUP)
+    lion = commands.installed()["lion"]
+    monkeypatch.setattr(commands, "entry_points", lambda group: [broken, lion])
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = run("--help", capsys=capsys)
+    assert code == 0
+    assert "Does Lion keep every weight" in out
+    assert "Not available: no_such_package:command cannot be imported" in out
+    code, _, err = run("broken", capsys=capsys)
+    assert code == 2
+    assert "study broken: no_such_package:command cannot be imported" in err
+    assert "Traceback" not in err
 
 
 def test_a_study_has_the_options_that_it_has_a_use_for(
