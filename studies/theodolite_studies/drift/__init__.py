@@ -1,4 +1,4 @@
-"""Does the principal flow follow gradient descent where the gradient flow does not?"""
+"""Do the principal flow and the modified flow of games follow steps where plain flows do not?"""
 
 from theodolite_studies.framework.command import study_command
 

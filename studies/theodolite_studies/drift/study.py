@@ -1,15 +1,24 @@
-"""Does the principal flow follow gradient descent where the gradient flow does not?
+"""Do flows with additional terms follow steps where plain flows do not, of one network and of two players?
 
-Three parts, in float64 on the whole batch:
+Three parts on gradient descent, in float64 on the whole batch:
 
     quadratic   ten steps on random quadratics, below and above the edge of stability: how far from each flow
     network     a tanh network trained at a constant learning rate: how near it is to the edge, step by step;
                 the same for steps a 20th as long, nearly the gradient flow; and drifts of single steps
     rates       the same network with fixed learning rates over a range of 64, and with DAL
 
+and three on games of two players:
+
+    dirac       the DiracGAN from several starts: how far steps end from the flow and from the modified flow,
+                and where long runs of steps and of their corrections end
+    ring        a GAN in the plane, trained with simultaneous, alternating and corrected steps over a range of
+                learning rates
+    rounds      drifts of some rounds of that GAN, at two moments of its training
+
 References:
     Rosca et al., On a continuous time model of gradient descent dynamics and instability in deep learning,
     2023. Cohen et al., Gradient descent on neural networks typically occurs at the edge of stability, 2021.
+    Rosca, Wu, Dherin and Barrett, Discretization drift in two-player games, 2021.
 """
 
 from __future__ import annotations
@@ -25,7 +34,10 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.probes.curvature.tracking import track
 from theodolite.probes.steps.drift import drift
-from theodolite_studies.drift.report import CLAIMS, figures, notes
+from theodolite_studies.drift import games_report, report
+from theodolite_studies.drift.dirac import dirac
+from theodolite_studies.drift.ring import ARMS, MOMENTS, rounds, training
+from theodolite_studies.drift.ring import RATES as GAME_RATES
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.study import Cell, Setting, Study
 
@@ -36,17 +48,27 @@ LR = 0.1
 STEPS, EVERY, FINER = 600, 20, 20
 RATES = tuple(2.0**power for power in range(-6, 1))
 POWERS = (1.0, 0.5)
+STARTS, GAMES = 20, 8
+"""Starts of the DiracGAN, and GANs of which the drift is measured."""
+BRIEF = {"steps": 60, "every": 20}
+"""Of the part `ring`, when small."""
 
 mse = nn.functional.mse_loss
 
 
 def cells(setting: Setting) -> list[Cell]:
-    """Parts times seeds."""
+    """Parts times seeds; for `ring`, whose cells hold all seeds, arms times learning rates."""
     parts = ("quadratic", "rates") if setting.small else ("quadratic", "network", "rates")
-    return [{"part": part, "seed": seed} for part in parts for seed in range(3 if setting.small else SEEDS)]
+    found: list[Cell] = [
+        {"part": part, "seed": seed} for part in parts for seed in range(3 if setting.small else SEEDS)
+    ]
+    found += [{"part": "dirac", "seed": seed} for seed in range(3 if setting.small else STARTS)]
+    rates = GAME_RATES[2::4] if setting.small else GAME_RATES
+    found += [{"part": "ring", "arm": arm, "lr": lr} for lr in rates for arm in ARMS]
+    return found + [{"part": "rounds", "seed": seed} for seed in range(1 if setting.small else GAMES)]
 
 
-def run(cell: Cell, *_: object) -> Iterator[Record]:
+def run(cell: Cell, setting: Setting, *_: object) -> Iterator[Record]:
     """The records of one part and seed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -54,9 +76,12 @@ def run(cell: Cell, *_: object) -> Iterator[Record]:
         "quadratic": quadratics,
         "network": course,
         "rates": rates,
+        "dirac": lambda: dirac(cell["seed"]),
+        "ring": lambda: training(cell["arm"], cell["lr"], **(BRIEF if setting.small else {})),
+        "rounds": lambda: rounds(cell["seed"], moments=(0,) if setting.small else MOMENTS),
     }
     try:
-        with untouched_randomness(cell["seed"]):
+        with untouched_randomness(cell.get("seed", 0)):
             yield from parts[cell["part"]]()
     finally:
         torch.set_num_threads(threads)
@@ -166,4 +191,11 @@ def _moment(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Record:
     return {name: float(f"{value:.4g}") for name, value in numbers.items()}
 
 
-STUDY = Study("drift", cells, run, CLAIMS, figures, notes)
+STUDY = Study(
+    "drift",
+    cells,
+    run,
+    (*report.CLAIMS, *games_report.CLAIMS),
+    figures=lambda records: (*report.figures(records), *games_report.figures(records)),
+    notes=lambda records: "\n\n".join(filter(None, (report.notes(records), games_report.notes(records)))),
+)
