@@ -27,6 +27,7 @@ from theodolite_studies.framework.claims import (
     lower,
     per,
 )
+from theodolite_studies.framework.paired import less
 from theodolite_studies.framework.records import Record, select
 
 LEVEL = 0.05
@@ -120,17 +121,17 @@ def _over_inside(region: Region) -> Observe:
 def _helps_less(data: Trainings) -> list[Observation]:
     """Narrower over inside at the largest width, over the same at the smallest one."""
     ((label, one, other),) = _widths(data)
-    values = [data.ratios(one, other, region) for region in ("narrower", "trained")]
-    return [Observation(label, values[0] / values[1])] if len(values[0]) else []
+    values = [data.octaves(one, other, region) for region in ("narrower", "trained")]
+    return [Observation(label, np.exp2(less(*values)))] if len(values[0]) else []
 
 
 def _cost_at_widths(data: Trainings) -> list[Observation]:
     """The cost of missing narrow gaps at the largest width over that at the smallest one, by seed."""
-    costs = [data.ratios(one, other, "narrower") for _, one, other in _against_everywhere(data)]
+    costs = [data.octaves(one, other, "narrower") for _, one, other in _against_everywhere(data)]
     first, last = data.setting.widths[0], data.setting.widths[-1]
     if not len(costs[0]) or len(costs[0]) != len(costs[-1]):
         return []
-    return [Observation(f"width {first} to {last}", costs[-1] / costs[0])]
+    return [Observation(f"width {first} to {last}", np.exp2(less(costs[-1], costs[0])))]
 
 
 def _cost_at_distances(data: Trainings) -> list[Observation]:
@@ -153,7 +154,7 @@ def _half_of_more_data(data: Trainings) -> list[Observation]:
         gain = data.octaves({"num": few, "flips": True}, {"num": few}, region)
         wanted = data.octaves({"num": more}, {"num": few}, region)
         if len(gain) and len(gain) == len(wanted):
-            found.append(Observation(NAMES[region], gain - wanted / 2))
+            found.append(Observation(NAMES[region], less(gain, wanted / 2)))
     return found
 
 
@@ -167,15 +168,15 @@ def _of_members(value: Callable[[Record], float], label: str) -> Observe:
 
 def _spread_kept(data: Trainings) -> list[Observation]:
     """Spread over the error of the average beyond, over the same inside."""
+
+    def share(record: Record, region: Region) -> float:
+        return in_region(record, region, "spread", "average")
+
     found = []
     for region in ("narrower", "wider"):
-        rows = data.of({}, "ensemble")
-        shares = [
-            np.array([in_region(row, each, "spread", "average") for row in rows])
-            for each in (region, "trained")
-        ]
-        if rows:
-            found.append(Observation(NAMES[region], shares[0] / shares[1]))
+        if rows := data.of({}, "ensemble"):
+            values = [share(row, region) / share(row, "trained") for row in rows]
+            found.append(Observation(NAMES[region], np.array(values)))
     return found
 
 
@@ -303,7 +304,7 @@ CLAIMS = (
         _least(NOT_LOWER, _ratios(_most_data, "narrower")),
     ),
     Claim(
-        "nor at wider gaps",
+        "nor do they at wider gaps",
         "–",
         "error ≥ 0.95 of it with the fewest",
         _least(NOT_LOWER, _ratios(_most_data, "wider")),

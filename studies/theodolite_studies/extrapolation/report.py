@@ -33,9 +33,10 @@ from theodolite_studies.extrapolation.readings import (
     relative,
 )
 from theodolite_studies.extrapolation.training import BINS, HIGH, LOW, MIDDLES
-from theodolite_studies.framework.claims import Array, table
+from theodolite_studies.framework.claims import Array, Observation, table
 from theodolite_studies.framework.figures import band
-from theodolite_studies.framework.records import Record
+from theodolite_studies.framework.paired import less
+from theodolite_studies.framework.records import Record, distinct, select
 
 POWER, LEVEL = 0.8, 0.05
 PAINT = (GREEN, ORANGE, PINK, BLUE, VIOLET)
@@ -45,7 +46,7 @@ EDGES = (0.5, 1.0, 2.0, 2.5)
 
 def notes(data: Trainings) -> str:
     """Errors of every kind of network, what could have been seen, and what the spread of members tells."""
-    found = (_errors(data), _visible(data), _ensembles(data))
+    found = (_flows(data), _errors(data), _visible(data), _ensembles(data))
     return "\n\n".join(each for each in found if each)
 
 
@@ -64,6 +65,23 @@ def _kinds(data: Trainings) -> Iterator[tuple[str, Kind]]:
     for width in (setting.widths[0], setting.widths[-1]):
         for octave in setting.octaves:
             yield f"width {width}, rate × 2^{octave:g}", {"width": width, "octave": octave}
+
+
+def _flows(data: Trainings) -> str:
+    rows = select(data.records, part="flow")
+    if not rows:
+        return ""
+    found = []
+    for gap in distinct(rows, "gap"):
+        own = select(rows, gap=gap)
+        largest = [max(row[name] for row in own) for name in ("residual", "through", "apart")]
+        found.append((gap, min(row["order"] for row in own), *largest))
+    columns = ["gap", "power", "residual", "through surfaces", "off least squares"]
+    return (
+        "the flow: the power of the step with which differences for divergence and curl vanish; over the\n"
+        "largest speed: these at a step of 0.002, flow through surfaces, distance from least squares\n"
+        f"{table(columns, found)}"
+    )
 
 
 def _errors(data: Trainings) -> str:
@@ -93,9 +111,8 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def _mean_and_error(values: Sequence[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.3f}"
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.3f}"
+    seen = Observation("", np.array(values))
+    return f"{seen.mean:.3f} ± {seen.error:.3f}" if len(values) > 1 else f"{seen.mean:.3f}"
 
 
 def _visible(data: Trainings) -> str:
@@ -141,7 +158,7 @@ def smallest_effect(values: Array) -> float:
     """The mean that a two-sided paired t-test with the spread of these values finds with a power of 0.8.
 
     >>> round(smallest_effect(np.array([-0.1, 0.0, 0.1, 0.0, 0.0, 0.0])), 3)
-    0.09
+    0.091
     """
     num = len(values)
     if num < 2 or not np.isfinite(values).all():
@@ -212,7 +229,7 @@ def _cost_lines(data: Trainings) -> str:
             for other in ({}, {"gaps": EVERYWHERE})
         ]
         if seeds := sorted(found[0].keys() & found[1].keys()):
-            ratios = np.array([np.log2(found[0][seed] / found[1][seed]) for seed in seeds])
+            ratios = np.array([less(*(np.log2(each[seed]) for each in found)) for seed in seeds])
             lines.append(band(MIDDLES, ratios, colour))
             legend.append((f"width {width}", colour))
     if not legend:
