@@ -121,14 +121,15 @@ os._exit(0)  # at once: torch's own teardown after DDP now and then aborts
 
 
 def _stalled(processes: Sequence[BaseProcess], patience: float = 120) -> bool:
-    """Wait until all have ended. Do they wait for each other instead, and compute nothing all the while?
+    """Wait until all have ended. Do they wait for each other instead, and compute next to nothing?
 
-    A machine that is busy with other work makes them slow, however slow, and is no reason to give up.
+    A machine that is busy with other work makes them slow, however slow, and is no reason to give up. A thread
+    that waits for Python's lock looks for it 200 times a second, which is half a second in two minutes.
     """
     used, since = dict.fromkeys(processes, 0), time.monotonic()
     while any(process.is_alive() for process in processes):
         now = {process: _ticks(process) for process in processes}
-        if any(now[process] > used[process] + 10 for process in processes):
+        if any(now[process] > used[process] + 200 for process in processes):
             used, since = now, time.monotonic()
         if time.monotonic() - since > patience:
             return True
