@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from theodolite.models import GPT, ResNet
+from theodolite.models import GPT, MultilevelNet, ResNet
 from theodolite.surgery import SurgeryError, find_points, insert_block
 
 from .networks import TOKENS, Branch, moved
@@ -274,3 +274,14 @@ def test_blocks_can_be_inserted_into_the_stream_and_into_small_streams_inside_of
     grown, _ = insert_block(model, x, at)
     torch.testing.assert_close(grown(x), before, rtol=0, atol=0)
     assert len(list(grown.modules())) > modules
+
+
+def test_where_stages_are_taken_by_number_blocks_are_inserted_inside_of_them() -> None:
+    """One block more in a list of stages would take the place of another stage."""
+    model, x = MultilevelNet(4, 1, levels=3), torch.randn(2, 1, 8, 8)
+    names = [point.name for point in find_points(model, x).found]
+    assert names == [f"blocks.{level}.{place}" for level in range(3) for place in range(2)]
+    before = model(x)
+    grown, _ = insert_block(model, x, "blocks.1.1")
+    torch.testing.assert_close(grown(x), before, rtol=0, atol=0)
+    assert len(grown.blocks[1]) == 2

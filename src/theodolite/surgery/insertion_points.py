@@ -117,7 +117,11 @@ def find_points(model: nn.Module, inputs: Any) -> InsertionPoints:
         if not blocks:
             raise SurgeryError(_no_blocks(inner, anatomies[0]))
         _try(inner, inputs, blocks)
-        return _points(inner, inputs, _repeated(blocks))
+        found = first = _points(inner, inputs, kept := _repeated(blocks))
+        while not found.found and len(kept) < len(blocks):  # as where a network takes its stages by number
+            blocks = {name: block for name, block in blocks.items() if name not in kept}
+            found = _points(inner, inputs, kept := _repeated(blocks))
+        return found if found.found else first
 
 
 @dataclass
