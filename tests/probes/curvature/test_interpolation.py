@@ -285,3 +285,12 @@ def changed(change: Callable[[Any], Any]) -> Any:
 def test_networks_that_are_not_the_same_are_refused(other: Any, said: str) -> None:
     with pytest.raises(th.UseError, match=said):
         path(normed(), other, F.cross_entropy, PARTS)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_stored_statistics_that_are_not_finite_are_those_of_their_own_network(broken: int) -> None:
+    ends = [normed(), normed()]
+    ends[broken][1].running_mean[0] = math.nan
+    with pytest.raises(th.UseError, match=f"the loss of model_{'ab'[broken]} is nan"):
+        path(*ends, F.cross_entropy, PARTS, batch_norm="frozen")
+    assert math.isfinite(path(*ends, F.cross_entropy, PARTS).higher.value)  # re-estimated

@@ -292,6 +292,8 @@ def _mixed(a: Tensor, b: Tensor, place: float) -> Tensor:
     """A new tensor, of the nearer end if they cannot be mixed."""
     if not _can_be_mixed(a):
         return (a if place < 0.5 else b).clone()
+    if place in (0, 1):  # as it is, even if the other end is not finite
+        return (b if place else a).clone()
     found = torch.lerp(_wide(a), _wide(b), place).to(a.dtype)
     return torch.where(a == b, a, found)  # a mask holds infinities
 
