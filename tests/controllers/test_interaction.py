@@ -229,6 +229,10 @@ ONE = Place(1.0)
         ({"losses": lambda one, two, batch: product(one, two, batch).item()}, "returned the float"),
         ({"losses": lambda one, two, batch: product(one, two, batch).detach()}, "depends on no parameter"),
         (
+            {"losses": (product, lambda one, two, batch: one.at.sum())},
+            r"the loss of players\[1\] depends on none of its parameters",
+        ),
+        (
             {"losses": lambda one, two, batch: Fixed.apply(product(one, two, batch)).sum()},
             "Fixed has no second derivative",
         ),

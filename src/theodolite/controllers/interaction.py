@@ -34,6 +34,7 @@ from theodolite.probes.steps.players import (
     both_losses,
     check_players,
     each_player,
+    require_own,
     twice_differentiable_gradient,
 )
 
@@ -95,6 +96,7 @@ def cancel_interaction(
         values = both(players[0], players[1], batch)
         first, second = (twice_differentiable_gradient(value, [*own[0], *own[1]]) for value in values)
     size = len(own[0])
+    require_own((first[:size], second[size:]))
     found = [
         _corrected(first[:size], first[size:], second[size:], own[0], strength * lr_2 / 2),
         _corrected(second[size:], second[:size], first[:size], own[1], strength * lr_1 / 2),

@@ -166,6 +166,53 @@ def test_the_drift_is_of_the_second_order_and_what_the_modified_flow_leaves_of_t
     assert orders == pytest.approx([2, 3, 2, 2], abs=0.05)
 
 
+@pytest.mark.parametrize(("lr", "updates", "alternating"), WAYS)
+def test_the_terms_of_networks_are_finite_differences_of_their_gradients(
+    lr: tuple[float, float], updates: tuple[int, int], alternating: bool
+) -> None:
+    (judge, _), _, batch = _networks()
+    players = judge.double(), nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    batch, own = batch.double(), [list(player.parameters()) for player in players]
+
+    def losses(one: Any, two: Any, data: Tensor) -> tuple[Tensor, Tensor]:
+        made = one(two(data.flip(0)))
+        return nn.functional.softplus(-one(data)).mean() + made.square().mean(), -made.tanh().mean()
+
+    def fields() -> list[Tensor]:
+        values = losses(*players, batch)
+        found = [torch.autograd.grad(v, p, retain_graph=True) for v, p in zip(values, own, strict=True)]
+        return [-torch.cat([one.flatten() for one in each]) for each in found]
+
+    def shift(player: int, way: Tensor) -> None:
+        with torch.no_grad():
+            vector = nn.utils.parameters_to_vector(own[player]) + way
+            nn.utils.vector_to_parameters(vector, own[player])
+
+    def along(field: int, player: int, way: Tensor) -> Tensor:
+        """The derivative of one field as one player moves."""
+        ends, step = [], 1e-5
+        for sign in (step, -2 * step):
+            shift(player, sign * way)
+            ends.append(fields()[field])
+        shift(player, step * way)
+        return (ends[0] - ends[1]) / (2 * step)
+
+    f, g = fields()
+    f_f, f_g, g_f, g_g = along(0, 0, f), along(0, 1, g), along(1, 0, f), along(1, 1, g)
+    options: Any = {"updates": updates, "alternating": alternating}
+    found = probes.game_drift(players, losses, batch, lr=lr, rtol=1e-2, **options)
+    (h_1, h_2), (m_1, m_2) = lr, updates
+    time_1, time_2 = m_1 * h_1, m_2 * h_2
+    for seen, self_term, interaction in zip(
+        found.players,
+        (h_1 / 2 * f_f, h_2 / 2 * g_g),
+        (time_2 / 2 * f_g, time_1 / 2 * g_f),
+        strict=True,
+    ):
+        assert seen.self_term == pytest.approx(float(self_term.norm()), rel=1e-6)
+        assert seen.interaction_term == pytest.approx(float(interaction.norm()), rel=1e-6)
+
+
 def test_rounds_of_networks_are_those_of_sgd() -> None:
     players, _, batch = _networks()
     players = players[0], nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -384,7 +431,24 @@ ONE = Point(1.0)
         ({"losses": (bilinear,)}, "losses is a tuple of 1"),
         ({"losses": lambda one, two, batch: one.place.expand(3)}, "returned a tensor of shape"),
         ({"losses": lambda one, two, batch: torch.ones(())}, "depends on no parameter"),
-        ({"losses": lambda one, two, batch: 0 * bilinear(one, two, batch)}, "the gradients have the norm 0"),
+        (
+            {"losses": lambda one, two, batch: 0 * bilinear(one, two, batch)},
+            "have the norms 0 and 0: there is no step",
+        ),
+        ({"losses": lambda one, two, batch: bilinear(one, two, batch) * math.nan}, "norms nan and nan"),
+        (
+            {"losses": (bilinear, lambda one, two, batch: one.place.sum())},
+            r"the loss of players\[1\] depends on none of its parameters",
+        ),
+        (
+            # The modules of the caller, where it is called with copies.
+            {"losses": (lambda one, two, batch: bilinear(ONE, two, batch), bilinear)},
+            r"the loss of players\[0\] depends on none of its parameters. Does it use the players that it is",
+        ),
+        (
+            {"losses": lambda one, two, batch: one.place * two.place @ torch.ones(1)},
+            r"float64 copies of the players .*dtype=batch.dtype",
+        ),
         (
             {"losses": lambda one, two, batch: Rounded.apply(bilinear(one, two, batch)).sum()},
             "Rounded has no second derivative",

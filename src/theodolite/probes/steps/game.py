@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,7 @@ from torch import Tensor, nn
 from theodolite.anatomy.names import canonical_parameters, unwrap
 from theodolite.core.arguments import positive, whole
 from theodolite.core.batches import in_float64
+from theodolite.core.building import in_one_line
 from theodolite.core.calling import ModelLoss
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
@@ -58,6 +60,7 @@ from theodolite.probes.steps.players import (
     check_players,
     each_player,
     require_graph,
+    require_own,
     twice_differentiable_gradient,
 )
 
@@ -211,9 +214,7 @@ def game_drift(
     game = Game(players, losses, batch)
     start = game.start
     first = game.velocity(start, rounds)
-    speed = float(first.norm())
-    if not math.isfinite(speed) or speed == 0:
-        raise UseError(f"the gradients have the norm {speed:g}: there is no step to measure")
+    speed = _speed(game, rounds, first)
     atol = rtol * speed
     end, problems = start, []
     for step in range(steps):
@@ -228,24 +229,8 @@ def game_drift(
     problems += [f"the {k} is exact only to {v.error:.1g}" for k, v in flows.items() if not v.converged]
     plain, self_only, interaction_only, modified = (one.end for one in flows.values())
     own, cross = (game.velocity(start, rounds, terms) - first for terms in (_SELF, _INTERACTION))
-    norms = [
-        [float(part.norm()) / time for part, time in zip(game.parts(one), rounds.times, strict=True)]
-        for one in (first, own, cross)
-    ]
-    values = [game.losses(at) for at in (start, end, plain)]
-    one, two = (
-        PlayerDrift(
-            rounds.lr[player],
-            rounds.updates[player],
-            gradient=norms[0][player],
-            self_term=norms[1][player],
-            interaction_term=norms[2][player],
-            losses=(values[0][player], values[1][player], values[2][player]),
-        )
-        for player in (0, 1)
-    )
     return GameDrift(
-        players=(one, two),
+        players=_players(game, rounds, (first, own, cross), (start, end, plain)),
         steps=steps,
         alternating=rounds.alternating,
         distance=distance_between(end, plain),
@@ -261,6 +246,51 @@ def game_drift(
     )
 
 
+def _speed(game: Game, rounds: _Rounds, first: Tensor) -> float:
+    """The length of `(T₁ f, T₂ g)` at the start, which has to be finite and positive."""
+    speed = float(first.norm())
+    if not math.isfinite(speed) or speed == 0:
+        both = zip(game.parts(first), rounds.times, strict=True)
+        sizes = " and ".join(f"{float(part.norm()) / time:g}" for part, time in both)
+        raise UseError(
+            f"the gradients of the players have the norms {sizes}: there is no step to measure. Look at the "
+            "batch, at the parameters, and at the losses"
+        )
+    return speed
+
+
+def _players(
+    game: Game, rounds: _Rounds, ways: tuple[Tensor, Tensor, Tensor], places: tuple[Tensor, Tensor, Tensor]
+) -> tuple[PlayerDrift, PlayerDrift]:
+    """What is said of each player.
+
+    Args:
+        game: whose players.
+        rounds: how they move.
+        ways: the velocity of the flow at the start, and what self terms and interaction terms add to it.
+        places: the start, the end of the steps, the end of the flow.
+    """
+    gradient, own, cross = (
+        [float(part.norm()) / time for part, time in zip(game.parts(way), rounds.times, strict=True)]
+        for way in ways
+    )
+    start, stepped, flowed = (game.losses(at) for at in places)
+    one, two = (
+        PlayerDrift(
+            rounds.lr[player],
+            rounds.updates[player],
+            gradient=gradient[player],
+            self_term=own[player],
+            interaction_term=cross[player],
+            losses=(start[player], stepped[player], flowed[player]),
+        )
+        for player in (0, 1)
+    )
+    return one, two
+
+
+_OTHER_DTYPE = re.compile(r"dtype|scalar type|input type", re.IGNORECASE)
+"""In what torch says if the dtypes of two operands differ."""
 _Terms = tuple[bool, bool]
 """Are self terms and interaction terms part of a flow?"""
 _NONE, _SELF, _INTERACTION, _BOTH = (False, False), (True, False), (False, True), (True, True)
@@ -303,7 +333,10 @@ class Game:
 
         def stacked(pair: nn.Module, batch: Any) -> Tensor:
             one, two = pair.children()
-            return torch.stack(both(one, two, batch[0]))
+            values = both(one, two, batch[0])
+            if not self.gradients and any(tensor.requires_grad for tensor in pair.parameters()):
+                _check_reach(values, (one, two))
+            return torch.stack(values)
 
         self._objective = Objective(pair, ModelLoss(stacked), (in_float64(batch), None))
         first = [tensor for _, tensor in canonical_parameters(one) if tensor.requires_grad]
@@ -372,13 +405,22 @@ class Game:
     def _values(self, at: Tensor) -> Tensor:
         ((batch, _),) = self._objective.draw()
         with self._objective.conditions():
-            return self._objective.forward(self._objective.split(at), batch)
+            try:
+                return self._objective.forward(self._objective.split(at), batch)
+            except RuntimeError as error:
+                if not _OTHER_DTYPE.search(str(error)):
+                    raise
+                raise UseError(
+                    "a loss failed on float64 copies of the players and of the batch "
+                    f"({in_one_line(error)}). Create tensors in it with the dtype of the batch, as in "
+                    "torch.randn(8, 2, dtype=batch.dtype)"
+                ) from error
 
     def _gradients(self, at: Tensor, *, twice: bool = False) -> tuple[Tensor, Tensor]:
         """The gradients of both losses by all parameters, (P,) each; with a graph if needed twice."""
-        self.gradients += 1
         at = at if at.requires_grad else at.detach().requires_grad_()
         values = self._values(at)
+        self.gradients += 1
         require_graph(values)
         if twice:
             (first,), (second,) = (twice_differentiable_gradient(value, [at]) for value in values)
@@ -387,6 +429,16 @@ class Game:
         assert first is not None
         assert second is not None
         return first, second
+
+
+def _check_reach(values: tuple[Tensor, Tensor], players: Players) -> None:
+    """Refuse losses that do not depend on the parameters of their players."""
+    gradients = []
+    for value, player in zip(values, players, strict=True):
+        require_graph(value)
+        own = [tensor for tensor in player.parameters() if tensor.requires_grad]
+        gradients.append(torch.autograd.grad(value, own, retain_graph=True, allow_unused=True))
+    require_own(gradients)
 
 
 def _slope(value: Tensor, at: Tensor) -> Tensor:

@@ -61,6 +61,20 @@ def require_graph(value: Tensor) -> None:
         raise UseError("a loss depends on no parameter of the players: was it computed without a graph?")
 
 
+def require_own(gradients: Sequence[Sequence[Tensor | None]]) -> None:
+    """Refuse losses of which one depends on no parameter of its own player.
+
+    Args:
+        gradients: of the loss of each player by its own parameters, None where it does not depend on one.
+    """
+    for place, own in enumerate(gradients):
+        if all(gradient is None for gradient in own):
+            raise UseError(
+                f"the loss of players[{place}] depends on none of its parameters. Does it use the players "
+                "that it is called with, and are the losses in the order of the players?"
+            )
+
+
 def both_losses(losses: Any) -> Callable[[nn.Module, nn.Module, Any], tuple[Tensor, Tensor]]:
     """The losses of both players as one function, whichever way they are given.
 
