@@ -30,6 +30,7 @@ WAYS = ("simultaneous", "alternating")
 Point = Array
 """(φ, θ)."""
 Step = Callable[[Point, float], Point]
+Velocity = Callable[[Point], Point]
 
 
 def start_of(seed: int) -> Point:
@@ -47,10 +48,22 @@ def dirac(seed: int) -> Iterator[Record]:
     for way in WAYS:
         for sizes, time in ((SIZES, TIME), (FINE, SHORT)):
             for h in sizes:
-                yield {"game": way, "h": h, "time": time, **_beside_flows(start, way, h, time)}
+                yield {"game": way, "h": h, "time": time, **beside_flows(start, way, h, time)}
     for name, walk in long_runs().items():
         end = walk(start)
         yield {"game": name, "h": LARGE, "steps": LONG, "radius": _size(end) / _size(start)}
+
+
+def beside_flows(start: Point, way: str, h: float, time: float) -> Record:
+    """The end of steps over some time, and its distances from those of the flow and of the modified flow."""
+    end = walked(start, simultaneous if way == "simultaneous" else alternating, h, round(time / h))
+    plain, better = flowed(start, field, time), flowed(start, lambda at: modified(at, h, way), time)
+    return {
+        "radius": _size(end) / _size(start),
+        "flow radius": _size(plain) / _size(start),
+        "distance": _size(end - plain),
+        "unexplained": _size(end - better),
+    }
 
 
 def field(at: Point) -> Point:
@@ -137,22 +150,11 @@ def walked(start: Point, step: Step, h: float, steps: int) -> Point:
     return at
 
 
-def flowed(start: Point, velocity: Callable[[Point], Point], time: float) -> Point:
+def flowed(start: Point, velocity: Velocity, time: float) -> Point:
     """The end of a flow."""
     found = solve_ivp(lambda _, at: velocity(at), (0, time), start, method="DOP853", rtol=1e-11, atol=1e-12)
     end: Point = found.y[:, -1]
     return end
-
-
-def _beside_flows(start: Point, way: str, h: float, time: float) -> Record:
-    end = walked(start, simultaneous if way == "simultaneous" else alternating, h, round(time / h))
-    plain, better = flowed(start, field, time), flowed(start, lambda at: modified(at, h, way), time)
-    return {
-        "radius": _size(end) / _size(start),
-        "flow radius": _size(plain) / _size(start),
-        "distance": _size(end - plain),
-        "unexplained": _size(end - better),
-    }
 
 
 class _Point(nn.Module):
