@@ -139,7 +139,7 @@ def progress(network: Adder, pairs: Pairs, trained: Tensor) -> dict[str, float |
 def accuracy(logits: Tensor, pairs: Pairs, counts: Tensor) -> float:
     """Of the ordered pairs that are counted."""
     right = logits.argmax(1) == pairs.labels
-    return ((right * counts).sum() / counts.sum()).item()
+    return round(((right * counts).sum() / counts.sum()).item(), 5)
 
 
 def loss(logits: Tensor, pairs: Pairs, counts: Tensor) -> float:
