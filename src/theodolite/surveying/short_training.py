@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -73,9 +73,12 @@ class ShortTraining:
 
 
 def train(
-    context: SurveyContext, size: Size, batches: Sequence[Batch], rates: Sequence[float] = RATES
+    context: SurveyContext, size: Size, batches: Iterable[Batch], rates: Sequence[float] = RATES
 ) -> ShortTraining:
-    """A new network, trained at the first of the rates that lowers the loss, or at the last if none does."""
+    """A new network, trained at the first of the rates that lowers the loss, or at the last if none does.
+
+    The batches are read once for each rate.
+    """
     for rate in rates:
         model = context.build(size)
         found = ShortTraining(model, size, rate, tuple(_steps(context, model, rate, batches)))
@@ -118,7 +121,7 @@ def _affordable(context: SurveyContext, size: Size) -> int:
 
 
 def _steps(
-    context: SurveyContext, model: nn.Module, rate: float, batches: Sequence[Batch]
+    context: SurveyContext, model: nn.Module, rate: float, batches: Iterable[Batch]
 ) -> Iterator[float]:
     """The loss before each step of AdamW, up to one that is not finite."""
     trainable = [tensor for tensor in model.parameters() if tensor.requires_grad]
