@@ -115,13 +115,13 @@ def grokking(
     (2610, 871)
     >>> grokking(23)
     Traceback (most recent call last):
-    theodolite.UseError: modulus is 23: give at least 29. Networks memorise fewer pairs and do not generalise
+    theodolite.UseError: modulus is 23: give an integer, at least 29. With fewer pairs networks only memorise
     """
     whole(
         "modulus",
         modulus,
         least=LEAST_GROKKING,
-        wanted=f"give at least {LEAST_GROKKING}. Networks memorise fewer pairs and do not generalise",
+        wanted=f"give an integer, at least {LEAST_GROKKING}. With fewer pairs networks only memorise",
     )
     if not is_number(fraction) or not 0 < fraction < 1:
         raise UseError(f"fraction is {fraction!r}: give a number between 0 and 1, such as {FRACTION:g}")

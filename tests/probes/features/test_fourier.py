@@ -192,7 +192,7 @@ def test_nothing_is_changed() -> None:
             "w_in has entries that are nan .* in 1 of 2 rows",
         ),
         (torch.tensor([[1.0, torch.inf, 0.0]]), "nan or infinite, in 1 of 1 row"),
-        (torch.ones(4, 2), "w_in has 2 entries along its cyclic axis .axis -1 of 4×2.: give at least 3"),
+        (torch.ones(4, 2), "the cyclic axis of w_in .axis -1 of 4×2. has length 2: give at least 3"),
         (torch.ones(0, 5), "w_in has no rows: its shape is 0×5"),
         (torch.tensor(1.0), "w_in is a single number"),
         (nn.Linear(3, 2), "w_in is a Linear: give its weights, such as layer.weight"),
@@ -271,3 +271,8 @@ def test_many_frequencies_are_cut_to_those_of_the_largest_energy() -> None:
     assert "The 30 frequencies of the largest energy, of 50 that rows have" in text
     assert "\n       50" in text
     assert len(found.table().rows) == 50
+
+
+def test_sparse_weights_are_read_like_dense_ones() -> None:
+    dense = torch.eye(5)
+    assert torch.equal(probes.fourier(dense.to_sparse()).phase, probes.fourier(dense).phase)

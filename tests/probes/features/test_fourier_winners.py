@@ -226,3 +226,10 @@ def test_weights_of_other_neurons_are_refused() -> None:
         probes.fourier_winners(torch.ones(4, 5), torch.ones(5, 3))
     with pytest.raises(UseError, match="w_out is complex"):
         probes.fourier_winners(torch.ones(4, 5), torch.ones(5, 4) * 1j)
+
+
+def test_with_a_single_frequency_nothing_comes_next() -> None:
+    torch.manual_seed(0)
+    said = str(probes.fourier_winners(torch.randn(4, 3), torch.randn(3, 4)))
+    assert said.startswith("4 neurons, 1 frequency: the winner blows up at lr × steps = ")
+    assert "next frequency" not in said

@@ -31,8 +31,8 @@ def rows_of(name: str, weights: Any, axis: int) -> Tensor:
     rows = values.movedim(axis, -1).flatten(0, -2) if values.ndim > 1 else values[None]
     if rows.shape[1] < SHORTEST:
         raise UseError(
-            f"{name} has {rows.shape[1]} entries along its cyclic axis (axis {axis} of {shape}): give at "
-            f"least {SHORTEST}"
+            f"the cyclic axis of {name} (axis {axis} of {shape}) has length {rows.shape[1]}: give at least "
+            f"{SHORTEST}"
         )
     if not len(rows):
         raise UseError(f"{name} has no rows: its shape is {shape}. Give at least one")
@@ -95,7 +95,7 @@ def _values(name: str, weights: Any) -> Tensor:
                 f"{name} is complex: {wanted}, such as its real and its imaginary part by themselves"
             )
         if isinstance(values, Tensor):
-            return values.to("cpu").to(torch.float64)
+            return values.to("cpu").to_dense().to(torch.float64)
         if values.dtype.kind in "USMm":  # texts and dates
             raise TypeError
         return torch.from_numpy(values.astype(np.float64))

@@ -270,7 +270,7 @@ def fourier(
     (tensor(2), 1.0)
     >>> fourier(torch.ones(4, 2))
     Traceback (most recent call last):
-    theodolite.UseError: w_in has 2 entries along its cyclic axis (axis -1 of 4×2): give at least 3
+    theodolite.UseError: the cyclic axis of w_in (axis -1 of 4×2) has length 2: give at least 3
 
     References:
         On the mechanism and dynamics of modular addition: Fourier features, lottery ticket, and

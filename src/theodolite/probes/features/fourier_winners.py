@@ -115,16 +115,12 @@ class FourierWinners(Result):
 
     def blocks(self) -> Iterator[Block]:
         """The times, and how often simple rules say the same."""
-        times = self.time[self.time.isfinite()]
-        yield (
-            f"{counted(len(times), 'neuron')}, {self.length // 2} frequencies: the winner blows up at "
-            f"lr × steps = {number(float(times.median()), 4)} in the median "
-            f"({number(float(times.min()), 4)} to {number(float(times.max()), 4)}), the next frequency "
-            f"{number(float(self.lead[self.time.isfinite()].median()))} times as late."
-            if len(times)
-            else "Nothing grows: amplitudes of w_in are zero, or opposed to those of w_out."
-        )
-        if few := len(self.times) - len(times):
+        grows = self.time.isfinite()
+        if bool(grows.any()):
+            yield self._said(grows)
+        else:
+            yield "Nothing grows: amplitudes of w_in are zero, or opposed to those of w_out."
+        if few := int((~grows).sum()):
             yield f"In {counted(few, 'more neuron')} no frequency grows."
         yield self.table()
 
@@ -133,6 +129,18 @@ class FourierWinners(Result):
         agree = {rule: (self.by(rule) == self.frequency) & self.time.isfinite() for rule in RULES}
         rows = [(words, int(agree[rule].sum())) for rule, words in RULES.items()]
         return Table((Column("rule"), Column("the same winner, neurons")), rows)
+
+    def _said(self, grows: Tensor) -> str:
+        times, num = self.time[grows], self.length // 2
+        said = (
+            f"{counted(len(times), 'neuron')}, {num} {'frequency' if num == 1 else 'frequencies'}: the "
+            f"winner blows up at lr × steps = {number(float(times.median()), 4)} in the median "
+            f"({number(float(times.min()), 4)} to {number(float(times.max()), 4)})"
+        )
+        if num == 1:
+            return f"{said}."
+        lead = number(float(self.lead[grows].median()))
+        return f"{said}, the next frequency {lead} times as late."
 
 
 @exclusive()
