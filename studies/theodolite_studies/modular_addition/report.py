@@ -259,7 +259,7 @@ def _curves(records: Sequence[Record]) -> SvgFigure | None:
         rows["norm"].append([band(steps, _series(seeds, "norm"), VIOLET)])
     if not columns:
         return None
-    across = SvgAxis(2, math.log10(50_000), ticks([2, 3, 4], power=True))
+    across = SvgAxis(2, math.log10(30_000), ticks([2, 3, 4], power=True))
     axes = {
         "accuracy": SvgAxis(0, 1, ticks([0, 0.5, 1])),
         "concentration": SvgAxis(0, 1, ticks([0, 0.5, 1])),

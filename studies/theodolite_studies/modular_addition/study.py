@@ -95,10 +95,10 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = {
         "p 23, SGD, equal": Recipe(modulus=23, width=512, lr=0.5, steps=5000, equal=True, **_DESCENT),
     },
     "grokking": {
-        f"p 59, width {width}": Recipe(width=width, steps=6000, every=20, decays=(1.0, 0.0), **_GROKKING)
+        f"p 59, width {width}": Recipe(width=width, steps=5000, every=20, decays=(1.0, 0.0), **_GROKKING)
         for width in (64, 128, 256, 512)
     },
-    "ordered": {"p 23": Recipe(width=512, steps=50_000, every=100, decays=(2.0, 0.0), **_ORDERED)},
+    "ordered": {"p 23": Recipe(width=512, steps=30_000, every=100, decays=(2.0, 0.0), **_ORDERED)},
 }
 SMALL: Mapping[str, Mapping[str, Recipe]] = {
     "waves": {
