@@ -67,6 +67,8 @@ def test_training_ends_at_the_first_look_below_the_goal() -> None:
 def test_a_line_is_measured_as_the_weights_between_say() -> None:
     batch = points(64, classes=10, dimensions=32, separation=4.0, seed=0)
     one, other = mlp((32, 8, 10), seed=0), mlp((32, 8, 10), seed=1)
+    train(one, batch, Sgd(16, 0.3), epochs=10, seed=0)
+    train(other, batch, Sgd(16, 0.3), epochs=20, seed=0)
     found = measured(one, other, batch)
     pairs = zip(one.named_parameters(), other.parameters(), strict=True)
     ends = [(name, a.detach(), b.detach()) for (name, a), b in pairs]
@@ -77,10 +79,31 @@ def test_a_line_is_measured_as_the_weights_between_say() -> None:
         math.sqrt(sum((a - b).square().sum().item() for _, a, b in ends)), rel=1e-4
     )
     assert "stored" not in found
+    seen = th.probes.path(one, other, nn.functional.cross_entropy, batch)
+    assert abs(seen.higher.value - seen.chord.value) > 0.01
+    assert found["rise"] * max(found["ends"]) == pytest.approx(seen.higher.value, rel=1e-3)
+    assert found["chord"] * max(found["ends"]) == pytest.approx(seen.chord.value, rel=1e-3)
     # A logistic regression is convex: no line has a barrier.
     flat = measured(mlp((32, 10), seed=0), mlp((32, 10), seed=1), batch)
     assert flat["rise"] == 0
     assert flat["chord"] <= 0
+
+
+def test_stored_statistics_are_those_of_both_ends() -> None:
+    batch = points(64, classes=10, dimensions=32, separation=4.0, seed=0)
+    ends = [mlp((32, 8, 10), seed=seed, normed=True) for seed in range(2)]
+    for model in ends:
+        train(model, batch, Sgd(16, 0.3), epochs=10, seed=0)
+    found = measured(*ends, batch)
+    # The highest loss of networks whose buffers are interpolated too.
+    losses = []
+    for place in torch.linspace(0, 1, 101).tolist():
+        pairs = zip(ends[0].state_dict().items(), ends[1].state_dict().values(), strict=True)
+        mixed = {name: a if "num" in name else torch.lerp(a, b, place) for (name, a), b in pairs}
+        losses.append(cross_entropy(ends[0].eval(), mixed, batch).item())
+    stored = max(losses) / max(losses[0], losses[-1]) - 1
+    assert found["stored"] == pytest.approx(stored, rel=0.1)  # each half of the examples chooses a place
+    assert abs(found["rise"] / stored - 1) > 0.2
 
 
 @pytest.mark.parametrize("network", ["plain", "normed"])
@@ -90,7 +113,8 @@ def test_a_cell_of_lines_has_the_ends_that_it_names(network: str) -> None:
     assert found["continued"]["ends"][0] == found["same start"]["ends"][0]  # large batches
     assert found["same start"]["ends"][1] == found["two small"]["ends"][0]  # small ones
     assert found["two small"]["ends"][0] == found["different starts"]["ends"][0]
-    assert found["different starts"]["distance"] > 2 * found["same start"]["distance"]
+    for near in ("same start", "two small"):
+        assert found["different starts"]["distance"] > 2 * found[near]["distance"]
     assert ("stored" in found["continued"]) == (network == "normed")
     with pytest.raises(th.UseError, match="the same weights"):  # it goes on from the large batches' end
         list(lines(network, "high rates", 3, num=96, goal=2.0, further=0))
