@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -22,12 +23,14 @@ from theodolite.present.svg import (
     ticks,
 )
 from theodolite.present.text import Column
-from theodolite_studies.framework.claims import Array, table
-from theodolite_studies.framework.figures import band, dots, line, log10
+from theodolite_studies.framework.claims import table
+from theodolite_studies.framework.figures import band, dots, line
 from theodolite_studies.framework.records import Record, distinct, select
 from theodolite_studies.modular_addition.claims import LEVEL, steps_to
 
 POWER = 0.8
+EARLIEST = 100
+"""Step in the figure of the stages."""
 TURN = 2 * math.pi
 RULES = {
     "time": "flow",
@@ -184,10 +187,10 @@ def _waves(records: Sequence[Record]) -> SvgFigure | None:
     turn = SvgAxis(0, TURN, {0: "0", math.pi: "π", TURN: "2π"})
     part = SvgAxis(0, 1, ticks([0, 0.5, 1]), strong=0.5)
     return SvgFigure(
-        "Neurons as waves: phases of output and input, and concentrations of all neurons, seed 0",
+        "Neurons as waves, seed 0",
         [
             ("neurons of one frequency", BLUE),
-            ("concentration at the end", ORANGE),
+            ("concentration of all at the end", ORANGE),
             ("dashed: ψ = 2φ; the start", INK),
         ],
         [one["network"] for one in own],
@@ -202,26 +205,13 @@ def _rules(records: Sequence[Record]) -> SvgFigure | None:
     if not (own := select(records, kind="lottery")):
         return None
     names = distinct(own, "network")
-    rows = []
     half = math.ceil(len(names) / 2) if len(names) > 4 else len(names)
-    for some in (names[:half], names[half:]):
-        panels = []
-        for network in some:
-            seeds = select(own, network=network)
-            lines = []
-            for key, colour, shift in (("all", BLUE, -0.12), ("won", ORANGE, 0.12)):
-                places = [place + shift for place in range(len(RULES)) for _ in seeds]
-                values = [_or_nan(one[key][rule]) for rule in RULES for one in seeds]
-                lines.append(dots(places, values, colour))
-            panels.append(
-                [
-                    SvgLine(one.points, one.colour, joined=False, dot=4, label=network if not place else "")
-                    for place, one in enumerate(lines)
-                ]
-            )
-        if panels:
-            x = SvgAxis(-0.5, 3.5, dict(enumerate(("flow", "α²β cos D", "α", "|D|"))))
-            rows.append(SvgRow("share right", x, SvgAxis(0, 1.2, ticks([0, 0.5, 1])), panels))
+    x = SvgAxis(-0.5, 3.5, dict(enumerate(("flow", "α²β cos D", "α", "|D|"))))
+    rows = [
+        SvgRow("share right", x, SvgAxis(0, 1.2, ticks([0, 0.5, 1])), [_shares(own, name) for name in some])
+        for some in (names[:half], names[half:])
+        if some
+    ]
     return SvgFigure(
         "Neurons whose frequency each rule predicted, every seed",
         [("all neurons", BLUE), ("those with one frequency in the end", ORANGE)],
@@ -230,33 +220,32 @@ def _rules(records: Sequence[Record]) -> SvgFigure | None:
     )
 
 
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
+def _shares(records: Sequence[Record], network: str) -> list[SvgLine]:
+    """All neurons, and beside them those of one frequency."""
+    seeds = select(records, network=network)
+    lines = []
+    for key, colour, shift, label in (("all", BLUE, -0.12, network), ("won", ORANGE, 0.12, "")):
+        values = np.array([[one[key][rule] for one in seeds] for rule in RULES], dtype=float)
+        points = [(place + shift, float(value)) for place, own in enumerate(values) for value in own]
+        lines.append(SvgLine(points, colour, joined=False, dot=4, label=label))
+    return lines
 
 
 def _curves(records: Sequence[Record]) -> SvgFigure | None:
     own = select(records, kind="curve")
-    wanted = [("p 59, width 256", True), ("p 59, width 256", False), ("p 23", True), ("p 23", False)]
-    if not any(one["network"] == "p 59, width 256" for one in own):
-        wanted[:2] = [("p 59, width 128", True), ("p 59, width 128", False)]
+    width = "256" if any(one["network"] == "p 59, width 256" for one in own) else "128"
     columns, rows = [], {name: list[list[SvgLine]]() for name in ("accuracy", "concentration", "norm")}
-    for network, with_decay in wanted:
-        seeds = [
-            one["curves"]
-            for one in select(
-                own, network=network, decay=lambda decay, wanted=with_decay: (decay > 0) == wanted
-            )
-        ]
-        if not seeds:
+    for network, with_decay in itertools.product((f"p 59, width {width}", "p 23"), (True, False)):
+        some = [one for one in select(own, network=network) if (one["decay"] > 0) == with_decay]
+        if not some:
             continue
+        seeds = [one["curves"] for one in some]
         columns.append(f"{network}, {'decay' if with_decay else 'no decay'}")
-        steps = log10(seeds[0]["steps"][1:])
         held_out = (("mirrored", GREEN), ("new", PINK)) if network == "p 23" else (("test", PINK),)
-        rows["accuracy"].append(
-            [band(steps, _series(seeds, name), colour) for name, colour in (("train", BLUE), *held_out)]
-        )
-        rows["concentration"].append([band(steps, _series(seeds, "concentration"), ORANGE)])
-        rows["norm"].append([band(steps, _series(seeds, "norm"), VIOLET)])
+        parts = (("train", BLUE), *held_out)
+        rows["accuracy"].append([_curve(seeds, name, colour) for name, colour in parts])
+        rows["concentration"].append([_curve(seeds, "concentration", ORANGE)])
+        rows["norm"].append([_curve(seeds, "norm", VIOLET)])
     if not columns:
         return None
     across = SvgAxis(2, math.log10(30_000), ticks([2, 3, 4], power=True))
@@ -279,9 +268,10 @@ def _curves(records: Sequence[Record]) -> SvgFigure | None:
     )
 
 
-def _series(seeds: Sequence[Record], name: str) -> Array:
-    """(seeds, points), without the first step, which has no logarithm."""
-    return np.array([one[name][1:] for one in seeds], dtype=float)
+def _curve(seeds: Sequence[Record], name: str, colour: str) -> SvgLine:
+    steps, values = np.array(seeds[0]["steps"]), np.array([one[name] for one in seeds], dtype=float)
+    late = steps >= EARLIEST
+    return band(np.log10(steps[late]), values[:, late], colour)
 
 
 def _widths(records: Sequence[Record]) -> SvgFigure | None:
