@@ -52,8 +52,6 @@ def stragglers(
             help="Stands for times that are not there: after how long a worker counts as lost.",
         ),
     ] = None,
-    draws: Annotated[int, typer.Option(max=10**6, help="Number of bootstrap samples.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
     json: Json = False,
     out: Annotated[
         Path | None, typer.Option(help="Write a page with figures (stragglers.html), or .json or .csv.")
@@ -96,8 +94,6 @@ def stragglers(
             sending=sending,
             models=models,
             missing=missing,
-            draws=draws,
-            seed=seed,
             progress=bar,
             **options,
         )

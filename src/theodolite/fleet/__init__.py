@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from theodolite.fleet.evaluation import first_step
     from theodolite.fleet.ledger import Ledger, LedgerError, gradient_norms
     from theodolite.fleet.run import Grid, Outcome, Run
-    from theodolite.fleet.straggling.comparison import stragglers
-    from theodolite.fleet.straggling.report import OverheadRange, SchemeTime, StragglerReport
-    from theodolite.fleet.straggling.rounds import CodedRounds, undecodable
-    from theodolite.fleet.straggling.schemes import (
+    from theodolite.fleet.straggling.coding import (
+        CodedRounds,
         CodingScheme,
         GradientCoding,
         MultiplexedCoding,
         SelectiveReattempt,
+        undecodable,
+    )
+    from theodolite.fleet.straggling.comparison import (
+        OverheadRange,
+        SchemeTime,
+        StragglerReport,
+        stragglers,
     )
     from theodolite.fleet.straggling.times import overhead_share
 
@@ -64,11 +69,21 @@ _HOMES |= {
     "conduct": "driver",
     "RunReport": "driver",
 }
-_HOMES |= {"stragglers": "straggling.comparison", "overhead_share": "straggling.times"}
-_HOMES |= dict.fromkeys(("StragglerReport", "SchemeTime", "OverheadRange"), "straggling.report")
-_HOMES |= dict.fromkeys(("CodedRounds", "undecodable"), "straggling.rounds")
+_HOMES |= {"overhead_share": "straggling.times"}
 _HOMES |= dict.fromkeys(
-    ("CodingScheme", "GradientCoding", "SelectiveReattempt", "MultiplexedCoding"), "straggling.schemes"
+    ("stragglers", "StragglerReport", "SchemeTime", "OverheadRange"),
+    "straggling.comparison",
+)
+_HOMES |= dict.fromkeys(
+    (
+        "CodingScheme",
+        "GradientCoding",
+        "SelectiveReattempt",
+        "MultiplexedCoding",
+        "CodedRounds",
+        "undecodable",
+    ),
+    "straggling.coding",
 )
 
 

@@ -39,7 +39,7 @@ def test_it_prints_what_each_scheme_would_have_taken(file: Path, capsys: pytest.
 def test_a_second_measurement_gives_the_overhead(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heavier = file.with_name("twice.csv")
     heavier.write_text("a,b,c,d\n" + "1.25,1.25,1.25,1.25\n" * 4)
-    shown = said(capsys, file, "--heavier", heavier, "--load", "2", "--json", "--mu", "0,0.5", "--draws", "9")
+    shown = said(capsys, file, "--heavier", heavier, "--load", "2", "--json", "--mu", "0,0.5")
     assert json.loads(shown)["overhead"] == pytest.approx(0.75)
     both = said(capsys, file, "--heavier", heavier, "--overhead", "0.5", status=2)
     assert (

@@ -10,6 +10,7 @@ import pytest
 
 from theodolite import UseError
 from theodolite.fleet import overhead_share, stragglers
+from theodolite.fleet.straggling import times as reading
 from theodolite.fleet.straggling.times import read_times
 
 TIMES = [[1.0, 2.0, 1.5], [1.25, 1.0, 3.0], [1.0, 1.0, 1.0], [5.0, 1.0, 1.0]]
@@ -37,14 +38,41 @@ def file(tmp_path: Path) -> Path:
         ),
         (",0,1,2\n" + "".join(f"{i},{row}\n" for i, row in enumerate(ROWS.split())), ("0", "1", "2")),
         (LONG, ("0", "1", "2")),
+        (ROWS.replace(",", "\t"), ("1", "2", "3")),
+        (ROWS.replace("\n", "\r\n"), ("1", "2", "3")),
+        (ROWS.replace("\n", "\n\n"), ("1", "2", "3")),
     ],
-    ids=["plain", "names", "semicolons", "pandas without index", "steps", "pandas", "one row a time"],
+    ids=[
+        "plain",
+        "names",
+        "semicolons",
+        "pandas without index",
+        "steps",
+        "pandas",
+        "one row a time",
+        "tabs",
+        "other ends of lines",
+        "empty lines",
+    ],
 )
 def test_the_same_times_from_every_form_of_file(file: Path, text: str, names: tuple[str, ...]) -> None:
     file.write_text(text, encoding="utf-8")
     times, found = read_times(file)
     assert times.tolist() == TIMES
     assert found == names
+
+
+@pytest.mark.parametrize("first", ["", "iteration,a,b,c\n"], ids=["no names", "names"])
+@pytest.mark.parametrize("step", [1, 10])
+def test_a_first_column_that_counts_the_rounds_is_no_worker(file: Path, first: str, step: int) -> None:
+    rows = ROWS.split() * 3
+    text = first + "".join(f"{100 + step * place},{row}\n" for place, row in enumerate(rows))
+    file.write_text(text, encoding="utf-8")
+    times, names = read_times(file)
+    assert times.tolist() == TIMES * 3
+    assert names == (("a", "b", "c") if first else ("2", "3", "4"))
+    file.write_text(text.replace("100,1,2", "99,1,2"), encoding="utf-8")  # no longer at equal distances
+    assert len(read_times(file)[1]) == 4
 
 
 def test_the_same_times_from_arrays_and_data_frames() -> None:
@@ -60,7 +88,7 @@ def test_the_same_times_from_arrays_and_data_frames() -> None:
     [
         ("", "is empty: give a row for each round and a column for each worker"),
         ("1,2\n1,2\n1,2\n", "3 rounds of 2 workers. Give a row for each round"),
-        ("1\n1\n1\n1\n1\n", "5 rounds of 1 workers. Give a row for each round"),
+        ("1\n1\n1\n1\n1\n", "5 rounds of 1 worker. Give a row for each round"),
         ("a,b\n1,2\n1,2\n1\n1,2\n", "round 3 has 1 values where 2 columns are"),
         (
             "a,b\n1,2\n1,\n1,2\n1,2\n",
@@ -71,6 +99,11 @@ def test_the_same_times_from_arrays_and_data_frames() -> None:
         ("a,b\n1,2\n1,0\n1,2\n1,2\n", "round 2, worker b: the time is 0. Give seconds, above 0"),
         ("a,b\n1,2\n1,fast\n1,2\n1,2\n", "round 2, worker b: the time is 'fast'. Give seconds"),
         ("a,a\n1,2\n1,2\n1,2\n1,2\n", "two columns are called 'a'. Give every worker a name of its own"),
+        ("a;b\n1,5;2\n1;2\n1;2\n1;2\n", "round 1, worker a: the time is '1,5'. Give seconds, with a decimal"),
+        ("1 2\n1 2\n1 2\n1 2\n1 2\n", "in a file, columns are separated by commas, semicolons or tabs"),
+        ("a,b\n1,2\n1,1e400\n1,2\n1,2\n", "the time is 1e400. Give seconds, from 1e-12 to 1e+12"),
+        ("a,b\n1,2\n1,1e300\n1,2\n1,2\n", "the time is 1e300. Give seconds, from 1e-12 to 1e+12"),
+        ("a,b\n1,2\n1,1e-320\n1,2\n1,2\n", "the time is 1e-320. Give seconds, from 1e-12 to 1e+12"),
         (LONG + "3,1,2\n", "round 3, worker 1 is there twice. Leave one of the two out"),
         (LONG.replace("3,1,1.0\n", ""), "round 3, worker 1: the time is empty"),
     ],
@@ -101,6 +134,21 @@ def test_an_array_that_cannot_be_used_says_where_and_why(source: object, said: s
     with pytest.raises(UseError) as error:
         read_times(source)
     assert str(error.value).startswith(said)
+
+
+def test_more_times_than_can_be_worked_on_are_refused_at_once(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UseError, match=r"times: 10,000,002 times are more than 10,000,000. Give fewer"):
+        read_times(np.broadcast_to(1.0, (5_000_001, 2)))
+    with file.open("wb") as huge:
+        huge.truncate(100_000_001)  # a file without content, of this length
+    with pytest.raises(UseError, match=r"has 100,000,001 bytes, more than 100,000,000. Give fewer"):
+        read_times(file)
+    monkeypatch.setattr(reading, "MOST_TIMES", 11)
+    file.write_text(ROWS)
+    with pytest.raises(UseError, match=r"times.csv: 12 times are more than 11. Give fewer rounds"):
+        read_times(file)
 
 
 def test_holes_are_as_slow_as_the_time_after_which_a_worker_is_lost() -> None:

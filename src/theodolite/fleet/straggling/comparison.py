@@ -1,23 +1,24 @@
-"""`stragglers`: from measured step times, what each scheme would have taken."""
+"""`stragglers`: from measured step times, what each scheme would have taken, and what to do."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from scipy.special import stdtrit
 
-from theodolite.core.arguments import number, whole
-from theodolite.core.arguments import seed as checked_seed
+from theodolite.core.arguments import number as checked_number
+from theodolite.core.arguments import whole
 from theodolite.core.errors import UseError
-from theodolite.core.progress import Progress, part, silent
-from theodolite.fleet.straggling import simulation
-from theodolite.fleet.straggling.report import BACKUP, LEAVE, WAIT, OverheadRange, SchemeTime, StragglerReport
-from theodolite.fleet.straggling.schemes import GradientCoding, MultiplexedCoding, SelectiveReattempt
-from theodolite.fleet.straggling.simulation import Seconds
+from theodolite.core.progress import Progress, silent
+from theodolite.fleet.straggling.simulation import BACKUP, WAIT, Candidate, Seconds, candidates
 from theodolite.fleet.straggling.times import read_times
+from theodolite.present.figure import ACCENT, INK, QUIET, Figure, Panel, bars, frame, guide, line
+from theodolite.present.result import Block, Heading, Result
+from theodolite.present.text import Column, Table, counted, number
 
 PATIENCE = (0.0, 0.1, 0.25, 0.5, 1.0)
 """The μ that are tried: a worker is late after (1 + μ) times the fastest one's time."""
@@ -27,23 +28,8 @@ STEPS = 100
 SHOWN = 20
 """Steps of it that are drawn."""
 LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A scheme with its parameters, and the seconds of each round with the load that the times have."""
-
-    scheme: str
-    setting: str
-    models: int
-    load: float
-    """In multiples of 1/workers."""
-    sends: int
-    seconds: Seconds
-
-    def factor(self, overhead: float | Seconds, sending: float) -> Any:
-        """By how much a round is longer than with the load that the times have."""
-        return overhead + sending * self.sends + (1 - overhead - sending) * self.load
+FEW = 20
+"""Judged rounds below which an interval says little."""
 
 
 def stragglers(
@@ -54,14 +40,12 @@ def stragglers(
     models: int = 4,
     mu: float | Sequence[float] = PATIENCE,
     missing: float | None = None,
-    draws: int = 1000,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> StragglerReport:
     """Would backup workers or gradient coding have saved time, and which?
 
     The parameters of each scheme are those that would have taken the least time on the first half of the
-    rounds; it is judged on the second half, against waiting for all, with a 95 % block bootstrap interval.
+    rounds; it is judged on the second half, against waiting for all, with a 95 % interval.
     A worker with k times as many examples that sends m gradients is taken to need
     `overhead + m·sending + k·(1 − overhead − sending)` times as long.
 
@@ -74,8 +58,6 @@ def stragglers(
         models: models that can be trained in turn, of which SR-SGC and M-SGC need several.
         mu: a worker may be late only after (1 + μ) times the fastest one's time; the values to choose from.
         missing: seconds that stand for times that are not there; without it they are an error.
-        draws: of the bootstrap.
-        seed: of the bootstrap.
         progress: called while it works.
 
     >>> from theodolite import fleet
@@ -84,25 +66,23 @@ def stragglers(
     's = 1'
     """
     found, names = read_times(times, missing)
-    number("overhead", overhead, least=0, most=1)
-    number("sending", sending, least=0, most=1)
+    checked_number("overhead", overhead, least=0, most=1)
+    checked_number("sending", sending, least=0, most=1)
     if overhead + sending > 1:
         raise UseError(
             f"overhead and sending are {overhead + sending:g} together: shares of one step, at most 1"
         )
     whole("models", models, least=1, most=MOST_MODELS)
-    patience = [number("mu", one, least=0) for one in (mu if isinstance(mu, Iterable) else [mu])]
+    patience = [checked_number("mu", one, least=0) for one in (mu if isinstance(mu, Iterable) else [mu])]
     if not patience:
         raise UseError("mu is empty: give at least one value, such as 0")
-    whole("draws", draws, least=1, most=10**6)
-    checked_seed("seed", seed)
     half = len(found) // 2
     shares = np.append(np.linspace(0, 1 - sending, STEPS + 1), overhead)
     kept: dict[str, list[Candidate]] = {}
     for one in candidates(found, half, names, models, patience, progress or silent):
         kept[one.scheme] = _useful([*kept.get(one.scheme, ()), one], half, shares, sending)
     chosen = {name: _chosen(some, half, overhead, sending) for name, some in kept.items()}
-    schemes = _judged(list(chosen.values()), half, overhead, sending, draws, seed)
+    schemes = _judged(list(chosen.values()), half, overhead, sending)
     base = float(kept[WAIT][0].seconds[half:].mean())
     least = {name: _least(some, half, shares[:-1], sending, base) for name, some in kept.items()}
     slowest = np.bincount(found.argmax(1), minlength=len(names))
@@ -126,78 +106,203 @@ def stragglers(
     )
 
 
-def candidates(
-    times: Seconds,
-    half: int,
-    names: Sequence[str],
-    models: int,
-    patience: Sequence[float],
-    progress: Progress = silent,
-) -> Iterator[Candidate]:
-    """Every scheme with every set of parameters that is tried. `half` is where the first half ends."""
-    workers = times.shape[1]
-    yield Candidate(WAIT, "", 1, 1.0, 1, simulation.wait_for_all(times))
-    order = np.argsort(-times[:half].mean(0), kind="stable")
-    for num in range(1, max(1, workers // 4) + 1):
-        load = workers / (workers - num)
-        out = ", ".join(names[place] for place in order[:num]) if num <= 3 else f"the {num} slowest"
-        rest = simulation.wait_for_all(np.delete(times, order[:num], axis=1))
-        yield Candidate(LEAVE, f"without {out}", 1, load, 1, rest)
-        late = simulation.without_slowest(times, num)
-        yield Candidate(BACKUP, f"{num} of {workers}", 1, load, 1, late)
-    for late_ones in _stragglers(workers, range(1, workers)):
-        code = GradientCoding(workers, late_ones)
-        seconds = simulation.gradient_coding(times, code.groups)
-        yield Candidate("GC", f"s = {late_ones}", 1, code.load * workers, 1, seconds)
-    yield from _reattempts(times, models, patience)
-    pairs = [(burst, count - burst + 1) for count in _spread(models, 2) for burst in _spread(count // 2, 1)]
-    for place, pair in enumerate(pairs):
-        inner = part(progress, place / len(pairs), (place + 1) / len(pairs))
-        yield from _multiplexed(times, *pair, patience, inner)
+@dataclass(frozen=True)
+class SchemeTime:
+    """What a scheme would have taken, with the parameters that were best on the first half of the rounds."""
+
+    scheme: str
+    """`wait for all`, `leave out`, `backup workers`, `GC`, `SR-SGC` or `M-SGC`."""
+    setting: str
+    """Its parameters, in words."""
+    models: int
+    """How many models have to be trained in turn."""
+    load: float
+    """Examples for each worker and round, in multiples of what it has without a code."""
+    sends: int
+    """Gradients that a worker sends in a round, each of the size of the model."""
+    same_gradient: bool
+    """Is it the gradient of the whole batch? Backup workers leave out who is late."""
+    chosen_at: float
+    """Seconds of a round on the first half."""
+    seconds: float
+    """Seconds of a round on the second half."""
+    ratio: float
+    """Time of the second half over that of waiting for all."""
+    low: float
+    high: float
+
+    @property
+    def name(self) -> str:
+        """The scheme with its parameters."""
+        return f"{self.scheme} ({self.setting})" if self.setting else self.scheme
+
+    @property
+    def helps(self) -> bool:
+        """Is the whole interval below 1?"""
+        return self.high < 1
 
 
-def _reattempts(times: Seconds, models: int, patience: Sequence[float]) -> Iterator[Candidate]:
-    """SR-SGC, with the shortest window that its delay allows; a longer one is the same scheme."""
-    workers = times.shape[1]
-    for burst in _spread(models - 1, 1):
-        for late in _stragglers(workers, _spread(min(workers - 1, 8), 1)):
-            code = SelectiveReattempt(workers, burst, burst + 1, min(2 * late, workers))
-            seconds = simulation.selective_reattempt(times, code, patience)
-            for mu, own in zip(patience, seconds, strict=True):
-                setting = f"B = {burst}, W = {code.window}, λ = {code.stragglers}, μ = {mu:g}"
-                yield Candidate("SR-SGC", setting, code.models, code.load * workers, 1, own)
+@dataclass(frozen=True)
+class OverheadRange:
+    """Where a scheme is the best by the first half, as the fixed share of a step changes."""
+
+    low: float
+    high: float
+    scheme: str
 
 
-def _multiplexed(
-    times: Seconds, burst: int, window: int, patience: Sequence[float], progress: Progress
-) -> Iterator[Candidate]:
-    workers = times.shape[1]
-    most = [*_stragglers(workers, _spread(workers - 1, 1)), workers]
-    codes = [MultiplexedCoding(workers, burst, window, late) for late in most]
-    found = simulation.multiplexed(times, codes[0], [code.groups for code in codes], patience, progress)
-    for code, rows in zip(codes, found, strict=True):
-        for mu, own in zip(patience, rows, strict=True):
-            setting = f"B = {burst}, W = {window}, λ = {code.stragglers}, μ = {mu:g}"
-            yield Candidate("M-SGC", setting, code.models, code.load * workers, code.minitasks, own)
+@dataclass(frozen=True)
+class StragglerReport(Result):
+    """What stragglers cost, and what each scheme would have taken. Made by `th.fleet.stragglers`."""
 
+    kind: ClassVar[str] = "straggler report"
+    loads: ClassVar[bool] = True
 
-def _stragglers(workers: int, wanted: Iterable[int]) -> list[int]:
-    """Numbers of late workers that a code is made for: the largest with as many groups as those wanted.
+    workers: int
+    rounds: int
+    judged: int
+    """Rounds of the second half."""
+    overhead: float
+    """Share of a step that does not grow with the examples of a worker."""
+    sending: float
+    """Share of a step that grows with the gradients that a worker sends."""
+    models: int
+    """Models that may be trained in turn."""
+    waiting: float
+    """The slowest worker's time over the median worker's, both summed over the rounds."""
+    slowest: str
+    """The worker that was the slowest most often."""
+    slowest_share: float
+    """In which share of the rounds it was."""
+    schemes: tuple[SchemeTime, ...]
+    by_overhead: tuple[OverheadRange, ...]
+    curves: Mapping[str, tuple[float, ...]]
+    """By scheme, the ratio on the second half at equally spaced overheads, from 0 to the largest possible."""
 
-    >>> _stragglers(12, range(1, 12))
-    [1, 2, 3, 5, 11]
-    """
-    return sorted({workers // (workers // (late + 1)) - 1 for late in wanted})
+    def __getitem__(self, scheme: str) -> SchemeTime:
+        for one in self.schemes:
+            if one.scheme == scheme:
+                return one
+        raise UseError(f"there is no {scheme!r}; there are {', '.join(one.scheme for one in self.schemes)}")
 
+    def best(self, models: int | None = None) -> SchemeTime:
+        """The scheme to use: the best by the first half if it helps on the second, else waiting for all.
 
-def _spread(most: int, least: int) -> list[int]:
-    """Whole numbers up to `most`, further apart as they grow.
+        Backup workers are left out, as their gradient is another one. `models` limits how many are trained
+        in turn.
+        """
+        most = self.models if models is None else models
+        able = [one for one in self.schemes if one.same_gradient and one.models <= most]
+        found = min(able, key=lambda one: one.chosen_at)
+        return found if found.helps else self[WAIT]
 
-    >>> _spread(20, 1)
-    [1, 2, 3, 4, 6, 8, 12, 16, 20]
-    """
-    powers = {3 * 2**k for k in range(8)} | {2**k for k in range(9)} | {most}
-    return [value for value in sorted(powers) if least <= value <= most]
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What to do, in sentences."""
+        return tuple(self._advice())
+
+    def table(self) -> Table:
+        """A row for each scheme."""
+        columns = (
+            Column("scheme"),
+            Column("parameters"),
+            Column("models"),
+            Column("load", lambda load: f"{load:.2f}", "right"),
+            Column("s per round", lambda seconds: number(seconds, 4), "right"),
+            Column("of waiting for all", _interval, "right"),
+        )
+        rows = [
+            (one.scheme, one.setting, one.models, one.load, one.seconds, (one.ratio, one.low, one.high))
+            for one in self.schemes
+        ]
+        return Table(columns, rows)
+
+    def blocks(self) -> Iterator[Block]:
+        """What waiting costs, what to do, the schemes, and where the answer changes."""
+        yield (
+            f"{self.workers} workers, {self.rounds} rounds; parameters chosen on the first "
+            f"{self.rounds - self.judged}, judged on the other {self.judged}\n"
+            f"Waiting for the slowest worker takes {self.waiting:.2f} times as long as the median worker."
+        )
+        yield "\n".join(self.advice)
+        yield self.table()
+        yield (
+            f"Assumed: {self.overhead:.0%} of a step does not grow with a worker's examples, "
+            f"{self.sending:.0%} grows with the gradients that it sends, and the rest grows with its "
+            "examples. Late answers are dropped: every worker is free when a round begins."
+        )
+        yield Heading("The best by the fixed share of a step")
+        columns = (Column("fixed share", side="right"), Column("best on the first half"))
+        yield Table(columns, [(f"{one.low:.0%} to {one.high:.0%}", one.scheme) for one in self.by_overhead])
+        yield self.figure()
+
+    def figure(self) -> Figure:
+        """The schemes beside each other, and over the fixed share of a step."""
+        shown = self.schemes[1:]
+        heights = bars(
+            [one.scheme for one in shown],
+            [round(one.ratio, 4) for one in shown],
+            hover="%{x}: %{y:.3f} of waiting for all",
+        )
+        reach = {
+            "type": "data",
+            "symmetric": False,
+            "array": [round(one.high - one.ratio, 4) for one in shown],
+            "arrayminus": [round(one.ratio - one.low, 4) for one in shown],
+            "color": INK,
+            "thickness": 1,
+        }
+        layout = frame(height=240)
+        layout["shapes"] = [guide(y=1)]
+        layout["yaxis"] |= {"rangemode": "tozero", "nticks": 5}
+        beside = Panel("time on the second half", (heights | {"error_y": reach},), layout)
+        over = frame(height=240, x="fixed share of a step")
+        over["shapes"] = [guide(y=1), guide(x=self.overhead)]
+        over["yaxis"] |= {"rangemode": "tozero", "nticks": 5}
+        top = 1 - self.sending
+        drawn = []
+        for name, values in self.curves.items():
+            x = [round(top * place / (len(values) - 1), 4) for place in range(len(values))]
+            color = ACCENT if name == self.best().scheme else QUIET
+            style = {"line": {"color": color, "width": 2 if color == ACCENT else 1.2}, "name": name}
+            y = [round(value, 4) for value in values]
+            drawn.append(line(x, y, hover=f"{name} at %{{x}}: %{{y:.3f}}") | style)
+        best = self.best()
+        return Figure(
+            "Time over that of waiting for all, with 95 % intervals; and the same as more of a step is "
+            "fixed, with the parameters that are best there on the first half.",
+            f"{best.name}: {best.ratio:.2f} of waiting for all.",
+            (beside, Panel("over the fixed share", tuple(drawn), over)),
+        )
+
+    def _advice(self) -> Iterator[str]:
+        best, single = self.best(), self.best(1)
+        if best.scheme == WAIT:
+            others = [one for one in self.schemes if one.same_gradient and one.scheme != WAIT]
+            nearest = min(others, key=lambda one: one.chosen_at)
+            yield (
+                f"None of them helps: wait for all workers. On the first half the best besides that was "
+                f"{nearest.name}; on the second it would have taken {_interval(nearest)} times as long."
+            )
+        elif best == single:
+            yield _saves(best)
+        else:
+            yield f"With {best.models} models trained in turn: {_saves(best)}"
+            without = "none of them helps: wait for all workers." if single.scheme == WAIT else _saves(single)
+            yield f"With one model: {without}"
+        if self.slowest_share > 0.5:
+            yield (
+                f"Worker {self.slowest} is the slowest in {self.slowest_share:.0%} of the rounds: repair or "
+                "replace it first."
+            )
+        backup = self[BACKUP]
+        if backup.helps and backup.high < best.low:
+            yield (
+                f"Backup workers ({backup.setting}) would take {_interval(backup)} of the time, but each of "
+                "their gradients leaves out the examples of whoever is late."
+            )
+        if self.judged < FEW:
+            yield f"Only {counted(self.judged, 'round')} could be judged: measure more for a sure answer."
 
 
 def _useful(some: list[Candidate], half: int, shares: Seconds, sending: float) -> list[Candidate]:
@@ -211,17 +316,14 @@ def _chosen(some: list[Candidate], half: int, overhead: float, sending: float) -
 
 
 def _judged(
-    chosen: Sequence[Candidate], half: int, overhead: float, sending: float, draws: int, seed: int
+    chosen: Sequence[Candidate], half: int, overhead: float, sending: float
 ) -> tuple[SchemeTime, ...]:
-    """On the second half, in blocks of √m of its m rounds, since stragglers come in bursts."""
+    """On the second half, against the first of the candidates, which waits for all."""
     base, rows = chosen[0].seconds[half:], []
-    places = _blocks(len(base), draws, np.random.default_rng(seed))
-    waited = np.array([base[some].mean() for some in places])
     for one in chosen:
         factor = float(one.factor(overhead, sending))
-        own = one.seconds[half:]
-        drawn = np.array([own[some].mean() for some in places]) * factor / waited
-        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        own = one.seconds[half:] * factor
+        ratio, reach = _ratio(own, base)
         rows.append(
             SchemeTime(
                 one.scheme,
@@ -231,21 +333,30 @@ def _judged(
                 one.sends,
                 one.scheme != BACKUP,
                 float(one.seconds[:half].mean() * factor),
-                float(own.mean() * factor),
-                float(own.mean() * factor / base.mean()),
-                float(low),
-                float(high),
+                float(own.mean()),
+                ratio,
+                max(ratio - reach, 0.0),
+                ratio + reach,
             )
         )
     return tuple(rows)
 
 
-def _blocks(num: int, draws: int, generator: np.random.Generator) -> Iterable[Any]:
-    """Places of rounds for each draw: blocks of √num, which go on from the first round after the last."""
+def _ratio(own: Seconds, base: Seconds) -> tuple[float, float]:
+    """The ratio of two means over the same m rounds, and half of its 95 % interval.
+
+    Late steps come in bursts: the variance is that of sums over blocks of √m rounds, which begin with every
+    round and go on from the first round after the last. Student's t has as many degrees of freedom as blocks
+    fit, less one.
+    """
+    num = len(own)
     length = max(1, math.isqrt(num))
-    starts = generator.integers(num, size=(draws, -(-num // length)))
-    places = (starts[:, :, None] + np.arange(length)).reshape(draws, -1)[:, :num] % num
-    return list(places)
+    blocks = num / length
+    ratio = own.mean() / base.mean()
+    sums = np.cumsum(np.concatenate([[0.0], np.resize(own - ratio * base, num + length)]))
+    spread = np.std(sums[length : num + length] - sums[:num]) / math.sqrt(blocks - 1) / length
+    reach = stdtrit(blocks - 1, (1 + LEVEL) / 2) * spread / base.mean()
+    return float(ratio), float(reach)
 
 
 def _least(
@@ -271,3 +382,14 @@ def _ranges(least: dict[str, Seconds], sending: float) -> tuple[OverheadRange, .
         else:
             found.append(OverheadRange(share, share, names[index]))
     return tuple(found)
+
+
+def _interval(value: SchemeTime | tuple[float, float, float]) -> str:
+    """A ratio with its interval; 1 has none."""
+    ratio, low, high = (value.ratio, value.low, value.high) if isinstance(value, SchemeTime) else value
+    return f"{ratio:.2f}" if low == ratio == high else f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _saves(one: SchemeTime) -> str:
+    saved = f"{1 - one.ratio:.0%} ({1 - one.high:.0%} to {1 - one.low:.0%})"
+    return f"{one.name} would have saved {saved} of the time of the second half."

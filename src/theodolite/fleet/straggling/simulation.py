@@ -1,4 +1,4 @@
-"""How long rounds of measured step times would have taken with each scheme, in closed form.
+"""How long rounds of measured step times would have taken with each scheme and its parameters.
 
 Times are an array (rounds, workers) of seconds with 1/n of the batch on each worker. A worker with more work
 takes longer by the same factor as every other, so that the factor of a scheme's load can be multiplied in
@@ -11,15 +11,109 @@ ahead; here it is a maximum over the workers and groups that must answer in this
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from theodolite.core.progress import Progress, silent
-from theodolite.fleet.straggling.schemes import MultiplexedCoding, SelectiveReattempt
+from theodolite.core.progress import Progress, part, silent
+from theodolite.fleet.straggling.coding import GradientCoding, MultiplexedCoding, SelectiveReattempt
 
 Seconds = NDArray[np.float64]
+WAIT, LEAVE, BACKUP = "wait for all", "leave out", "backup workers"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A scheme with its parameters, and the seconds of each round with the load that the times have."""
+
+    scheme: str
+    setting: str
+    models: int
+    load: float
+    """In multiples of 1/workers."""
+    sends: int
+    seconds: Seconds
+
+    def factor(self, overhead: float | Seconds, sending: float) -> Any:
+        """By how much a round is longer than with the load that the times have."""
+        return overhead + sending * self.sends + (1 - overhead - sending) * self.load
+
+
+def candidates(
+    times: Seconds,
+    half: int,
+    names: Sequence[str],
+    models: int,
+    patience: Sequence[float],
+    progress: Progress = silent,
+) -> Iterator[Candidate]:
+    """Every scheme with every set of parameters that is tried. `half` is where the first half ends."""
+    workers = times.shape[1]
+    yield Candidate(WAIT, "", 1, 1.0, 1, wait_for_all(times))
+    order = np.argsort(-times[:half].mean(0), kind="stable")
+    for num in range(1, max(1, workers // 4) + 1):
+        load = workers / (workers - num)
+        out = ", ".join(names[place] for place in order[:num]) if num <= 3 else f"the {num} slowest"
+        rest = wait_for_all(np.delete(times, order[:num], axis=1))
+        yield Candidate(LEAVE, f"without {out}", 1, load, 1, rest)
+        late = without_slowest(times, num)
+        yield Candidate(BACKUP, f"{num} of {workers}", 1, load, 1, late)
+    for late_ones in _stragglers(workers, range(1, workers)):
+        code = GradientCoding(workers, late_ones)
+        seconds = gradient_coding(times, code.groups)
+        yield Candidate("GC", f"s = {late_ones}", 1, code.load * workers, 1, seconds)
+    yield from _reattempts(times, models, patience)
+    pairs = [(burst, count - burst + 1) for count in _spread(models, 2) for burst in _spread(count // 2, 1)]
+    for place, pair in enumerate(pairs):
+        inner = part(progress, place / len(pairs), (place + 1) / len(pairs))
+        yield from _multiplexed(times, *pair, patience, inner)
+
+
+def _reattempts(times: Seconds, models: int, patience: Sequence[float]) -> Iterator[Candidate]:
+    """SR-SGC, with the shortest window that its delay allows; a longer one is the same scheme."""
+    workers = times.shape[1]
+    for burst in _spread(models - 1, 1):
+        for late in _stragglers(workers, _spread(min(workers - 1, 8), 1)):
+            code = SelectiveReattempt(workers, burst, burst + 1, min(2 * late, workers))
+            seconds = selective_reattempt(times, code, patience)
+            for mu, own in zip(patience, seconds, strict=True):
+                setting = f"B = {burst}, W = {code.window}, λ = {code.stragglers}, μ = {mu:g}"
+                yield Candidate("SR-SGC", setting, code.models, code.load * workers, 1, own)
+
+
+def _multiplexed(
+    times: Seconds, burst: int, window: int, patience: Sequence[float], progress: Progress
+) -> Iterator[Candidate]:
+    workers = times.shape[1]
+    most = [*_stragglers(workers, _spread(workers - 1, 1)), workers]
+    codes = [MultiplexedCoding(workers, burst, window, late) for late in most]
+    found = multiplexed(times, codes[0], [code.groups for code in codes], patience, progress)
+    for code, rows in zip(codes, found, strict=True):
+        for mu, own in zip(patience, rows, strict=True):
+            setting = f"B = {burst}, W = {window}, λ = {code.stragglers}, μ = {mu:g}"
+            yield Candidate("M-SGC", setting, code.models, code.load * workers, code.minitasks, own)
+
+
+def _stragglers(workers: int, wanted: Iterable[int]) -> list[int]:
+    """Numbers of late workers that a code is made for: the largest with as many groups as those wanted.
+
+    >>> _stragglers(12, range(1, 12))
+    [1, 2, 3, 5, 11]
+    """
+    return sorted({workers // (workers // (late + 1)) - 1 for late in wanted})
+
+
+def _spread(most: int, least: int) -> list[int]:
+    """Whole numbers up to `most`, further apart as they grow.
+
+    >>> _spread(20, 1)
+    [1, 2, 3, 4, 6, 8, 12, 16, 20]
+    """
+    powers = {3 * 2**k for k in range(8)} | {2**k for k in range(9)} | {most}
+    return [value for value in sorted(powers) if least <= value <= most]
 
 
 def group_min(times: Seconds, groups: int) -> Seconds:

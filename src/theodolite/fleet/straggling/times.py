@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,21 @@ from numpy.typing import NDArray
 from theodolite.core.arguments import number, positive
 from theodolite.core.errors import UseError
 from theodolite.core.files import read_text
+from theodolite.present.text import counted
 
 LONG = ("round", "worker", "seconds")
 """The columns of a table with one row for each time."""
 INDEX = ("", "round", "step")
 """Names of a first column that numbers the rounds."""
 LEAST_ROUNDS, LEAST_WORKERS = 4, 2
+SURELY_COUNTED = 10
+"""Rounds from which on whole numbers at equal distances are no times of a worker."""
+MOST_TIMES = 10_000_000
+"""Rounds times workers."""
+LARGEST_FILE = 100_000_000
+"""Bytes."""
+BRIEFEST, LONGEST = 1e-12, 1e12
+"""Seconds: in other units, sums and ratios of times are still finite."""
 HOLES = ("", "nan", "na", "null", "none", "inf", "-inf")
 """What tables write where there is no time."""
 
@@ -29,7 +39,8 @@ def read_times(source: Any, missing: float | None = None) -> tuple[NDArray[np.fl
     """The times, and the names of the workers.
 
     A file is a CSV: a row for each round and a column for each worker, with or without names in the first
-    line; or the three columns `round,worker,seconds`. `missing` stands for times that are not there.
+    line; or the three columns `round,worker,seconds`. A first column that counts the rounds is left out.
+    `missing` stands for times that are not there.
 
     >>> read_times([[1, 2], [1, 3], [1, 2], [2, 1]])[1]
     ('0', '1')
@@ -37,6 +48,7 @@ def read_times(source: Any, missing: float | None = None) -> tuple[NDArray[np.fl
     if missing is not None:
         positive("missing", missing, wanted="give the seconds after which a worker counts as lost")
     where = "times"
+    _refuse_more(getattr(source, "size", 0), where)
     if isinstance(source, str | Path):
         where = str(source)
         names, rounds, rows = _file(Path(source).expanduser())
@@ -48,9 +60,11 @@ def read_times(source: Any, missing: float | None = None) -> tuple[NDArray[np.fl
         names, rounds, rows = _array(source)
     if len(rounds) < LEAST_ROUNDS or len(names) < LEAST_WORKERS:
         raise UseError(
-            f"{where}: {len(rounds)} rounds of {len(names)} workers. Give a row for each round and a column "
-            f"for each worker, at least {LEAST_ROUNDS} rounds and {LEAST_WORKERS} workers"
+            f"{where}: {counted(len(rounds), 'round')} of {counted(len(names), 'worker')}. Give a row for "
+            f"each round and a column for each worker, at least {LEAST_ROUNDS} rounds and {LEAST_WORKERS} "
+            "workers; in a file, columns are separated by commas, semicolons or tabs"
         )
+    _refuse_more(len(rounds) * len(names), where)
     times = np.array(
         [
             [
@@ -79,6 +93,14 @@ def overhead_share(times: Any, heavier: Any, load: float = 2.0, *, missing: floa
     return min(max((load - more / usual) / (load - 1), 0.0), 1.0)
 
 
+def _refuse_more(num_times: int, where: str) -> None:
+    if num_times > MOST_TIMES:
+        raise UseError(
+            f"{where}: {num_times:,} times are more than {MOST_TIMES:,}. Give fewer rounds: some thousand "
+            "are enough"
+        )
+
+
 def _time(value: Any, missing: float | None, where: str) -> float:
     """A positive number; nan for a hole that may be filled."""
     is_hole = value is None or str(value).strip().lower() in HOLES
@@ -93,9 +115,12 @@ def _time(value: Any, missing: float | None, where: str) -> float:
     try:
         seconds = float(value)
     except (TypeError, ValueError):
-        raise UseError(f"{where}: the time is {value!r}. Give seconds") from None
+        point = ", with a decimal point" if "," in str(value) else ""
+        raise UseError(f"{where}: the time is {value!r}. Give seconds{point}") from None
     if math.isnan(seconds) or seconds <= 0:
         raise UseError(f"{where}: the time is {value}. Give seconds, above 0")
+    if not BRIEFEST <= seconds <= LONGEST:
+        raise UseError(f"{where}: the time is {value}. Give seconds, from {BRIEFEST:g} to {LONGEST:g}")
     return seconds
 
 
@@ -126,9 +151,14 @@ Wide = tuple[list[str], list[str], Sequence[Sequence[Any]]]
 
 
 def _file(path: Path) -> Wide:
+    if path.is_file() and path.stat().st_size > LARGEST_FILE:
+        raise UseError(
+            f"{path} has {path.stat().st_size:,} bytes, more than {LARGEST_FILE:,}. Give fewer rounds: some "
+            "thousand are enough"
+        )
     text = read_text(path).removeprefix("\ufeff")
     first = text.partition("\n")[0]
-    delimiter = max(",;\t", key=first.count)
+    delimiter = next((mark for mark in "\t;" if mark in first), ",")  # commas may be decimal ones
     try:
         rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True) if row]
     except csv.Error as error:
@@ -138,7 +168,9 @@ def _file(path: Path) -> Wide:
     counting = [str(place) for place in range(len(rows[0]))]
     # What pandas writes for workers without names, with and without its index.
     has_numbers = rows[0] in (counting, ["", *counting[:-1]])
-    has_names = has_numbers or any(cell.strip() and not _is_number(cell) for cell in rows[0])
+    has_names = has_numbers or any(
+        cell.strip().lower() not in HOLES and not _is_number(cell) for cell in rows[0]
+    )
     names = [cell.strip() for cell in rows[0]] if has_names else [str(int(name) + 1) for name in counting]
     rows = rows[has_names:]
     rounds = [str(place) for place in range(1, len(rows) + 1)]
@@ -155,12 +187,21 @@ def _as_wide(names: list[str], rounds: list[str], rows: Sequence[Sequence[Any]],
     """Without a column of numbers of rounds; a table of single times as one row for each round."""
     if sorted(name.lower() for name in names) == sorted(LONG):
         return _pivoted([name.lower() for name in names], rows, where)
-    if names[0].lower() in INDEX:
+    if names[0].lower() in INDEX or _counts([row[0] for row in rows]):
         names, rounds, rows = names[1:], [str(row[0]) for row in rows], [row[1:] for row in rows]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UseError(f"{where}: two columns are called {twice[0]!r}. Give every worker a name of its own")
     return names, rounds, rows
+
+
+def _counts(values: Sequence[Any]) -> bool:
+    """Are these the numbers of rounds, such as 0, 1, 2, … or 10, 20, 30, …, rather than times?"""
+    if len(values) < SURELY_COUNTED or not all(_is_number(str(value)) for value in values):
+        return False
+    numbers = [float(value) for value in values]
+    steps = {later - now for now, later in itertools.pairwise(numbers)}
+    return len(steps) == 1 and min(steps) > 0 and all(one.is_integer() for one in numbers)
 
 
 def _pivoted(names: list[str], rows: Sequence[Sequence[Any]], where: str) -> Wide:
@@ -199,8 +240,8 @@ def _array(source: Any) -> Wide:
 
 
 def _is_number(text: str) -> bool:
-    """A number, or what stands for one that is not there."""
-    return text.strip().lower() in HOLES[1:] or not math.isinf(_in_order(text)[0])
+    """A finite number?"""
+    return not math.isinf(_in_order(text)[0])
 
 
 def _in_order(text: str) -> tuple[float, str]:
