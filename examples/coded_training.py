@@ -4,7 +4,7 @@
 
 Every worker is a Ray actor. In each round it computes the parts of batches that `fleet.MultiplexedCoding`
 assigns to it, for the steps that have begun. Every gradient is compared with that of plain training. It takes
-half a minute, and needs Ray (`pip install 'theodolite[ray]'`).
+half a minute, most of it for Ray to start, and needs Ray (`pip install 'theodolite[ray]'`).
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from theodolite import fleet
 
 WORKERS, MODELS, STEPS, EXAMPLES = 4, 4, 6, 56
 SCHEME = fleet.MultiplexedCoding(WORKERS, burst=1, window=4, stragglers=1)
-LATE, PATIENCE = 0.5, 0.05  # seconds that a late worker takes longer, and that are waited for it
+SHARE = 0.2  # of answers that are held back until their round is over, or cannot end without them
+PATIENCE = 0.05  # seconds for which workers that are not needed are waited for
 KILLED = 9  # the round in which a worker is killed
 
 
@@ -42,9 +43,13 @@ def gradient(model, inputs, targets):
 class Worker:
     """Computes parts of gradients. It is free for the next round while it is late with this one."""
 
-    async def compute(self, minitasks, states, seconds):
+    def __init__(self):
+        self.held = {}
+
+    async def compute(self, turn, minitasks, states, is_late):
         """By job and part, from the weights of each job's model."""
-        await asyncio.sleep(seconds)
+        if is_late:
+            await self.held.setdefault(turn, asyncio.Event()).wait()
         found = {}
         for job, part in minitasks:
             model = build(0)
@@ -54,6 +59,10 @@ class Worker:
             )
             found[job, part] = gradient(model, inputs, targets)
         return found
+
+    async def release(self, turn):
+        """Let a late answer of this round go."""
+        self.held.setdefault(turn, asyncio.Event()).set()
 
 
 class Trainee:
@@ -87,23 +96,25 @@ def coded(ray):
     rounds, parts, luck = fleet.CodedRounds(SCHEME, jobs=MODELS * STEPS), {}, random.Random(0)
     late = replaced = 0
     while not rounds.is_over:
-        minitasks = rounds.assignments()
+        turn, minitasks = rounds.turn, rounds.assignments()
         states = {
             job: {name: value.numpy() for name, value in trainees[job % MODELS].model.state_dict().items()}
             for job in rounds.missing
         }
-        delays = [LATE if luck.random() < 0.2 else 0.0 for _ in workers]
-        delays[0] = LATE if rounds.turn == KILLED else delays[0]
+        held = {place for place in range(WORKERS) if luck.random() < SHARE or (turn, place) == (KILLED, 0)}
         calls = {
-            workers[place].compute.remote(minitasks[place], states, delays[place]): place
+            workers[place].compute.remote(turn, minitasks[place], states, place in held): place
             for place in range(WORKERS)
         }
-        if rounds.turn == KILLED:
+        if turn == KILLED:
             ray.kill(workers[0])
         answers = {}
         while calls:
             # Whoever is needed is waited for; others for a moment.
-            ended, _ = ray.wait(list(calls), timeout=PATIENCE if rounds.can_end(answers) else None)
+            is_needed = not rounds.can_end(answers)
+            if is_needed and held.issuperset(calls.values()):
+                release(workers, held, turn)
+            ended, _ = ray.wait(list(calls), timeout=None if is_needed else PATIENCE)
             if not ended:
                 break
             place = calls.pop(ended[0])
@@ -112,7 +123,9 @@ def coded(ray):
             except ray.exceptions.RayActorError:
                 replaced += 1
                 workers[place] = hire()
-                calls[workers[place].compute.remote(minitasks[place], states, 0.0)] = place
+                held.discard(place)
+                calls[workers[place].compute.remote(turn, minitasks[place], states, False)] = place
+        release(workers, held, turn)
         late += len(calls)
         for found in answers.values():
             for (job, part), value in found.items():
@@ -121,6 +134,12 @@ def coded(ray):
             sent = parts.pop(job)
             trainees[job % MODELS].step([sum(values) for values in zip(*sent.values(), strict=True)])
     return trainees, len(rounds.lost), late, replaced
+
+
+def release(workers, held, turn):
+    """Let late workers go on."""
+    while held:
+        workers[held.pop()].release.remote(turn)
 
 
 if __name__ == "__main__":
