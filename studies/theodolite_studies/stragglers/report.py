@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from theodolite.fleet.straggling.report import BACKUP, LEAVE
+from theodolite.fleet.straggling.simulation import BACKUP, LEAVE
 from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, SvgAxis, SvgFigure, SvgRow, ticks
 from theodolite.present.text import Column
 from theodolite_studies.framework.claims import (

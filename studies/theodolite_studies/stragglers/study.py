@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from theodolite.fleet.straggling.comparison import PATIENCE, Candidate, candidates
-from theodolite.fleet.straggling.report import BACKUP
+from theodolite.fleet.straggling.comparison import PATIENCE
+from theodolite.fleet.straggling.simulation import BACKUP, Candidate, candidates
 from theodolite_studies.framework.claims import Array
 from theodolite_studies.framework.records import Record, short
 from theodolite_studies.framework.study import Cell, Setting, Study
