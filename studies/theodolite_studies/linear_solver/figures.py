@@ -30,7 +30,7 @@ SHOWN = {8: BLUE, 64: VIOLET}
 
 
 def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
-    """Residuals over iterations, and iterations over widths."""
+    """Residuals over iterations, and iterations and work over widths."""
     if not select(records, part="known"):
         return
     yield "residuals", _residuals(records)
@@ -50,53 +50,51 @@ def _residuals(records: Sequence[Record]) -> str:
             lines += [_course(row["network residuals"], colour) for row in own]
         longest = max([longest, *(each.points[-1][0] for each in lines)])
         panels.append(lines)
-    right = 50 * math.ceil(longest / 50)
-    across = SvgAxis(0, right, ticks([0.0, float(right // 2), float(right)]))
+    across = SvgAxis(0, math.ceil(10 * longest) / 10, {0: "1", 1: "10", 2: "100"})
     up = SvgAxis(math.log10(RTOL) - 0.5, 1, ticks([-6.0, -4.0, -2.0, 0.0], power=True))
-    legend = [
-        ("CG", INK),
-        ("multigrid", GREEN),
-        *((f"width {width}", colour) for width, colour in SHOWN.items()),
-    ]
+    widths = ((f"width {width}", colour) for width, colour in SHOWN.items())
     return SvgFigure(
         "Relative residual over iterations: the median over systems, a line for each seed",
-        legend,
+        [("CG", INK), ("multigrid", GREEN), *widths],
         [f"{kind} {side}²" for kind, side in CASES],
         [SvgRow("residual", across, up, panels, "iterations")],
     ).svg()
 
 
 def _course(residuals: Sequence[float | None], colour: str) -> SvgLine:
-    values = [math.nan if each is None else each for each in residuals]
-    return line(range(len(values)), log10(values), colour)
+    """After the first iteration and all others."""
+    after = [math.nan if each is None else each for each in residuals[1:]]
+    return line(np.log10(np.arange(1, len(after) + 1)), log10(after), colour)
 
 
 def _widths(records: Sequence[Record]) -> str:
+    known = select(records, part="known")
     trained = sorted(networks(records, is_scaled), key=lambda own: own[0]["width"])
     widths = [own[0]["width"] for own in trained]
-    places, panels, highest = [math.log2(width) for width in widths], [], 1.0
-    for kind, side in CASES:
-        known = select(records, part="known")
-        plain = float(np.mean([*costs(known, "cg", kind, side).values()])) / 3
-        cycled = float(np.mean([*costs(known, "multigrid", kind, side).values()]))
-        found = [costs(own, "network", kind, side) for own in trained]
-        seeds = sorted(set.intersection(*(set(each) for each in found)))
-        counts = np.array([[each[seed] for each in found] for seed in seeds])
-        ends = [places[0], places[-1]]
-        panels.append(
-            [
-                line(ends, [plain, plain], INK, dashed=True),
-                line(ends, [cycled, cycled], GREEN, dashed=True),
-                band(places, np.where(np.isfinite(counts), counts, np.nan), ORANGE),
-            ]
-        )
-        highest = max(highest, plain, float(np.nanmax(np.where(np.isfinite(counts), counts, np.nan))))
-    top = 10 * math.ceil(highest / 10)
-    across = SvgAxis(places[0], places[-1], {float(p): str(w) for p, w in zip(places, widths, strict=True)})
-    up = SvgAxis(0, top, ticks([0.0, float(top // 2), float(top)]))
+    places = [math.log2(width) for width in widths]
+    across = SvgAxis(places[0], places[-1], {p: str(w) for p, w in zip(places, widths, strict=True)})
+    rows = []
+    for word, work in (("iterations", False), ("operations", True)):
+        panels, values = [], []
+        for kind, side in CASES:
+            found = [costs(own, "network", kind, side, work=work) for own in trained]
+            scale = side**2 if work else 1
+            seeds = sorted(set.intersection(*(set(each) for each in found)))
+            counts = np.array([log10(each[seed] / scale for each in found) for seed in seeds])
+            lines = [band(places, np.where(np.isfinite(counts), counts, np.nan), ORANGE)]
+            for solver, colour in (("cg", INK), ("multigrid", GREEN)):
+                spent = np.mean([*costs(known, solver, kind, side, work=work).values()])
+                level = math.log10(spent / scale)
+                lines.append(line([places[0], places[-1]], [level, level], colour, dashed=True))
+                values.append(level)
+            values += [value for value in counts.ravel() if np.isfinite(value)]
+            panels.append(lines)
+        powers = range(math.floor(min(values)), math.ceil(max(values)) + 1)
+        up = SvgAxis(powers[0], powers[-1], ticks([float(power) for power in powers], power=True))
+        rows.append(SvgRow(word, across, up, panels, "width" if work else ""))
     return SvgFigure(
-        "Iterations to a relative residual of 1e-6 over the width of the network",
-        [("network: mean and range of seeds", ORANGE), ("a third of CG", INK), ("multigrid", GREEN)],
+        "To a relative residual of 1e-6: iterations, and operations for each point of the grid",
+        [("network: mean and range of seeds", ORANGE), ("CG", INK), ("multigrid", GREEN)],
         [f"{kind} {side}²" for kind, side in CASES],
-        [SvgRow("iterations", across, up, panels, "width")],
+        rows,
     ).svg()
