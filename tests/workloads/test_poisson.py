@@ -182,4 +182,4 @@ def test_a_trained_network_takes_a_third_of_the_iterations() -> None:
     assert outcome.readings.keys() >= workload("poisson").metrics.keys()
     plain = {kind: mean_iterations(nn.Identity(), kind) for kind in ("random", "smooth")}
     assert outcome.readings["solver iterations"] < plain["random"] / 3
-    assert outcome.readings["solver iterations, smooth"] < plain["smooth"] / 3
+    assert outcome.readings["solver iterations (smooth)"] < plain["smooth"] / 3

@@ -170,8 +170,8 @@ WORKLOADS = (
         Size(16, 1),
         metrics={
             "solver iterations": partial(mean_iterations, kind="random"),
-            "solver iterations, smooth": partial(mean_iterations, kind="smooth"),
-            "solver iterations, 64": partial(mean_iterations, kind="random", side=64),
+            "solver iterations (smooth)": partial(mean_iterations, kind="smooth"),
+            "solver iterations (side 64)": partial(mean_iterations, kind="random", side=64),
         },
     ),
 )
