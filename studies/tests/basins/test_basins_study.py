@@ -137,6 +137,12 @@ def test_the_spectrum_of_a_cell_is_that_of_the_explicit_hessian() -> None:
     assert found["wide gaps"] == above_wide_gap(values)
 
 
+def test_outliers_are_above_the_largest_ratio_of_positive_eigenvalues() -> None:
+    assert largest_ratio(torch.tensor([6.0, 5.0, 1.0, 0.9])) == 2
+    assert largest_ratio(torch.tensor([6.0, 2.0, 1.0, 0.9])) == 1
+    assert largest_ratio(torch.tensor([5.0, 4.0, 1.0, -0.001, -0.5])) == 2
+
+
 @pytest.mark.parametrize("num", [0, 2, 5])
 def test_the_rule_of_gaps_is_that_of_the_probe(num: int) -> None:
     values = torch.cat([9.0 - torch.arange(num), torch.linspace(1, -1, 80 - num)]).double()
@@ -191,4 +197,6 @@ def test_cells_of_all_parts() -> None:
     assert len(full) == 5 * 4 + 8 * 8 + 8
     assert len(small) == 1 + 7 + 1
     assert {cell["seed"] for cell in full}.isdisjoint(cell["seed"] for cell in small)
-    assert len(grid(small=False)) == 27
+    kinds = {(how.size, how.lr, how.decay) for how in grid(small=False)}
+    assert len(kinds) == 27
+    assert (10, 0.3, 0.01) in kinds

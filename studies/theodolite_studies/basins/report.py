@@ -37,6 +37,7 @@ from theodolite_studies.framework.paired import Paired
 from theodolite_studies.framework.records import Record, distinct, select
 
 COLOURS = (BLUE, GREEN, ORANGE, PINK, VIOLET)
+ORDER = ("first", "second", "third", "fourth")
 SHORT = "{:.2f}".format
 
 
@@ -205,7 +206,7 @@ def _spectrum_figure(records: Sequence[Record]) -> str:
     up = SvgAxis(-2, 1, ticks([-2, -1, 0, 1], power=True))
     return SvgFigure(
         "The largest eigenvalues of the Hessian, mean of the seeds",
-        [("from the least to the largest value:", INK), *zip("1234", COLOURS, strict=False)],
+        [("values in the order named:", INK), *zip(ORDER, COLOURS, strict=False)],
         titles,
         [SvgRow("eigenvalue", SvgAxis(1, 20, ticks([1, 5, 10, 15, 20])), up, panels, "rank")],
         wide=200,
