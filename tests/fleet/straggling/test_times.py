@@ -169,6 +169,7 @@ def test_holes_are_as_slow_as_the_time_after_which_a_worker_is_lost() -> None:
         ([[1, 2], [math.nan] * 2, [1, 7], [1, 2]], 9, "times: round 1 has no time at all: leave it out"),
         ([[1, math.nan]] * 4, 9, "times: worker 1 has no time at all: leave it out"),
         ([[1, 2]] * 4, 0, "missing is 0: give the seconds after which a worker counts as lost"),
+        ([[1, 2]] * 4, 1e300, "missing is 1e+300: give a finite number, at most 1e+12"),
         ([[1, 2]] * 4, math.nan, "missing is nan: give the seconds after which a worker counts as lost"),
     ],
 )

@@ -47,6 +47,7 @@ def read_times(source: Any, missing: float | None = None) -> tuple[NDArray[np.fl
     """
     if missing is not None:
         positive("missing", missing, wanted="give the seconds after which a worker counts as lost")
+        number("missing", missing, most=LONGEST)
     where = "times"
     _refuse_more(getattr(source, "size", 0), where)
     if isinstance(source, str | Path):
