@@ -131,6 +131,42 @@ def test_of_a_language_model_tokens_are_classes() -> None:
     assert found.head
 
 
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_of_a_transformers_classifier_blocks_are_means_over_tokens_and_the_head_reads_one(kind: str) -> None:
+    """With classes of different sizes, one that is ignored, and a post-norm (BERT) or a pre-norm (ViT)."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    small = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    labels = torch.tensor([0] * 20 + [1] * 9 + [2] * 5 + [-100] * 6)[torch.randperm(40)]
+    if kind == "bert":
+        config = transformers.BertConfig(vocab_size=20, num_labels=3, **small)
+        model = transformers.BertForSequenceClassification(config).double().eval()
+        inputs, blocks, last = torch.randint(20, (40, 5)), model.bert.encoder.layer, model.bert.pooler
+    else:
+        config = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=3, **small)
+        model = transformers.ViTForImageClassification(config).double().eval()
+        inputs, last = torch.randn(40, 3, 8, 8).double(), model.vit.layernorm
+        blocks = model.vit.layers if hasattr(model.vit, "layers") else model.vit.encoder.layer
+    kept: list[Tensor] = []
+
+    def keep(*given: Any) -> None:
+        kept.append((given[-1][0] if isinstance(given[-1], tuple) else given[-1]).detach())
+
+    handles = [module.register_forward_hook(keep) for module in (*blocks, last)]
+    model(inputs)
+    for handle in handles:
+        handle.remove()
+    *streams, read = kept
+    wanted = [*(stream.mean(1) for stream in streams), read if kind == "bert" else read[:, 0]]
+    batches = [(inputs[:13], labels[:13]), (inputs[13:], labels[13:])]
+    found = probes.collapse(model, LOSS, batches)
+    assert [place.name for place in found.places[1:]] == ["after block 0", "after block 1", "before the head"]
+    for place, features in zip(found.places[1:], wanted, strict=True):
+        same(place.geometry, explicit(features[labels >= 0], labels[labels >= 0]))
+    assert found.head == "classifier.weight"
+    assert found.samples == 34
+
+
 def test_batch_norms_use_running_statistics_in_eval_mode_and_those_of_the_batch_in_training_mode() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))

@@ -49,6 +49,29 @@ def test_our_gpt(placement: str) -> None:
     assert sight.layout.places == tuple((block, branch) for block in range(3) for branch in range(2))
 
 
+class Pooled(nn.Module):
+    """Post-norm blocks, and a readout of the first token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
+        self.leave = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for linear, norm in zip(self.maps, self.norms, strict=True):
+            x = norm(x + torch.tanh(linear(x)))
+        found: Tensor = self.leave(x[:, 0])
+        return found
+
+
+def test_the_stream_after_the_last_block_has_all_tokens_where_the_readout_takes_one() -> None:
+    model, inputs = Pooled(), torch.randn(5, 4, 8)
+    seen = record_activations(model, inputs)
+    assert_same(seen.stream, hooked(model, [*model.norms], inputs))
+    assert [stream.shape for stream in seen.stream] == [inputs.shape] * 2
+
+
 def test_residual_mlp() -> None:
     model, inputs = th.models.ResidualMLP(32, 4, inputs=8, outputs=3), torch.randn(5, 8)
     sight = record_activations(model, inputs)

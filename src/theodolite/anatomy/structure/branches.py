@@ -218,7 +218,11 @@ def _normed_sum(flow: Flow, residual: TracedBranch) -> int | None:
 
 
 def _with_gain(flow: Flow, value: int) -> int:
-    """On from a bare normalisation to what its gain and shift make of it."""
+    """On from a bare normalisation to what its gain and shift make of it, in its shape.
+
+    A view of another shape may be a part, as that of the class token.
+    """
+    found, shape = value, flow.graph.shapes[value]
     while len(readers := flow.readers(value)) == 1:
         uses = flow.uses.at(readers[0].index)
         if not flow.is_handed_on(readers[0]) and not any(use.kind in ("gain", "bias") for use in uses):
@@ -226,7 +230,8 @@ def _with_gain(flow: Flow, value: int) -> int:
         if any(use.kind == "weight" for use in uses):
             break
         value = readers[0].outputs[0]
-    return value
+        found = value if flow.graph.shapes[value] == shape else found
+    return found
 
 
 def heads_of(flow: Flow, residual: TracedBranch) -> AttentionHeads | None:
