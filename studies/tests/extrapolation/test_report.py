@@ -130,7 +130,7 @@ def test_the_report_draws_what_there_is(tmp_path: Path) -> None:
     Records(path, STUDY.about(FULL)).append(records())
     said = report(STUDY, path)
     assert f"{len(STUDY.claims)} of {len(STUDY.claims)} claims hold" in said
-    for name in ("widths", "data", "cost"):
+    for name in ("widths", "data"):
         assert (tmp_path / f"extrapolation-{name}.svg").read_text().startswith("<svg")
     assert "width 64, everywhere" in said
     some = [row for row in records() if row["part"] == "flow" or row["seed"] == 0]

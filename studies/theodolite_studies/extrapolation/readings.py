@@ -16,8 +16,9 @@ from theodolite_studies.framework.claims import Array
 from theodolite_studies.framework.paired import paired
 from theodolite_studies.framework.records import Record, select
 
-HOLE, EVERYWHERE = "with a hole", "everywhere"
-"""The gaps of a training: those of the region `trained`, or all."""
+HOLE, EVERYWHERE, NARROW = "with a hole", "everywhere", "narrower alone"
+"""Gaps that are trained."""
+TRAINED: Mapping[str, Region] = {HOLE: "trained", EVERYWHERE: "all", NARROW: "narrower"}
 NAMES: Mapping[Region, str] = {
     "trained": "inside",
     "hole": "in the hole",

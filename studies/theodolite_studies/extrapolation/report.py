@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from scipy import optimize, stats
@@ -26,6 +26,7 @@ from theodolite.present.text import Column
 from theodolite_studies.extrapolation.readings import (
     EVERYWHERE,
     NAMES,
+    NARROW,
     Kind,
     Trainings,
     in_region,
@@ -35,11 +36,9 @@ from theodolite_studies.extrapolation.readings import (
 from theodolite_studies.extrapolation.training import BINS, HIGH, LOW, MIDDLES
 from theodolite_studies.framework.claims import Array, Observation, table
 from theodolite_studies.framework.figures import band
-from theodolite_studies.framework.paired import less
 from theodolite_studies.framework.records import Record, distinct, select
 
 POWER, LEVEL = 0.8, 0.05
-PAINT = (GREEN, ORANGE, PINK, BLUE, VIOLET)
 EDGES = (0.5, 1.0, 2.0, 2.5)
 """Of trained gaps."""
 
@@ -57,6 +56,8 @@ def _kinds(data: Trainings) -> Iterator[tuple[str, Kind]]:
         yield f"width {width}", {"width": width}
     for width in setting.widths:
         yield f"width {width}, everywhere", {"width": width, "gaps": EVERYWHERE}
+    for width in setting.alone:
+        yield f"width {width}, narrower alone", {"width": width, "gaps": NARROW}
     for num in setting.nums:
         if num != data.num:
             yield f"{num} flows", {"num": num}
@@ -134,6 +135,14 @@ def _visible(data: Trainings) -> str:
             )
             for width in data.setting.widths
         ),
+        *(
+            (
+                f"width {width}, with a hole or narrower alone",
+                {"width": width},
+                {"width": width, "gaps": NARROW},
+            )
+            for width in data.setting.alone
+        ),
     ]
     rows = []
     for name, one, other in pairs:
@@ -195,58 +204,51 @@ def _ensembles(data: Trainings) -> str:
 
 
 def figures(data: Trainings) -> Iterator[tuple[str, str]]:
-    """Errors over the gap, by width, data and training; and the cost of the gaps that were left out."""
+    """Errors over the gap: by width and trained gaps, by numbers of flows, and of ensembles."""
     setting = data.setting
-    widths = [(f"width {width}", {"width": width}) for width in setting.widths]
-    nums: list[tuple[str, Kind]] = [(f"{num} flows", {"num": num}) for num in setting.nums]
-    few = setting.nums[0]
-    nums.append((f"{few} flows, mirrored", {"num": few, "flips": True}))
-    if any(data.of(kind) for _, kind in widths):
-        yield "widths", _over_gaps("Relative error over the gap, by width", data, widths)
-    if any(data.of(kind) for _, kind in nums[::2]):
-        yield "data", _over_gaps("Relative error over the gap, by the number of flows", data, nums)
-    if costs := _cost_lines(data):
-        yield "cost", costs
-
-
-def _over_gaps(title: str, data: Trainings, kinds: Sequence[tuple[str, Kind]]) -> str:
-    lines: list[SvgLine] = []
-    legend: list[tuple[str, str]] = []
-    for (name, kind), colour in zip(kinds, PAINT, strict=False):
-        if own := data.of(kind):
-            lines.append(band(MIDDLES, np.log10(np.array([_by_bin(row) for row in own])), colour))
-            legend.append((name, colour))
-    up = SvgAxis(-1.2, 0, {-1: "0.1", math.log10(0.2): "0.2", math.log10(0.5): "0.5", 0: "1"})
-    return _figure(title, legend, lines, up)
-
-
-def _cost_lines(data: Trainings) -> str:
-    lines: list[SvgLine] = []
-    legend: list[tuple[str, str]] = []
-    for width, colour in zip(data.setting.widths, PAINT, strict=False):
-        found = [
-            {row["seed"]: np.array(_by_bin(row)) for row in data.of({"width": width, **other})}
-            for other in ({}, {"gaps": EVERYWHERE})
+    panels = {
+        f"width {width}": [
+            *_bands(data.of({"width": width, "gaps": EVERYWHERE}), ORANGE),
+            *_bands(data.of({"width": width}), BLUE),
         ]
-        if seeds := sorted(found[0].keys() & found[1].keys()):
-            ratios = np.array([less(*(np.log2(each[seed]) for each in found)) for seed in seeds])
-            lines.append(band(MIDDLES, ratios, colour))
-            legend.append((f"width {width}", colour))
-    if not legend:
-        return ""
-    up = SvgAxis(-0.5, 1.5, {-0.5: "0.7", 0: "1", 1: "2"}, strong=0)
-    return _figure("Error over that of a network that was trained on all gaps", legend, lines, up)
+        for width in setting.widths
+    }
+    if any(panels.values()):
+        legend = [("trained with a hole", BLUE), ("trained on all gaps", ORANGE)]
+        yield "widths", _figure("Relative error over the gap, by width", legend, panels)
+    panels = {
+        f"{num} flows": [
+            *_bands(data.of({"num": num, "flips": True}), GREEN),
+            *_bands(data.of({"num": num}), BLUE),
+        ]
+        for num in setting.nums
+    }
+    ensembles = data.of({}, "ensemble")
+    panels[f"{setting.members} networks, {data.num} flows"] = [
+        *_bands(ensembles, PINK, "spread"),
+        *_bands(ensembles, VIOLET, "average"),
+    ]
+    if any(panels.values()):
+        legend = [("as they are", BLUE), ("mirrored", GREEN), ("average", VIOLET), ("spread", PINK)]
+        title = f"Relative error over the gap, width {setting.middle}, by the number of flows"
+        yield "data", _figure(title, legend, panels)
 
 
-def _by_bin(record: Record) -> list[float]:
-    return [relative(record, [place]) for place in range(BINS)]
+def _bands(records: Sequence[Record], colour: str, of: str = "errors") -> list[SvgLine]:
+    """The relative errors over the gap, with the range of the seeds; nothing without records."""
+    if not records:
+        return []
+    values = [[relative(row, [place], of) for place in range(BINS)] for row in records]
+    return [band(MIDDLES, np.log10(np.array(values)), colour)]
 
 
-def _figure(title: str, legend: list[tuple[str, str]], lines: Sequence[SvgLine], up: SvgAxis) -> str:
-    """One panel over the gap, with the edges of trained gaps."""
+def _figure(title: str, legend: list[tuple[str, str]], panels: Mapping[str, list[SvgLine]]) -> str:
+    """Panels over the gap, with the edges of trained gaps."""
+    up = SvgAxis(-1.1, 0, {math.log10(value): f"{value:g}" for value in (0.1, 0.2, 0.5, 1)})
     edges = [SvgLine([(edge, up.low), (edge, up.high)], INK, dashed=True) for edge in EDGES]
-    across = SvgAxis(LOW, HIGH, ticks([0.2, 0.5, 1, 1.5, 2, 2.5, 3]))
-    row = SvgRow("error", across, up, [[*edges, *lines]], "gap in radii")
+    row = SvgRow(
+        "error", SvgAxis(LOW, HIGH, ticks([1, 2, 3])), up, [edges + lines for lines in panels.values()], "gap"
+    )
     return SvgFigure(
-        title, [*legend, ("dashed: edges of trained gaps", INK)], [""], [row], wide=520, high=260
+        title, [*legend, ("dashed: edges of trained gaps", INK)], [*panels], [row], high=180
     ).svg()

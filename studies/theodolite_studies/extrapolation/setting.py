@@ -21,7 +21,10 @@ class ExtrapolationSetting(Setting):
     """The width at which numbers of flows, mirrored flows and ensembles are tried."""
     octaves: tuple[float, ...] = (-1.0, 0.5)
     """log2 of other learning rates over that of the study, at the ends of the widths."""
-    rate_seeds: int = 3
+    alone: tuple[int, ...] = (32, 64)
+    """Widths of networks that are trained on narrow gaps alone."""
+    few_seeds: int = 3
+    """Of other learning rates and of narrow gaps alone."""
     members: int = 4
     gaps: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0, 3.0)
     """Of flows in closed form."""
@@ -43,6 +46,7 @@ SMALL = ExtrapolationSetting(
     nums=(64, 256),
     middle=16,
     octaves=(),
+    alone=(16,),
     members=2,
     gaps=(0.2, 1.0),
     flow_seeds=2,

@@ -4,7 +4,7 @@ Three parts:
 
     flow      the closed form of the flow: differences, the surfaces, and a solution by least squares
     train     one network each, trained on gaps with a hole or on all gaps: over widths, numbers of flows,
-              learning rates, and with mirrored flows
+              learning rates, and with mirrored flows; and on narrow gaps alone, which was added later
     ensemble  networks from several starts on the same flows: does their spread tell where they are wrong?
 
 References:
@@ -18,10 +18,9 @@ from collections.abc import Iterator
 
 import torch
 
-from theodolite.data.two_cylinders import Region
 from theodolite_studies.extrapolation.claims import CLAIMS
 from theodolite_studies.extrapolation.closed_form import checks
-from theodolite_studies.extrapolation.readings import EVERYWHERE, HOLE, Trainings
+from theodolite_studies.extrapolation.readings import EVERYWHERE, HOLE, NARROW, TRAINED, Trainings
 from theodolite_studies.extrapolation.report import figures, notes
 from theodolite_studies.extrapolation.setting import FULL, SMALL, ExtrapolationSetting
 from theodolite_studies.extrapolation.training import Course, errors_over_gaps, spread_of_members
@@ -42,9 +41,10 @@ def cells(setting: ExtrapolationSetting) -> list[Cell]:
         found += [_train(setting.middle, other, seed) for other in setting.nums if other != num]
         found += [_train(setting.middle, other, seed, flips=True) for other in (few, num)]
         found += [{**_train(setting.middle, num, seed), "part": "ensemble"}]
-        if seed < setting.rate_seeds:
+        if seed < setting.few_seeds:
             ends = (setting.widths[0], setting.widths[-1])
             found += [_train(width, num, seed, octave=octave) for width in ends for octave in setting.octaves]
+            found += [_train(width, num, seed, NARROW) for width in setting.alone]
     return found
 
 
@@ -69,7 +69,7 @@ def _run(cell: Cell, setting: ExtrapolationSetting) -> Iterator[Record]:
     if cell["part"] == "flow":
         return checks(cell["gap"], cell["seed"])
     course = Course(cell["width"], setting.steps, cell["octave"], cell["flips"])
-    region: Region = "trained" if cell["gaps"] == HOLE else "all"
+    region = TRAINED[cell["gaps"]]
     if cell["part"] == "ensemble":
         return spread_of_members(course, region, cell["num"], cell["seed"], setting.members, setting.each)
     return errors_over_gaps(course, region, cell["num"], cell["seed"], setting.each)
