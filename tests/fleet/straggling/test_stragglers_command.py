@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def test_the_page_is_written_and_a_wrong_name_is_refused_before_the_work(
     page = file.with_name("stragglers.html").read_text(encoding="utf-8")
     assert "GC (s = 1)" in page or "M-SGC" in page
     assert "times.txt" in said(capsys, file.with_name("nowhere.csv"), "--out", "times.txt", status=2)
+
+
+def test_a_table_has_a_number_in_every_cell(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, file, "--models", "1", "--overhead", "0.5", "--out", "report.csv")
+    with file.with_name("report.csv").open(encoding="utf-8") as table:
+        rows = {row["scheme"]: row for row in csv.DictReader(table)}
+    assert list(rows) == ["wait for all", "leave out", "backup workers", "GC"]
+    assert [float(rows["GC"][name]) for name in ("of waiting", "low", "high")] == [0.375] * 3
 
 
 def test_a_hole_is_named_and_can_be_filled(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,11 +208,11 @@ class StragglerReport(Result):
             Column("parameters"),
             Column("models"),
             Column("load", lambda load: f"{load:.2f}", "right"),
-            Column("s per round", lambda seconds: number(seconds, 4), "right"),
-            Column("of waiting for all", _interval, "right"),
+            Column("seconds", lambda seconds: number(seconds, 4), "right"),
+            *(Column(name, "{:.2f}".format, "right") for name in ("of waiting", "low", "high")),
         )
         rows = [
-            (one.scheme, one.setting, one.models, one.load, one.seconds, (one.ratio, one.low, one.high))
+            (one.scheme, one.setting, one.models, one.load, one.seconds, one.ratio, one.low, one.high)
             for one in self.schemes
         ]
         return Table(columns, rows)
@@ -384,10 +384,8 @@ def _ranges(least: dict[str, Seconds], sending: float) -> tuple[OverheadRange, .
     return tuple(found)
 
 
-def _interval(value: SchemeTime | tuple[float, float, float]) -> str:
-    """A ratio with its interval; 1 has none."""
-    ratio, low, high = (value.ratio, value.low, value.high) if isinstance(value, SchemeTime) else value
-    return f"{ratio:.2f}" if low == ratio == high else f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+def _interval(one: SchemeTime) -> str:
+    return f"{one.ratio:.2f} ({one.low:.2f} to {one.high:.2f})"
 
 
 def _saves(one: SchemeTime) -> str:

@@ -24,7 +24,7 @@ INDEX = ("", "round", "step")
 """Names of a first column that numbers the rounds."""
 LEAST_ROUNDS, LEAST_WORKERS = 4, 2
 SURELY_COUNTED = 10
-"""Rounds from which on whole numbers at equal distances are no times of a worker."""
+"""Rounds from which on numbers at equal distances are no times of a worker."""
 MOST_TIMES = 10_000_000
 """Rounds times workers."""
 LARGEST_FILE = 100_000_000
@@ -202,7 +202,7 @@ def _counts(values: Sequence[Any]) -> bool:
         return False
     numbers = [float(value) for value in values]
     steps = {later - now for now, later in itertools.pairwise(numbers)}
-    return len(steps) == 1 and min(steps) > 0 and all(one.is_integer() for one in numbers)
+    return len(steps) == 1 and min(steps) > 0
 
 
 def _pivoted(names: list[str], rows: Sequence[Sequence[Any]], where: str) -> Wide:
