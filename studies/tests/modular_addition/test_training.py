@@ -21,7 +21,15 @@ from theodolite_studies.modular_addition.reading import (
     winners_of,
 )
 from theodolite_studies.modular_addition.study import RECIPES, Recipe, grokking, waves
-from theodolite_studies.modular_addition.training import Adder, Pairs, adamw, sgd, start, train
+from theodolite_studies.modular_addition.training import (
+    ACTIVATIONS,
+    Adder,
+    Pairs,
+    adamw,
+    sgd,
+    start,
+    train,
+)
 
 
 @pytest.mark.parametrize("activation", ["relu", "square"])
@@ -118,6 +126,30 @@ def test_shares_of_the_lottery_are_counted_over_all_neurons_and_over_those_of_on
     assert found["all"]["time"] == found["won"]["time"] == pytest.approx(sum(right) / 40)
     assert sum(found["by lead"]) / 4 == pytest.approx(sum(right) / 40, abs=1e-4)
     assert found["leads"] == sorted(found["leads"])
+
+
+def test_neurons_of_several_frequencies_have_not_won() -> None:
+    """The second half of the neurons have frequencies 1, 2 and 3, of which the second is the largest."""
+    ideal = _ideal(11, 4)
+    mixed = ideal.w_in.clone()
+    mixed[:, 10:] = ideal.w_in[:, :1] + 1.2 * ideal.w_in[:, 4:5] + ideal.w_in[:, 8:9]
+    network = Adder(mixed, ideal.w_out, "square")
+    before = winners_of(start(11, 20, "square", std_in=0.1, std_out=0.1, seed=3))
+    right = [int(before.frequency[neuron]) == (neuron // 4 + 1 if neuron < 10 else 2) for neuron in range(20)]
+    found = lottery(before, waves_of(network))
+    assert found["won"]["time"] == pytest.approx(sum(right[:10]) / 10)
+    assert found["all"]["time"] == pytest.approx(sum(right) / 20)
+    assert found["won"]["time"] != found["all"]["time"]
+    seen = mechanism(network, Pairs(11))
+    assert (seen["single"], seen["same"]) == (0.5, 1.0)
+
+
+def test_activations_are_those_that_they_are_called() -> None:
+    wanted = {"relu": 0.0, "square": 4.0, "|x|": 2.0, "x²": 4.0, "x⁴": 16.0, "x": -2.0, "x³": -8.0}
+    wanted |= {"log(1 + e²ˣ)": math.log1p(math.exp(-4)), "eˣ": math.exp(-2)}
+    wanted["gelu"] = -2 * 0.5 * math.erfc(2 / math.sqrt(2))
+    for name, activation in ACTIVATIONS.items():
+        assert activation(torch.tensor(-2.0).double()).item() == pytest.approx(wanted[name]), name
 
 
 def test_mirrored_pairs_are_told_from_new_ones() -> None:
