@@ -53,7 +53,8 @@ def test_ratios_are_paired_by_seed_whatever_the_order_of_the_records() -> None:
     for row in rows:
         if row.get("scheme") in (GC, M):
             row["chosen"] = [(1 + row["seed"]) * (2.0 if row["scheme"] == M else 1.0)] * len(SLOPES)
-    for one in ratios(rows[::-1], M, 4, 0.3, over=GC):
+    rows.sort(key=lambda row: row["seed"] if row.get("scheme") == M else -row["seed"])
+    for one in ratios(rows, M, 4, 0.3, over=GC):
         assert one.values.tolist() == [2.0] * 4
 
 

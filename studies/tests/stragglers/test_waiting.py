@@ -78,6 +78,20 @@ def test_one_late_worker_in_turn_by_hand() -> None:
     assert {models for _, models in rows} == {1, *MODELS}
 
 
+def test_parameters_of_the_first_half_are_judged_on_the_second() -> None:
+    """One late worker of four in each round of the first half; in the second two, which are even later."""
+    times = np.ones((40, 4))
+    for turn in range(40):
+        half = turn // 20
+        times[turn, [turn % 4, (turn + 1) % 4][: 1 + half]] = 10.0 + 10 * half
+    rows = {row["scheme"]: row for row in study.compared(times)}
+    slopes = np.array(SLOPES)
+    # With s = 1 no round of the first half waits for a late worker, and every one of the second does.
+    np.testing.assert_allclose(rows[BY_COUNT]["chosen"], 1 + slopes, rtol=1e-3)
+    # Best on the second half: s = 2, with three times the load.
+    np.testing.assert_allclose(rows[BY_COUNT]["best"], (1 + 2 * slopes) / 20, rtol=1e-3)
+
+
 def test_every_setting_has_its_own_seeds() -> None:
     times = [setting.times(3, seed) for setting in SETTINGS.values() for seed in (0, 1)]
     assert len({one.tobytes() for one in times}) == len(times)

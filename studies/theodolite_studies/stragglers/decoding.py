@@ -115,7 +115,7 @@ def num_lost(scheme: CodingScheme, late: Late) -> int:
         answered = set(range(scheme.workers)) - (late[turn] if turn < len(late) else set())
         for worker, tasks in enumerate(rounds.assignments()):
             for job, part in tasks if worker in answered else ():
-                if part not in sent[job] and turn <= job + scheme.delay:
+                if part not in sent[job]:
                     sums[job] += gradients[job][part]
                     sent[job].add(part)
         rounds.end(answered)
