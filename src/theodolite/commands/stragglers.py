@@ -59,8 +59,9 @@ def stragglers(
 ) -> None:
     """Would backup workers or gradient coding have saved time?
 
-    Reads step times that were measured with an equal share of the batch on each worker, and computes what
-    waiting for all, leaving out workers, backup workers, gradient coding, SR-SGC and M-SGC would have taken.
+    Reads step times that were measured with an equal share of the batch on each worker.
+
+    Computes what waiting for all, leaving some out, backup workers and gradient coding would have taken.
 
     Parameters are chosen on the first half of the rounds and judged on the second.
 
