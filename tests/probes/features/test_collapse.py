@@ -279,6 +279,14 @@ def test_bad_input_is_named(model: Callable[[], Any], batches: Any, message: str
         probes.collapse(model(), LOSS, batches)
 
 
+def test_a_loss_of_the_model_and_targets_of_booleans_are_refused() -> None:
+    loss = th.workloads.ModelLoss(lambda model, batch: LOSS(model(batch[0]), batch[1]))
+    with pytest.raises(UseError, match=r"needs loss\(logits, targets\)"):
+        probes.collapse(Network(), loss, BATCHES)
+    with pytest.raises(UseError, match=r"torch.bool: neural collapse is measured for classifiers"):
+        probes.collapse(Network(), LOSS, (INPUTS, LABELS > 1))
+
+
 def test_progress_goes_from_nothing_to_one() -> None:
     told: list[tuple[str, float]] = []
     probes.collapse(Network(), LOSS, BATCHES, progress=lambda *given: told.append(given))

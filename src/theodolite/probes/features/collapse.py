@@ -203,8 +203,8 @@ def _measured(passes: ClassPasses) -> Collapse:
     spreads, lost = _spreads(passes, index, counts)
     if lost:
         notes.append(f"left out, as its positions are not those of the targets: {listed(lost)}")
+    # Of losses, samples with a target, those classified correctly, those of the class of the nearest mean.
     sums = torch.zeros(4, dtype=torch.float64, device=passes.device)
-    """Of losses, samples with a target, those classified rightly, those of the nearest mean's class."""
     last: ClassifiedPass | None = None
     for one in passes.run("spread", 0.5, 1.0):
         chosen = index[one.labels]
