@@ -33,7 +33,7 @@ from theodolite_studies.extrapolation.readings import (
     rank,
     relative,
 )
-from theodolite_studies.extrapolation.training import BINS, HIGH, LOW, MIDDLES
+from theodolite_studies.extrapolation.training import BINS, HIGH, LOW, MIDDLES, bins_of
 from theodolite_studies.framework.claims import Array, Observation, table
 from theodolite_studies.framework.figures import band
 from theodolite_studies.framework.records import Record, distinct, select
@@ -183,15 +183,14 @@ def _ensembles(data: Trainings) -> str:
     if not own:
         return ""
     rows = []
-    for region, name in NAMES.items():
+    parts = {name: (region, bins_of(region)) for region, name in NAMES.items()}
+    for name, (where, bins) in {**parts, "all": ("all", range(BINS))}.items():
         cells = [
-            np.mean([in_region(row, region, *names) for row in own])
+            np.mean([relative(row, bins, *names) for row in own])
             for names in (("errors", "misses"), ("average", "misses"), ("spread", "average"))
         ]
-        ranks = [_mean([rank(row, way, region) for row in own]) for way in ("spread", "speed")]
+        ranks = [_mean([rank(row, way, where) for row in own]) for way in ("spread", "speed")]
         rows.append((name, *cells, *ranks))
-    ranks = [_mean([rank(row, way) for row in own]) for way in ("spread", "speed")]
-    rows.append(("all", math.nan, math.nan, math.nan, *ranks))
     columns: list[str | Column] = [
         "gaps",
         *(Column(name, "{:.3f}".format) for name in ("one network", "average")),

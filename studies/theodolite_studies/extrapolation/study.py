@@ -9,7 +9,7 @@ Three parts:
 
 References:
     Morimoto, Fukami, Zhang, Fukagata, Generalization techniques of neural networks for fluid flow estimation,
-    2021 (arXiv 2011.11911).
+    2020 (arXiv 2011.11911).
 """
 
 from __future__ import annotations
