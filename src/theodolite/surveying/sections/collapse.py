@@ -1,7 +1,7 @@
 """Where along the depth do classes come apart, and what is left for the later blocks?
 
-In a new network NC1 says nothing about depth, so a small network is trained first. The finding is made only
-if that solves the task: what a network has not learned yet may be what its later blocks are for.
+In a new network NC1 says nothing about depth, so the network is trained briefly first. It is judged only if it
+solves its task by then: what it has not learned yet may be what its later blocks are for.
 """
 
 from __future__ import annotations
@@ -37,16 +37,14 @@ APART = Check(
     "network adds.",
 )
 EACH, TOGETHER = 0.05, 0.2
-"""Shares by which NC1 falls less in each later block, and in all of them together."""
+"""In later blocks NC1 falls by less than these shares: in each of them, and in all together."""
 IDLE = 0.25
-"""Share of the blocks that have to be such later ones for a note."""
+"""Least share of such blocks that is worth a note."""
 ACCURACY = 0.9
 """Below this accuracy depth is not judged."""
 BEHIND = 0.02
-"""Classes are apart if the nearest class mean is right almost as often as the network: by this accuracy less.
-The standard error of either is 0.01 with 1024 examples."""
-WHOLE = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
-"""Types of classes."""
+"""Classes are apart where the nearest class mean is right for a share of the examples that is at most so far
+below the accuracy. With 1024 examples the standard error of either is at most 0.01."""
 FEWEST_EACH = 8
 """Fewest examples of a class, on average: n of a class bound NC1 by about n, and hide how it falls."""
 
@@ -200,7 +198,7 @@ def _has_classes(batch: Batch) -> bool:
     first = next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), None)
     return (
         isinstance(targets, Tensor)
-        and targets.dtype in WHOLE
+        and not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
         and targets.ndim == 1
         and first is not None
         and first.shape[:1] == targets.shape
