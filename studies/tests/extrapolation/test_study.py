@@ -21,7 +21,7 @@ from theodolite_studies.extrapolation.study import cells, run
 from theodolite_studies.extrapolation.training import (
     BINS,
     MIDDLES,
-    Course,
+    Recipe,
     bins_of,
     errors_over_gaps,
     held_out_flows,
@@ -32,7 +32,7 @@ from theodolite_studies.extrapolation.training import (
     trained,
 )
 
-TINY = Course(width=16, steps=3)
+TINY = Recipe(width=16, steps=3)
 PLACES = -4 + (np.arange(64) + 0.5) / 8
 GRID = PLACES[None, :] + 1j * PLACES[:, None]
 

@@ -23,7 +23,7 @@ from theodolite_studies.extrapolation.closed_form import checks
 from theodolite_studies.extrapolation.readings import EVERYWHERE, HOLE, NARROW, TRAINED, Trainings
 from theodolite_studies.extrapolation.report import figures, notes
 from theodolite_studies.extrapolation.setting import FULL, SMALL, ExtrapolationSetting
-from theodolite_studies.extrapolation.training import Course, errors_over_gaps, spread_of_members
+from theodolite_studies.extrapolation.training import Recipe, errors_over_gaps, spread_of_members
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.study import Cell, Study
 
@@ -68,11 +68,11 @@ def run(cell: Cell, setting: ExtrapolationSetting, *_: object) -> Iterator[Recor
 def _run(cell: Cell, setting: ExtrapolationSetting) -> Iterator[Record]:
     if cell["part"] == "flow":
         return checks(cell["gap"], cell["seed"])
-    course = Course(cell["width"], setting.steps, cell["octave"], cell["flips"])
+    recipe = Recipe(cell["width"], setting.steps, cell["octave"], cell["flips"])
     region = TRAINED[cell["gaps"]]
     if cell["part"] == "ensemble":
-        return spread_of_members(course, region, cell["num"], cell["seed"], setting.members, setting.each)
-    return errors_over_gaps(course, region, cell["num"], cell["seed"], setting.each)
+        return spread_of_members(recipe, region, cell["num"], cell["seed"], setting.members, setting.each)
+    return errors_over_gaps(recipe, region, cell["num"], cell["seed"], setting.each)
 
 
 STUDY = Study(

@@ -35,7 +35,7 @@ REGIONS: tuple[Region, ...] = ("narrower", "trained", "hole", "wider")
 
 
 @dataclass(frozen=True)
-class Course:
+class Recipe:
     """How a network is trained."""
 
     width: int
@@ -57,14 +57,14 @@ def bins_of(region: Region) -> list[int]:
     ]
 
 
-def errors_over_gaps(course: Course, region: Region, num: int, seed: int, each: int) -> Iterator[Record]:
+def errors_over_gaps(recipe: Recipe, region: Region, num: int, seed: int, each: int) -> Iterator[Record]:
     """Train one network, and measure it on test flows of all gaps.
 
     `errors` are mean squared errors by bin, `misses` those of a network that predicts 0: what interpolation
     misses. `fit` is the relative error on the flows that were trained on.
     """
     flows, test = cylinder_flows(num, region, seed=seed), held_out_flows(seed, each)
-    model = trained(flows, course, seed)
+    model = trained(flows, recipe, seed)
     missed, there = (errors_of(predict(model, own), own) for own in (test, flows))
     yield {
         "errors": by_bin(missed),
@@ -74,7 +74,7 @@ def errors_over_gaps(course: Course, region: Region, num: int, seed: int, each: 
 
 
 def spread_of_members(
-    course: Course, region: Region, num: int, seed: int, members: int, each: int
+    recipe: Recipe, region: Region, num: int, seed: int, members: int, each: int
 ) -> Iterator[Record]:
     """Train networks from several starts on the same flows: their average and how far apart they are.
 
@@ -85,7 +85,7 @@ def spread_of_members(
     """
     flows, test = cylinder_flows(num, region, seed=seed), held_out_flows(seed, each)
     starts = [seed + MEMBER * member for member in range(members)]
-    found = torch.stack([predict(trained(flows, course, start), test) for start in starts])
+    found = torch.stack([predict(trained(flows, recipe, start), test) for start in starts])
     average = errors_of(found.mean(0), test)
     spread = (found.var(0) * test.fluid).mean((1, 2, 3))
     speed = test.coarse[:, :2].square().sum(1).amax((1, 2))
@@ -105,16 +105,16 @@ def spread_of_members(
     }
 
 
-def trained(flows: CylinderFlows, course: Course, seed: int) -> nn.Module:
+def trained(flows: CylinderFlows, recipe: Recipe, seed: int) -> nn.Module:
     """A network that was trained on some flows, by the plan from the base size and a cosine schedule."""
-    found = plan_of(course.width, RATE + course.octave)
+    found = plan_of(recipe.width, RATE + recipe.octave)
     with untouched_randomness(seed):
         model = found.build(seed)
     optimizer = found.optimizer(model, check_gradients=False)
-    scheduler = found.schedule(optimizer, "cosine", steps=course.steps, warmup=course.steps // 20)
-    for step in range(course.steps):
+    scheduler = found.schedule(optimizer, "cosine", steps=recipe.steps, warmup=recipe.steps // 20)
+    for step in range(recipe.steps):
         batch = batch_of(flows, seed, step)
-        coarse, targets = mirrored_at_random(batch, seed, step) if course.flips else batch
+        coarse, targets = mirrored_at_random(batch, seed, step) if recipe.flips else batch
         optimizer.zero_grad()
         fluid_loss(model(coarse), targets).backward()
         optimizer.step()
