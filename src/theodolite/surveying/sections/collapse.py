@@ -1,7 +1,7 @@
 """Where along the depth do classes come apart, and what is left for the later blocks?
 
-In a new network NC1 says nothing about depth, so the network is trained briefly first. It is judged only if it
-solves its task by then: what it has not learned yet may be what its later blocks are for.
+In a new network NC1 says nothing about depth, so the network is trained briefly first. It is judged only if
+it solves its task by then: what it has not learned may be what its later blocks are for.
 """
 
 from __future__ import annotations
