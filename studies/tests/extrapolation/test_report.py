@@ -90,8 +90,8 @@ def test_a_flow_that_is_none_is_seen(change: dict[str, float], place: int) -> No
 
 
 def test_errors_are_root_mean_squares_over_bins_by_hand() -> None:
-    row = {"errors": [1.0, 4.0, 100.0], "misses": [2.0, 8.0, 1.0]}
-    assert relative(row, [0, 1]) == pytest.approx(math.sqrt(5 / 10))
+    row = {"errors": [1.0, 4.0, 100.0], "misses": [2.0, 18.0, 1.0]}
+    assert relative(row, [0, 1]) == pytest.approx(math.sqrt(5 / 20))
     assert relative({**row, "errors": [None, 1.0, 1.0]}, [0, 1]) == math.inf
     data = Trainings(records(), FULL)
     error = data.errors({"width": 8}, [0])[0]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from theodolite.data import CylinderFlows, TwoCylinders, cylinder_flows
-from theodolite.data.two_cylinders import CORRECTION, GAPS
+from theodolite.data.two_cylinders import CORRECTION
 from theodolite.workloads.two_cylinders import batch_of, fluid_loss
 from theodolite_studies.extrapolation import closed_form, training
 from theodolite_studies.extrapolation.closed_form import multipole_velocity
@@ -34,6 +34,7 @@ from theodolite_studies.extrapolation.training import (
 
 TINY = Recipe(width=16, steps=3)
 PLACES = -4 + (np.arange(64) + 0.5) / 8
+EDGES = ((0.2, 0.5), (0.5, 1.0), (1.0, 2.0), (2.0, 2.5), (2.5, 3.0))
 GRID = PLACES[None, :] + 1j * PLACES[:, None]
 
 
@@ -160,18 +161,24 @@ def test_training_is_adamw_with_a_cosine_schedule_on_the_batches_of_the_workload
 
 
 def test_a_cell_gives_the_errors_of_its_network_over_gaps() -> None:
-    (record,) = errors_over_gaps(TINY, "trained", 32, seed=2, each=1)
-    flows = cylinder_flows(28, "all", seed=1002)
+    """By the closed form at the points of the grid, without the tensors of the workload's targets."""
+    (record,) = errors_over_gaps(TINY, "trained", 32, seed=2, each=2)
+    flows = cylinder_flows(56, "all", seed=1002)
     model = trained(cylinder_flows(32, seed=2), TINY, 2)
-    for place in (0, 5, 12, 27):
-        flow, coarse = flows.flows[place], flows.coarse[place : place + 1]
-        interpolated = F.interpolate(coarse[:, :2], scale_factor=8, mode="bicubic", align_corners=False)
-        with torch.no_grad():
-            guess = interpolated + CORRECTION * model(coarse)
-        inside = torch.from_numpy(flow.is_fluid(GRID))
-        for values, name in ((guess, "errors"), (interpolated, "misses")):
-            wrong = ((values - on_grid(flow)) * inside).square().mean().item() / CORRECTION**2
-            assert record[name][place] == pytest.approx(wrong, rel=1e-3)
+    for place in (0, 12, 27):
+        wrong: dict[str, list[float]] = {"errors": [], "misses": []}
+        for number in (2 * place, 2 * place + 1):
+            flow, coarse = flows.flows[number], flows.coarse[number : number + 1]
+            assert abs(flow.gap - MIDDLES[place]) < 0.051
+            guess = F.interpolate(coarse[:, :2], scale_factor=8, mode="bicubic", align_corners=False)
+            with torch.no_grad():
+                guesses = {"errors": guess + CORRECTION * model(coarse), "misses": guess}
+            inside = torch.from_numpy(flow.is_fluid(GRID))
+            for name, values in guesses.items():
+                off = ((values - on_grid(flow)) * inside).square().mean().item()
+                wrong[name].append(off / CORRECTION**2)
+        for name, squares in wrong.items():
+            assert record[name][place] == pytest.approx(np.mean(squares), rel=1e-3)
     assert 0 < record["fit"] < 2
 
 
@@ -212,18 +219,29 @@ def test_cells_of_a_seed_come_together_and_widths_share_their_flows() -> None:
     assert len({cell["seed"] for cell in own}) >= 4
 
 
-def test_everywhere_is_all_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[float]] = []
+def test_a_cell_says_which_gaps_are_trained_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[list[float], Recipe]] = []
 
-    def kept(flows: CylinderFlows, *_: object) -> torch.nn.Module:
-        seen.append([flow.gap for flow in flows.flows])
+    def kept(flows: CylinderFlows, recipe: Recipe, *_: object) -> torch.nn.Module:
+        seen.append(([flow.gap for flow in flows.flows], recipe))
         return plan_of(16, -6.0).build(0)
 
     monkeypatch.setattr(training, "trained", kept)
-    for gaps in ("everywhere", "with a hole"):
-        cell = {"part": "train", "gaps": gaps, "width": 16, "num": 32, "flips": False, "octave": 0.0}
+    for gaps in ("everywhere", "with a hole", "narrower alone"):
+        cell = {"part": "train", "gaps": gaps, "width": 16, "num": 32, "flips": True, "octave": 0.5}
         list(run({**cell, "seed": 0}, replace(FULL, each=1)))
-    low, high = GAPS["hole"][0]
-    inside = [sum(low < gap < high for gap in gaps) for gaps in seen]
-    assert inside[0] >= 10
-    assert inside[1] == 0
+    assert {recipe for _, recipe in seen} == {Recipe(width=16, steps=FULL.steps, octave=0.5, flips=True)}
+    counts = [[sum(low < gap < high for gap in gaps) for low, high in EDGES] for gaps, _ in seen]
+    assert counts[1] == [0, 16, 0, 16, 0]  # of 32 flows, by the lengths of the ranges
+    assert counts[2] == [32, 0, 0, 0, 0]
+    assert min(counts[0]) >= 3
+
+
+def test_another_learning_rate_is_octaves_from_that_of_the_study() -> None:
+    flows = cylinder_flows(32, seed=5)
+    start = plan_of(16, -6.0).build(5)
+    moves = [
+        trained(flows, replace(TINY, steps=1, octave=octave), 5).enter.weight - start.enter.weight
+        for octave in (0.0, -1.0)
+    ]
+    torch.testing.assert_close(moves[1], moves[0] / 2, rtol=1e-2, atol=1e-5)  # Adam's first step: its rate

@@ -71,7 +71,7 @@ class Trainings:
 def relative(record: Record, bins: Sequence[int], of: str = "errors", over: str = "misses") -> float:
     """A root mean square over the flows of some bins over another one; infinite where one has no end.
 
-    >>> relative({"errors": [1.0, 8.0, 7.0], "misses": [2.0, 2.0, 9.0]}, [0, 1])
+    >>> relative({"errors": [1.0, 8.0, 7.0], "misses": [1.0, 3.0, 9.0]}, [0, 1])
     1.5
     """
     above, below = ([record[name][place] for place in bins] for name in (of, over))
