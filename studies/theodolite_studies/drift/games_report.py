@@ -344,8 +344,8 @@ def _rates(records: Sequence[Record]) -> str:
     )
     up = SvgAxis(-1.5, 1, ticks([-1.0, 0.0, 1.0], power=True))
     return SvgFigure(
-        "Ring: distance of samples over the learning rate, a line for each seed; diverged: at the top",
-        [*COLOURS.items(), ("data from data", INK)],
+        "Ring: distance of samples from data, a line for each seed",
+        [*COLOURS.items(), ("of data from data", INK)],
         list(ARMS),
         [SvgRow("distance", across, up, panels, "learning rate")],
     ).svg()
