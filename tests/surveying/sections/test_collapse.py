@@ -20,7 +20,7 @@ from theodolite.probes import collapse as measure
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Finding
 from theodolite.surveying.sections import collapse as collapse_section
-from theodolite.surveying.sections.collapse import DrawnBatches, judge, section
+from theodolite.surveying.sections.collapse import DrawnBatches, _has_classes, judge, section
 from theodolite.surveying.short_training import ShortTraining
 from theodolite.workloads import Workload, built_in
 
@@ -171,6 +171,16 @@ def test_a_network_that_is_no_classifier_costs_nothing(name: str, monkeypatch: p
     assert found.sentence.startswith("The targets are not one class for each example")
 
 
+@pytest.mark.parametrize(
+    "targets",
+    [torch.zeros(4), torch.zeros(4, dtype=torch.bool), torch.arange(32), torch.zeros(4, 8).long(), None],
+    ids=["numbers", "booleans", "tokens in a row", "tokens", "none"],
+)
+def test_other_targets_than_one_whole_number_for_each_example_are_no_classes(targets: Any) -> None:
+    assert not _has_classes((torch.zeros(4, 8), targets))
+    assert _has_classes((torch.zeros(4, 8), torch.arange(4)))
+
+
 def test_a_network_without_branches_has_no_blocks_to_compare(rows: Any) -> None:
     found = finding(rows(lambda width, depth: nn.Sequential(nn.Linear(8, width), nn.Linear(width, 2))))
     assert found.level == "ok"
@@ -199,7 +209,8 @@ def test_what_cannot_be_judged_is_not_trained(
     assert reason in found.sentence
 
 
-def test_a_loss_of_the_whole_model_is_a_note(rows: Any) -> None:
+def test_a_loss_of_the_whole_model_is_a_note(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collapse_section, "train", None)
     loss = ModelLoss(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
     found = finding(rows(Weighted, batch=clouds, loss=loss))
     assert found.level == "note"
@@ -262,6 +273,6 @@ def test_batches_are_drawn_anew_and_cut(rows: Any) -> None:
     assert [len(inputs) for inputs, _ in batches] == [10] * 3
     assert len(batches) == 3
     assert drawn == [(3, 0), (3, 1), (3, 2)]
-    held_out = DrawnBatches(context, 2, 10, held_out=True)
-    assert {seed for seed, _ in drawn[3:]} <= {2**31 - 1}
-    assert all(torch.equal(one[0], other[0]) for one, other in zip(held_out, held_out, strict=True))
+    held_out = list(DrawnBatches(context, 2, 10, held_out=True))
+    assert drawn[3:] == [(2**31 - 1, 0), (2**31 - 1, 1)]
+    assert not torch.equal(held_out[0][0], held_out[1][0])

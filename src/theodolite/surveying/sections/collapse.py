@@ -199,7 +199,6 @@ def _has_classes(batch: Batch) -> bool:
     return (
         isinstance(targets, Tensor)
         and not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
-        and targets.ndim == 1
         and first is not None
         and first.shape[:1] == targets.shape
     )
