@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -37,10 +38,10 @@ def examples(held_out: bool) -> Examples:
 TINY = Task(partial(plain_mlp, inputs=4, outputs=3), Size(5, 2), examples, squares, 0.1, 1)
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_steps_have_the_decay_and_the_penalty_of_their_arm(arm: str) -> None:
+@pytest.mark.parametrize(("arm", "clip"), [*((arm, math.inf) for arm in ARMS), (PENALTY, 0.1)])
+def test_steps_have_the_decay_and_the_penalty_of_their_arm(arm: str, clip: float) -> None:
     """Two steps of momentum 0.9, the second at half the learning rate."""
-    trained, _ = train(replace(TINY, steps=2), arm, 0)
+    trained, _ = train(replace(TINY, steps=2, clip=clip), arm, 0)
     model = build_model(TINY.build, TINY.size, seed=0)
     assert isinstance(model, nn.Sequential)
     wanted, momentum = list(model.parameters()), [torch.zeros_like(one) for one in model.parameters()]
@@ -50,6 +51,8 @@ def test_steps_have_the_decay_and_the_penalty_of_their_arm(arm: str) -> None:
         if arm == PENALTY:
             loss = loss + 0.005 / 2 * model[:-1](inputs).square().sum() / 128
         gradients = torch.autograd.grad(loss, wanted)
+        norm = math.sqrt(sum(float(one.square().sum()) for one in gradients))
+        gradients = tuple(one * min(1.0, clip / norm) for one in gradients)
         for place, (name, value) in enumerate(model.named_parameters()):
             decay = 0.005 if arm == (HEAD if name.startswith("4.") else FEATURES) else 0.0005
             momentum[place] = 0.9 * momentum[place] + gradients[place] + decay * value.detach()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,8 @@ class Task:
     loss: Callable[[Tensor, Tensor], Tensor]
     lr: float
     steps: int
+    clip: float = math.inf
+    """Largest norm of the gradient."""
 
 
 def squares(logits: Tensor, labels: Tensor) -> Tensor:
@@ -76,12 +79,16 @@ def _fashion(held_out: bool) -> Examples:
     return Examples("fashion-mnist 14", images_N1HH, whole.labels[:NUM], whole.classes)
 
 
+CLIP = 1.0
+"""Of networks without norms: without it, some of them diverge in their first steps."""
 _CE = nn.functional.cross_entropy
 _MLP, _RESNET = Size(64, 6), Size(8, 2)
 TASKS: Mapping[str, Task] = {
-    "MLP, mixture": Task(partial(ResidualMLP, inputs=32), _MLP, _mixture, _CE, 0.05, 4000),
-    "MLP, fashion": Task(partial(ResidualMLP, inputs=196), _MLP, _fashion, _CE, 0.02, 4000),
-    "plain MLP, mixture, squares": Task(partial(plain_mlp, inputs=32), _MLP, _mixture, squares, 0.05, 4000),
+    "MLP, mixture": Task(partial(ResidualMLP, inputs=32), _MLP, _mixture, _CE, 0.05, 4000, CLIP),
+    "MLP, fashion": Task(partial(ResidualMLP, inputs=196), _MLP, _fashion, _CE, 0.02, 4000, CLIP),
+    "plain MLP, mixture, squares": Task(
+        partial(plain_mlp, inputs=32), _MLP, _mixture, squares, 0.05, 4000, CLIP
+    ),
     "ResNet, fashion": Task(partial(ResNet, channels=1), _RESNET, _fashion, _CE, 0.1, 500),
 }
 
@@ -113,6 +120,7 @@ def train(task: Task, arm: str, seed: int) -> tuple[nn.Module, Collapse]:
         if arm == PENALTY:
             loss = loss + MORE * DECAY / 2 * features.square().sum(1).mean()
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), task.clip)
         optimizer.step()
         falling.step()
     hook.remove()
