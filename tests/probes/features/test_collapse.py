@@ -184,6 +184,7 @@ def test_batch_norms_use_running_statistics_in_eval_mode_and_those_of_the_batch_
                 assert torch.equal(one, before[name])
 
 
+@torch.no_grad()
 def test_classes_with_too_few_samples_are_left_out_and_named() -> None:
     """As if the rows of the others alone were given."""
     model, labels = Network(6).double(), LABELS.clone()
@@ -200,6 +201,14 @@ def test_classes_with_too_few_samples_are_left_out_and_named() -> None:
     rows = next(model.eval().features(INPUTS.double()))[known].detach()
     same(found.places[0].geometry, explicit(rows, names))
     assert found.samples == int(known.sum())
+    *_, last = model.features(INPUTS.double())
+    means = torch.stack([last[known][names == one].mean(0) for one in range(3)])
+    heads = torch.tensor([0, 1, 3])
+    nearest, said = torch.cdist(last[known], means).argmin(1), model(INPUTS.double())[known][:, heads]
+    assert found.nc4 == pytest.approx((nearest == said.argmax(1)).double().mean().item())
+    product = model.leave.weight[heads] @ (means - means.mean(0)).T
+    simplex = (torch.eye(3) - 1 / 3).double() / 2**0.5
+    assert found.nc3 == pytest.approx(float((product / product.norm() - simplex).norm()))
     assert found.loss == pytest.approx(LOSS(model(INPUTS.double()), labels).item())
     batches = [(INPUTS.double(), labels), (INPUTS.double()[:3], torch.full((3,), -100))]
     assert probes.collapse(model, LOSS, batches).loss == pytest.approx(found.loss)
