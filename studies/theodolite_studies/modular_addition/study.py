@@ -95,8 +95,8 @@ RECIPES: Mapping[str, Mapping[str, Recipe]] = {
         "p 23, SGD, equal": Recipe(modulus=23, width=512, lr=0.5, steps=5000, equal=True, **_DESCENT),
     },
     "grokking": {
-        f"p 59, width {width}": Recipe(width=width, steps=5000, every=20, decays=(1.0, 0.0), **_GROKKING)
-        for width in (64, 128, 256, 512)
+        f"p 59, width {width}": Recipe(width=width, steps=5000, every=20, decays=decays, **_GROKKING)
+        for width, decays in ((64, (1.0,)), (128, (1.0, 0.0)), (256, (1.0, 0.0)), (512, (1.0,)))
     },
     "ordered": {"p 23": Recipe(width=512, steps=30_000, every=100, decays=(2.0, 0.0), **_ORDERED)},
 }
