@@ -87,6 +87,21 @@ def test_parameters_come_from_the_first_half_and_the_verdict_from_the_second() -
     assert all(one.ratio > 1 for one in others)
 
 
+def test_a_scheme_that_only_fits_the_first_half_does_not_hide_one_that_helps_on_both() -> None:
+    first = np.ones((40, 6))
+    first[:, 0] = 6.0  # always late: without this worker a round takes 6/5 s
+    report = stragglers(np.concatenate([first, rotating(6, 40, 6.0)]), models=1)
+    by_first_half = min(report.schemes, key=lambda one: one.chosen_at)
+    assert by_first_half.scheme in ("leave out", "backup workers")
+    assert report["leave out"].ratio > 1
+    assert (report["GC"].chosen_at, report["GC"].ratio) == pytest.approx((2.0, 2 / 6))
+    assert report.best() == report["GC"]
+    # And one that only fits the second half is not used either.
+    report = stragglers(np.concatenate([np.ones((40, 6)), rotating(6, 40, 6.0)]), models=1)
+    assert report["GC"].helps
+    assert report.best().scheme == "wait for all"
+
+
 def test_the_best_scheme_switches_where_a_code_costs_what_it_saves() -> None:
     # Waiting takes 1.5; GC with s = 1 takes 2 − overhead, which is less from one half on.
     report = stragglers(rotating(8, 64, 1.5), models=1)

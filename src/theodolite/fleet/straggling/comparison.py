@@ -186,15 +186,14 @@ class StragglerReport(Result):
         raise UseError(f"there is no {scheme!r}; there are {', '.join(one.scheme for one in self.schemes)}")
 
     def best(self, models: int | None = None) -> SchemeTime:
-        """The scheme to use: the best by the first half if it helps on the second, else waiting for all.
+        """The scheme to use: by the first half the best of waiting and of those that help on the second.
 
         Backup workers are left out, as their gradient is another one. `models` limits how many are trained
         in turn.
         """
         most = self.models if models is None else models
         able = [one for one in self.schemes if one.same_gradient and one.models <= most]
-        found = min(able, key=lambda one: one.chosen_at)
-        return found if found.helps else self[WAIT]
+        return min((one for one in able if one.helps or one.scheme == WAIT), key=lambda one: one.chosen_at)
 
     @property
     def advice(self) -> tuple[str, ...]:
