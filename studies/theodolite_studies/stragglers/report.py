@@ -118,7 +118,7 @@ CLAIMS = (
         count_at_most(0, "other load", per("scheme", "wrong", part="load")),
     ),
     Claim(
-        "with all stragglers that a scheme is made for every job decodes (2 to 5 workers)",
+        "with all stragglers that a scheme is made for every job decodes (3 to 5 workers)",
         "theorems",
         "0 jobs lost, all patterns",
         _lost("all"),
