@@ -226,8 +226,8 @@ def path(
             an example has no loss of its own.
         num: points on the line, with both ends. Some more are taken where the loss is highest.
         batch_norm: `reestimated`: every network gets the statistics of all batches; `batch`: those of the
-            batch at hand; `frozen`: the stored ones, interpolated, with which there is a barrier that the
-            networks do not have.
+            batch at hand; `frozen`: the stored ones, interpolated, with which the barrier is higher or
+            lower than that of the networks.
         tolerance: a barrier up to this share of the loss at the higher end does not count.
         progress: called with the fraction of the work that is done.
 
