@@ -246,6 +246,11 @@ def test_a_large_network_that_diverges_with_the_base_s_rate_is_a_warning(site, t
     assert finding.evidence.rows[-1]["lost, plan"] == "diverges"
 
 
+def test_a_large_network_that_ends_above_its_start_loses_more_than_all_of_the_progress(site, told):
+    told(lambda how, size, e, seed: bowl(e, -9, bend=5.0) if (how, size) == (STANDARD, WIDE) else bowl(e, -7))
+    assert "With the rate of 64 × 2, 256 × 2 loses more than all of the progress." in only(site).sentence
+
+
 def test_a_large_network_that_always_diverges_is_a_warning(site, told):
     told(lambda how, size, exponent, seed: math.inf if size == WIDE else bowl(exponent, -7))
     finding = only(site)

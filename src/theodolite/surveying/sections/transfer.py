@@ -386,7 +386,9 @@ def _moves(family: Family, found: Sequence[Move], what: str) -> str:
     pace = ""
     if drift is not None and not drift.bounded:
         pace = f", {signed(drift.slope)} octaves per doubling of the {axis}"
-    lost = "diverges" if math.isinf(worst.share) else f"loses {_percent(worst.share)} of the progress"
+    lost = f"loses {_percent(worst.share) if worst.share <= 1 else 'more than all'} of the progress"
+    if math.isinf(worst.share):
+        lost = "diverges"
     return (
         f"{what} from {here} at {family.base} to {there} at {worst.size}{pace}. With the rate of "
         f"{family.base}, {worst.size} {lost}."

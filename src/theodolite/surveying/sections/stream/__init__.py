@@ -156,8 +156,8 @@ def gradient(found: StreamMeasurement) -> Finding:
     layout = found.stream.layout
     is_one = layout is None or len(set(layout.streams)) == 1
     if more <= bound and (explodes or more < LESS or not is_one):
-        with_norms = f", as expected of {counted(law.blocks, 'block')} with norms" if explodes else ""
-        return GRADIENT.finding("ok", f"{said}{with_norms}.", numbers=numbers)
+        expected = f", no more than expected of {counted(law.blocks, 'block')}" if explodes else ""
+        return GRADIENT.finding("ok", f"{said}{expected}.", numbers=numbers)
     place = "" if explodes else narrowed(found)
     if place or more <= bound:
         said += f". With norms it would be larger.{place}"
