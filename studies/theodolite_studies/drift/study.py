@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ from theodolite.probes.curvature.tracking import track
 from theodolite.probes.steps.drift import drift
 from theodolite_studies.drift import games_report, report
 from theodolite_studies.drift.dirac import dirac
-from theodolite_studies.drift.ring import ARMS, MOMENTS, rounds, training
+from theodolite_studies.drift.ring import ARMS, rounds, training
 from theodolite_studies.drift.ring import RATES as GAME_RATES
 from theodolite_studies.framework.records import Record
 from theodolite_studies.framework.study import Cell, Setting, Study
@@ -51,7 +52,8 @@ POWERS = (1.0, 0.5)
 STARTS, GAMES = 20, 8
 """Starts of the DiracGAN, and GANs of which the drift is measured."""
 BRIEF = {"steps": 60, "every": 20}
-"""Of the part `ring`, when small."""
+COARSE: dict[str, Any] = {"moments": (0,), "sizes": (0.05, 0.0125), "rtol": 1e-4}
+"""Of the parts `ring` and `rounds`, when small."""
 
 mse = nn.functional.mse_loss
 
@@ -63,7 +65,7 @@ def cells(setting: Setting) -> list[Cell]:
         {"part": part, "seed": seed} for part in parts for seed in range(3 if setting.small else SEEDS)
     ]
     found += [{"part": "dirac", "seed": seed} for seed in range(3 if setting.small else STARTS)]
-    rates = GAME_RATES[2::4] if setting.small else GAME_RATES
+    rates = GAME_RATES[2::5] if setting.small else GAME_RATES
     found += [{"part": "ring", "arm": arm, "lr": lr} for lr in rates for arm in ARMS]
     return found + [{"part": "rounds", "seed": seed} for seed in range(1 if setting.small else GAMES)]
 
@@ -78,7 +80,7 @@ def run(cell: Cell, setting: Setting, *_: object) -> Iterator[Record]:
         "rates": rates,
         "dirac": lambda: dirac(cell["seed"]),
         "ring": lambda: training(cell["arm"], cell["lr"], **(BRIEF if setting.small else {})),
-        "rounds": lambda: rounds(cell["seed"], moments=(0,) if setting.small else MOMENTS),
+        "rounds": lambda: rounds(cell["seed"], **(COARSE if setting.small else {})),
     }
     try:
         with untouched_randomness(cell.get("seed", 0)):
