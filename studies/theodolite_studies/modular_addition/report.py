@@ -89,15 +89,10 @@ def smallest_effect(num: int) -> float:
 def _mechanism(records: Sequence[Record]) -> str:
     rows = []
     for network in distinct(own := select(records, kind="mechanism"), "network"):
-        for when in ("solved", "quarter", "end"):
-            if seeds := select(own, network=network, when=when):
-                rows.append(
-                    (
-                        network,
-                        _range([one["step"] for one in seeds]),
-                        *(_mean(seeds, name) for name in PRINTED),
-                    )
-                )
+        moments = [select(own, network=network, when=when) for when in ("solved", "quarter", "end")]
+        for seeds in sorted(filter(None, moments), key=lambda seeds: _mean(seeds, "step")):
+            steps = _range([one["step"] for one in seeds])
+            rows.append((network, steps, *(_mean(seeds, name) for name in PRINTED)))
     columns = [Column("all pairs"), Column("step"), *(Column(head, _shown) for head in HEADS)]
     said = (
         "r: |mean exp(irφ)| over that of random phases. Ghosts: the height of the logits at 2x and 2y over "
