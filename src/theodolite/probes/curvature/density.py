@@ -25,7 +25,7 @@ from theodolite.core.replicas import on_all_ranks
 from theodolite.present.result import Block, Result
 from theodolite.probes.curvature.eigenvalues import MOST_PRODUCTS, eigenvalues
 from theodolite.probes.curvature.operator import Operator, operator_of
-from theodolite.probes.curvature.sampling import Estimate, Products, mean_of, root_of
+from theodolite.probes.curvature.sampling import Estimate, Products, mean_of, ratio_of, root_of
 
 MOST_BYTES = 1 << 32
 """Memory for the vectors of probes that run side by side; a single probe may take more."""
@@ -97,10 +97,11 @@ class Density(Result):
         """`K_Hn = Σ_{λ<0} |λw|ⁿ / Σ_{λ>0} (λw)ⁿ`: the ratio of the negative to the positive spectrum.
 
         With n = 1 it is the ratio of two parts of the trace. With any other n it depends on the nodes, and so
-        on `steps`: compare networks at the same number of steps.
+        on `steps`: compare networks at the same number of steps. Both sums are means over the probes, as the
+        mean of the ratios of single probes is too high.
         """
         terms = (self.nodes * self.weights).abs().pow(n)
-        return mean_of((terms * (self.nodes < 0)).sum(-1) / (terms * (self.nodes > 0)).sum(-1))
+        return ratio_of((terms * (self.nodes < 0)).sum(-1), (terms * (self.nodes > 0)).sum(-1))
 
     def grid(self, num: int = 1000) -> Tensor:
         """Places from below the smallest node to above the largest, which cover all of the density."""

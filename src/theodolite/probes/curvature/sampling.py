@@ -69,6 +69,19 @@ def mean_of(samples: Tensor) -> Estimate:
     return Estimate(float(numbers.mean()), spread / math.sqrt(len(numbers)))
 
 
+def ratio_of(upper: Tensor, lower: Tensor) -> Estimate:
+    """The ratio of the means of two samples that were drawn in pairs, by error propagation.
+
+    >>> ratio_of(torch.tensor([1.0, 3.0]), torch.tensor([4.0, 4.0]))
+    Estimate(value=0.5, error=0.25)
+    >>> ratio_of(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0]))  # they vary together
+    Estimate(value=0.5, error=0.0)
+    """
+    upper, lower = upper.double(), lower.double()
+    ratio = upper.mean() / lower.mean()
+    return Estimate(float(ratio), mean_of((upper - ratio * lower) / lower.mean()).error)
+
+
 def root_of(square: Estimate) -> Estimate:
     """The square root of an estimate, by error propagation.
 
