@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from theodolite.fleet.straggling.comparison import PATIENCE
-from theodolite.fleet.straggling.simulation import BACKUP, Candidate, candidates
+from theodolite.fleet.straggling.simulation import BACKUP, TimedScheme, timed_schemes
 from theodolite_studies.framework.claims import Array
 from theodolite_studies.framework.records import Record, short
 from theodolite_studies.framework.study import Cell, Setting, Study
@@ -99,7 +99,7 @@ def compared(times: Array) -> Iterator[Record]:
     """
     half, most = len(times) // 2, max(MODELS)
     names = [str(worker) for worker in range(times.shape[1])]
-    found: list[Candidate | Waited] = list(candidates(times, half, names, most, PATIENCE))
+    found: list[TimedScheme | Waited] = list(timed_schemes(times, half, names, most, PATIENCE))
     pairs = [(burst, count - burst + 1) for count in range(2, most + 1) for burst in range(1, count // 2 + 1)]
     base = times[half:].max(1).mean()
     planned = [one for one in found if one.scheme != BACKUP]
@@ -114,7 +114,7 @@ def compared(times: Array) -> Iterator[Record]:
         yield {"scheme": ANY, "models": models, **_judged(able, half, base)}
 
 
-def _judged(some: Sequence[Candidate | Waited], half: int, base: float) -> Record:
+def _judged(some: Sequence[TimedScheme | Waited], half: int, base: float) -> Record:
     factors = np.array([[1 + slope * (one.load - 1) for slope in SLOPES] for one in some])
     first, second = (
         np.array([part.mean() for part in parts])[:, None] * factors / base

@@ -14,7 +14,7 @@ from theodolite.core.arguments import number as checked_number
 from theodolite.core.arguments import whole
 from theodolite.core.errors import UseError
 from theodolite.core.progress import Progress, silent
-from theodolite.fleet.straggling.simulation import BACKUP, WAIT, Candidate, Seconds, candidates
+from theodolite.fleet.straggling.simulation import BACKUP, WAIT, Seconds, TimedScheme, timed_schemes
 from theodolite.fleet.straggling.times import read_times
 from theodolite.present.figure import ACCENT, INK, QUIET, Figure, Panel, bars, frame, guide, line
 from theodolite.present.result import Block, Heading, Result
@@ -78,8 +78,8 @@ def stragglers(
         raise UseError("mu is empty: give at least one value, such as 0")
     half = len(found) // 2
     shares = np.append(np.linspace(0, 1 - sending, STEPS + 1), overhead)
-    kept: dict[str, list[Candidate]] = {}
-    for one in candidates(found, half, names, models, patience, progress or silent):
+    kept: dict[str, list[TimedScheme]] = {}
+    for one in timed_schemes(found, half, names, models, patience, progress or silent):
         kept[one.scheme] = _useful([*kept.get(one.scheme, ()), one], half, shares, sending)
     chosen = {name: _chosen(some, half, overhead, sending) for name, some in kept.items()}
     schemes = _judged(list(chosen.values()), half, overhead, sending)
@@ -304,20 +304,20 @@ class StragglerReport(Result):
             yield f"Only {counted(self.judged, 'round')} could be judged: measure more for a sure answer."
 
 
-def _useful(some: list[Candidate], half: int, shares: Seconds, sending: float) -> list[Candidate]:
+def _useful(some: list[TimedScheme], half: int, shares: Seconds, sending: float) -> list[TimedScheme]:
     """Those that are the best on the first half at one overhead at least: the others need no memory."""
     first = np.array([one.seconds[:half].mean() * one.factor(shares, sending) for one in some])
     return [some[place] for place in sorted(set(first.argmin(0).tolist()))]
 
 
-def _chosen(some: list[Candidate], half: int, overhead: float, sending: float) -> Candidate:
+def _chosen(some: list[TimedScheme], half: int, overhead: float, sending: float) -> TimedScheme:
     return min(some, key=lambda one: one.seconds[:half].mean() * one.factor(overhead, sending))
 
 
 def _judged(
-    chosen: Sequence[Candidate], half: int, overhead: float, sending: float
+    chosen: Sequence[TimedScheme], half: int, overhead: float, sending: float
 ) -> tuple[SchemeTime, ...]:
-    """On the second half, against the first of the candidates, which waits for all."""
+    """On the second half, against the first of the schemes, which waits for all."""
     base, rows = chosen[0].seconds[half:], []
     for one in chosen:
         factor = float(one.factor(overhead, sending))
@@ -359,7 +359,7 @@ def _ratio(own: Seconds, base: Seconds) -> tuple[float, float]:
 
 
 def _least(
-    some: list[Candidate], half: int, shares: Seconds, sending: float, base: float
+    some: list[TimedScheme], half: int, shares: Seconds, sending: float, base: float
 ) -> tuple[Seconds, Seconds]:
     """By overhead: the least time on the first half, and what it is on the second, in units of `base`."""
     factors = np.array([one.factor(shares, sending) for one in some])

@@ -26,7 +26,7 @@ WAIT, LEAVE, BACKUP = "wait for all", "leave out", "backup workers"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TimedScheme:
     """A scheme with its parameters, and the seconds of each round with the load that the times have."""
 
     scheme: str
@@ -42,29 +42,29 @@ class Candidate:
         return overhead + sending * self.sends + (1 - overhead - sending) * self.load
 
 
-def candidates(
+def timed_schemes(
     times: Seconds,
     half: int,
     names: Sequence[str],
     models: int,
     patience: Sequence[float],
     progress: Progress = silent,
-) -> Iterator[Candidate]:
+) -> Iterator[TimedScheme]:
     """Every scheme with every set of parameters that is tried. `half` is where the first half ends."""
     workers = times.shape[1]
-    yield Candidate(WAIT, "", 1, 1.0, 1, wait_for_all(times))
+    yield TimedScheme(WAIT, "", 1, 1.0, 1, wait_for_all(times))
     order = np.argsort(-times[:half].mean(0), kind="stable")
     for num in range(1, max(1, workers // 4) + 1):
         load = workers / (workers - num)
         out = ", ".join(names[place] for place in order[:num]) if num <= 3 else f"the {num} slowest"
         rest = wait_for_all(np.delete(times, order[:num], axis=1))
-        yield Candidate(LEAVE, f"without {out}", 1, load, 1, rest)
+        yield TimedScheme(LEAVE, f"without {out}", 1, load, 1, rest)
         late = without_slowest(times, num)
-        yield Candidate(BACKUP, f"{num} of {workers}", 1, load, 1, late)
+        yield TimedScheme(BACKUP, f"{num} of {workers}", 1, load, 1, late)
     for late_ones in _stragglers(workers, range(1, workers)):
         code = GradientCoding(workers, late_ones)
         seconds = gradient_coding(times, code.groups)
-        yield Candidate("GC", f"s = {late_ones}", 1, code.load * workers, 1, seconds)
+        yield TimedScheme("GC", f"s = {late_ones}", 1, code.load * workers, 1, seconds)
     yield from _reattempts(times, models, patience)
     pairs = [(burst, count - burst + 1) for count in _spread(models, 2) for burst in _spread(count // 2, 1)]
     for place, pair in enumerate(pairs):
@@ -72,7 +72,7 @@ def candidates(
         yield from _multiplexed(times, *pair, patience, inner)
 
 
-def _reattempts(times: Seconds, models: int, patience: Sequence[float]) -> Iterator[Candidate]:
+def _reattempts(times: Seconds, models: int, patience: Sequence[float]) -> Iterator[TimedScheme]:
     """SR-SGC, with the shortest window that its delay allows; a longer one is the same scheme."""
     workers = times.shape[1]
     for burst in _spread(models - 1, 1):
@@ -81,12 +81,12 @@ def _reattempts(times: Seconds, models: int, patience: Sequence[float]) -> Itera
             seconds = selective_reattempt(times, code, patience)
             for mu, own in zip(patience, seconds, strict=True):
                 setting = f"B = {burst}, W = {code.window}, λ = {code.stragglers}, μ = {mu:g}"
-                yield Candidate("SR-SGC", setting, code.models, code.load * workers, 1, own)
+                yield TimedScheme("SR-SGC", setting, code.models, code.load * workers, 1, own)
 
 
 def _multiplexed(
     times: Seconds, burst: int, window: int, patience: Sequence[float], progress: Progress
-) -> Iterator[Candidate]:
+) -> Iterator[TimedScheme]:
     workers = times.shape[1]
     most = [*_stragglers(workers, _spread(workers - 1, 1)), workers]
     codes = [MultiplexedCoding(workers, burst, window, late) for late in most]
@@ -94,7 +94,7 @@ def _multiplexed(
     for code, rows in zip(codes, found, strict=True):
         for mu, own in zip(patience, rows, strict=True):
             setting = f"B = {burst}, W = {window}, λ = {code.stragglers}, μ = {mu:g}"
-            yield Candidate("M-SGC", setting, code.models, code.load * workers, code.minitasks, own)
+            yield TimedScheme("M-SGC", setting, code.models, code.load * workers, code.minitasks, own)
 
 
 def _stragglers(workers: int, wanted: Iterable[int]) -> list[int]:

@@ -58,9 +58,9 @@ from theodolite.probes.steps.players import (
     Players,
     both_losses,
     check_players,
+    check_reach,
     each_player,
     require_graph,
-    require_own,
     twice_differentiable_gradient,
 )
 
@@ -335,7 +335,7 @@ class Game:
             one, two = pair.children()
             values = both(one, two, batch[0])
             if not self.gradients and any(tensor.requires_grad for tensor in pair.parameters()):
-                _check_reach(values, (one, two))
+                check_reach(values, (one, two))
             return torch.stack(values)
 
         self._objective = Objective(pair, ModelLoss(stacked), (in_float64(batch), None))
@@ -429,16 +429,6 @@ class Game:
         assert first is not None
         assert second is not None
         return first, second
-
-
-def _check_reach(values: tuple[Tensor, Tensor], players: Players) -> None:
-    """Refuse losses that do not depend on the parameters of their players."""
-    gradients = []
-    for value, player in zip(values, players, strict=True):
-        require_graph(value)
-        own = [tensor for tensor in player.parameters() if tensor.requires_grad]
-        gradients.append(torch.autograd.grad(value, own, retain_graph=True, allow_unused=True))
-    require_own(gradients)
 
 
 def _slope(value: Tensor, at: Tensor) -> Tensor:

@@ -75,6 +75,16 @@ def require_own(gradients: Sequence[Sequence[Tensor | None]]) -> None:
             )
 
 
+def check_reach(values: tuple[Tensor, Tensor], players: Players) -> None:
+    """Refuse losses that do not depend on the parameters of their players."""
+    gradients = []
+    for value, player in zip(values, players, strict=True):
+        require_graph(value)
+        own = [tensor for tensor in player.parameters() if tensor.requires_grad]
+        gradients.append(torch.autograd.grad(value, own, retain_graph=True, allow_unused=True))
+    require_own(gradients)
+
+
 def both_losses(losses: Any) -> Callable[[nn.Module, nn.Module, Any], tuple[Tensor, Tensor]]:
     """The losses of both players as one function, whichever way they are given.
 
