@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from theodolite_studies.extrapolation.readings import Trainings, relative
-from theodolite_studies.extrapolation.report import smallest_effect
 from theodolite_studies.extrapolation.setting import FULL
 from theodolite_studies.extrapolation.study import STUDY
 from theodolite_studies.framework.records import Records
@@ -114,15 +113,6 @@ def test_a_network_that_diverged_gives_an_error_without_an_end_and_no_verdict() 
     assert found["more width lowers the error inside"] == "unclear"
     assert "nan" in STUDY.notes(Trainings(rows, FULL)) or "inf" in STUDY.notes(Trainings(rows, FULL))
     assert all(svg.startswith("<svg") for _, svg in STUDY.figures(Trainings(rows, FULL)))
-
-
-def test_the_smallest_visible_effect_is_found_with_the_power_that_it_names() -> None:
-    """By drawing: normal numbers about that mean are told from 0 in four of five cases."""
-    values = np.array([-0.3, 0.1, 0.4, -0.2, 0.0, 0.0])
-    random = np.random.default_rng(0)
-    draws = random.normal(smallest_effect(values), values.std(ddof=1), (20_000, 6))
-    t = draws.mean(1) / (draws.std(1, ddof=1) / math.sqrt(6))
-    assert (t > 2.5706).mean() == pytest.approx(0.8, abs=0.02)  # t of 0.025 with 5 degrees of freedom
 
 
 def test_the_report_draws_what_there_is(tmp_path: Path) -> None:

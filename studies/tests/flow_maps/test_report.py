@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy import stats
 
-from theodolite_studies.flow_maps.report import detectable
 from theodolite_studies.flow_maps.setting import ARMS, FULL, JUMPS, MAPS
 from theodolite_studies.flow_maps.study import STUDY, cells
 from theodolite_studies.framework.records import Records
@@ -129,14 +126,6 @@ def test_losses_of_widths_are_printed_by_width_and_step() -> None:
     ]
     lines = [line.split() for line in STUDY.notes(rows).splitlines()]
     assert lines[-2:] == [["64", "1.500", "0.500"], ["256", "1.250", "0.375"]]
-
-
-def test_what_can_be_detected_is_what_a_t_test_detects() -> None:
-    """By simulation: a mean that far from zero is seen four times in five."""
-    shift, num = detectable(5), 5
-    draws = stats.norm.rvs(loc=shift / math.sqrt(num), size=(20_000, num), random_state=0)
-    found = stats.ttest_1samp(draws, 0.0, axis=1, alternative="greater").pvalue < 0.05
-    assert found.mean() == pytest.approx(0.8, abs=0.01)
 
 
 def test_cells_are_distinct_and_complete() -> None:

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from theodolite.core.errors import UseError
-from theodolite_studies.framework.paired import Paired, paired, standing
+from theodolite_studies.framework.paired import Paired, paired, smallest_effect, standing
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
@@ -75,3 +75,14 @@ def test_holm_is_stricter_than_each_test_alone_and_looser_than_dividing_by_all()
     assert standing([0.2, 0.001]) == (False, True)
     assert standing([math.nan, 0.01]) == (False, True)
     assert standing([]) == ()
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_a_visible_effect_is_found_in_four_of_five_studies(sides):
+    generator = np.random.default_rng(0)
+    spread = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
+    samples = smallest_effect(spread, sides=sides) + spread.std(ddof=1) * generator.normal(size=(20_000, 5))
+    found = stats.ttest_1samp(samples, 0.0, axis=1, alternative="greater" if sides == 1 else "two-sided")
+    assert (found.pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.01)
+    assert math.isnan(smallest_effect(np.array([0.1]), sides=sides))
+    assert math.isnan(smallest_effect(np.array([0.1, math.inf]), sides=sides))

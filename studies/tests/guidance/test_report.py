@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from theodolite_studies.framework.claims import Observation
 from theodolite_studies.guidance.figures import figures
-from theodolite_studies.guidance.report import LEVEL, POWER, judged, notes, ratios, smallest_effect
+from theodolite_studies.guidance.report import judged, notes, ratios
 from theodolite_studies.guidance.study import STUDY
 
 from .made_up import inversions, records
@@ -55,17 +53,6 @@ def test_samples_that_are_not_finite_are_never_chosen() -> None:
             row["distances"] = [[None, None], [0.2, 0.2]]
     (found,) = ratios(rows)
     np.testing.assert_allclose(found.values, 2.0)
-
-
-def test_an_effect_that_is_visible_is_found_as_often_as_said() -> None:
-    rng = np.random.default_rng(1)
-    num, spread = 5, 0.3
-    drawn = rng.standard_normal((4000, num))
-    # `smallest_effect` takes the measured spread for the true one.
-    exact = Observation("", spread * (np.arange(num) - 2) / np.std(np.arange(num), ddof=1))
-    values = smallest_effect(exact) + spread * drawn
-    t = values.mean(1) / (values.std(1, ddof=1) / num**0.5)
-    assert np.mean(t > stats.t.isf(LEVEL, num - 1)) == pytest.approx(POWER, abs=0.02)
 
 
 def test_notes_and_figures_of_every_part() -> None:

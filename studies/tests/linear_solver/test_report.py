@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from theodolite_studies.framework.claims import Observation
 from theodolite_studies.framework.records import Records
 from theodolite_studies.framework.study import report
 from theodolite_studies.linear_solver.figures import figures
-from theodolite_studies.linear_solver.report import LEVEL, POWER, notes, smallest_effect
+from theodolite_studies.linear_solver.report import notes
 from theodolite_studies.linear_solver.study import STUDY
 
 from .made_up import records
@@ -106,13 +103,3 @@ def test_tables_and_figures_show_the_records(tmp_path: Path) -> None:
     assert [float(each) for each in work[4:]] == pytest.approx([30, 612, 0.3825, 30, 612, 0.19125], rel=0.01)
     for name in ("residuals", "widths"):
         assert (tmp_path / f"linear-solver-{name}.svg").read_text().startswith("<svg")
-
-
-def test_an_effect_that_is_visible_is_found_as_often_as_said() -> None:
-    rng = np.random.default_rng(1)
-    num, spread = 5, 0.3
-    drawn = rng.standard_normal((4000, num))
-    exact = Observation("", spread * (np.arange(num) - 2) / np.std(np.arange(num), ddof=1))
-    values = smallest_effect(exact) + spread * drawn
-    t = values.mean(1) / (values.std(1, ddof=1) / num**0.5)
-    assert np.mean(t > stats.t.isf(LEVEL / 2, num - 1)) == pytest.approx(POWER, abs=0.02)

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from theodolite_studies.framework.records import Records
 from theodolite_studies.framework.study import report
-from theodolite_studies.modular_addition.claims import CLAIMS, LEVEL, WIDTHS, between, doublings, steps_to
-from theodolite_studies.modular_addition.report import notes, smallest_effect
+from theodolite_studies.modular_addition.claims import CLAIMS, WIDTHS, between, doublings, steps_to
+from theodolite_studies.modular_addition.report import notes
 from theodolite_studies.modular_addition.study import RECIPES, STUDY, AdditionSetting, cells
 
 from .made_up import GOOD, records
@@ -106,13 +105,6 @@ def test_claims_about_parts_that_were_not_run_are_left_out() -> None:
     assert len([each for each in found if "p 23, ordered" in each]) == 3
     assert len([each for each in found if each.startswith("stage")]) == 4
     assert len(found) == 7
-
-
-def test_the_smallest_effect_is_found_as_often_as_said() -> None:
-    drawn = np.random.default_rng(0).standard_normal((4000, 5))
-    values = smallest_effect(5) / math.sqrt(5) + drawn  # one standard error is 1/√5
-    t = values.mean(1) / (values.std(1, ddof=1) / math.sqrt(5))
-    assert np.mean(t > stats.t.isf(LEVEL, 4)) == pytest.approx(0.8, abs=0.02)
 
 
 def test_the_report_draws_what_there_is(tmp_path: Path) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from theodolite_studies.framework.claims import Observation
 from theodolite_studies.framework.records import Records
 from theodolite_studies.framework.study import report
-from theodolite_studies.stragglers.report import GC, LEVEL, SLOPES, M, notes, ratios, visible
+from theodolite_studies.stragglers.report import GC, SLOPES, M, notes, ratios
 from theodolite_studies.stragglers.study import STUDY, StragglerSetting, cells, run
 
 from .made_up import records
@@ -56,15 +54,6 @@ def test_ratios_are_paired_by_seed_whatever_the_order_of_the_records() -> None:
     rows.sort(key=lambda row: row["seed"] if row.get("scheme") == M else -row["seed"])
     for one in ratios(rows, M, 4, 0.3, over=GC):
         assert one.values.tolist() == [2.0] * 4
-
-
-def test_an_effect_that_is_visible_is_found_as_often_as_said() -> None:
-    luck, num, spread = np.random.default_rng(0), 20, 0.3
-    values = np.arange(num) - (num - 1) / 2
-    exact = Observation("", spread * values / values.std(ddof=1))
-    drawn = visible(exact) + spread * luck.standard_normal((3000, num))
-    verdicts = [Observation("", one).verdict(0.0, below=False, level=LEVEL) for one in drawn]
-    assert verdicts.count("holds") / 3000 == pytest.approx(0.8, abs=0.03)
 
 
 def test_the_smallest_share_of_computing_with_the_saving_of_the_paper() -> None:

@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
 
 from theodolite.present.text import Column
 from theodolite_studies.collapse.networks import FEATURES, HEAD, PENALTY, USUAL
@@ -26,9 +25,10 @@ from theodolite_studies.framework.claims import (
     per,
     table,
 )
+from theodolite_studies.framework.paired import POWER, smallest_effect
 from theodolite_studies.framework.records import Record, distinct, select
 
-LEVEL, POWER = 0.05, 0.8
+LEVEL = 0.05
 EFFECT = 1.5
 """Least ratio of two NC1 that counts."""
 NEAR, FLAT = 0.1, 0.3
@@ -336,7 +336,7 @@ def _effects(records: Sequence[Record]) -> str:
         ("usual over penalty", USUAL, PENALTY),
     ):
         for seen in effects(over, under, records):
-            rows.append((what, seen.where, 2**seen.mean, seen.mean, seen.error, smallest_effect(seen)))
+            rows.append((what, seen.where, 2**seen.mean, seen.mean, seen.error, smallest_effect(seen.values)))
     if not rows:
         return ""
     columns: list[str | Column] = ["NC1 before the head", "network", Column("quotient", "{:.2f}".format)]
@@ -346,17 +346,3 @@ def _effects(records: Sequence[Record]) -> str:
         f"of log₂ from its threshold that is found with a power of {POWER:g}"
     )
     return f"{title}\n{table(columns, rows)}"
-
-
-def smallest_effect(seen: Observation) -> float:
-    """The difference from a threshold that a one-sided t-test of so many seeds finds with a power of 0.8.
-
-    >>> round(smallest_effect(Observation("", np.array([0.9, 1.0, 1.1, 1.0, 1.0]))), 3)
-    0.096
-    """
-    num = len(seen.values)
-    if not seen.error > 0:
-        return 0.0 if seen.error == 0 else math.nan
-    limit = stats.t.isf(LEVEL, num - 1)
-    shift = optimize.brentq(lambda shift: stats.nct.sf(limit, num - 1, shift) - POWER, 0.0, 50.0)
-    return float(shift * seen.error)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from scipy import optimize, stats
 
 from theodolite.data.two_cylinders import Region
 from theodolite.present.svg import (
@@ -34,11 +33,11 @@ from theodolite_studies.extrapolation.readings import (
     relative,
 )
 from theodolite_studies.extrapolation.training import BINS, HIGH, LOW, MIDDLES, bins_of
-from theodolite_studies.framework.claims import Array, Observation, table
+from theodolite_studies.framework.claims import Observation, table
 from theodolite_studies.framework.figures import band
+from theodolite_studies.framework.paired import POWER, smallest_effect
 from theodolite_studies.framework.records import Record, distinct, select
 
-POWER, LEVEL = 0.8, 0.05
 EDGES = (0.5, 1.0, 2.0, 2.5)
 """Of trained gaps."""
 
@@ -149,7 +148,7 @@ def _visible(data: Trainings) -> str:
         cells: list[float] = []
         for region in NAMES:
             values = data.octaves(one, other, region)
-            cells += [float(np.mean(values)) if len(values) else math.nan, smallest_effect(values)]
+            cells += [float(np.mean(values)) if len(values) else math.nan, smallest_effect(values, sides=2)]
         if math.isfinite(cells[0]):
             rows.append((name, *cells))
     if not rows:
@@ -161,21 +160,6 @@ def _visible(data: Trainings) -> str:
         "log₂ of the ratio of errors, paired by seed; visible: the smallest that a two-sided test at 5 % "
         f"finds with a power of {POWER:g}\n{table(columns, rows)}"
     )
-
-
-def smallest_effect(values: Array) -> float:
-    """The mean that a two-sided paired t-test with the spread of these values finds with a power of 0.8.
-
-    >>> round(smallest_effect(np.array([-0.1, 0.0, 0.1, 0.0, 0.0, 0.0])), 3)
-    0.091
-    """
-    num = len(values)
-    if num < 2 or not np.isfinite(values).all():
-        return math.nan
-    error = float(np.std(values, ddof=1)) / math.sqrt(num)
-    limit = stats.t.isf(LEVEL / 2, num - 1)
-    shift = optimize.brentq(lambda shift: stats.nct.sf(limit, num - 1, shift) - POWER, 0.0, 50.0)
-    return float(shift) * error
 
 
 def _ensembles(data: Trainings) -> str:

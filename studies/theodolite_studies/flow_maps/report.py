@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import stats
 
 from theodolite import flows
 from theodolite.present.svg import (
@@ -28,11 +28,11 @@ from theodolite.present.svg import (
     turned,
 )
 from theodolite.present.text import Column
-from theodolite_studies.flow_maps.claims import LEVEL, TESTS, judged_alike
+from theodolite_studies.flow_maps.claims import TESTS, judged_alike
 from theodolite_studies.flow_maps.setting import ARMS, IMAGE_JUMPS, JUMPS, MAPS
 from theodolite_studies.framework.claims import Array, table
 from theodolite_studies.framework.figures import band
-from theodolite_studies.framework.paired import standing
+from theodolite_studies.framework.paired import POWER, smallest_effect, standing
 from theodolite_studies.framework.records import Record, distinct, select
 
 COLOURS = {
@@ -44,7 +44,6 @@ COLOURS = {
 }
 PICTURE = 2.0
 """Drawn pixels for each of a picture."""
-POWER = 0.8
 
 
 def notes(records: Sequence[Record]) -> str:
@@ -123,7 +122,7 @@ def _sensitivity(records: Sequence[Record]) -> str:
         seen = observe(records)
         if seen is not None and len(seen.values) > 2 and seen.error > 0:
             p = float(stats.t.sf((limit - seen.mean) / seen.error, len(seen.values) - 1))
-            smallest = seen.error * detectable(len(seen.values))
+            smallest = smallest_effect(seen.values)
             rows.append((name, limit, seen.mean, seen.values.min(), seen.values.max(), p, smallest))
             values.append(p)
     if not rows:
@@ -139,17 +138,6 @@ def _sensitivity(records: Sequence[Record]) -> str:
     stand = [row[0] for row, stands in zip(rows, standing(values), strict=True) if stands]
     after = f"By Holm's rule over these {len(rows)} tests stand: {'; '.join(stand) or 'none'}."
     return f"{title}\n{table(columns, rows)}\n{after}"
-
-
-def detectable(num: int, level: float = LEVEL) -> float:
-    """The difference, in standard errors of n values, that a one-sided t-test sees with the power `POWER`.
-
-    >>> round(detectable(10_000), 2)  # 1.645 + 0.842
-    2.49
-    """
-    limit = stats.t.isf(level, num - 1)
-    found: float = optimize.brentq(lambda shift: stats.nct.sf(limit, num - 1, shift) - POWER, 0.0, 50.0)
-    return found
 
 
 def _costs(records: Sequence[Record]) -> str:

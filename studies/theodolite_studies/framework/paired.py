@@ -9,13 +9,15 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 from theodolite.core.errors import UseError
 
 Verdict = Literal["holds", "fails", "unclear"]
 LEVEL = 0.95
 """Of the interval."""
+POWER = 0.8
+"""The probability with which a visible effect is found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,3 +150,30 @@ def standing(values: Sequence[float], level: float = 1 - LEVEL) -> tuple[bool, .
             break
         found[place] = True
     return tuple(found)
+
+
+def visible_shift(num: int, *, sides: Literal[1, 2] = 1) -> float:
+    """The smallest effect that is visible with so many seeds, in standard errors of their mean.
+
+    A t-test at 5 %, one-sided or two-sided, finds it with the probability `POWER`.
+
+    >>> round(visible_shift(5), 2), round(visible_shift(10_000), 2)  # 1.645 + 0.842 for many
+    (3.04, 2.49)
+    """
+    limit = stats.t.isf((1 - LEVEL) / sides, num - 1)
+    found: float = optimize.brentq(lambda shift: stats.nct.sf(limit, num - 1, shift) - POWER, 0.0, 100.0)
+    return found
+
+
+def smallest_effect(values: NDArray[np.float64], *, sides: Literal[1, 2] = 1) -> float:
+    """The smallest effect that is visible, if the spread of these values is that of all seeds.
+
+    It is a distance of the mean from its threshold; nan if a value is not finite or there is only one.
+
+    >>> round(smallest_effect(np.array([0.9, 1.0, 1.1, 1.0, 1.0])), 3)
+    0.096
+    """
+    num = len(values)
+    if num < 2 or not np.isfinite(values).all():
+        return math.nan
+    return visible_shift(num, sides=sides) * float(np.std(values, ddof=1)) / math.sqrt(num)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
 
 from theodolite.present.text import Column
 from theodolite_studies.framework.claims import (
@@ -20,12 +19,12 @@ from theodolite_studies.framework.claims import (
     per,
     table,
 )
+from theodolite_studies.framework.paired import POWER, smallest_effect
 from theodolite_studies.framework.records import Record, distinct, select
 from theodolite_studies.guidance.fields import EXACT, LABELS
 from theodolite_studies.guidance.inversion import BEYOND, BRIEF, LONG, SAFE
 
 LEVEL = 0.05
-POWER = 0.8
 WIDEST = (1.0, 4.0)
 """The scales over which the sensitivity is measured."""
 ENOUGH = 0.95
@@ -266,7 +265,7 @@ def _bests(records: Sequence[Record]) -> str:
         plain, projected = _best(select(case, way="plain")), _best(select(case, way=_is_projected))
         about = {"layout": case[0]["layout"], "field": case[0]["field"]}
         floor = np.mean([row["distances"] for row in select(records, kind="floor", **about)])
-        seen = smallest_effect(observation)
+        seen = smallest_effect(observation.values)
         errors = [row["error"] for row in select(records, kind="field", **about)]
         error = f"{np.mean(errors):.2f}" if errors else ""
         judgement = (observation.mean, observation.error, seen)
@@ -331,20 +330,6 @@ def _best(rows: Sequence[Record]) -> tuple[float, float, str]:
         means |= {(scale, case[0]["way"]): one for scale, one in zip(case[0]["scales"], stacked, strict=True)}
     scale, way = min(means, key=lambda key: means[key])
     return float(means[scale, way]), scale, way
-
-
-def smallest_effect(seen: Observation) -> float:
-    """The difference from a threshold that a one-sided t-test of so many seeds finds with a power of 0.8.
-
-    >>> round(smallest_effect(Observation("", np.array([0.9, 1.0, 1.1, 1.0, 1.0]))), 3)
-    0.096
-    """
-    num = len(seen.values)
-    if not seen.error > 0:
-        return 0.0 if seen.error == 0 else math.nan
-    limit = stats.t.isf(LEVEL, num - 1)
-    shift = optimize.brentq(lambda shift: stats.nct.sf(limit, num - 1, shift) - POWER, 0.0, 50.0)
-    return float(shift * seen.error)
 
 
 def _moments(records: Sequence[Record]) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import stats
 
 from theodolite.present.text import Column
 from theodolite.workloads.poisson import SIDE
@@ -24,10 +24,10 @@ from theodolite_studies.framework.claims import (
     lower,
     table,
 )
-from theodolite_studies.framework.paired import Paired, less
+from theodolite_studies.framework.paired import Paired, less, smallest_effect
 from theodolite_studies.framework.records import Record, distinct, select
 
-LEVEL, POWER = 0.05, 0.8
+LEVEL = 0.05
 """Of the tests, and with which an effect that is called visible is found."""
 THIRD = 1 / 3
 USUAL, OTHER = ("random", "smooth"), ("points", "edge")
@@ -408,19 +408,5 @@ def _gained(records: Sequence[Record]) -> str:
 
 
 def _visible(seen: Observation) -> str | None:
-    found = smallest_effect(seen)
+    found = smallest_effect(seen.values, sides=2)
     return f"{found:.2g}" if math.isfinite(found) else None
-
-
-def smallest_effect(seen: Observation) -> float:
-    """The mean difference that a two-sided t-test at 5 % of so many seeds finds with a power of 0.8.
-
-    >>> round(smallest_effect(Observation("", np.array([-0.1, 0.0, 0.1, 0.0, 0.0]))), 3)
-    0.119
-    """
-    num = len(seen.values)
-    if not seen.error > 0:
-        return 0.0 if seen.error == 0 else math.nan
-    limit = stats.t.isf(LEVEL / 2, num - 1)
-    shift = optimize.brentq(lambda shift: stats.nct.sf(limit, num - 1, shift) - POWER, 0.0, 100.0)
-    return float(shift * seen.error)

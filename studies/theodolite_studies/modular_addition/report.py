@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy import optimize, stats
 
 from theodolite.present.svg import (
     BLUE,
@@ -25,10 +24,10 @@ from theodolite.present.svg import (
 from theodolite.present.text import Column
 from theodolite_studies.framework.claims import table
 from theodolite_studies.framework.figures import band, dots, line
+from theodolite_studies.framework.paired import visible_shift
 from theodolite_studies.framework.records import Record, distinct, select
 from theodolite_studies.modular_addition.claims import LEVEL, steps_to
 
-POWER = 0.8
 EARLIEST = 100
 """Step in the figure of the stages."""
 TURN = 2 * math.pi
@@ -73,17 +72,6 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     for name, draw in (("waves", _waves), ("lottery", _rules), ("stages", _curves), ("widths", _widths)):
         if (figure := draw(records)) is not None:
             yield name, figure.svg()
-
-
-def smallest_effect(num: int) -> float:
-    """The difference that a one-sided t-test of so many seeds finds four times in five, in standard errors.
-
-    >>> round(smallest_effect(5), 2)
-    3.04
-    """
-    limit = stats.t.isf(LEVEL, num - 1)
-    found: float = optimize.brentq(lambda shift: stats.nct.sf(limit, num - 1, shift) - POWER, 0.0, 50.0)
-    return found
 
 
 def _mechanism(records: Sequence[Record]) -> str:
@@ -149,7 +137,7 @@ def _power(records: Sequence[Record]) -> str:
         return ""
     return (
         f"With {num} seeds a one-sided t-test at {LEVEL:.0%} finds a difference of "
-        f"{smallest_effect(num):.1f} standard errors four times in five."
+        f"{visible_shift(num):.1f} standard errors four times in five."
     )
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import optimize, stats
 
 from theodolite.models.dit import DiTStream
 from theodolite_studies.framework.claims import Array
@@ -25,7 +23,6 @@ TIME_ROUTED: DiTStream = "time-routed"
 ROUTED_SHARP, TIME_ROUTED_SHARP = "routed-sharp", "time-routed-sharp"
 """Routing as it was at first, with scores `q·k/√D` and `8·q·k/D` instead of `q·k/D`. There are records of it,
 and no code."""
-POWER, LEVEL = 0.8, 0.05
 
 Symptom = Callable[[Record], Array]
 """Of a reading: a number for each half and time, (H, T)."""
@@ -167,26 +164,6 @@ class Arms:
     def difference(self, first: str, second: str) -> Array:
         """Test losses of the first less those of the second, paired by seed."""
         return less(*self.both(first, second, lambda arm: arm.test))
-
-
-def detectable(differences: NDArray[np.float64]) -> float:
-    """The smallest true difference that a paired t-test at 5 % finds in 80 % of studies with this spread.
-
-    With ten seeds it is 1.0 of their standard deviations:
-
-    >>> print(f"{detectable(np.array([-1.0, 1.0] * 5)) / np.std([-1.0, 1.0] * 5, ddof=1):.1f}")
-    1.0
-    """
-    num = len(differences)
-    if num < 2 or not np.isfinite(differences).all():
-        return math.nan
-    limit = float(stats.t.isf(LEVEL / 2, num - 1))
-
-    def lacking(shift: float) -> float:
-        return float(stats.nct.sf(limit, num - 1, shift)) - POWER
-
-    shift = optimize.brentq(lacking, 0.0, 4 * limit)
-    return float(shift * np.std(differences, ddof=1) / math.sqrt(num))
 
 
 def paired_loss(arms: Arms, first: str, second: str) -> Paired | None:

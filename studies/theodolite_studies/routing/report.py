@@ -26,6 +26,7 @@ from theodolite.present.svg import (
 from theodolite.present.text import Column
 from theodolite_studies.framework.claims import Array, table
 from theodolite_studies.framework.figures import dots, line
+from theodolite_studies.framework.paired import smallest_effect
 from theodolite_studies.routing.arms import (
     ADD,
     ROUTED,
@@ -34,7 +35,6 @@ from theodolite_studies.routing.arms import (
     TIME_ROUTED_SHARP,
     Arm,
     Arms,
-    detectable,
     gradient_fall,
     inflation,
     largest_cosine,
@@ -94,7 +94,7 @@ def _comparisons(arms: Arms) -> str:
     for first, second in COMPARISONS:
         found = paired_loss(arms, first, second)
         if found is not None:
-            least = detectable(found.differences)
+            least = smallest_effect(found.differences, sides=2)
             rows.append((f"{first} less {second}", str(found), f"{least:.2g}" if np.isfinite(least) else "?"))
     title = "Test losses paired by seed, and the smallest difference that is found in 80 % of such studies"
     return f"{title}\n{table(('', 'difference', 'smallest'), rows)}" if rows else ""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy import stats
 
 from theodolite.fleet.straggling.simulation import BACKUP, LEAVE
 from theodolite.present.svg import BLUE, GREEN, INK, ORANGE, PINK, SvgAxis, SvgFigure, SvgRow, ticks
@@ -25,10 +24,11 @@ from theodolite_studies.framework.claims import (
     table,
 )
 from theodolite_studies.framework.figures import band
+from theodolite_studies.framework.paired import POWER, smallest_effect
 from theodolite_studies.framework.records import Record, distinct, select
 from theodolite_studies.stragglers.waiting import BY_COUNT, GC_MODEL, M_MODEL
 
-LEVEL, POWER = 0.05, 0.8
+LEVEL = 0.05
 SLOPES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """a: the share of a round that grows with the examples of a worker."""
 USUAL = 0.3
@@ -314,7 +314,15 @@ def _savings(records: Sequence[Record]) -> str:
                 rows = select(records, part="times")
                 whole = curves(rows, seen.where, scheme, models) / curves(rows, seen.where, other, models)
                 lines.append(
-                    (seen.where, title, models, seen.mean, seen.error, visible(seen), _reached(whole))
+                    (
+                        seen.where,
+                        title,
+                        models,
+                        seen.mean,
+                        seen.error,
+                        smallest_effect(seen.values),
+                        _reached(whole),
+                    )
                 )
     if not lines:
         return ""
@@ -336,16 +344,6 @@ def _reached(whole: Array) -> str:
     """The smallest share of computing at which the saving is as large as the paper's."""
     enough = np.flatnonzero(whole.mean(0) <= 1 - SAVING)
     return f"{SLOPES[enough[0]]:g}" if len(enough) else "none"
-
-
-def visible(seen: Observation) -> float:
-    """The difference from a threshold that a one-sided t-test of so many seeds finds with a power of 0.8.
-
-    >>> round(visible(Observation("", np.array([0.9, 1.0, 1.1, 1.0, 1.0]))), 3)
-    0.097
-    """
-    degrees = len(seen.values) - 1
-    return float((stats.t.isf(LEVEL, degrees) + stats.t.ppf(POWER, degrees)) * seen.error)
 
 
 def _rounding(records: Sequence[Record]) -> str:
