@@ -107,6 +107,8 @@ def require_logits(loss: Loss, what: str) -> None:
         taken = "the model and the batch" if isinstance(loss, ModelLoss) else "the model's whole output"
         kind = type(loss).__name__
         raise UseError(f"{what} needs loss(logits, targets), but this loss takes {taken} ({kind})")
+    if not callable(loss):
+        raise UseError(f"{what} needs loss(logits, targets), but loss is {described(loss)}")
 
 
 def with_tensors(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from theodolite import UseError
 from theodolite.fleet import overhead_share, stragglers
@@ -75,9 +76,10 @@ def test_a_first_column_that_counts_the_rounds_is_no_worker(file: Path, first: s
     assert len(read_times(file)[1]) == 4
 
 
-def test_the_same_times_from_arrays_and_data_frames() -> None:
+def test_the_same_times_from_arrays_tensors_and_data_frames() -> None:
     pandas = pytest.importorskip("pandas")
-    for source in (TIMES, np.array(TIMES), pandas.DataFrame(TIMES)):
+    tensor = torch.tensor(TIMES, requires_grad=True)
+    for source in (TIMES, np.array(TIMES), tensor, pandas.DataFrame(TIMES)):
         assert read_times(source)[0].tolist() == TIMES
     frame = pandas.DataFrame(TIMES, columns=["a", "b", "c"])
     assert read_times(frame)[1] == ("a", "b", "c")

@@ -100,6 +100,8 @@ def test_k_hn_of_two_nodes_by_hand():
     assert found.k_hn(1).value == pytest.approx(1 / 3)
     assert found.k_hn(2).value == pytest.approx(1 / 9)
     assert found.k_hn(2).error == pytest.approx(0, abs=1e-12)
+    with pytest.raises(UseError, match="n is 0: give a positive finite number"):
+        found.k_hn(0)
 
 
 def test_identity_and_zero_and_rank_one_spend_their_space_early():

@@ -306,6 +306,10 @@ def test_it_is_saved_and_read_back(tmp_path: Path) -> None:
         ({"batches": []}, "the batches are empty"),
         ({"batches": iter([(X, Y)])}, "can be iterated more than once"),
         ({"model_b": 3}, "model_b is the int 3: give a torch.nn.Module or a state dict"),
+        (
+            {"model_b": {"model": linear().state_dict(), "epoch": 3}},
+            r"model_b is a dict with the keys .*no tensor has the name .*of a checkpoint, the entry",
+        ),
         ({"model_a": {}}, r"model_a is a dict .* not a torch\.nn\.Module"),
     ],
 )

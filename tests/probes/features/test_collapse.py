@@ -292,6 +292,8 @@ def test_a_loss_of_the_model_and_targets_of_booleans_are_refused() -> None:
     loss = th.workloads.ModelLoss(lambda model, batch: LOSS(model(batch[0]), batch[1]))
     with pytest.raises(UseError, match=r"needs loss\(logits, targets\)"):
         probes.collapse(Network(), loss, BATCHES)
+    with pytest.raises(UseError, match=r"needs loss\(logits, targets\), but loss is None"):
+        probes.collapse(Network(), None, BATCHES)  # type: ignore[arg-type]
     with pytest.raises(UseError, match=r"torch.bool: neural collapse is measured for classifiers"):
         probes.collapse(Network(), LOSS, (INPUTS, LABELS > 1))
 

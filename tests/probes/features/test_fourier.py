@@ -195,6 +195,7 @@ def test_nothing_is_changed() -> None:
         (torch.ones(4, 2), "the cyclic axis of w_in .axis -1 of 4×2. has length 2: give at least 3"),
         (torch.ones(0, 5), "w_in has no rows: its shape is 0×5"),
         (torch.tensor(1.0), "w_in is a single number"),
+        (None, "w_in is a NoneType without numbers that can be read"),
         (nn.Linear(3, 2), "w_in is a Linear: give its weights, such as layer.weight"),
         ([["1", "2", "3"]], "w_in is a list without numbers that can be read"),
         ([[1.0, 2.0, 3.0], [1.0]], "w_in is a list without numbers that can be read"),

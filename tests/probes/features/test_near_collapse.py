@@ -132,6 +132,10 @@ def test_a_path_comes_back_from_its_file_without_the_features(tmp_path: Path) ->
         ({"feature_decay": math.nan}, "feature_decay is nan"),
         ({"labels": torch.zeros(15, dtype=torch.long)}, r"samples by class are \[15\]: give two classes"),
         ({"labels": torch.tensor([0] * 14 + [1])}, r"samples by class are \[14, 1\]"),
+        (
+            {"labels": torch.zeros(0, dtype=torch.long), "features": torch.zeros(0, 4)},
+            r"samples by class are \[\]",
+        ),
         ({"labels": LABELS.float()}, "give an integer for each of the 15 rows"),
         ({"labels": LABELS - 1}, "numbered from 0"),
         ({"features": torch.zeros(15, 4, dtype=torch.long)}, "features is .*floating-point"),
@@ -147,3 +151,8 @@ def test_bad_input_is_named(changes: dict[str, Any], message: str) -> None:
 def test_times_must_increase(times: list[float]) -> None:
     with pytest.raises(UseError, match="times"):
         given().flow(times)
+
+
+def test_times_are_a_list() -> None:
+    with pytest.raises(UseError, match=r"times is the int 3: give a list of times"):
+        given().flow(3)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def stragglers(
 
     Args:
         times: seconds, rounds × workers, measured with an equal share of the batch on each worker: a CSV, an
-            array or a data frame.
+            array, a tensor or a data frame.
         overhead: share of a step that does not grow with a worker's examples. With 0, the default, coding
             looks worst. `overhead_share` finds it from a second measurement.
         sending: share of a step that grows with the gradients that a worker sends: M-SGC sends several.

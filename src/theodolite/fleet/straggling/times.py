@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from theodolite.core.arguments import number, positive
 from theodolite.core.errors import UseError
@@ -49,6 +50,8 @@ def read_times(source: Any, missing: float | None = None) -> tuple[NDArray[np.fl
         positive("missing", missing, wanted="give the seconds after which a worker counts as lost")
         number("missing", missing, most=LONGEST)
     where = "times"
+    if isinstance(source, Tensor):
+        source = source.detach().double().cpu().numpy()
     _refuse_more(getattr(source, "size", 0), where)
     if isinstance(source, str | Path):
         where = str(source)

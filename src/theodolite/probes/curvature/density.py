@@ -100,7 +100,7 @@ class Density(Result):
         on `steps`: compare networks at the same number of steps. Both sums are means over the probes, as the
         mean of the ratios of single probes is too high.
         """
-        terms = (self.nodes * self.weights).abs().pow(n)
+        terms = (self.nodes * self.weights).abs().pow(positive("n", n))
         return ratio_of((terms * (self.nodes < 0)).sum(-1), (terms * (self.nodes > 0)).sum(-1))
 
     def grid(self, num: int = 1000) -> Tensor:

@@ -226,6 +226,11 @@ def _paired(first: nn.Module, second: nn.Module | Named) -> dict[int, Tensor]:
         raise UseError(f"model_b is {described(second)}: give a torch.nn.Module or a state dict")
     pairs = [(naming, state) for state in states for naming in namings]
     naming, state = max(pairs, key=lambda pair: len(pair[0].keys() & pair[1].keys()))
+    if isinstance(second, Mapping) and not naming.keys() & state.keys():
+        raise UseError(
+            f"model_b is {described(second)}, in which no tensor has the name of one of model_a. Give the "
+            "state dict of the same network; of a checkpoint, the entry that holds it"
+        )
     return _matched(naming, state)
 
 

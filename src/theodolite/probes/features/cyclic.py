@@ -96,7 +96,7 @@ def _values(name: str, weights: Any) -> Tensor:
             )
         if isinstance(values, Tensor):
             return values.to("cpu").to_dense().to(torch.float64)
-        if values.dtype.kind in "USMm":  # texts and dates
+        if values.dtype.kind in "USMm" or weights is None:  # texts and dates
             raise TypeError
         return torch.from_numpy(values.astype(np.float64))
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:

@@ -99,29 +99,30 @@ class FourierWinners(Result):
         }
         return torch.where(self.time.isfinite(), scores[rule]().argmax(1) + 1, 0)
 
-    def right(self, frequency: Tensor) -> dict[str, float]:
+    def right(self, frequency: Any) -> dict[str, float]:
         """The share of neurons whose winner each rule predicted, given the frequencies after training.
 
         Args:
-            frequency: of each neuron, as in the result of `fourier`; 0 counts for no neuron.
+            frequency: of each neuron, as in the result of `fourier`; neurons with 0 are left out.
         """
+        frequency = torch.as_tensor(frequency, device=self.times.device)
         if frequency.shape != self.times.shape[:1]:
             raise UseError(
                 f"frequency has the shape {tuple(frequency.shape)}: give one for each of the "
                 f"{counted(len(self.times), 'neuron')}"
             )
-        known = frequency.cpu() > 0
-        return {rule: float((self.by(rule) == frequency.cpu())[known].double().mean()) for rule in RULES}
+        known = frequency > 0
+        return {rule: float((self.by(rule) == frequency)[known].double().mean()) for rule in RULES}
 
     def blocks(self) -> Iterator[Block]:
         """The times, and how often simple rules say the same."""
         grows = self.time.isfinite()
         if bool(grows.any()):
             yield self._said(grows)
+            if few := int((~grows).sum()):
+                yield f"In {counted(few, 'more neuron')} no frequency grows."
         else:
-            yield "Nothing grows: amplitudes of w_in are zero, or opposed to those of w_out."
-        if few := int((~grows).sum()):
-            yield f"In {counted(few, 'more neuron')} no frequency grows."
+            yield "No neuron grows: the weights in w_in are zero, or opposed to those in w_out."
         yield self.table()
 
     def table(self) -> Table:

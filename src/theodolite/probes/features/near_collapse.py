@@ -24,7 +24,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
@@ -169,7 +169,7 @@ class NearCollapse:
         if not bool(features.isfinite().all()):
             raise UseError("features has entries that are not finite")
         counts = torch.bincount(labels.clamp(min=0))
-        if int(labels.min()) < 0 or len(counts) < 2 or int(counts.min()) < 2:
+        if len(counts) < 2 or int(labels.min()) < 0 or int(counts.min()) < 2:
             raise UseError(
                 f"the samples by class are {counts.tolist()}: give two classes or more, numbered from 0, "
                 "with two samples or more each"
@@ -197,7 +197,7 @@ class NearCollapse:
         """∇L*(H), (N, D): that of L at W*(H), since W* is a minimum."""
         return self._loss_and_pull(features)[1] / len(features)
 
-    def flow(self, times: Sequence[float]) -> CentralPath:
+    def flow(self, times: Iterable[float]) -> CentralPath:
         """The central path from H₀, seen at these times.
 
         Args:
@@ -205,9 +205,12 @@ class NearCollapse:
         """
         from scipy.integrate import solve_ivp  # slow to import
 
+        if not isinstance(times, Iterable):
+            raise UseError(f"times is {described(times)}: give a list of times, such as [0, 1, 10]")
+        times = list(times)
         wanted = [arguments.number("times", time, least=0) for time in times]
         if not wanted or any(after <= before for before, after in pairwise(wanted)):
-            raise UseError(f"times is {list(times)}: give one time or more, in increasing order")
+            raise UseError(f"times is {times}: give one time or more, in increasing order")
         if wanted[-1] == 0:
             return CentralPath((self._state(0.0, self.features),))
 
