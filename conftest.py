@@ -123,8 +123,8 @@ os._exit(0)  # at once: torch's own teardown after DDP now and then aborts
 def _stalled(processes: Sequence[BaseProcess], patience: float = 120) -> bool:
     """Wait until all have ended. Do they wait for each other instead, and compute next to nothing?
 
-    A machine that is busy with other work makes them slow, however slow, and is no reason to give up. A thread
-    that waits for Python's lock looks for it 200 times a second, which is half a second in two minutes.
+    A machine that is busy with other work makes them slow, however slow, and is no reason to give up. A
+    thread that waits for Python's lock looks for it 200 times a second: half a second in two minutes.
     """
     used, since = dict.fromkeys(processes, 0), time.monotonic()
     while any(process.is_alive() for process in processes):
