@@ -100,7 +100,11 @@ def test_names_tell_options_apart() -> None:
         (modular_addition, {"modulus": 2}, "modulus is 2: give an integer, at least 3"),
         (modular_addition, {"activation": "tanh"}, "activation is 'tanh'"),
         (modular_addition, {"init_scale": 0}, "init_scale is 0"),
-        (grokking, {"modulus": 17}, "modulus is 17: give an integer, at least 29. With fewer pairs"),
+        (
+            grokking,
+            {"modulus": 17},
+            "modulus is 17: give an integer, at least 29. Fewer pairs do not",
+        ),
         (grokking, {"modulus": 59.0}, "modulus is 59.0: give an integer"),
         (grokking, {"fraction": 1.0}, "fraction is 1.0: give a number between 0 and 1, such as 0.75"),
         (grokking, {"fraction": True}, "fraction is True"),

@@ -29,7 +29,7 @@ MODULUS, FRACTION = 59, 0.75
 NUM = 512
 """Pairs in a batch of `modular-addition`."""
 LEAST_GROKKING = 29
-"""Of three quarters of the pairs modulo 23, width 256 memorises in 160 steps and never finds the others."""
+"""With three quarters of the pairs modulo 23, width 256 has 71 % of the others right after 6000 steps."""
 GENERALISED = 0.95
 SIZE = Size(256, 1)
 
@@ -106,7 +106,7 @@ def grokking(
     the number of steps after which 95 % of these are right. Train it by AdamW with weight decay.
 
     Args:
-        modulus: P, at least 29: three quarters of fewer pairs do not suffice.
+        modulus: P, at least 29. An even one works as well as an odd one.
         fraction: of the unordered pairs, to train on; see `theodolite.data.modular_addition`.
         init_scale: of all weights.
 
@@ -115,13 +115,13 @@ def grokking(
     (2610, 871)
     >>> grokking(23)
     Traceback (most recent call last):
-    theodolite.UseError: modulus is 23: give an integer, at least 29. With fewer pairs networks only memorise
+    theodolite.UseError: modulus is 23: give an integer, at least 29. Fewer pairs do not suffice to generalise
     """
     whole(
         "modulus",
         modulus,
         least=LEAST_GROKKING,
-        wanted=f"give an integer, at least {LEAST_GROKKING}. With fewer pairs networks only memorise",
+        wanted=f"give an integer, at least {LEAST_GROKKING}. Fewer pairs do not suffice to generalise",
     )
     if not is_number(fraction) or not 0 < fraction < 1:
         raise UseError(f"fraction is {fraction!r}: give a number between 0 and 1, such as {FRACTION:g}")

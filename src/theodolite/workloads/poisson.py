@@ -115,7 +115,7 @@ def solve(propose: Propose, right_sides: Tensor, *, rtol: float = RTOL, limit: i
 def direction_loss(q_B1HW: Tensor, r_B1HW: Tensor) -> Tensor:
     """The part of the residual that the best step along q leaves: `|r − (q·r)/(q·Aq) Aq|²/|r|²`, a mean.
 
-    The length of q is without effect. For q = 0 the loss is 1, without a gradient.
+    The length of q does not matter. For q = 0 the loss is 1, without a gradient.
 
     >>> r = poisson_residuals(4)
     >>> direction_loss(torch.zeros_like(r), r)

@@ -33,7 +33,7 @@ Pattern = tuple[frozenset[int], ...]
 
 @dataclass(frozen=True)
 class CodingScheme(ABC):
-    """What all schemes have in common."""
+    """Base class of the schemes of gradient coding."""
 
     workers: int
 
@@ -359,7 +359,7 @@ class CodedRounds:
 
 
 def undecodable(scheme: CodingScheme, num_rounds: int) -> Pattern | None:
-    """Stragglers that a scheme is made for, but with which a job is not complete in time; None if none exist.
+    """A pattern of stragglers that a scheme should tolerate but with which it loses a job; None without one.
 
     Goes through all patterns of late workers that `scheme.allows` over this many rounds; then everybody
     answers until the last job is due. There are up to 2^(workers × rounds) patterns: small numbers only.

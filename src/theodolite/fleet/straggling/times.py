@@ -31,7 +31,7 @@ MOST_TIMES = 10_000_000
 LARGEST_FILE = 100_000_000
 """Bytes."""
 BRIEFEST, LONGEST = 1e-12, 1e12
-"""Seconds: in other units, sums and ratios of times are still finite."""
+"""Seconds: times outside of these limits are surely errors, and inside sums and ratios are finite."""
 HOLES = ("", "nan", "na", "null", "none", "inf", "-inf")
 """What tables write where there is no time."""
 

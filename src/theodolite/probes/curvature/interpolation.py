@@ -110,7 +110,7 @@ class Losses:
                     "whole state_dict(), or take batch_norm='reestimated'"
                 )
         self.unit: Unit
-        """What there is a number of."""
+        """What a loss is known for: each example, or each batch only."""
         self.note: str | None
         """Why there is one for each batch only; or how the loss of an example differs from a batch's."""
         self.unit, self.note = self._units()

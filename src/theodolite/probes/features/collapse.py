@@ -203,7 +203,7 @@ def _measured(passes: ClassPasses) -> Collapse:
     spreads, lost = _spreads(passes, index, counts)
     if lost:
         notes.append(f"left out, as its positions are not those of the targets: {listed(lost)}")
-    # Of losses, samples with a target, those classified correctly, those of the class of the nearest mean.
+    # Losses, samples with a target, those classified correctly, those where head and nearest mean agree.
     sums = torch.zeros(4, dtype=torch.float64, device=passes.device)
     last: ClassifiedPass | None = None
     for one in passes.run("spread", 0.5, 1.0):

@@ -14,7 +14,7 @@ from theodolite.core.errors import UseError
 from theodolite.present.text import counted
 
 SHORTEST = 3
-"""Of an axis: below, no frequency has a phase."""
+"""Least length of a cyclic axis: on a shorter one no frequency has a phase."""
 
 
 def rows_of(name: str, weights: Any, axis: int) -> Tensor:

@@ -37,7 +37,7 @@ from theodolite.present.text import Column, Table, counted, number
 from theodolite.probes.features.cyclic import both_rows, rows_of, waves, wrapped_angle
 
 ORDERS = (1, 2, 4)
-"""Of the moments of phases: the logits of squared neurons are right if those of order 2 and 4 vanish."""
+"""Orders of the moments of phases: squared neurons give the right logits if those of order 2 and 4 vanish."""
 SHOWN = 30
 """Most frequencies in the text."""
 
