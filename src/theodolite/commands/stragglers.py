@@ -30,8 +30,12 @@ def stragglers(
         typer.Option(help="Times with more examples on each worker: the overhead follows from them."),
     ] = None,
     load: Annotated[
-        float, typer.Option(help="--heavier: how many times as many examples each worker had.")
-    ] = 2.0,
+        float | None,
+        typer.Option(
+            help="With --heavier: how many times as many examples each worker had; 2 by default.",
+            show_default=False,
+        ),
+    ] = None,
     sending: Annotated[
         float, typer.Option(help="Share of a step that grows with the gradients that a worker sends.")
     ] = 0.0,
@@ -83,9 +87,13 @@ def stragglers(
         writable(out, StragglerReport.kind, (".html", ".json", ".csv"))  # refused before any work is done
     if overhead is not None and heavier is not None:
         raise UseError("--overhead and --heavier both say how much of a step is fixed: give one of the two")
+    if load is not None and heavier is None:
+        raise UseError(
+            f"--load is {load:g}, and there are no times with more examples: give them as --heavier"
+        )
     options: dict[str, Any] = {}
     if heavier is not None:
-        overhead = overhead_share(file, heavier, load, missing=missing)
+        overhead = overhead_share(file, heavier, 2.0 if load is None else load, missing=missing)
     if mu is not None:
         options["mu"] = [parse_number(text) for text in mu.split(",")]
     with Bar() as bar:
