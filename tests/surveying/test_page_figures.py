@@ -48,6 +48,15 @@ def test_every_point_lies_on_the_axes():
     assert panel.layout["annotations"][0]["text"] == "slope −1.00"
 
 
+@pytest.mark.parametrize("slope, corner", [(2.5, ("left", "top")), (-2.5, ("left", "bottom"))])
+def test_the_label_of_a_slope_stands_clear_of_the_line(slope: float, corner: tuple[str, str]) -> None:
+    heights = (4.0, 4.0 * 2**slope)
+    panel = power_law("w", (2, 4), heights, x_title="depth", slope=slope, y_range=(0.5, 30.0))
+    (label,) = panel.layout["annotations"]
+    assert (label["xanchor"], label["yanchor"]) == corner
+    assert label["x"] < 0.1
+
+
 def test_a_deep_network_has_few_labels_at_round_distances():
     labels = ["in", *map(str, range(80)), "out"]
     panel = stacked_bars("", labels, {"hidden": [1] * 82}, {"hidden": "var(--hidden)"}, x_title="block")

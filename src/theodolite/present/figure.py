@@ -58,13 +58,13 @@ def power_law(
     low, high = (math.log10(bound) for bound in y_range)
     level = line(x, [y[0]] * len(x))
     points = line(x, y, hover=f"{x_title} %{{x}}: %{{y:.4g}}", markers=7)
-    falls = slope < -0.05
-    # A line that falls ends in the lower right: the label stands in the other corner.
-    corner = ("left", "bottom") if falls else ("right", "top")
+    falls, rises = slope < -0.05, slope > 0.05
+    # A line that falls ends in the lower right, one that rises in the upper right: the label stands left.
+    corner = ("left" if falls or rises else "right", "bottom" if falls else "top")
     label = {
         "xref": "paper",
         "yref": "paper",
-        "x": 0.04 if falls else 1.0,
+        "x": 0.04 if falls or rises else 1.0,
         "y": 0.02 if falls else 0.98,
         "xanchor": corner[0],
         "yanchor": corner[1],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -201,3 +202,12 @@ def test_the_report_names_its_schemes_and_can_be_read_back(tmp_path) -> None:
     assert "Only 15 rounds could be judged" in report.advice[-1]
     with pytest.raises(UseError, match="there is no 'gc'; there are wait for all, leave out"):
         report["gc"]
+
+
+def test_every_line_of_the_figure_has_its_name_beside_it() -> None:
+    panel = stragglers(rotating(8, 40, 4.0), overhead=0.3).figure().panels[1]
+    labels = panel.layout["annotations"]
+    assert {one["text"] for one in labels} == {one["name"] for one in panel.data}
+    tops = sorted(one["y"] for one in labels)
+    height = max(max(one["y"]) for one in panel.data)
+    assert all(after - before > 0.08 * height for before, after in itertools.pairwise(tops))

@@ -181,6 +181,13 @@ def test_holes_that_cannot_be_filled_are_refused(times: object, missing: float, 
     assert str(error.value).startswith(said)
 
 
+def test_a_masked_time_is_a_hole() -> None:
+    times = np.ma.masked_greater(TIMES, 4)
+    assert read_times(times, 6.0)[0].tolist() == [*TIMES[:3], [6.0, 1.0, 1.0]]
+    with pytest.raises(UseError, match=r"^times: round 3, worker 0: the time is nan"):
+        read_times(times)
+
+
 def test_the_fixed_share_of_a_step_follows_from_two_measurements() -> None:
     # 0.3 + 0.7·k seconds with k times the examples, and a straggler now and then
     times, heavier = np.full((20, 8), 1.0), np.full((20, 8), 0.3 + 0.7 * 3)

@@ -266,6 +266,8 @@ class StragglerReport(Result):
             style = {"line": {"color": color, "width": 2 if color == ACCENT else 1.2}, "name": name}
             y = [round(value, 4) for value in values]
             drawn.append(line(x, y, hover=f"{name} at %{{x}}: %{{y:.3f}}") | style)
+        over["annotations"] = _names_at_the_end(drawn)
+        over["margin"] |= {"r": 105}
         best = self.best()
         return Figure(
             "Time over that of waiting for all, with 95 % intervals; and the same as more of a step is "
@@ -381,6 +383,29 @@ def _ranges(least: dict[str, Seconds], sending: float) -> tuple[OverheadRange, .
         else:
             found.append(OverheadRange(share, share, names[index]))
     return tuple(found)
+
+
+def _names_at_the_end(drawn: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The name of each line to the right of its end; names that would overlap are moved apart."""
+    room = 0.09 * max(max(one["y"]) for one in drawn)
+    groups: list[list[Mapping[str, Any]]] = []
+
+    def lowest(group: Sequence[Mapping[str, Any]]) -> float:
+        return sum(one["y"][-1] for one in group) / len(group) - room * (len(group) - 1) / 2
+
+    for one in sorted(drawn, key=lambda one: one["y"][-1]):
+        groups.append([one])
+        while len(groups) > 1 and lowest(groups[-1]) < lowest(groups[-2]) + room * len(groups[-2]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    return [
+        {
+            **{"xref": "paper", "x": 1.01, "xanchor": "left", "showarrow": False},
+            **{"y": round(lowest(group) + room * place, 4), "yanchor": "middle"},
+            **{"text": one["name"], "font": {"size": 11, "color": one["line"]["color"]}},
+        }
+        for group in groups
+        for place, one in enumerate(group)
+    ]
 
 
 def _interval(one: SchemeTime) -> str:

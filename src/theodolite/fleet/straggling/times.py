@@ -234,7 +234,9 @@ def _array(source: Any) -> Wide:
                 "value for every worker, or nan"
             )
     try:
-        values = np.asarray(source, dtype=np.float64)
+        values = np.array(source, dtype=np.float64)
+        if isinstance(source, np.ma.MaskedArray):  # the array holds the numbers under the mask
+            values[np.ma.getmaskarray(source)] = math.nan
     except (TypeError, ValueError) as error:
         raise UseError(f"times is no table of numbers: {error}. Give rounds × workers, in seconds") from error
     if values.ndim != 2:
