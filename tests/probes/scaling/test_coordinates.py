@@ -271,6 +271,31 @@ def test_the_readout_is_known_by_its_role_where_depth_moves_its_name() -> None:
     assert [name for name in made.rows if silent[name].init != made[name].init] == ["5.weight"]
 
 
+def test_a_loss_that_has_no_gradient_at_zero_logits_trains_from_the_planned_readout() -> None:
+    """It ignores the length of its logits, as that of `poisson` does: from zero, nothing would ever move."""
+
+    def angle(logits: Tensor, targets: Tensor) -> Tensor:
+        lengths = logits.square().sum(1) * targets.square().sum(1)
+        return (1 - (logits * targets).sum(1).square() / lengths.clamp_min(1e-30)).mean()
+
+    def build(width: int, depth: int) -> nn.Module:
+        return th.models.ResidualMLP(width, depth, inputs=8, outputs=4)
+
+    def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1_000_003 * seed + step)
+        return torch.randn(16, 8, generator=generator), torch.randn(16, 4, generator=generator)
+
+    sizes = [th.Size(16, 2), th.Size(64, 2)]
+    task = th.Workload("angle", build, batch, angle, sizes[0])
+    found = coordinates(task, sizes, base=sizes[0], lr=2**-6, steps=3, seeds=1)
+    for track in found.tracks:
+        assert track.values["logits"][0] > 0.01
+        assert min(track.values["change of stream"][1:]) > 0
+    made = with_zero_readout(plan(build, batch(0, 0)[0], size=sizes[0], base=sizes[0], lr=0.1))
+    zero = follow(task, made, seed=0, steps=2)
+    assert set(zero.values["change of logits"]) == {0.0}
+
+
 class Cosine(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, nn.functional.normalize(self.weight, dim=1))

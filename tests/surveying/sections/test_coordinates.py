@@ -257,7 +257,7 @@ def test_what_cannot_be_measured_is_noted(rows, monkeypatch):
     def fail(*args, **options):
         raise UseError("two forward passes ran different operations")
 
-    monkeypatch.setattr(coordinates, "follow", fail)
+    monkeypatch.setattr(coordinates, "follow_from_zero", fail)
     finding = only(SurveyContext(rows(build), Size(64, 2)))
     assert (finding.code, finding.level) == ("TH201", "note")
     assert finding.sentence == "This could not be measured: two forward passes ran different operations."

@@ -22,15 +22,10 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.progress import Progress, silent
 from theodolite.core.size import Size
 from theodolite.planning.counterparts import lone_branches
-from theodolite.planning.parameterization import (
-    PARAMETERIZATIONS,
-    Parameterization,
-    plan_for,
-    with_zero_readout,
-)
+from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization, plan_for
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, counted
-from theodolite.probes.scaling.first_steps import Track, follow
+from theodolite.probes.scaling.first_steps import Track, follow_from_zero
 from theodolite.probes.signal.gradient_statistics import mean_interval
 from theodolite.workloads import Workload
 
@@ -221,12 +216,11 @@ def coordinates(
     tracks: list[Track] = []
     for size in sizes:
         plan = plan_for(workload.build, inputs, size, parameterization=parameterization, base=base, **options)
-        made = with_zero_readout(plan)
         lone = lone_branches(anatomies[size], [anatomies[one] for one in sizes if one.depth != size.depth])
         for seed in chosen:
             tell(f"{workload.name} {size}, seed {seed}", len(tracks) / len(sizes) / len(chosen))
-            tracks.append(follow(workload, made, seed=seed, steps=steps, device=device, lone=lone))
-    return Coordinates(parameterization, made.optimizer_name, lr, base, steps, tuple(tracks))
+            tracks.append(follow_from_zero(workload, plan, seed=seed, steps=steps, device=device, lone=lone))
+    return Coordinates(parameterization, plan.optimizer_name, lr, base, steps, tuple(tracks))
 
 
 def fit_slopes(tracks: Iterable[Track], *, step: int = -1) -> tuple[Slope, ...]:

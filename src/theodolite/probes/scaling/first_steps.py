@@ -15,6 +15,7 @@ from theodolite.core.batches import on_device
 from theodolite.core.building import untouched_randomness
 from theodolite.core.size import Size
 from theodolite.planning import Plan
+from theodolite.planning.parameterization import with_zero_readout
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table
 from theodolite.probes.scaling.activation_layout import ActivationLayout, Activations, record_activations
@@ -123,6 +124,19 @@ def follow(
         branches=tuple(branches),
         stream=tuple(stream),
     )
+
+
+def follow_from_zero(workload: Workload, plan: Plan, **options: Any) -> Track:
+    """`follow`, with a readout that starts at zero.
+
+    Some losses have no gradient there, such as those that ignore the length of the output: nothing moves.
+    Then the readout starts as the plan has it.
+    """
+    found = follow(workload, with_zero_readout(plan), **options)
+    changes = [values for name, values in found.values.items() if name.startswith("change of ")]
+    if any(value != 0 for values in changes for value in values):
+        return found
+    return follow(workload, plan, **options)
 
 
 def activation_sizes(model: nn.Module, inputs: Any) -> dict[str, float]:

@@ -10,11 +10,11 @@ from typing import Literal
 
 from theodolite.core.size import Size
 from theodolite.planning import Plan
-from theodolite.planning.parameterization import Parameterization, with_zero_readout
+from theodolite.planning.parameterization import Parameterization
 from theodolite.present.figure import Figure, Panel, power_law
 from theodolite.present.text import counted, signed
 from theodolite.probes.scaling.coordinates import Coordinates, Slope, worst_first
-from theodolite.probes.scaling.first_steps import LAYER, Track, follow
+from theodolite.probes.scaling.first_steps import LAYER, Track, follow_from_zero
 from theodolite.surveying.context import SurveyContext
 from theodolite.surveying.finding import Check, Finding, Level, Value, times
 from theodolite.surveying.section import Section, measuring
@@ -145,8 +145,8 @@ def verdict(slope: Slope, growth: float) -> Verdict:
 
 def _tracks(trials: Trials, plans: Sequence[Plan], seeds: Sequence[int]) -> list[Track]:
     return [
-        follow(trials.workload, plan, seed=seed, steps=STEPS, lone=trials.lone(plan.size))
-        for plan in map(with_zero_readout, plans)
+        follow_from_zero(trials.workload, plan, seed=seed, steps=STEPS, lone=trials.lone(plan.size))
+        for plan in plans
         for seed in seeds
     ]
 
