@@ -43,9 +43,7 @@ def test_a_second_measurement_gives_the_overhead(file: Path, capsys: pytest.Capt
     shown = said(capsys, file, "--heavier", heavier, "--load", "2", "--json", "--mu", "0,0.5")
     assert json.loads(shown)["overhead"] == pytest.approx(0.75)
     alone = said(capsys, file, "--load", "2", status=2)
-    assert (
-        alone == "theodolite: --load is 2, and there are no times with more examples: give them as --heavier"
-    )
+    assert "--load is 2, and there are no times with more examples: give them as --heavier" in alone
     both = said(capsys, file, "--heavier", heavier, "--overhead", "0.5", status=2)
     assert (
         both.strip()

@@ -279,7 +279,8 @@ def changed(change: Callable[[Any], Any]) -> Any:
             r"2\.weight has the shape \(3, 6\) in model_a and \(4, 6\) in model_b",
         ),
         (changed(lambda m: m[2].bias.data.fill_(math.nan)), r"2\.bias of model_b holds nan or infinity"),
-        ({"weight": torch.zeros(3)}, r"model_b has no 0\.weight"),
+        ({"weight": torch.zeros(3)}, r"model_b is a dict .* no tensor has the name of one of model_a"),
+        ({"0.weight": torch.zeros(6, 5)}, r"model_b has no 0\.bias"),
     ],
 )
 def test_networks_that_are_not_the_same_are_refused(other: Any, said: str) -> None:
