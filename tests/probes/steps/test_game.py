@@ -399,7 +399,7 @@ def test_it_prints_and_is_read_back(tmp_path: Path) -> None:
 
 
 class Rounded(torch.autograd.Function):
-    """The identity, with a gradient that has no derivative."""
+    """The square, with a gradient that has no derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
