@@ -31,16 +31,18 @@ from theodolite.anatomy.part import Part, Role
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.optimizers.decay_policies import decays, kind_of
-from theodolite.present.result import Block, Result
-from theodolite.present.text import Table, counted, number, plural
-from theodolite.probes.gains.parameter_groups import (
-    WITHOUT_DECAY,
+from theodolite.optimizers.parameter_groups import (
     Handling,
     handlings,
     is_scheduled,
     regrouped,
 )
+from theodolite.optimizers.spec import find_optimizers
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Table, counted, number, plural
 
+WITHOUT_DECAY = {spec.class_name for spec in find_optimizers().values() if not spec.decays}
+"""Classes that keep the norm of what they train."""
 Verdict = Literal["right", "wrong", "advice", "note"]
 """`wrong` is certain; `advice` is the paper's: a gain that only linear maps read could decay."""
 

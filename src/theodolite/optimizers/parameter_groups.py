@@ -15,18 +15,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from theodolite.optimizers import OPTIMIZERS
+from theodolite.optimizers.spec import find_optimizers
 
-COUPLED = {"Adagrad", "Adadelta", "Adamax", "ASGD", "RMSprop"} | {
-    spec.class_name for spec in OPTIMIZERS.values() if not spec.decoupled
-}
-"""Classes without an option for it that add λ·W to the gradient: torch's, and those of plans."""
-DECOUPLED = {"Adafactor", "Lion"} | {
-    spec.class_name for spec in OPTIMIZERS.values() if spec.decoupled and "weight_decouple" not in spec.fixed
-}
-"""Classes that shrink W beside the step, with all whose name contains AdamW."""
-WITHOUT_DECAY = {spec.class_name for spec in OPTIMIZERS.values() if not spec.decays}
-"""Classes that keep the norm of what they train."""
+COUPLED = {"Adagrad", "Adadelta", "Adamax", "ASGD", "RMSprop"}
+"""Classes of torch without an option for it that add λ·W to the gradient."""
 MEMBERS = ("params", "param_names")
 """Keys of a group with one entry for each tensor; all others are options."""
 
@@ -84,9 +76,12 @@ def is_decoupled(optimizer: Any, group: Mapping[str, Any]) -> bool | None:
         if option in group:
             return bool(group[option])
     names = {kind.__name__ for kind in type(_layers(optimizer, group)[-1]).__mro__}
-    if names & DECOUPLED or any("AdamW" in name for name in names):
+    if names & {"Adafactor", "Lion"} or any("AdamW" in name for name in names):
         return True
-    return False if names & COUPLED else None
+    specs = [spec for spec in find_optimizers().values() if spec.class_name in names]
+    if any(spec.decoupled and "weight_decouple" not in spec.fixed for spec in specs):
+        return True
+    return False if names & COUPLED or any(not spec.decoupled for spec in specs) else None
 
 
 def is_scheduled(optimizer: Any) -> bool:

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.probes.gains.gained import INPUT_GAINS, INPUTS, OUTPUT_GAINS, Net, decay_by_name, usual
 from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
+from theodolite.optimizers.parameter_groups import handlings
 from theodolite.probes.gains.decay import decay
-from theodolite.probes.gains.parameter_groups import handlings
-
-from .gained import INPUT_GAINS, INPUTS, OUTPUT_GAINS, Net, decay_by_name, usual
 
 
 def adamw_by_hand(
