@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,23 +13,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from theodolite.anatomy.names import canonical_parameters, matching
+from theodolite.anatomy.names import matching
 from theodolite.core import arguments
 from theodolite.core.building import build_model
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
-from theodolite.optimizers import OPTIMIZERS, POLICIES, Planned, schedule
+from theodolite.optimizers import OPTIMIZERS, POLICIES, schedule
 from theodolite.optimizers.schedule import Refined
-from theodolite.optimizers.sharding import replicas_of
 from theodolite.optimizers.spec import Make
 from theodolite.planning.caveats import WARNING
 from theodolite.planning.initialising import draw_weights, fit_singular_vectors
+from theodolite.planning.per_tensor import PerTensor
 from theodolite.planning.readout_multiplier import attach_multipliers
 from theodolite.planning.rows import (
     LARGEST,
-    Options,
     PlanDiff,
     PlanRow,
     change,
@@ -38,9 +37,7 @@ from theodolite.planning.rows import (
     compare_rows,
     count_groups,
     fold_rows,
-    param_groups,
     plan_table,
-    trained_tensors,
 )
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table, counted, number
@@ -94,7 +91,7 @@ class Explanation(Result):
 
 
 @dataclass(frozen=True)
-class Plan(Result):
+class Plan(PerTensor):
     """How every tensor starts and is trained at a size. Made by `theodolite.plan`."""
 
     kind: ClassVar[str] = "plan"
@@ -119,17 +116,6 @@ class Plan(Result):
     build_function: Build | None = field(default=None, compare=False, repr=False)
     inputs: Any = field(default=None, compare=False, repr=False)
     """What the network was called with when the plan was made; not saved."""
-
-    def __getitem__(self, name: str) -> PlanRow:
-        try:
-            return self.rows[name]
-        except KeyError:
-            raise UseError(f"{name!r} is not a tensor of this plan") from None
-
-    @property
-    def trained(self) -> tuple[PlanRow, ...]:
-        """The rows of the tensors that are trained: all but those that are `frozen` or `unused`."""
-        return tuple(row for row in self.rows.values() if row.trained)
 
     @property
     def title(self) -> str:
@@ -180,45 +166,6 @@ class Plan(Result):
         same_size = self.size == other.size
         return PlanDiff(base, compare_rows(self.rows.values(), other.rows.values(), same_size=same_size))
 
-    def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """The network's tensors by canonical name, in the order of the plan; wrappers are looked through.
-
-        A network with other tensors or shapes is refused with a message that names them.
-
-        >>> import theodolite as th
-        >>> tokens = torch.zeros(1, 8, dtype=torch.long)
-        >>> plan = th.plan(th.models.GPT, tokens, size=th.Size(64, 2), base=th.Size(64, 2), lr=1e-3)
-        >>> plan.match(th.models.GPT(64, 2, vocab=99))
-        Traceback (most recent call last):
-        theodolite.UseError: the plan is for width 64, depth 2 and does not fit this GPT.
-        2 of another shape: embed.weight is (99, 64), planned (256, 64); readout.weight is (99, 64), ...
-        Plan for this network, or build the network at the plan's size
-        """
-        if not isinstance(model, nn.Module):
-            raise UseError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
-        tensors = dict(canonical_parameters(model))
-        culprits = {
-            "not in the network": [name for name in self.rows if name not in tensors],
-            "not in the plan": [name for name in tensors if name not in self.rows],
-            "of another shape": [
-                f"{name} is {tuple(tensors[name].shape)}, planned {row.shape}"
-                for name, row in self.rows.items()
-                if name in tensors and tuple(tensors[name].shape) != tuple(row.shape)
-            ],
-        }
-        if any(culprits.values()):
-            lines = [
-                f"{len(names)} {what}: {'; '.join(names[:3] + ['…'] * (len(names) > 3))}."
-                for what, names in culprits.items()
-                if names
-            ]
-            raise UseError(
-                f"the plan is for width {self.size.width}, depth {self.size.depth} and does not fit this "
-                f"{type(model).__name__}.\n" + "\n".join(lines) + "\n"
-                "Plan for this network, or build the network at the plan's size"
-            )
-        return {name: tensors[name] for name in self.rows}
-
     @exclusive()
     def build(self, seed: int = 0, *, device: str = "cpu") -> nn.Module:
         """The network at the target size, with weights drawn by the plan and its multipliers attached.
@@ -263,24 +210,6 @@ class Plan(Result):
         attach_multipliers(model, self.multipliers)
         return model
 
-    def param_groups(self, model: nn.Module, *, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Plain parameter groups, equal rows merged. `skip` holds patterns of tensors to leave out.
-
-        Beside `params`, `param_names`, `lr` and `weight_decay` a group has a `name` for loggers, what its
-        optimizer calls eps and the plan's options, the `rule` that gave the numbers, and `planned_lr`, by
-        which the ratios between groups can be checked later.
-
-        >>> import theodolite as th
-        >>> tokens = torch.zeros(1, 8, dtype=torch.long)
-        >>> plan = th.plan(th.models.GPT, tokens, size=th.Size(64, 2), base=th.Size(64, 2), lr=0.25)
-        >>> groups = plan.param_groups(th.models.GPT(64, 2))
-        >>> len(groups), groups[0]["lr"], groups[0]["name"]       # at base size all tensors are alike
-        (1, 0.25, 'input+gain+hidden+output')
-        """
-        return param_groups(
-            self.rows, trained_tensors(self.trained, self.match(model), skip), self._options()
-        )
-
     def optimizer(
         self,
         model: nn.Module,
@@ -299,22 +228,7 @@ class Plan(Result):
             check_gradients: refuse a step along a gradient that is not finite, with the tensor's name. For
                 this check a step waits for the device.
         """
-        own = self.optimizer_name
-        if make is None and own not in OPTIMIZERS:
-            raise UseError(
-                f"{own} is a rule of yours, so there is no optimizer for it here: "
-                "plan.optimizer(model, make=lambda groups: YourOptimizer(groups))"
-            )
-        groups, options = self.param_groups(model, skip=skip), self._options()
-        replicas = replicas_of(model)  # the replicas of a DistributedDataParallel model share Muon's work
-        makes: dict[str, Callable[..., Optimizer]] = {
-            rule: make
-            if make is not None and rule == own
-            else OPTIMIZERS[rule].maker(options[rule], shared_over=replicas)
-            for rule in dict.fromkeys(group["rule"] for group in groups)
-        }
-        defaults = {"lr": self.lr, "weight_decay": self.weight_decay}
-        optimizer = Planned(groups, makes, defaults=defaults, check_gradients=check_gradients)
+        optimizer = super().optimizer(model, skip=skip, make=make, check_gradients=check_gradients)
         self.attach(model)
         return optimizer
 
@@ -359,11 +273,11 @@ class Plan(Result):
         """Read a plan from JSON; `build` is what `plan.build` will call."""
         return replace(super().load(path), build_function=build)
 
-    def _options(self) -> Options:
-        return {
-            row.rule: self.options if row.rule == self.optimizer_name else self.vector_options
-            for row in self.trained
-        }
+    def _made_for(self) -> tuple[str, str]:
+        return (
+            f"the plan is for width {self.size.width}, depth {self.size.depth}",
+            "Plan for this network, or build the network at the plan's size",
+        )
 
     def _built(self, seed: int) -> nn.Module:
         """The network as it initialises itself, on the CPU."""

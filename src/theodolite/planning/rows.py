@@ -190,9 +190,12 @@ def count_groups(rows: Iterable[PlanRow], options: Options) -> int:
 
 
 def trained_tensors(
-    rows: Iterable[PlanRow], tensors: Mapping[str, Tensor], skip: Sequence[str]
+    rows: Iterable[PlanRow], tensors: Mapping[str, Tensor], skip: Sequence[str], noun: str = "plan"
 ) -> dict[str, Tensor]:
-    """The tensors of the rows that are not skipped; refuse those that were frozen after planning."""
+    """The tensors of the rows that are not skipped; refuse those that were frozen after planning.
+
+    `noun` is what errors call the rows.
+    """
     if isinstance(skip, str):
         raise UseError(f"skip is {skip!r}: give a list of patterns, skip=[{skip!r}]")
     skipped: set[str] = set()
@@ -205,9 +208,10 @@ def trained_tensors(
     frozen = [name for name, tensor in kept.items() if not tensor.requires_grad]
     if frozen:
         more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
+        train = "train" if noun.endswith("s") else "trains"
         raise UseError(
-            f"{', '.join(frozen[:3])}{more}: frozen (requires_grad is False), but the plan trains them. "
-            f"Unfreeze them, or leave them out: plan.optimizer(model, skip={frozen!r})"
+            f"{', '.join(frozen[:3])}{more}: frozen (requires_grad is False), but the {noun} {train} them. "
+            f"Unfreeze them, or leave them out: {noun}.optimizer(model, skip={frozen!r})"
         )
     if not kept:
         raise UseError(f"skip={list(skip)!r} leaves no tensor to train")
