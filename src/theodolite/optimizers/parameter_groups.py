@@ -75,7 +75,7 @@ def is_decoupled(optimizer: Any, group: Mapping[str, Any]) -> bool | None:
     for option in ("decoupled_weight_decay", "weight_decouple"):  # in torch, in pytorch_optimizer
         if option in group:
             return bool(group[option])
-    names = {kind.__name__ for kind in type(_layers(optimizer, group)[-1]).__mro__}
+    names = {kind.__name__ for kind in type(layers(optimizer, group)[-1]).__mro__}
     if names & {"Adafactor", "Lion"} or any("AdamW" in name for name in names):
         return True
     specs = [spec for spec in find_optimizers().values() if spec.class_name in names]
@@ -89,7 +89,7 @@ def is_scheduled(optimizer: Any) -> bool:
     return any(
         hasattr(one.step, "_wrapped_by_lr_sched")
         for group in optimizer.param_groups
-        for one in _layers(optimizer, group)
+        for one in layers(optimizer, group)
     )
 
 
@@ -138,7 +138,7 @@ def regrouped(groups: Sequence[Mapping[str, Any]], due: Mapping[int, float]) -> 
 def _in_group(optimizer: Optimizer, group: Mapping[str, Any]) -> Handling:
     lr = group.get("initial_lr", group.get("lr"))
     lr = math.nan if lr is None else float(lr)
-    rule = type(_layers(optimizer, group)[-1])
+    rule = type(layers(optimizer, group)[-1])
     if "weight_decay" not in group and not rule.__module__.startswith("torch.optim"):
         return Handling("unknown", lr=lr, rule=rule.__name__)
     decay = float(group.get("weight_decay") or 0.0)
@@ -155,7 +155,7 @@ def _in_group(optimizer: Optimizer, group: Mapping[str, Any]) -> Handling:
     )
 
 
-def _layers(optimizer: Any, group: Mapping[str, Any]) -> list[Any]:
+def layers(optimizer: Any, group: Mapping[str, Any]) -> list[Any]:
     """An optimizer, the one it wraps, and so on; the last makes the steps of a group."""
     found = [optimizer]
     while True:
