@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.core.batches import on_device
-from theodolite.core.calling import evaluate, logits, replace_logits
+from theodolite.core.calling import call, evaluate, logits, replace_logits, with_tensors
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.workloads import ModelLoss, OutputLoss, Workload
@@ -199,3 +199,14 @@ def test_what_needs_logits_refuses_a_loss_without_them(ask: Any, workload: Workl
 def test_outputs_without_logits_are_followed_all_together() -> None:
     found = th.probes.coordinates(CODED, [Size(8, 1), Size(16, 1)], base=SIZE, lr=0.01, steps=1, seeds=[0])
     assert "change of logits" in str(found)
+
+
+def test_other_tensors_get_what_user_code_has_set_on_the_parameters():
+    class Marked(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) / self.weight.width_ratio
+
+    model = Marked(2, 1, bias=False)
+    model.weight.width_ratio = 4.0
+    x = torch.tensor([[3.0, 5.0]])
+    assert with_tensors(model, {"weight": torch.ones(1, 2)}, call, x).item() == 2.0

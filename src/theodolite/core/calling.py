@@ -120,8 +120,13 @@ def with_tensors(
 ) -> Any:
     """`act(model, *args)` with other tensors in place of the model's parameters and buffers, by name.
 
-    If `tied`, a tensor that is named once replaces all that are tied to it.
+    If `tied`, a tensor that is named once replaces all that are tied to it. What user code has set on a
+    parameter, such as mup's `infshape`, is set on the tensor that replaces it.
     """
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        # Tensors of another class keep their own state in attributes.
+        if type(parameter) is nn.Parameter and vars(parameter) and name in tensors:
+            vars(tensors[name]).update(vars(parameter))
     prefixed = {f"model.{name}": tensor for name, tensor in tensors.items()}
     return functional_call(_Acting(model, act), prefixed, args, tie_weights=tied)
 
