@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from theodolite.anatomy import Anatomy, dissect
@@ -279,5 +279,4 @@ def _untrained_row(part: Part) -> PlanRow:
         "init": "what build makes of it at this size",
         "lr": "none: no optimizer has it",
     }
-    alike = {one.name: getattr(part, one.name) for one in fields(PlanRow) if hasattr(part, one.name)}
-    return PlanRow(**alike, init=InitDistribution("kept"), reasons=reasons)
+    return PlanRow.of(part, init=InitDistribution("kept"), reasons=reasons)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from theodolite.anatomy.names import gather, matching, ranges
-from theodolite.anatomy.part import ROLES, UNTRAINED
+from theodolite.anatomy.part import ROLES, UNTRAINED, Part
 from theodolite.core import arguments
 from theodolite.core.errors import UseError
 from theodolite.optimizers import OPTIMIZERS
@@ -54,6 +54,12 @@ class PlanRow:
     """Factor on options in units of the weight: the radius of SSO, the clip of Sophia."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Where each column comes from, in words and numbers."""
+
+    @classmethod
+    def of(cls, part: Part, init: InitDistribution, **given: Any) -> PlanRow:
+        """A row with the facts of a Part."""
+        alike = {one.name: getattr(part, one.name) for one in fields(cls) if hasattr(part, one.name)}
+        return cls(**alike, init=init, **given)
 
     @property
     def trained(self) -> bool:

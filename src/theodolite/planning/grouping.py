@@ -1,0 +1,198 @@
+"""`groups`: which optimizer trains which tensor of a network as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from torch import nn
+
+from theodolite.anatomy import Anatomy, dissect
+from theodolite.anatomy.names import matching, unwrap
+from theodolite.anatomy.part import Part, Role
+from theodolite.core import arguments
+from theodolite.core.calling import Build
+from theodolite.core.errors import UseError
+from theodolite.core.exclusive import exclusive
+from theodolite.core.size import Size
+from theodolite.optimizers import OPTIMIZERS, POLICIES, OptimizerSpec, Policy
+from theodolite.optimizers.decay_policies import decays
+from theodolite.planning.choosing import doubts, why
+from theodolite.planning.groups import Groups
+from theodolite.planning.init_distribution import InitDistribution
+from theodolite.planning.planner import Covers
+from theodolite.planning.rows import PlanRow
+from theodolite.planning.translation import rate_ratio
+
+
+@exclusive()
+def groups(
+    model: nn.Module | Build,
+    inputs: Any,
+    *,
+    size: Size | None = None,
+    optimizer: str = "muon",
+    lr: float | None = None,
+    adamw_lr: float | None = None,
+    vector_lr: float | None = None,
+    weight_decay: float = 0.0,
+    eps: float | None = None,
+    decay: Policy = "paper",
+    covers: Covers = "hidden",
+    roles: Mapping[str, Role] | None = None,
+    no_decay: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    vector_options: Mapping[str, Any] | None = None,
+) -> Groups:
+    """Which optimizer trains which tensor of a network as it is, and why. No names are read.
+
+    Args:
+        model: a ready module, also on `meta` or wrapped; or `build(width, depth) -> nn.Module`, which is
+            compared at two widths, so that nothing has to be assumed.
+        inputs: what the model is called with: a tensor, a tuple (`model(*inputs)`) or a dict.
+        size: the size to build at, with a build function.
+        optimizer: a name in `theodolite.optimizers.OPTIMIZERS`.
+        lr: its learning rate.
+        adamw_lr: instead of `lr`, the learning rate of AdamW: Muon's becomes the one that moves each weight
+            by the same root mean square, and its decay takes the same fraction of it.
+        vector_lr: learning rate of the AdamW beside a matrix optimizer; `lr` or `adamw_lr` by default.
+        weight_decay: of `W ← W − lr·(A + weight_decay·W)`, for the tensors that decay.
+        eps: the optimizer's eps; its usual value by default.
+        decay: `paper`, `independent`, `none`, `matrices` or `everything`, see
+            `theodolite.optimizers.decay_policies`.
+        covers: which weights a matrix optimizer trains: the `hidden` ones, or `all`. AdamW trains the rest.
+        roles: roles of tensors that cannot be classified, or should have another, by pattern of names.
+        no_decay: patterns of names of tensors that do not decay, whatever the policy.
+        options: further options of the optimizer, such as momentum.
+        vector_options: further options of the AdamW beside a matrix optimizer.
+
+    >>> import torch
+    >>> layers = nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2)
+    >>> made = groups(nn.Sequential(*layers), torch.zeros(1, 4), lr=0.02, vector_lr=1e-3)
+    >>> [name for name, row in made.rows.items() if row.rule == "muon"]
+    ['2.weight']
+    """
+    spec = _find(optimizer)
+    _check(spec, lr, adamw_lr, vector_lr, vector_options)
+    arguments.one_of("decay", decay, POLICIES)
+    arguments.one_of("covers", covers, get_args(Covers))
+    weight_decay = arguments.number("weight_decay", weight_decay, least=0)
+    usual = spec.eps.usual if spec.eps else 1e-8
+    eps = arguments.number("eps", usual if eps is None else eps, least=0)
+    vector_eps = arguments.number("vector_eps", (vector_options or {}).get("eps", 1e-8), least=0)
+    if not isinstance(model, nn.Module) and size is None:
+        raise UseError(
+            "a build function needs the size of the network: size=theodolite.Size(width, depth). Or give a "
+            "ready module"
+        )
+    anatomy = dissect(model, inputs, size=size, roles=roles)
+    _require_trained(anatomy)
+    undecayed = _undecayed(no_decay, anatomy)
+    given = arguments.positive("lr", lr) if adamw_lr is None else arguments.positive("adamw_lr", adamw_lr)
+    beside = given if vector_lr is None else arguments.positive("vector_lr", vector_lr)
+    doubtful = doubts(anatomy)
+    rows: dict[str, PlanRow] = {}
+    for part in anatomy.values():
+        part = replace(part, undecayed=part.undecayed or part.name in undecayed)
+        row = PlanRow.of(
+            part, InitDistribution("kept"), reasons={"why": why(part, anatomy, doubtful.get(part.name))}
+        )
+        if part.trained:
+            by_own = not spec.matrices_only or _is_matrix(part, covers)
+            row = replace(row, rule=spec.name if by_own else "adamw", eps=eps if by_own else vector_eps)
+            row = replace(row, lr=given if by_own else beside)
+            if adamw_lr is not None and by_own:
+                row = replace(row, lr=given * rate_ratio(row))
+            base_lr = row.lr if adamw_lr is None or not by_own else given
+            decayed = decays(part, decay) and OPTIMIZERS[row.rule].decays
+            fraction = weight_decay if decay == "independent" else weight_decay * base_lr
+            row = replace(row, weight_decay=fraction / row.lr if decayed else 0.0)
+        rows[part.name] = row
+    return Groups(
+        network=_network(model),
+        size=anatomy.size,
+        optimizer_name=spec.name,
+        lr=given,
+        from_adamw=adamw_lr is not None,
+        vector_lr=beside,
+        weight_decay=weight_decay,
+        policy=decay,
+        options=dict(options or {}),
+        vector_options={key: value for key, value in (vector_options or {}).items() if key != "eps"},
+        rows=rows,
+        notes=(),
+        model=model if isinstance(model, nn.Module) else None,
+    )
+
+
+def _find(optimizer: str) -> OptimizerSpec:
+    if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
+        hint = arguments.did_you_mean(optimizer, OPTIMIZERS)
+        raise UseError(f"optimizer is {optimizer!r}: it is one of {', '.join(OPTIMIZERS)}.{hint}")
+    return OPTIMIZERS[optimizer]
+
+
+def _check(
+    spec: OptimizerSpec,
+    lr: float | None,
+    adamw_lr: float | None,
+    vector_lr: float | None,
+    vector_options: Mapping[str, Any] | None,
+) -> None:
+    if lr is None and adamw_lr is None:
+        raise UseError(
+            f"lr is missing: give the learning rate of {spec.name}, or the one you use with AdamW as adamw_lr"
+        )
+    if lr is not None and adamw_lr is not None:
+        raise UseError(
+            f"lr is {lr!r} and adamw_lr is {adamw_lr!r}: give lr, the learning rate of {spec.name}, or "
+            "adamw_lr, from which it follows"
+        )
+    if adamw_lr is not None and "scale" not in spec.fixed and spec.name != "adamw":
+        raise UseError(
+            f"adamw_lr is {adamw_lr!r}, and optimizer is {spec.name!r}: AdamW's learning rate is translated "
+            f"to Muon's only. Give lr, the learning rate of {spec.name}"
+        )
+    if not spec.matrices_only and (vector_options or vector_lr is not None):
+        raise UseError(
+            f"vector_lr and vector_options are for what a matrix optimizer leaves to AdamW; {spec.name} "
+            "trains every tensor. Leave them out"
+        )
+
+
+def _require_trained(anatomy: Anatomy) -> None:
+    if not anatomy.trained:
+        raise UseError(
+            f"no tensor of the network is trained: all {len(anatomy)} are frozen (requires_grad is False) or "
+            "used by nothing in the forward pass. Unfreeze what is to be trained"
+        )
+
+
+def _is_matrix(part: Part, covers: Covers) -> bool:
+    """Does a matrix optimizer train it?"""
+    wanted = part.role == "hidden" or (covers == "all" and part.role in ("input", "output"))
+    return wanted and bool(part.in_axes) and bool(part.out_axes)
+
+
+def _undecayed(no_decay: Sequence[str], anatomy: Anatomy) -> set[str]:
+    """The tensors that the caller excludes from decay."""
+    if isinstance(no_decay, str):
+        raise UseError(f"no_decay is {no_decay!r}: give a list of patterns, no_decay=[{no_decay!r}]")
+    found: set[str] = set()
+    for pattern in no_decay:
+        names = matching(anatomy, pattern)
+        if not names:
+            raise UseError(
+                f"no_decay: no tensor has a name that matches {pattern!r}; there are "
+                f"{', '.join(list(anatomy)[:4])}, …"
+            )
+        found.update(names)
+    return found
+
+
+def _network(model: nn.Module | Build) -> str:
+    """The name of the network's class or of the function that builds it."""
+    if isinstance(model, nn.Module):
+        return type(unwrap(model)).__name__
+    return str(getattr(getattr(model, "func", model), "__name__", "the network"))

@@ -1,0 +1,154 @@
+"""`Groups`: which optimizer trains which tensor of a network as it is, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
+from theodolite.optimizers.spec import Make
+from theodolite.planning.caveats import WARNING
+from theodolite.planning.per_tensor import PerTensor
+from theodolite.planning.rows import PlanRow, count_groups, fold_rows
+from theodolite.planning.translation import factor, shape_seen
+from theodolite.present.result import Block
+from theodolite.present.text import Column, Table, counted, number
+
+
+@dataclass(frozen=True)
+class Groups(PerTensor):
+    """Which optimizer trains each tensor, with its learning rate and decay. Made by `theodolite.groups`.
+
+    The network stays as it is: its initial values are kept, and nothing is scaled from another size.
+    """
+
+    kind: ClassVar[str] = "parameter groups"
+    loads: ClassVar[bool] = True
+    _noun: ClassVar[str] = "groups"
+
+    network: str
+    """The class of the network."""
+    size: Size | None
+    """None for a ready module."""
+    optimizer_name: str
+    lr: float
+    """The learning rate that was given, of the optimizer or of AdamW."""
+    from_adamw: bool
+    """Was AdamW's learning rate given? Then a matrix optimizer has one for each shape."""
+    vector_lr: float
+    """Of the AdamW beside a matrix optimizer."""
+    weight_decay: float
+    policy: str
+    options: Mapping[str, Any]
+    vector_options: Mapping[str, Any]
+    rows: Mapping[str, PlanRow]
+    multipliers: Mapping[str, float] = field(default_factory=dict)
+    """None: the forward pass stays as it is."""
+    notes: tuple[str, ...] = ()
+    """What was assumed, and what to know beside the numbers."""
+    model: nn.Module | None = field(default=None, compare=False, repr=False)
+    """The module that was given, if it was one; not saved."""
+
+    @property
+    def title(self) -> str:
+        """The optimizers and the network."""
+        counts = Counter(row.rule for row in self.trained)
+        rest = f", {' and '.join(sorted(set(counts) - {self.optimizer_name}))} for the rest"
+        beside = rest if len(counts) > 1 else ""
+        return f"{self.optimizer_name}{beside}: {self.network}{f' at {self.size}' if self.size else ''}"
+
+    def blocks(self) -> Iterator[Block]:
+        """The optimizers, a table of the tensors, and notes."""
+        counts = Counter(row.rule for row in self.trained)
+        held = " and ".join(f"{counted(count, 'tensor')} by {rule}" for rule, count in counts.items())
+        groups = counted(count_groups(self.trained, self._options()), "group")
+        yield f"{self.title}\n{held}, in {groups}"
+        yield from (note for note in self.notes if note.startswith(WARNING))
+        yield groups_table(self.rows.values(), folded=True)
+        yield from (note for note in self.notes if not note.startswith(WARNING))
+
+    def table(self) -> Table:
+        """A line for each tensor."""
+        return groups_table(self.rows.values(), folded=False)
+
+    def match(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        """The network's tensors by canonical name; by default those of the module that was given."""
+        return super().match(self._model(model))
+
+    def param_groups(
+        self, model: nn.Module | None = None, *, skip: Sequence[str] = ()
+    ) -> list[dict[str, Any]]:
+        """Plain parameter groups, equal rows merged. `skip` holds patterns of tensors to leave out.
+
+        Beside `params`, `param_names`, `lr` and `weight_decay` a group has a `name` for loggers, the
+        optimizer as its `rule`, and the options of that optimizer: Muon's are `scale`, `axes` and `rows`.
+
+        Args:
+            model: the network; needed where the groups were made from a build function.
+            skip: patterns of tensors to leave out.
+        """
+        return super().param_groups(self._model(model), skip=skip)
+
+    def optimizer(
+        self,
+        model: nn.Module | None = None,
+        *,
+        skip: Sequence[str] = (),
+        make: Make | None = None,
+        check_gradients: bool = True,
+    ) -> Optimizer:
+        """One torch optimizer for all tensors: Muon, with AdamW for the rest.
+
+        Args:
+            model: the network; needed where the groups were made from a build function.
+            skip: patterns of tensors to leave out.
+            make: turns the parameter groups of the optimizer that was named into another optimizer.
+            check_gradients: refuse a step along a gradient that is not finite, with the tensor's name. For
+                this check a step waits for the device.
+        """
+        return super().optimizer(self._model(model), skip=skip, make=make, check_gradients=check_gradients)
+
+    def _model(self, model: nn.Module | None) -> nn.Module:
+        if model is None:
+            model = self.model
+        if model is None:
+            raise UseError(
+                "these groups hold no network: they were made from a build function or read from a file. "
+                "Give the network: groups.optimizer(model)"
+            )
+        return model
+
+    def _made_for(self) -> tuple[str, str]:
+        at = f" at {self.size}" if self.size else ""
+        return (
+            f"the groups are for {self.network}{at}",
+            "Make groups of this network: theodolite.groups(model, …)",
+        )
+
+
+def groups_table(rows: Iterable[PlanRow], *, folded: bool) -> Table:
+    """The rows as a table; `folded` puts equal rows whose names differ only in numbers into one line."""
+    rows = list(rows)
+
+    def cells(row: PlanRow) -> tuple[str | float | None, ...]:
+        if not row.trained:
+            return (row.role, None, shape_seen(row), None, None, None, row.reasons["why"])
+        decay = row.weight_decay
+        return (row.role, row.rule, shape_seen(row), factor(row), row.lr, decay, row.reasons["why"])
+
+    numbers = [Column(name, show=_digits, side="right") for name in ("lr", "decay")]
+    lines = fold_rows(rows, cells) if folded else [(row.name, (row,)) for row in rows]
+    return Table(
+        ("tensor", "role", "optimizer", "shape", "factor", *numbers, "why"),
+        [(pattern, *cells(members[0])) for pattern, members in lines],
+    )
+
+
+def _digits(value: float | None) -> str:
+    return "" if value is None else number(value)
