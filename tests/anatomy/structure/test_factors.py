@@ -467,3 +467,28 @@ def test_a_number_between_layers_counts_for_one_of_them(way: str) -> None:
     anatomy = th.dissect(Between, INPUTS, size=Size(16, 1))
     counted = {name for name, part in anatomy.items() if part.factor == pytest.approx(0.25)}
     assert counted == {f"{owner}.weight"}
+
+
+class Plain(nn.Module):
+    """Neither norm nor stream: a number in front of the readout, one in front of the last nonlinearity."""
+
+    def __init__(self, width: int, nonlinearity: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.nonlinearity = nonlinearity
+        self.first, self.hidden = nn.Linear(8, width), nn.Linear(width, width)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = self.hidden.out_features
+        x = self.nonlinearity(self.hidden(self.first(x).relu()) * (width / 16) ** 0.5)
+        return self.head(x * (16 / width))
+
+
+@pytest.mark.parametrize("nonlinearity", [torch.relu, torch.tanh, F.leaky_relu, F.gelu])
+def test_a_number_between_the_last_nonlinearity_and_the_readout_is_the_readouts(nonlinearity: Any) -> None:
+    # As in mup's MuReadout: the readout has it, whether or not the nonlinearity lets it through.
+    anatomy = th.dissect(lambda width, depth: Plain(width, nonlinearity), INPUTS, size=Size(64, 1))
+    found = {name: part.factor for name, part in anatomy.items()}
+    hidden = {"hidden.weight": 2.0, "hidden.bias": 2.0}
+    first = {"first.weight": 1.0, "first.bias": 1.0}
+    assert found == {**first, **hidden, "head.weight": 0.25, "head.bias": 1.0}

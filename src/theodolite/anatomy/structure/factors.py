@@ -4,7 +4,7 @@ Scaled by s, the parameter W of `diag(b)·W·diag(γ)` scales the product by s: 
 v of `g·v/‖v‖` changes nothing: its degree is zero, it is free of scale.
 
 `x + (2/L)·f(x)` and `head(h)·(32/width)` do a part of what a change of size needs. A number belongs to the
-last tensor before it; one in front of a readout, behind which there is a norm or a sum, belongs to the
+last tensor before it; one in front of a readout, behind a norm, a sum or a nonlinearity, belongs to the
 readout. A norm that divides by the length of a vector makes entries of `1/√n` and counts as that number;
 with the `√n` that usually follows, it counts as 1.
 """
@@ -241,8 +241,8 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
         is_sum = node.op in ("add", "sub") and len(flow.signals(node)) > 1
         passes = flow.is_handed_on(node) or node.op in passed | {"add", "sub"}
         if "weight" in flow.kinds(node):
-            takes = _takes_numbers_behind(flow, node)
-            found += [until_sum.get(source, math.nan if takes else products[source]) for source in sources]
+            taken = _taken_by_readout(flow, node)
+            found += [until_sum.get(source, products[source] / taken) for source in sources]
         elif flow.is_product_of_signals(node):
             found += [until_sum.get(source, math.nan) for source in sources]
         elif value in sums or not passes or "gain" in flow.kinds(node):
@@ -274,25 +274,32 @@ def _reading(flow: Flow, values: Mapping[int, object]) -> Iterator[tuple[int, No
         yield from ((made, node) for made in node.outputs if flow.live >> made & 1)
 
 
-def _takes_numbers_behind(flow: Flow, node: Node) -> bool:
-    """Is it a readout that follows a norm or a sum?"""
+def _taken_by_readout(flow: Flow, node: Node) -> float:
+    """The product of the numbers on its input that belong to a weight itself: 1, unless it is a readout.
+
+    nan for a readout that follows a norm or a sum.
+    """
     made = node.outputs[0]
-    weights = flow.descendants[made] & flow.live & flow.weighted & ~(1 << made)
-    return not weights and _walk_back(flow, node)[1] != "weight"
+    if flow.descendants[made] & flow.live & flow.weighted & ~(1 << made):
+        return 1.0
+    product, before = _walk_back(flow, node)
+    return product if product and before == "weight" else math.nan
 
 
 def _behind(flow: Flow, residuals: Iterable[TracedBranch], use: Use, *, reads_out: bool = False) -> float:
     """The product of the numbers a weight's input was multiplied by since the last norm or sum.
 
     1 if another weight comes before them: then they belong to that weight. So do numbers after a gain belong
-    to the gain, unless the weight is a readout. For a gain: the numbers between it and its norm.
+    to the gain. A readout takes them too, but only from the nonlinearity of that weight on. For a gain: the
+    numbers between it and its norm.
     """
     is_weight = reads_out or use.kind == "weight"
     if not is_weight and use.kind != "gain":
         return 1.0
     starts = {residual.start for residual in residuals} if is_weight and not reads_out else set()
     product, before = _walk_back(flow, flow.graph.nodes[use.node], starts, gains=reads_out)
-    return product if before == "norm" or (is_weight and before != "weight") else 1.0
+    taken = reads_out or before == "norm" or (is_weight and before != "weight")
+    return product if taken else 1.0
 
 
 def _walk_back(
@@ -300,15 +307,15 @@ def _walk_back(
 ) -> tuple[float, str]:
     """The product of the numbers before a weight or gain; and `weight` or `norm`, if that precedes them.
 
-    Without `gains` a gain counts as a weight.
+    Behind a weight, only of those after its nonlinearity. Without `gains` a gain counts as a weight.
     """
-    product = 1.0
+    product, since = 1.0, 1.0
     for value, maker in flow.chain(node):
         if value in starts:
             break
         uses, kinds = flow.uses.at(maker.index), flow.kinds(maker)
         if kinds & ({"weight", "table"} if gains else {"weight", "table", "gain"}):
-            return product, "weight"
+            return since, "weight"
         if is_normalisation(flow, maker):
             return product * norm_size(flow, maker), "norm"
         vectors = kinds & {"gain", "bias"}
@@ -318,6 +325,8 @@ def _walk_back(
             break
         signals = flow.signals(maker)
         product *= 1.0 if vectors or len(signals) != 1 else _number(flow, maker, signals[0])
+        if maker.op in HOMOGENEOUS:
+            since = product
     return product, ""
 
 
