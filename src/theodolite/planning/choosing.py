@@ -7,9 +7,10 @@ position of each tensor; for most tensors there is no doubt. `doubts` names thos
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from theodolite.anatomy import Anatomy
-from theodolite.anatomy.part import Part
+from theodolite.anatomy.part import Part, fold
 from theodolite.optimizers.decay_policies import kind_of
 
 UNTRAINED_WORDS = {
@@ -18,7 +19,7 @@ UNTRAINED_WORDS = {
 }
 
 
-def why(part: Part, anatomy: Anatomy, doubt: str | None = None) -> str:
+def why(part: Part, anatomy: Anatomy) -> str:
     """Why the tensor goes where it goes.
 
     >>> why(Part("w", (8, 4), "linear", "hidden", 4, 8, True, True, (1,), (0,)), Anatomy({}, ()))
@@ -30,8 +31,7 @@ def why(part: Part, anatomy: Anatomy, doubt: str | None = None) -> str:
         return "bias"
     if part.role == "gain":
         return kind_of(part) if part.norm else "gain"
-    words = {"input": _input, "hidden": _hidden, "output": _output}[part.role](part, anatomy)
-    return f"{words}; {doubt}" if doubt else words
+    return {"input": _input, "hidden": _hidden, "output": _output}[part.role](part, anatomy)
 
 
 def _input(part: Part, anatomy: Anatomy) -> str:
@@ -42,72 +42,94 @@ def _input(part: Part, anatomy: Anatomy) -> str:
     if part.op == "conv" and part.in_axes and part.shape[part.in_axes[0]] == 1:
         return "kernel with one input channel"
     if part.op in ("linear", "conv"):
-        return "reads the data: its inputs do not grow"
+        return "its inputs do not grow, as the data do not"
     return "table: added or joined to the signal"
 
 
 def _hidden(part: Part, anatomy: Anatomy) -> str:
-    pieces = ["both fans follow the width"]
-    if part.rows:
-        pieces.append(f"{len(part.rows)} fused matrices")
-    if part.stack > 1:
-        pieces.append(f"a stack of {part.stack}")
-    return ", ".join(pieces)
+    kinds = {"fused": bool(part.rows), "a stack": part.stack > 1, "a kernel": part.op == "conv"}
+    return ", ".join(["both fans follow the width", *(kind for kind, applies in kinds.items() if applies)])
 
 
 def _output(part: Part, anatomy: Anatomy) -> str:
     if part.block is None:
         return "readout: its outputs do not grow"
-    dims = [
-        branch.attention.head_dim
-        for branch in anatomy.branches
-        if branch.attention and part.name in branch.parts
-    ]
+    homes = [branch for branch in anatomy.branches if part.name in branch.parts]
+    dims = [branch.attention.head_dim for branch in homes if branch.attention]
     if dims and part.fan_out % dims[0] == 0:
         return f"{part.fan_out // dims[0]} heads at every width: its outputs do not grow"
     return "router or gate: its outputs do not grow"
 
 
-def doubts(anatomy: Anatomy) -> dict[str, str]:
-    """By tensor: what is assumed of it, where the anatomy is that of a ready module and it may be otherwise.
+Doubt = tuple[tuple[str, str], str]
+"""What is assumed of a tensor of a ready module and what it may be otherwise; and the tensor's numbers."""
 
-    A hidden weight with a fan of at most half of the stream may be a bottleneck of fixed width; one that
-    reads the data, or makes the result, is hidden if the data are as wide as the stream as they grow with it.
+NARROW = "a narrow side follows the width", "it is fixed, and they are inputs or readouts"
+DATA = "the data they read have a fixed size", "it follows the width, and they are hidden"
+RESULT = "the results they make have a fixed size", "it follows the width, and they are hidden"
+LEADING = "the leading dimension counts outputs", "it counts a stack, of matrices by themselves"
+
+
+def doubts(anatomy: Anatomy) -> dict[str, Doubt]:
+    """By tensor: the assumption and what it may be otherwise, and the numbers of the tensor.
+
+    There are none if the anatomy compares two widths. A hidden weight with a side of at most half of the
+    stream may be a bottleneck of fixed size. One that reads the data, or makes the result, is hidden if its
+    data are as wide as the stream because they follow the width.
     """
     if anatomy.size is not None:
         return {}
     streams = stream_widths(anatomy)
-    if not streams:
-        return {}
-    found = {}
-    for part in anatomy.trained:
+    tables = {part.shape[0] for part in anatomy.values() if part.op == "embedding"}
+    return {
+        part.name: found
+        for part in anatomy.trained
+        if (sides := _channels(part)) and (found := _doubt(part, sides, anatomy, streams, tables))
+    }
+
+
+def _doubt(
+    part: Part, sides: tuple[int, int], anatomy: Anatomy, streams: set[int], tables: set[int]
+) -> Doubt | None:
+    if part.role == "hidden":
         near = _stream_of(part, anatomy, streams)
-        sides = _channels(part)
-        if sides is None:
-            continue
         narrow = [side for side in sides if side not in streams and 2 * side <= near]
-        if part.role == "hidden" and narrow:
-            found[part.name] = f"assumed of {min(narrow)} beside {near}"
-        elif part.role == "input" and part.op == "linear" and sides[0] in streams:
-            found[part.name] = f"assumed of its {sides[0]} inputs"
-        elif part.role == "output" and part.block is None and sides[1] in streams:
-            found[part.name] = f"assumed of its {sides[1]} outputs"
-    return found
+        if narrow:
+            return NARROW, f"{min(narrow)} beside {near}"
+        if part.op == "linear" and len(part.out_axes) > 1 and part.out_axes[0] == 0:
+            return LEADING, f"{part.shape[0]}"
+    if part.role == "input" and part.op == "linear" and sides[0] in streams:
+        return DATA, f"{sides[0]}"
+    if part.role == "output" and part.block is None and sides[1] in streams - tables:
+        return RESULT, f"{sides[1]}"
+    return None
+
+
+def assumptions(anatomy: Anatomy, found: Mapping[str, Doubt]) -> Iterator[str]:
+    """The doubts as a note, and how to settle them."""
+    if not found:
+        return
+    lines = []
+    for kind in dict.fromkeys(kind for kind, _ in found.values()):
+        alike = fold(anatomy[name] for name in found if found[name][0] == kind)
+        named = ", ".join(f"{one.pattern} ({found[one.part.name][1]})" for one in alike[:6])
+        more = f" and {len(alike) - 6} more" if len(alike) > 6 else ""
+        lines.append(f"Assumed: {kind[0]}: {named}{more}. Else {kind[1]}.")
+    lines.append(
+        "One built model does not show what follows the width. A build function does, and then nothing is "
+        "assumed: theodolite.groups(build, inputs, size=theodolite.Size(width, depth), …)."
+    )
+    yield "\n".join(lines)
 
 
 def stream_widths(anatomy: Anatomy) -> set[int]:
-    """The widths of the residual streams; without branches, the most frequent fan of the hidden weights."""
-    found = {
-        sides[1]
-        for branch in anatomy.branches
-        for name in branch.ends
-        if (sides := _channels(anatomy[name])) is not None
-    }
-    if found:
+    """The widths of the residual streams; without branches, the most frequent input of the hidden weights."""
+    ends = [anatomy[name] for branch in anatomy.branches for name in branch.ends]
+    if found := {sides[1] for part in ends if (sides := _channels(part))}:
         return found
     hidden = [sides for part in anatomy.values() if part.role == "hidden" and (sides := _channels(part))]
-    counts = Counter(side for sides in hidden for side in sides)
-    return {max(counts, key=lambda side: (counts[side], side))} if counts else set()
+    counts = Counter(fan_in for fan_in, _ in hidden)
+    return {max(counts, key=lambda side: (counts[side], side))} if counts else {0}
 
 
 def _stream_of(part: Part, anatomy: Anatomy, streams: set[int]) -> int:

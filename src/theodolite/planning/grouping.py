@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.names import matching, unwrap
-from theodolite.anatomy.part import Part, Role
+from theodolite.anatomy.part import Part, Role, untrained
 from theodolite.core import arguments
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
@@ -18,12 +18,14 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS, POLICIES, OptimizerSpec, Policy
 from theodolite.optimizers.decay_policies import decays
-from theodolite.planning.choosing import doubts, why
+from theodolite.planning.caveats import WARNING
+from theodolite.planning.choosing import Doubt, assumptions, doubts, why
 from theodolite.planning.groups import Groups
 from theodolite.planning.init_distribution import InitDistribution
 from theodolite.planning.planner import Covers
 from theodolite.planning.rows import PlanRow
-from theodolite.planning.translation import rate_ratio
+from theodolite.planning.translation import ADAMW_RMS, MUONS, adamw_rate, rate_ratio
+from theodolite.present.text import number
 
 
 @exclusive()
@@ -95,9 +97,7 @@ def groups(
     rows: dict[str, PlanRow] = {}
     for part in anatomy.values():
         part = replace(part, undecayed=part.undecayed or part.name in undecayed)
-        row = PlanRow.of(
-            part, InitDistribution("kept"), reasons={"why": why(part, anatomy, doubtful.get(part.name))}
-        )
+        row = PlanRow.of(part, InitDistribution("kept"), reasons=_reasons(part, anatomy, doubtful))
         if part.trained:
             by_own = not spec.matrices_only or _is_matrix(part, covers)
             row = replace(row, rule=spec.name if by_own else "adamw", eps=eps if by_own else vector_eps)
@@ -117,13 +117,72 @@ def groups(
         from_adamw=adamw_lr is not None,
         vector_lr=beside,
         weight_decay=weight_decay,
+        eps=eps,
+        vector_eps=vector_eps,
         policy=decay,
         options=dict(options or {}),
         vector_options={key: value for key, value in (vector_options or {}).items() if key != "eps"},
         rows=rows,
-        notes=(),
+        notes=(
+            *_rates(rows, spec, given, beside, adamw_lr is not None, vector_lr is not None),
+            *assumptions(anatomy, doubtful),
+            *_untrained(anatomy),
+        ),
         model=model if isinstance(model, nn.Module) else None,
     )
+
+
+def _reasons(part: Part, anatomy: Anatomy, doubtful: Mapping[str, Doubt]) -> dict[str, str]:
+    """In a few words: why its optimizer, and what was assumed."""
+    found = {"why": why(part, anatomy)}
+    if part.name in doubtful:
+        (assumed, otherwise), numbers = doubtful[part.name]
+        found["assumed"] = f"{assumed} ({numbers}); else {otherwise}"
+    return found
+
+
+def _untrained(anatomy: Anatomy) -> Iterator[str]:
+    if left := untrained(anatomy.values()):
+        yield f"{left}: not trained."
+
+
+def _rates(
+    rows: Mapping[str, PlanRow],
+    spec: OptimizerSpec,
+    lr: float,
+    vector_lr: float,
+    from_adamw: bool,
+    is_given: bool,
+) -> Iterator[str]:
+    """How the learning rates of a matrix optimizer and of the AdamW beside it compare."""
+    own = [row for row in rows.values() if row.trained and row.rule == spec.name]
+    others = any(row.rule == "adamw" for row in rows.values())
+    if not spec.matrices_only:
+        return
+    if not own:
+        yield (
+            f'{WARNING}no tensor is a hidden weight, so AdamW trains everything. covers="all" gives '
+            f"{spec.name} the inputs and readouts too."
+        )
+    elif from_adamw:
+        yield (
+            f"lr is AdamW's {number(lr)} times {ADAMW_RMS}·√max(in, out)/s, which moves each weight by the "
+            "same RMS. The decay takes the same fraction of it: lr·decay is AdamW's."
+        )
+    elif others and spec.name in MUONS:
+        rates = sorted({adamw_rate(row) for row in own})
+        span = " to ".join(dict.fromkeys(number(rate) for rate in (rates[0], rates[-1])))
+        like = f"At lr {number(lr)}, {spec.name} moves its weights by the RMS of AdamW at {span}"
+        if is_given:
+            yield f"{like}; AdamW trains the rest at {number(vector_lr)}."
+        else:
+            far = vector_lr > 2 * rates[-1] or vector_lr < rates[0] / 2
+            yield (
+                f"{WARNING * far}{like}. AdamW trains the rest at the same {number(vector_lr)}, as vector_lr "
+                f"is not given. vector_lr={number(rates[-1])} would move both alike."
+            )
+    elif others and not is_given:
+        yield f"AdamW trains the rest at the same lr, {number(vector_lr)}, as vector_lr is not given."
 
 
 def _find(optimizer: str) -> OptimizerSpec:

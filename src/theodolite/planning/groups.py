@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -15,8 +15,9 @@ from theodolite.core.size import Size
 from theodolite.optimizers.spec import Make
 from theodolite.planning.caveats import WARNING
 from theodolite.planning.per_tensor import PerTensor
-from theodolite.planning.rows import PlanRow, count_groups, fold_rows
-from theodolite.planning.translation import factor, shape_seen
+from theodolite.planning.rows import PlanRow, count_groups, fold_rows, trained_tensors
+from theodolite.planning.splitting import Split, split_groups
+from theodolite.planning.translation import MUONS, Translation, factor, scale_of, shape_seen, translate
 from theodolite.present.result import Block
 from theodolite.present.text import Column, Table, counted, number
 
@@ -44,6 +45,8 @@ class Groups(PerTensor):
     vector_lr: float
     """Of the AdamW beside a matrix optimizer."""
     weight_decay: float
+    eps: float
+    vector_eps: float
     policy: str
     options: Mapping[str, Any]
     vector_options: Mapping[str, Any]
@@ -113,6 +116,46 @@ class Groups(PerTensor):
                 this check a step waits for the device.
         """
         return super().optimizer(self._model(model), skip=skip, make=make, check_gradients=check_gradients)
+
+    def split(self, model: nn.Module | None = None, *, skip: Sequence[str] = ()) -> Split:
+        """The groups for `torch.optim.Muon` and `torch.optim.AdamW`: `muon, adamw = groups.split()`.
+
+        Each group has the learning rate, decay and `adjust_lr_fn` with which torch's Muon makes the step of
+        the groups. It takes tensors of two dimensions only: kernels and experts go to AdamW. It takes fused
+        matrices as one. The notes name these tensors.
+
+        Args:
+            model: the network; needed where the groups were made from a build function.
+            skip: patterns of tensors to leave out.
+        """
+        if self.optimizer_name not in MUONS:
+            raise UseError(
+                f"split is for Muon, which torch has: one of {', '.join(MUONS)}. These groups are for "
+                f"{self.optimizer_name}: use groups.optimizer(model)"
+            )
+        tensors = trained_tensors(self.trained, self.match(model), skip, self._noun)
+        return split_groups(self.rows, tensors, self._as_adamw, self.options, self.vector_options)
+
+    @property
+    def translation(self) -> Translation:
+        """AdamW's learning rate and those of Muon that move the hidden weights alike, by shape."""
+        if self.optimizer_name not in ("adamw", *MUONS):
+            raise UseError(
+                f"translation is between AdamW and Muon, and these groups are for {self.optimizer_name}"
+            )
+        return translate(row for row in self.trained if row.role == "hidden" or scale_of(row) is not None)
+
+    def _as_adamw(self, row: PlanRow) -> PlanRow:
+        """A row of Muon's as AdamW's."""
+        independent = self.policy == "independent"
+        decay = self.weight_decay / self.vector_lr if independent else self.weight_decay
+        return replace(
+            row,
+            rule="adamw",
+            lr=self.vector_lr,
+            eps=self.vector_eps,
+            weight_decay=decay if row.weight_decay else 0.0,
+        )
 
     def _model(self, model: nn.Module | None) -> nn.Module:
         if model is None:
