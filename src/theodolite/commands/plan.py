@@ -10,10 +10,12 @@ import typer
 
 from theodolite.commands.options import Json, Roles, WorkloadName, look_up, pairs, roles_of, sized
 from theodolite.commands.output import print_result
+from theodolite.core.arguments import one_of
 from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
     from theodolite.optimizers import Policy
+    from theodolite.planning.exporting import Exported
     from theodolite.planning.planner import Covers
 
 
@@ -59,7 +61,20 @@ def plan(
         Path | None, typer.Option(metavar="PLAN", help="Print what differs from a saved plan.")
     ] = None,
     json: Json = False,
-    out: Annotated[Path | None, typer.Option(help="Save the plan here, for Plan.load.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="Print it for another trainer: torch, huggingface, torchtitan, deepspeed, dion, megatron; "
+            "or as a table: csv, markdown, yaml."
+        ),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN=NAME", help="Names of tensors in that trainer; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Save the plan here, for Plan.load; with --format the text.")
+    ] = None,
 ) -> None:
     """Which init, learning rate, decay and eps does every tensor need at another size?
 
@@ -78,13 +93,30 @@ def plan(
       theodolite plan gpt-sotu --width 1024 --lr 0.004 --explain readout.weight
 
       theodolite plan gpt-sotu --width 2048 --lr 0.004 --diff plan.json
+
+      theodolite plan gpt-sotu --width 1024 --lr 0.004 --optimizer muon --format torch --out plan_torch.py
+
+      theodolite plan gpt-sotu --width 1024 --lr 0.004 --format csv --name 'blocks.*=layers.*' --name '*=*'
     """
     from theodolite.planning import Plan
     from theodolite.planning import plan as make
+    from theodolite.planning.exporting import find_formats
     from theodolite.present.result import writable
     from theodolite.surveying import SurveyContext
     from theodolite.workloads.lookup import config_file, config_size
 
+    formats = find_formats()
+    if format is not None:
+        one_of("--format", format, tuple(formats))
+        if clash := [
+            option for option, given in (("--json", json), ("--explain", explain), ("--diff", diff)) if given
+        ]:
+            raise UseError(f"--format and {clash[0]} print different things: leave one of them out")
+    elif name:
+        raise UseError(
+            "--name gives names for another trainer: say which by --format, for example --format torch"
+        )
+    names = pairs("--name", name, "PATTERN=NAME", "'layers.*=model.layers.*'") or None
     chosen, base = look_up(workload, base_width, base_depth)
     usual = chosen.size
     if config := config_file(workload):  # chosen.size is the small one that is surveyed
@@ -99,7 +131,10 @@ def plan(
         raise UseError(f"--lr is missing: give the learning rate that is right at base size {base}")
     other = Plan.load(diff) if diff else None
     if out is not None:
-        writable(out, "plan", (".json", ".html", ".csv"))  # refused before any work is done
+        kind, ends = (
+            ("plan", (".json", ".html", ".csv")) if format is None else ("export", formats[format].suffixes)
+        )
+        writable(out, kind, ends)  # refused before any work is done
     made = make(
         chosen.build,
         SurveyContext(chosen, size).inputs,
@@ -116,6 +151,9 @@ def plan(
         roles=roles_of(role),
         no_decay=no_decay or (),
     )
+    if format is not None:
+        _export(made.export(format, names=names), out)
+        return
     if json:
         print_result(made.to_json(), end="")
     elif explain is not None:
@@ -124,3 +162,13 @@ def plan(
         print(made if other is None else other.diff(made))
     if out is not None:
         print(f"The plan is {made.save(out)}", file=sys.stderr)
+
+
+def _export(made: Exported, out: Path | None) -> None:
+    """Print the text, or save it; notes go to standard error."""
+    for note in made.notes:
+        print(note, file=sys.stderr)
+    if out is None:
+        print(made)
+    else:
+        print(f"The export for {made.format} is {made.save(out)}", file=sys.stderr)

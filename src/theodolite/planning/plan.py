@@ -22,8 +22,9 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS, POLICIES, schedule
 from theodolite.optimizers.schedule import Refined
-from theodolite.optimizers.spec import Make
+from theodolite.optimizers.spec import Make, OptimizerSpec
 from theodolite.planning.caveats import WARNING
+from theodolite.planning.exporting import Exported, export
 from theodolite.planning.initialising import draw_weights, fit_singular_vectors
 from theodolite.planning.per_tensor import PerTensor
 from theodolite.planning.readout_multiplier import attach_multipliers
@@ -116,6 +117,12 @@ class Plan(PerTensor):
     build_function: Build | None = field(default=None, compare=False, repr=False)
     inputs: Any = field(default=None, compare=False, repr=False)
     """What the network was called with when the plan was made; not saved."""
+
+    @property
+    def specs(self) -> tuple[OptimizerSpec, ...]:
+        """The records of the optimizers of its tensors, as far as there are any."""
+        rules = dict.fromkeys(row.rule for row in self.trained)
+        return tuple(OPTIMIZERS[rule] for rule in rules if rule in OPTIMIZERS)
 
     @property
     def title(self) -> str:
@@ -249,6 +256,10 @@ class Plan(PerTensor):
                 "Leave the schedule out, or use constant with a warmup"
             )
         return schedule(optimizer, kind, steps=steps, warmup=warmup, final=final)
+
+    def export(self, format: str, *, names: Mapping[str, str] | None = None) -> Exported:
+        """The plan as a text for another trainer, or as a table: `theodolite.planning.exporting.export`."""
+        return export(self, format, names=names)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the build function and the inputs."""

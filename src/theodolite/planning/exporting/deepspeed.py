@@ -1,0 +1,177 @@
+"""Exports for DeepSpeed: `use_muon` on every parameter, and its MuonWithAuxAdam with the planned groups.
+
+Schema of version 0.19. The optimizer section of DeepSpeed's JSON has one learning rate for Muon and one for
+Adam, and marks parameters by their names again, whatever was marked before. So the file makes the optimizer,
+and its `CONFIG` has no such section. The factor of its Muon is √max(1, rows/columns) of the last two
+dimensions, also of kernels, and its eps, steps and Nesterov's form are fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from theodolite.planning.exporting.exported import Content, Format
+from theodolite.planning.exporting.muon_steps import (
+    JORDAN,
+    Seen,
+    describe,
+    flat,
+    is_flat,
+    is_muon,
+    is_stack,
+    not_trained_by,
+    stack_seen,
+    step_for,
+)
+from theodolite.planning.exporting.python_file import (
+    eps_note,
+    grouped,
+    notes_of_init,
+    patterns,
+    python_file,
+)
+from theodolite.planning.rows import PlanRow
+
+WHO = "DeepSpeed"
+EPS = 1e-7
+"""Of its Newton–Schulz."""
+
+
+def _seen(row: PlanRow) -> list[Seen] | None:
+    """The matrices that DeepSpeed sees in a tensor; None if they have nothing to do with the planned ones."""
+    if len(row.shape) == 2:
+        fan_out, fan_in = row.shape
+        return [Seen(1, fan_in, fan_out, JORDAN(fan_in, fan_out))]
+    if is_stack(row):
+        return stack_seen(row, JORDAN)
+    if len(row.shape) == 4 and is_flat(row):
+        fan_out, fan_in = flat(row)
+        height, width = row.shape[-2:]
+        return [Seen(1, fan_in, fan_out, math.sqrt(max(1, height / width)))]
+    return None
+
+
+def _options(content: Content, row: PlanRow) -> dict[str, Any]:
+    if not is_muon(row.rule):
+        betas = content.take(WHO, row.rule, {"betas": (0.9, 0.999)})["betas"]
+        made = {"lr": row.lr, "betas": betas, "eps": row.eps, "weight_decay": row.weight_decay}
+        return {"use_muon": False, **made} if _has_muon(content) else made
+    options = content.take("DeepSpeed's Muon", row.rule, {"momentum": 0.95, "nesterov": True, "steps": 5})
+    for option, fixed in (("nesterov", True), ("steps", 5)):
+        if options[option] != fixed:
+            content.take(f"DeepSpeed's Muon, where it is always {fixed},", row.rule, {"momentum": 0.95})
+    seen = _seen(row)
+    assert seen is not None
+    step = step_for(row, seen)
+    made = {"lr": step.lr, "momentum": options["momentum"], "weight_decay": step.weight_decay}
+    return {"use_muon": True, **made}
+
+
+def _has_muon(content: Content) -> bool:
+    return any(map(is_muon, content.rules))
+
+
+def _write(content: Content) -> tuple[str, Sequence[str]]:
+    content.refuse_rules(WHO, lambda rule: rule == "adamw" or is_muon(rule), "adamw and the rules of Muon")
+    muons = [row for row in content.trained if is_muon(row.rule)]
+    if odd := [row for row in muons if _seen(row) is None]:
+        raise not_trained_by(WHO, odd, "it takes matrices, stacks of them, and kernels of four dimensions")
+    grouping = grouped(content, lambda row: _options(content, row))
+    notes = [*content.notes, *_notes(muons), *notes_of_init(content)]
+    body = _MUON if muons else _ADAMW
+    if content.multipliers:
+        body = body.replace("    return make(", "    attach(model)\n    return make(")
+    use = [
+        "model = initialize(model)",
+        "engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model), config=CONFIG)",
+    ]
+    module = "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam"
+    text = python_file(
+        content,
+        who=WHO,
+        use="\n".join(use if content.draws else use[1:]),
+        notes=notes,
+        grouping=grouping,
+        body=body,
+        imports=[module] if muons else [],
+    )
+    return text, notes
+
+
+def _notes(muons: Sequence[PlanRow]) -> list[str]:
+    if not muons:
+        return []
+    notes = [
+        "DeepSpeed orthogonalises in ZeRO's stages 1 to 3 only: without ZeRO, MuonWithAuxAdam adds the "
+        "gradient itself. CONFIG has stage 2.",
+        'Do not name an optimizer of type Muon in the config: DeepSpeed then marks parameters by "embed" and '
+        '"lm_head" in their names, whatever make_optimizer has marked.',
+        *eps_note("DeepSpeed", muons, EPS, "has Muon's eps fixed at"),
+    ]
+    steps = [(row, step_for(row, _seen(row) or [])) for row in muons]
+    if adjusted := [row for row, step in steps if step.exact and not math.isclose(step.lr, row.lr)]:
+        notes.append(
+            "DeepSpeed's Muon multiplies by √max(1, rows/columns) of the last two dimensions. Learning rates "
+            f"and decays of {patterns(adjusted)} are adjusted for it, so that the step is the planned one."
+        )
+    if inexact := [row for row, step in steps if not step.exact]:
+        notes.append(
+            f"{patterns(inexact)}: the plan orthogonalises {describe(inexact[0])} apart, and DeepSpeed one "
+            "matrix. The learning rate makes the size of the step the same, not its direction."
+        )
+    if stacks := [row for row in muons if len(row.shape) == 3]:
+        notes.append(f"{patterns(stacks)}: is_expert_group is set, which DeepSpeed takes for a stack.")
+    return notes
+
+
+_CONFIG = """
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 1,  # yours
+    "zero_optimization": {"stage": 2},
+    "zero_allow_untested_optimizer": True,
+}
+"""
+
+_ADAMW = f'''
+{_CONFIG.strip()}
+
+
+def param_groups(model):
+    """The parameter groups, also for model_parameters= of deepspeed.initialize."""
+    return _groups(model)
+
+
+def make_optimizer(model):
+    """torch's AdamW with the planned groups."""
+    make = torch.optim.AdamW
+    return make(param_groups(model))
+'''
+
+_MUON = f'''
+{_CONFIG.strip()}
+
+
+def mark(model):
+    """Say of every parameter whether Muon trains it: ZeRO reads the attribute."""
+    for tensor, row in named(model).values():
+        group = GROUPS.get(TENSORS[row][2], {{}})
+        tensor.use_muon = group.get("use_muon", False)
+        if tensor.use_muon and tensor.ndim == 3:
+            tensor.is_expert_group = True
+    return model
+
+
+def param_groups(model):
+    """The parameter groups for MuonWithAuxAdam."""
+    return _groups(mark(model))
+
+
+def make_optimizer(model):
+    """DeepSpeed's Muon beside Adam with the planned groups."""
+    make = MuonWithAuxAdam
+    return make(param_groups(model))
+'''
+
+FORMATS = (Format("deepspeed", "DeepSpeed 0.19", (".py",), _write),)
