@@ -76,7 +76,7 @@ def _seeded() -> None:
 @pytest.fixture(scope="module")
 def one_dissection() -> Iterator[None]:
     """Plans, runs and surveys of a network at a size share its anatomy: finding it is most of the time."""
-    with shared_anatomies("planning.planner", "fleet.training", "surveying.context", "surveying.trials"):
+    with shared_anatomies("planning.planner", "fleet.plans", "surveying.context", "surveying.trials"):
         yield
 
 

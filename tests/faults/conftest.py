@@ -9,5 +9,5 @@ from ..shared_anatomies import shared_anatomies
 
 @pytest.fixture(autouse=True, scope="module")
 def _dissected_once() -> Iterator[None]:
-    with shared_anatomies("fleet.training"):
+    with shared_anatomies("fleet.plans"):
         yield

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from theodolite import Size, UseError, Workload, fleet
 from theodolite.fleet.checkpoint import RunCheckpoint
 from theodolite.fleet.engine import Resources, serial
+from theodolite.fleet.plans import planned
 from theodolite.fleet.run import Grid, Run
-from theodolite.fleet.training import planned, train
+from theodolite.fleet.training import train
 from theodolite.fleet.vectorised import vectorised
 from theodolite.workloads import StepsTo
 

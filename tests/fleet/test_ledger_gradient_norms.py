@@ -41,7 +41,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_norm_for_each_step(ledger: Path) -> None:
     found = gradient_norms(ledger, FIRST.identity)
     data = workload("mlp-mixture")
-    from theodolite.fleet.training import planned
+    from theodolite.fleet.plans import planned
 
     model = planned(FIRST, data).build(FIRST.seed)
     expected = []

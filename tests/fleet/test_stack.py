@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from theodolite import Size, Workload
+from theodolite.fleet.plans import planned
 from theodolite.fleet.run import Run
 from theodolite.fleet.stack import stack
-from theodolite.fleet.training import planned
 
 
 def normed(width, depth):

@@ -9,8 +9,9 @@ from torch import nn
 
 from theodolite import Size, UseError, Workload
 from theodolite.fleet.engine import Resources, serial
+from theodolite.fleet.plans import planned
 from theodolite.fleet.run import Grid, Run
-from theodolite.fleet.training import planned, train
+from theodolite.fleet.training import train
 from theodolite.optimizers import OPTIMIZERS
 
 MODULUS = 997

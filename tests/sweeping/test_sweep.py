@@ -66,7 +66,7 @@ GOOD = {"lr": [2**-5], "seeds": 1, "steps": 4, "held_out": 1, "engine": "serial"
 @pytest.fixture(autouse=True, scope="module")
 def _dissected_once():
     """Each test writes the file anew, and the network in it is always the same."""
-    with shared_anatomies("fleet.training", known_by=lambda build: FILE):
+    with shared_anatomies("fleet.plans", known_by=lambda build: FILE):
         yield
 
 
@@ -423,7 +423,7 @@ def test_what_is_an_option_and_an_axis_is_refused(tiny, capsys, option, axis):
 
 def test_what_was_run_needs_no_plan(tiny, monkeypatch):
     sweep("mine.py:tiny", **GOOD)
-    monkeypatch.setattr("theodolite.fleet.training.planned", lambda *_: pytest.fail("planned again"))
+    monkeypatch.setattr("theodolite.fleet.plans.planned", lambda *_: pytest.fail("planned again"))
     assert sweep("mine.py:tiny", **GOOD).report.before == 2
 
 

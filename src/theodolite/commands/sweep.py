@@ -39,7 +39,9 @@ def sweep(
         ),
     ] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …; several with commas.")] = "adamw",
-    parameterization: Annotated[str, typer.Option(help="plan, standard or both.")] = "plan,standard",
+    parameterization: Annotated[
+        str, typer.Option(help="plan, standard, own (the workload's optimizer); several with commas.")
+    ] = "plan,standard",
     seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 3,
     steps: Annotated[int | None, typer.Option(max=10**9, help="Steps of each run; 500 by default.")] = None,
     warmup: Annotated[int | None, typer.Option(help="Warm-up steps; a tenth of all by default.")] = None,
@@ -114,6 +116,8 @@ def sweep(
       theodolite sweep gpt-sotu --widths 128:512 --lr 2^-12:2^-5 --axis weight_decay=0.01:1:log --search tpe
 
       theodolite sweep model.py:workload --widths 64:512 --lr 2^-12:2^-5 --metric "solver iterations"
+
+      theodolite sweep model.py:workload --widths 64:512 --lr 2^-12:2^-5 --parameterization own,plan,standard
     """
     from theodolite.present.bar import Bar
     from theodolite.present.result import writable

@@ -18,7 +18,7 @@ import torch
 from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.fleet.checkpoint import RunCheckpoint
-from theodolite.fleet.isolation import Own
+from theodolite.fleet.isolation import OwnSettings
 from theodolite.fleet.pool import Failure, pooled
 from theodolite.fleet.provenance import environment
 from theodolite.fleet.run import Outcome, Run
@@ -139,7 +139,7 @@ def processes(runs: Sequence[Run], resources: Resources) -> Outcomes:
 
 
 def attempt_in_worker(
-    run: Run, workloads: Workloads, resources: Resources, engine: str, settings: Own | None = None
+    run: Run, workloads: Workloads, resources: Resources, engine: str, settings: OwnSettings | None = None
 ) -> FromWorker:
     """Make a run in a worker of an engine; messages are collected for the driver."""
     lines: list[str] = []

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from theodolite.core.building import evaluated, in_one_line, untouched_randomness
 from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.core.metric_names import EVALUATED, HELD_OUT_LOSS
 from theodolite.fleet.run import Outcome, Run
-from theodolite.optimizers import OPTIMIZERS, Planned
+from theodolite.planning import Plan
 from theodolite.workloads import StepsTo, Workload
 from theodolite.workloads.metrics import check_level
 
@@ -175,9 +174,9 @@ def aside(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def averaged(run: Run, model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+def averaged(plan: Plan, model: nn.Module, optimizer: Any) -> Iterator[None]:
     """Within, the averages of parameters, if the optimizer evaluates those; then exactly the ones before."""
-    if not (OPTIMIZERS[run.optimizer].averages and isinstance(optimizer, Planned)):
+    if not averages(plan):
         yield
         return
     with _same_parameters(model):
@@ -186,6 +185,11 @@ def averaged(run: Run, model: nn.Module, optimizer: Optimizer) -> Iterator[None]
             yield
         finally:
             optimizer.train()
+
+
+def averages(plan: Plan) -> bool:
+    """Does its optimizer evaluate averages of the parameters?"""
+    return any(spec.averages for spec in plan.specs)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import torch
 from theodolite.core.building import untouched_randomness
 from theodolite.core.exclusive import exclusive
 
-Own = Mapping[str, Any]
+OwnSettings = Mapping[str, Any]
 """By name, the settings that a workload's file made when it was imported. They hold for its runs."""
 
 ON_THIS_MACHINE = ("folder", "sys.path", "warnings")
@@ -30,7 +30,7 @@ ON_THIS_MACHINE = ("folder", "sys.path", "warnings")
 
 
 @contextlib.contextmanager
-def isolated(own: Own | None = None) -> Iterator[dict[str, Any]]:
+def isolated(own: OwnSettings | None = None) -> Iterator[dict[str, Any]]:
     """A block that begins with standard settings, and after which all settings are as before.
 
     Standard are torch's: float32 and the CPU by default, gradients, no anomaly mode, no deterministic
@@ -85,7 +85,7 @@ def _put(state: Mapping[str, Any]) -> None:
             setting.write(state[name])
 
 
-def _with(state: dict[str, Any], own: Own) -> dict[str, Any]:
+def _with(state: dict[str, Any], own: OwnSettings) -> dict[str, Any]:
     """The settings, overridden by those of a file, which may name only some variables and paths."""
     variables = state["environment"] | own.get("environment", {})
     first = own.get("sys.path", [])

@@ -22,7 +22,7 @@ from theodolite.core.building import in_one_line
 from theodolite.core.errors import UseError
 from theodolite.core.optional import needed
 from theodolite.fleet.engine import Outcomes, Resources, attempt_in_worker, cost
-from theodolite.fleet.isolation import ON_THIS_MACHINE, Own
+from theodolite.fleet.isolation import ON_THIS_MACHINE, OwnSettings
 from theodolite.fleet.pool import RETRIES
 from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.training import failed, settings_of, workload_of
@@ -102,9 +102,9 @@ def _attempt(run: Run, shipped: bytes | None, resources: Resources) -> tuple[Out
 
 
 @functools.lru_cache(maxsize=16)
-def _loaded(shipped: bytes) -> tuple[Workload, Own]:
+def _loaded(shipped: bytes) -> tuple[Workload, OwnSettings]:
     """The same object for the same bytes, so that caches by workload work."""
-    loaded: tuple[Workload, Own] = pickle.loads(shipped)
+    loaded: tuple[Workload, OwnSettings] = pickle.loads(shipped)
     return loaded
 
 

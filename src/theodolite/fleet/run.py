@@ -37,16 +37,18 @@ class Run:
     Args:
         workload: the name it can be looked up by, see `theodolite.workload`.
         size: of the network.
-        lr: learning rate at base size.
-        optimizer: a name in `theodolite.optimizers.OPTIMIZERS`.
-        parameterization: `plan`, or `standard`: the network's own initialisation and one learning rate for
-            all tensors.
-        base: the size that the plan starts from; None with `standard`, which has no such size.
+        lr: learning rate at base size; with `own` in place of the default learning rate of the workload's
+            (first) optimizer: the rates of all its groups are multiplied by the same factor.
+        optimizer: a name in `theodolite.optimizers.OPTIMIZERS`; `own` with the parameterization `own`.
+        parameterization: `plan`; `standard`: the network's own initialisation and one learning rate for
+            all tensors; or `own`: the network as it builds itself, with the workload's optimizer.
+        base: the size that the plan starts from; None with `standard` and `own`, which have no such size.
         seed: of the initialisation and of the batches.
         steps: how many.
-        weight_decay, decay, eps, vector_lr, options, vector_options: as in `theodolite.plan`.
+        weight_decay, decay, eps, vector_lr, options, vector_options: as in `theodolite.plan`; not with
+            `own`, whose optimizer has its own.
         init_scale: factor on everything that starts at random: weights, and biases that do not start at a
-            constant; not gains.
+            constant; not gains. 1 with `own`.
         temperature: the logits are divided by it before the loss.
         schedule, warmup, final: as in `plan.schedule`.
         precision: `float32`; `tf32`, in which a GPU multiplies matrices with ten bits of mantissa; or
@@ -141,6 +143,15 @@ class Run:
         return f"{' '.join(parts)}, seed {self.seed}"
 
 
+OWN = "own"
+"""The parameterization, and the optimizer, of a workload's own."""
+BASELESS = ("standard", OWN)
+"""Parameterizations that start from no base size."""
+OF_OPTIMIZER: Mapping[str, Any] = {
+    **{"weight_decay": 0.0, "decay": "paper", "eps": None, "vector_lr": None, "init_scale": 1.0},
+    **{"options": {}, "vector_options": {}},
+}
+"""Fields that mean nothing for an optimizer of the workload's own, with the values that they have then."""
 WHOLE = {"seed": 0, "steps": 1, "warmup": 0, "held_out": 1, "every": 1, "evaluate_every": 0}
 """Fields that are integers, and the least that each may be."""
 REAL = ("lr", "weight_decay", "eps", "vector_lr", "init_scale", "temperature", "final")
@@ -157,7 +168,8 @@ class Grid:
         fixed: the fields that all runs share.
 
     Runs of the `standard` parameterization get no base, so a grid over both parameterizations may fix one.
-    Equal runs are one run.
+    Those of `own` get no base, the optimizer `own`, and nothing that their optimizer has itself, such as a
+    weight decay. Equal runs are one run.
 
     >>> axes = {"lr": [2**-9, 2**-8], "seed": range(3), "parameterization": ["plan", "standard"]}
     >>> grid = Grid(axes, {"workload": "gpt-sotu", "size": Size(128, 4), "base": Size(64, 4)})
@@ -185,6 +197,13 @@ class Grid:
                 raise UseError(f"axis {name} is {values!r}: give a list of values")
             if not list(values):
                 raise UseError(f"axis {name} is empty: give at least one value")
+        kinds = [*self.axes.get("parameterization", ()), self.fixed.get("parameterization")]
+        mixed = next((name for name in self.axes if name.partition(".")[0] in OF_OPTIMIZER), None)
+        if OWN in kinds and mixed is not None:
+            raise UseError(
+                f"{mixed} is an axis, and the own parameterization has what its optimizer has: leave out the "
+                "axis, or the parameterization own"
+            )
 
     @functools.cached_property
     def runs(self) -> tuple[Run, ...]:
@@ -195,8 +214,11 @@ class Grid:
             for name, value in (*self.fixed.items(), *zip(self.axes, values, strict=True)):
                 top, _, option = name.partition(".")
                 fields[top] = {**fields.get(top, {}), option: value} if option else value
-            if fields.get("parameterization") == "standard":
+            if fields.get("parameterization") in BASELESS:
                 fields["base"] = None
+            if fields.get("parameterization") == OWN:
+                fields = {name: value for name, value in fields.items() if name not in OF_OPTIMIZER}
+                fields["optimizer"] = OWN
             run = Run(**fields)
             found[run.identity] = run
         return tuple(found.values())
@@ -253,19 +275,24 @@ def _check(run: Run) -> None:
     for name, value in (("size", run.size), ("base", run.base)):
         if not isinstance(value, Size) and not (name == "base" and value is None):
             raise UseError(f"{name} is {value!r}: give a Size, for example Size(256, 4)")
-    choices = {"optimizer": OPTIMIZERS, "parameterization": PARAMETERIZATIONS, "precision": PRECISIONS}
+    choices: dict[str, Iterable[str]] = {"parameterization": PARAMETERIZATIONS, "precision": PRECISIONS}
+    choices |= {} if run.parameterization == OWN else {"optimizer": OPTIMIZERS}
     for name, known in (choices | {"schedule": KINDS, "decay": POLICIES}).items():
         arguments.one_of(name, getattr(run, name), tuple(known))
     for probe in run.probes:
         arguments.one_of("probe", probe, PROBES)
-    if OPTIMIZERS[run.optimizer].averages and run.schedule != "constant":
+    if run.parameterization == OWN:
+        _check_own(run)
+    elif OPTIMIZERS[run.optimizer].averages and run.schedule != "constant":
         raise UseError(
             f"schedule is {run.schedule!r}: {run.optimizer} replaces one. Give schedule='constant'"
         )
     if run.parameterization == "plan" and run.base is None:
         raise UseError("base is None: a plan starts from a base size. Give one, as in base=Size(128, 4)")
-    if run.parameterization == "standard" and run.base is not None:
-        raise UseError(f"base is {run.base}: the standard parameterization has none. Leave it out")
+    if run.parameterization in BASELESS and run.base is not None:
+        raise UseError(
+            f"base is {run.base}: the {run.parameterization} parameterization has none. Leave it out"
+        )
     for name in REAL:
         value = getattr(run, name)
         if value is None and name in ("eps", "vector_lr"):
@@ -280,6 +307,21 @@ def _check(run: Run) -> None:
         arguments.whole(name, getattr(run, name), least=least)
     if run.warmup >= run.steps:
         raise UseError(f"warmup is {run.warmup}: it has to be less than the {run.steps} steps")
+
+
+def _check_own(run: Run) -> None:
+    """Refuse what the workload's optimizer says itself."""
+    if run.optimizer != OWN:
+        raise UseError(
+            f"optimizer is {run.optimizer!r}: with the own parameterization it is the workload's. "
+            "Give optimizer='own'"
+        )
+    for name, usual in OF_OPTIMIZER.items():
+        if (value := getattr(run, name)) != usual:
+            raise UseError(
+                f"{name} is {value!r}: with the own parameterization the workload's optimizer has its own. "
+                "Leave it out"
+            )
 
 
 def _listed(value: Any) -> Any:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from theodolite.fleet.run import Run
-from theodolite.fleet.training import Workloads, conditions, planned, workload_of
+from theodolite.fleet.plans import planned
+from theodolite.fleet.run import OWN, Run
+from theodolite.fleet.training import Workloads, conditions, workload_of
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.optimizers.schedule import LRFactor
 from theodolite.optimizers.spec import Vectorised
@@ -79,8 +80,8 @@ def kin(run: Run, workload: Workload) -> str:
     """A key that runs share if they fit into one program: they differ only in numbers for each model."""
     alike = {name: value for name, value in run.to_dict().items() if name not in APART}
     for name, rule in (("options", run.optimizer), ("vector_options", "adamw")):
-        step = OPTIMIZERS[rule].vectorised
-        numbers = step.numbers if step else {}
+        spec = OPTIMIZERS.get(rule)  # none of an optimizer of the workload's own
+        numbers = spec.vectorised.numbers if spec and spec.vectorised else {}
         alike[name] = {option: None if option in numbers else value for option, value in alike[name].items()}
     # A multiplier is a hook on the network, which all models share.
     alike["multipliers"] = sorted(planned(run, workload).multipliers.items())
@@ -146,6 +147,8 @@ def stack(runs: Sequence[Run], workload: Workload, device: str) -> Stack:
 
 def why_not_stacked(run: Run, workload: Workload) -> str | None:
     """Why the optimizer of a run cannot train many models at once; None if it can."""
+    if run.parameterization == OWN:
+        return "the workload's own optimizer trains one model at a time"
     if OPTIMIZERS[run.optimizer].vectorised is None:
         able = ", ".join(name for name, spec in OPTIMIZERS.items() if spec.vectorised)
         return f"{run.optimizer} has no step for many models at once ({able} have)"

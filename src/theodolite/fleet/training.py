@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from theodolite.anatomy import Anatomy, dissect
 from theodolite.core.batches import device_of, on_device, targets_in
 from theodolite.core.building import evaluated, one_thread, untouched_randomness
 from theodolite.core.calling import call, logits
@@ -25,24 +24,22 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.finite import spoilt_part
 from theodolite.core.metric_names import ACCURACY, HELD_OUT_LOSS, TRAIN_ACCURACY
-from theodolite.core.size import Size
 from theodolite.fleet.checkpoint import RunCheckpoint
 from theodolite.fleet.evaluation import (
     AFTER,
     Evaluations,
     aside,
     averaged,
+    averages,
     metrics_of,
     share_right,
     with_readings,
 )
-from theodolite.fleet.isolation import Own, isolated
+from theodolite.fleet.isolation import OwnSettings, isolated
+from theodolite.fleet.plans import planned
 from theodolite.fleet.run import Outcome, Run
-from theodolite.optimizers import OPTIMIZERS, Planned
 from theodolite.optimizers.schedule import LRFactor
 from theodolite.planning import Plan
-from theodolite.planning.parameterization import plan_for
-from theodolite.planning.rows import PlanRow
 from theodolite.probes.scaling.first_steps import activation_sizes
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
@@ -76,6 +73,7 @@ def train(
     """
     start = time.perf_counter()
     plan = planned(run, workload) if plan is None else plan
+    twice = any(spec.second_order for spec in plan.specs)
     with untouched_randomness(run.seed), arithmetic(run, device):
         model = plan.build(run.seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
@@ -86,13 +84,13 @@ def train(
             log.values = checkpoint.restore(model, optimizer, fit=log.evaluations.fit)
         for step in range(log.steps, run.steps):
             if log.evaluations.due(step):
-                with averaged(run, model, optimizer):
+                with averaged(plan, model, optimizer):
                     log.evaluate(step, model, workload)
             batch = on_device(workload.draw(run.seed, step), device)
             optimizer.zero_grad()
-            with precision_of(run, device), differentiable_twice(run):
+            with precision_of(run, device), differentiable_twice(twice):
                 loss = workload.evaluate(model, batch, temperature=run.temperature)
-                _backward(run, loss, model)
+                _backward(loss, model, twice=twice)
             log.add(loss, model, targets_in(batch))
             if log.has_diverged:
                 break
@@ -101,8 +99,8 @@ def train(
             optimizer.step()
             if checkpoint is not None and log.complete:
                 checkpoint.keep(model, optimizer, log.values)
-        if isinstance(optimizer, Planned):
-            optimizer.eval()
+        if averages(plan):
+            optimizer.eval()  # type: ignore[attr-defined]
         outcome = log.outcome(model, workload)
         if why := fault_of_data(outcome, workload, device):
             raise UseError(why)
@@ -118,7 +116,7 @@ def attempt(
     device: str = "cpu",
     engine: str = "serial",
     checkpoint: RunCheckpoint | None = None,
-    settings: Own | None = None,
+    settings: OwnSettings | None = None,
 ) -> Outcome:
     """`train` in standard settings (see `isolated`), with any exception as a failed outcome.
 
@@ -153,79 +151,16 @@ def conditions(run: Run, workloads: Workloads) -> Iterator[None]:
         yield
 
 
-def settings_of(workload: str) -> Own:
+def settings_of(workload: str) -> OwnSettings:
     """The settings that a workload's file makes when it is imported, such as another default dtype."""
     return _looked_up(workload)[1]
 
 
-def check_plans(runs: Sequence[Run], workload: Workload) -> None:
-    """Plan each size with each optimizer and parameterization, and check schedules and options.
-
-    No network is built. Plans are cached: runs in this process do not make them again.
-    """
-    for timing in dict.fromkeys((run.schedule, run.steps, run.warmup, run.final) for run in runs):
-        LRFactor(*timing)
-    for run in {(run.size, run.optimizer, run.parameterization): run for run in runs}.values():
-        plan = planned(run, workload)
-        for rule in {row.rule for row in plan.trained}:
-            OPTIMIZERS[rule].maker(plan.options if rule == plan.optimizer_name else plan.vector_options)
-
-
-def planned(run: Run, workload: Workload) -> Plan:
-    """The plan of a run, one for all seeds; under `standard` it leaves the network as it is."""
-    return _planned(dataclasses.replace(run, seed=0, steps=1, warmup=0, every=1, evaluate_every=0), workload)
-
-
-@functools.lru_cache(maxsize=4096)
-def _planned(run: Run, workload: Workload) -> Plan:
-    sizes = [run.size, run.base or run.size]
-    matrix = OPTIMIZERS[run.optimizer].matrices_only
-    plan = plan_for(
-        workload.build,
-        _first_inputs(workload),
-        run.size,
-        parameterization=run.parameterization,
-        base=run.base or run.size,
-        optimizer=run.optimizer,
-        lr=run.lr,
-        weight_decay=run.weight_decay,
-        eps=run.eps,
-        decay=run.decay,
-        options=_tuples(run.options),
-        anatomies={size: anatomy_of(workload, size) for size in sizes},
-        **({"vector_lr": run.vector_lr, "vector_options": _tuples(run.vector_options)} if matrix else {}),
-    )
-    if run.init_scale == 1:
-        return plan
-    rows = {
-        name: dataclasses.replace(row, init=row.init.scaled(run.init_scale)) if _is_drawn(row) else row
-        for name, row in plan.rows.items()
-    }
-    return dataclasses.replace(plan, rows=rows)
-
-
-def _is_drawn(row: PlanRow) -> bool:
-    """Does a tensor start at random? A gain does not, and of a bias that draws itself it is not known."""
-    fixed = ("constant", "own") if row.role == "bias" else ("constant",)
-    return row.trained and row.role != "gain" and row.init.kind not in fixed
-
-
-@functools.lru_cache(maxsize=256)
-def anatomy_of(workload: Workload, size: Size) -> Anatomy:
-    """The anatomy of the network at a size, found once in a process."""
-    return dissect(workload.build, _first_inputs(workload), size=size)
-
-
 @functools.lru_cache(maxsize=64)
-def _looked_up(name: str) -> tuple[Workload, Own]:
+def _looked_up(name: str) -> tuple[Workload, OwnSettings]:
     with isolated() as settings:
         workload = look_up(name)
     return workload, settings
-
-
-@functools.lru_cache(maxsize=16)
-def _first_inputs(workload: Workload) -> Any:
-    return workload.draw(0, 0)[0]
 
 
 class Log:
@@ -399,14 +334,13 @@ def precision_of(run: Run, device: str, *, cached: bool = True) -> torch.autocas
     return torch.autocast(kind, dtype=torch.bfloat16, enabled=half, cache_enabled=cached)
 
 
-def differentiable_twice(run: Run) -> contextlib.AbstractContextManager[object]:
-    """Attention without fused kernels for optimizers that differentiate the gradient."""
-    twice = OPTIMIZERS[run.optimizer].second_order
+def differentiable_twice(twice: bool) -> contextlib.AbstractContextManager[object]:
+    """Attention without fused kernels, if the optimizer differentiates the gradient."""
     return sdpa_kernel(SDPBackend.MATH) if twice else contextlib.nullcontext()
 
 
-def _backward(run: Run, loss: Tensor, model: nn.Module) -> None:
-    if not OPTIMIZERS[run.optimizer].second_order:
+def _backward(loss: Tensor, model: nn.Module, *, twice: bool) -> None:
+    if not twice:
         loss.backward()
         return
     # Not backward(create_graph=True), which leaves a reference cycle that keeps memory.
@@ -425,11 +359,6 @@ def device_name(device: str) -> str:
 def _gradient_norm(model: nn.Module) -> Tensor:
     grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return torch.stack([grad.detach().square().sum() for grad in grads]).sum().sqrt()
-
-
-def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists, which JSON has, as the tuples that optimizers take."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.metric_names import HELD_OUT_LOSS
 from theodolite.fleet.engine import Outcomes, Resources
 from theodolite.fleet.evaluation import Evaluations, metrics_of, with_readings
+from theodolite.fleet.plans import planned
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.stack import families_of, kin, stack, why_not_stacked
@@ -37,7 +38,6 @@ from theodolite.fleet.training import (
     failed,
     fault_of_data,
     outcome_of,
-    planned,
     precision_of,
     readings_of,
     train,

@@ -70,7 +70,7 @@ class Family(Result):
     def title(self) -> str:
         """Which family it is."""
         further = [f"{name} {cell(value) or value}" for name, value in self.others.items()]
-        return ", ".join([self.optimizer, self.parameterization, *further])
+        return ", ".join([kind_of(self.optimizer, self.parameterization), *further])
 
     def optimum(self, size: Size) -> Optimum:
         """The optimum at a size."""
@@ -116,6 +116,15 @@ class Family(Result):
         yield Table(("size", *heads, "best", "lost"), rows)
         left_out = [f"({len(shown)} of {len(values)} values are shown)"] * (len(values) > len(shown))
         yield "\n".join([*left_out, *verdicts(self)])
+
+
+def kind_of(optimizer: str, parameterization: str) -> str:
+    """What runs of an optimizer and a parameterization are called; their own optimizer has no other name.
+
+    >>> kind_of("adamw", "plan"), kind_of("own", "own")
+    ('adamw, plan', 'own')
+    """
+    return parameterization if optimizer == parameterization else f"{optimizer}, {parameterization}"
 
 
 def analyse(

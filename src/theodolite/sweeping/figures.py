@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from theodolite.core.size import Size
+from theodolite.fleet.run import OWN
 from theodolite.present.figure import INK, Figure, Panel, frame, line
 from theodolite.present.svg import SvgAxis, SvgFigure, SvgLine, SvgRow
 from theodolite.present.text import signed
@@ -26,10 +27,14 @@ read on white and on black."""
 
 
 def figures(families: Sequence[Family]) -> tuple[Figure, ...]:
-    """For each optimizer, along width and along depth, a panel for each parameterization."""
+    """For each optimizer, along width and along depth, a panel for each parameterization.
+
+    The panel of the workload's own optimizer is beside those of every other.
+    """
     found = []
-    for optimizer in dict.fromkeys(family.optimizer for family in families):
-        mine = [family for family in families if family.optimizer == optimizer]
+    optimizers = [*dict.fromkeys(family.optimizer for family in families)]
+    for optimizer in [one for one in optimizers if one != OWN] or optimizers:
+        mine = [family for family in families if family.optimizer in (optimizer, OWN)]
         drawn: list[Along | None] = [*_directions(mine)]
         for along in drawn or [None]:  # one size has no direction
             found.append(_figure(mine, along, optimizer))

@@ -13,9 +13,10 @@ from theodolite.core.size import Size
 from theodolite.fleet.driver import RunListener, RunReport, conduct
 from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
-from theodolite.fleet.run import Grid, Run
+from theodolite.fleet.run import OWN, Grid, Run
 from theodolite.present.text import counted
 from theodolite.sweeping.curves import LOSS, Criterion
+from theodolite.sweeping.families import kind_of
 from theodolite.sweeping.ranges import Range
 
 Settings = dict[str, Any]
@@ -75,9 +76,11 @@ class Maker:
 
     def search(self, space: Space, grid: Grid, base: Size, trials: int, criterion: Criterion = LOSS) -> None:
         """Search the base for each optimizer and parameterization; try around what was found at all sizes."""
-        for kinds in itertools.product(grid.axes["optimizer"], grid.axes["parameterization"]):
-            kind = {"optimizer": [kinds[0]], "parameterization": [kinds[1]]}
-            name, num = ", ".join(kinds), len(grid.axes["seed"])
+        pairs = itertools.product(grid.axes["optimizer"], grid.axes["parameterization"])
+        kinds = dict.fromkeys((OWN, how) if how == OWN else (optimizer, how) for optimizer, how in pairs)
+        for optimizer, how in kinds:
+            kind = {"optimizer": [optimizer], "parameterization": [how]}
+            name, num = kind_of(optimizer, how), len(grid.axes["seed"])
             self.listener.said(f"{name}: a search at {base}, {trials} trials of {counted(num, 'seed')}")
 
             def losses(asked: Sequence[Settings], kind: Mapping[str, Any] = kind) -> list[float]:
@@ -157,5 +160,7 @@ def _summary(runs: Sequence[Run], settled: set[str]) -> str:
         listed = ", ".join(map(str, sizes))
     axes = {"optimizer": "optimizer", "parameterization": "parameterization", "lr": "learning rate"}
     axes["seed"] = "seed"
-    counts = [counted(len({getattr(run, name) for run in runs}), noun) for name, noun in axes.items()]
+    there_are = {name: {getattr(run, name) for run in runs} for name in axes}
+    there_are["optimizer"] -= {OWN} if len(there_are["optimizer"]) > 1 else set()
+    counts = [counted(len(there_are[name]), noun) for name, noun in axes.items()]
     return f"{counted(len(runs), 'run')}{before} of {lengths} steps: {listed}; {', '.join(counts)}"

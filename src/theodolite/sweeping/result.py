@@ -21,7 +21,7 @@ from theodolite.present.figure import Figure
 from theodolite.present.result import Block, Heading, Result
 from theodolite.present.text import Column, Table, cell
 from theodolite.sweeping.curves import LOSS, Criterion, Row, setting
-from theodolite.sweeping.families import Family, analyse, movement_sentence
+from theodolite.sweeping.families import Family, analyse, kind_of, movement_sentence
 from theodolite.sweeping.figures import figures
 
 ALWAYS = frozenset({"size", "seed", "optimizer", "parameterization"})
@@ -154,7 +154,7 @@ class Sweep(Result):
             for best in self.bests:
                 chosen = ", ".join(f"{name} {cell(value) or value}" for name, value in best.settings.items())
                 lost = "not run" if math.isnan(best.lost) else by.text(best.lost)
-                kind = f"{best.optimizer}, {best.parameterization}"
+                kind = kind_of(best.optimizer, best.parameterization)
                 rows.append((kind, str(best.size), chosen, best.loss, lost))
             loss = Column(self.metric or "loss", show=by.text)
             yield Table(("", "size", "best of all", loss, Column("lost with the base's", side="right")), rows)

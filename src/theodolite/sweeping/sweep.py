@@ -18,8 +18,9 @@ from theodolite.fleet.driver import ProgressListener, RunListener, check_engine
 from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.opening import SUFFIXES, file_of
-from theodolite.fleet.run import Grid, Run
-from theodolite.fleet.training import check_plans, conditions, workload_of
+from theodolite.fleet.plans import check_plans
+from theodolite.fleet.run import OWN, Grid, Run
+from theodolite.fleet.training import conditions, workload_of
 from theodolite.sweeping.curves import Criterion, scale_of
 from theodolite.sweeping.making import Maker, Space, Stopped
 from theodolite.sweeping.ranges import Range
@@ -80,7 +81,8 @@ def sweep(
         base: the size that the plan starts from and optima are transferred from; the least width and depth
             that are given, or the workload's own. It is always among the sizes.
         optimizer: names in `theodolite.optimizers.OPTIMIZERS`.
-        parameterization: `plan`, `standard` or both.
+        parameterization: `plan`, `standard`, `own` (the workload's own build and optimizer), or several.
+            For `own`, lr stands for the default learning rate of that optimizer: all groups follow it.
         seeds: a number of seeds (0, 1, …), or the seeds.
         steps: of every run; 100 by default.
         warmup: steps; by default a tenth of all.
@@ -131,7 +133,8 @@ def sweep(
         "seed": check_seeds("seeds", seeds, most=MOST_SEEDS),
     }
     grid = Grid({"size": all_sizes, **kinds, **{key: _values(axis) for key, axis in swept.items()}}, fixed)
-    first = grid.runs[0]  # values that no run may have are refused here
+    # Values that no run may have are refused here. Runs of `own` do not have all fields.
+    first = next((run for run in grid.runs if run.parameterization != OWN), grid.runs[0])
     space = None if search is None else {**swept, "lr": _ends(swept["lr"])}
     scale_of(over, _values(swept[over]))
     spec = _spec(first, base, [*grid.axes], space)

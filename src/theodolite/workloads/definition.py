@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -44,6 +45,9 @@ class Workload:
             `StepsTo("accuracy", at_least=0.95)`. Lower is better. A function is called after training, in
             eval mode and without gradients; `inf` says that there is no finite value, as of a solver that
             does not converge.
+        optimizer: how you make your optimizer, `optimizer(model) -> Optimizer`, if your own parameterization
+            should be measured (`parameterization="own"`, and the audit). It may return several, and
+            schedulers beside them, in the forms of Lightning's `configure_optimizers`.
 
     >>> import torch
     >>> from torch import nn
@@ -68,15 +72,17 @@ class Workload:
     schedule: Callable[[Optimizer], LRScheduler] | None = None
     held_out: Callable[[int, int], Batch] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict, hash=False)
+    optimizer: Callable[[nn.Module], Any] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise UseError(f"the name of a workload is {self.name!r}: give a string")
         if not isinstance(self.size, Size):
             raise UseError(f"workload {self.name!r}: size is {self.size!r}. Give a Size, as in Size(256, 4)")
-        for name in ("build", "batch", "loss", "schedule", "held_out"):
+        optional = ("schedule", "held_out", "optimizer")
+        for name in ("build", "batch", "loss", *optional):
             value = getattr(self, name)
-            if not callable(value) and not (name in ("schedule", "held_out") and value is None):
+            if not callable(value) and not (name in optional and value is None):
                 raise UseError(f"workload {self.name!r}: {name} is {value!r}, which cannot be called")
         object.__setattr__(self, "metrics", check_metrics(self.name, self.metrics))
 

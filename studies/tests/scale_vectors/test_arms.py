@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from theodolite.core.size import Size
+from theodolite.fleet.plans import planned
 from theodolite.fleet.program import repeated
 from theodolite.fleet.stack import kin
-from theodolite.fleet.training import planned
 from theodolite_studies.scale_vectors.arms import FULL, SMALL, Arm, workload
 from theodolite_studies.scale_vectors.claims import COMPARISONS
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from theodolite.core.size import Size
-from theodolite.planning.parameterization import PARAMETERIZATIONS
+from theodolite.planning.parameterization import WITHOUT_FACTORY
 from theodolite.present.svg import BLUE, INK, ORANGE, SvgAxis, SvgFigure, SvgLine, SvgRow
 from theodolite.probes.scaling.coordinates import AXES, Axis, Slope, fit_slopes, worst_first
 from theodolite.probes.scaling.first_steps import Track
@@ -67,7 +67,7 @@ def claims(data: Data) -> list[Decided]:
         for axis in sorted(AXES):
             for name in distinct(select(records, optimizer=optimizer), "network"):
                 planned, standard = (
-                    _furthest(tracks_of(records, name, optimizer, kind), axis) for kind in PARAMETERIZATIONS
+                    _furthest(tracks_of(records, name, optimizer, kind), axis) for kind in WITHOUT_FACTORY
                 )
                 if planned is not None:
                     found.append(
@@ -116,7 +116,7 @@ def figures(data: Data) -> Iterator[tuple[str, str]]:
             rows = []
             for name in distinct(mine, "network"):
                 tracks: dict[str, tuple[Track, ...]] = {
-                    kind: tracks_of(mine, name, optimizer, kind) for kind in PARAMETERIZATIONS
+                    kind: tracks_of(mine, name, optimizer, kind) for kind in WITHOUT_FACTORY
                 }
                 sizes = sorted({_along(track.size, axis) for own in tracks.values() for track in own})
                 if len(sizes) > 1:

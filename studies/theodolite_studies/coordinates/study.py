@@ -14,7 +14,7 @@ from typing import Any
 
 from theodolite.core.size import Size
 from theodolite.planning import Plan
-from theodolite.planning.parameterization import PARAMETERIZATIONS, plan_for, with_zero_readout
+from theodolite.planning.parameterization import WITHOUT_FACTORY, plan_for, with_zero_readout
 from theodolite.probes.scaling.first_steps import follow
 from theodolite_studies.coordinates.report import OPTIMIZERS, QUANTITIES, claims, figures
 from theodolite_studies.framework.networks import NETWORKS, network
@@ -92,7 +92,7 @@ def cells(setting: CoordinateSetting) -> list[Cell]:
         }
         for name in NETWORKS
         for optimizer in OPTIMIZERS
-        for parameterization in PARAMETERIZATIONS
+        for parameterization in WITHOUT_FACTORY
         for size in setting.sizes
         for seed in setting.seeds
     ]
@@ -116,6 +116,7 @@ def _plan(
     """The same for all seeds, which follow one another."""
     workload, rates = network(name, num=setting.num, length=setting.length), LEARNING_RATES[name]
     beside = rates.get(f"beside {optimizer}")
+    vectors: dict[str, Any] = {"vector_lr": beside} if beside else {}
     plan = plan_for(
         workload.build,
         workload.batch(0, 0)[0],
@@ -124,7 +125,7 @@ def _plan(
         base=setting.base,
         optimizer=optimizer,
         lr=rates[optimizer],
-        **({"vector_lr": beside} if beside else {}),
+        **vectors,
     )
     return with_zero_readout(plan)
 

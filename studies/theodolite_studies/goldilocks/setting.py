@@ -15,8 +15,8 @@ from theodolite import data
 from theodolite.core.batches import Batch
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
+from theodolite.fleet.plans import planned
 from theodolite.fleet.run import PRECISIONS, Precision, Run
-from theodolite.fleet.training import planned
 from theodolite.models import LeNet5, LeNet300, ResNet4
 from theodolite.models.inhomogeneous import Variant
 from theodolite.workloads import Workload

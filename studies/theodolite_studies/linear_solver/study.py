@@ -29,8 +29,9 @@ from theodolite.core.building import evaluated, one_thread, untouched_randomness
 from theodolite.core.size import Size
 from theodolite.data import generator, poisson_right_sides
 from theodolite.data.poisson import eigenvalues, sines
+from theodolite.fleet.plans import planned
 from theodolite.fleet.run import Run
-from theodolite.fleet.training import held_out_loss, planned
+from theodolite.fleet.training import held_out_loss
 from theodolite.models import MultilevelNet
 from theodolite.optimizers.schedule import LRFactor
 from theodolite.workloads import Workload, workload

@@ -20,7 +20,7 @@ from theodolite.core.size import Size
 from theodolite.fleet.run import Precision, Run
 from theodolite.fleet.training import Workloads
 from theodolite.models import DiT
-from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization
+from theodolite.planning.parameterization import WITHOUT_FACTORY, Parameterization
 from theodolite.workloads import Workload, workload
 from theodolite_studies.framework.networks import network
 from theodolite_studies.framework.records import Record, select
@@ -166,7 +166,7 @@ def wanted(setting: TransferSetting, name: str, rows: Sequence[Row]) -> list[Run
     part = next(part for part in setting.parts if part.name == name)
     runs = []
     for size in part.sizes:
-        for parameterization in PARAMETERIZATIONS:
+        for parameterization in WITHOUT_FACTORY:
             centre, reach = setting.expected(part, parameterization, size), setting.reach(size)
             mine = select(
                 rows,

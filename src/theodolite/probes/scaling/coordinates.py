@@ -21,8 +21,10 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.progress import Progress, silent
 from theodolite.core.size import Size
+from theodolite.optimizers import Rule
 from theodolite.planning.counterparts import lone_branches
-from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization, plan_for
+from theodolite.planning.factory import MakeOptimizer, check_pure
+from theodolite.planning.parameterization import Parameterization, chosen, plan_for
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, counted
 from theodolite.probes.scaling.first_steps import Track, follow_from_zero
@@ -97,8 +99,10 @@ class Coordinates(Result):
     loads: ClassVar[bool] = True
     parameterization: Parameterization
     optimizer: str
-    lr: float
-    base: Size
+    lr: float | None
+    """At base size; None for that of the own optimizer."""
+    base: Size | None
+    """None if nothing starts from one."""
     steps: int
     tracks: tuple[Track, ...]
     """One for each size and seed."""
@@ -125,8 +129,10 @@ class Coordinates(Result):
 
     def blocks(self) -> Iterator[Block]:
         """Slopes and intervals after the last step."""
+        at_base = "" if self.base is None else f" at {self.base}"
+        rate = "" if self.lr is None else f", lr {self.lr:.4g}{at_base}"
         yield (
-            f"{self.parameterization}, {self.optimizer}, lr {self.lr:.4g} at {self.base}: slopes after "
+            f"{self.parameterization}, {self.optimizer}{rate}: slopes after "
             f"{counted(self.steps, 'step')}, {counted(len({track.seed for track in self.tracks}), 'seed')}"
         )
         yield self.table()
@@ -153,9 +159,9 @@ def coordinates(
     workload: Workload,
     sizes: Sequence[Size],
     *,
-    base: Size,
-    lr: float,
-    optimizer: str = "adamw",
+    base: Size | None = None,
+    lr: float | None = None,
+    optimizer: str | Rule | MakeOptimizer | None = None,
     weight_decay: float = 0.0,
     parameterization: Parameterization = "plan",
     steps: int = 10,
@@ -173,12 +179,14 @@ def coordinates(
     Args:
         workload: the network, its data and its loss.
         sizes: at least two. Sizes of equal depth are compared along the width, and vice versa.
-        base: the size at which `lr` was tuned.
-        lr: learning rate at base size.
-        optimizer: as in `theodolite.plan`, which also takes `weight_decay` and `planning` (eps, roles, …).
+        base: the size at which `lr` was tuned. Under `own` there is none.
+        lr: learning rate at base size; under `own` that of the optimizer by default.
+        optimizer: as in `theodolite.plan`, which also takes `weight_decay` and `planning` (eps, roles, …),
+            AdamW by default; under `own` the function (model) -> Optimizer, the workload's by default.
         weight_decay: at base size.
-        parameterization: `plan`, or `standard`: the network's own initialisation at each size and the plain
-            optimizer with one learning rate for all tensors.
+        parameterization: `plan`; `standard`: the network's own initialisation at each size and the plain
+            optimizer with one learning rate for all tensors; or `own`: the network as it builds itself, with
+            the optimizer that its author makes.
         steps: how many to train.
         seeds: a number of seeds, or the seeds, of the initialisation and of the batches.
         device: where to train.
@@ -204,23 +212,33 @@ def coordinates(
             f"sizes are {', '.join(map(str, sizes))}: give at least two of equal depth, to compare widths, "
             "or two of equal width, to compare depths"
         )
-    chosen = arguments.seeds("seeds", seeds)
+    each_seed = arguments.seeds("seeds", seeds)
     arguments.whole("steps", steps, least=1)
-    arguments.one_of("parameterization", parameterization, PARAMETERIZATIONS)
-    inputs = workload.draw(chosen[0], 0)[0]
-    needed = {*sizes, *([base] if parameterization == "plan" else [])}
+    options = chosen(
+        parameterization,
+        factory=workload.optimizer,
+        base=base,
+        lr=lr,
+        optimizer=optimizer,
+        weight_decay=weight_decay,
+        planning=planning,
+    )
+    inputs = workload.draw(each_seed[0], 0)[0]
+    needed = {*sizes, *([base] if parameterization == "plan" and base else [])}
     roles = planning.get("roles")
     anatomies = {size: dissect(workload.build, inputs, size=size, roles=roles) for size in needed}
-    options = dict(optimizer=optimizer, lr=lr, weight_decay=weight_decay, anatomies=anatomies, **planning)
+    if parameterization == "own" and options["make_optimizer"] is not None:
+        check_pure(options["make_optimizer"], workload.build, min(sizes))
     tell = progress or silent
     tracks: list[Track] = []
     for size in sizes:
-        plan = plan_for(workload.build, inputs, size, parameterization=parameterization, base=base, **options)
+        plan = plan_for(workload.build, inputs, size, anatomies=anatomies, **options)
         lone = lone_branches(anatomies[size], [anatomies[one] for one in sizes if one.depth != size.depth])
-        for seed in chosen:
-            tell(f"{workload.name} {size}, seed {seed}", len(tracks) / len(sizes) / len(chosen))
+        for seed in each_seed:
+            tell(f"{workload.name} {size}, seed {seed}", len(tracks) / len(sizes) / len(each_seed))
             tracks.append(follow_from_zero(workload, plan, seed=seed, steps=steps, device=device, lone=lone))
-    return Coordinates(parameterization, plan.optimizer_name, lr, base, steps, tuple(tracks))
+    start = None if parameterization == "own" else base
+    return Coordinates(parameterization, plan.optimizer_name, lr, start, steps, tuple(tracks))
 
 
 def fit_slopes(tracks: Iterable[Track], *, step: int = -1) -> tuple[Slope, ...]:

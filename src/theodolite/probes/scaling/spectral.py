@@ -34,9 +34,11 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
+from theodolite.optimizers import Rule
 from theodolite.optimizers.condition import Ratios, change, deviation, multiplier
 from theodolite.planning.counterparts import counterparts, repeated_branches
-from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization, plan_for
+from theodolite.planning.factory import MakeOptimizer, check_pure
+from theodolite.planning.parameterization import Parameterization, chosen, plan_for
 from theodolite.planning.plan import Plan
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table
@@ -240,8 +242,8 @@ def spectral(
     size: Size,
     *,
     base: Size,
-    lr: float,
-    optimizer: str = "adamw",
+    lr: float | None = None,
+    optimizer: str | Rule | MakeOptimizer | None = None,
     weight_decay: float = 0.0,
     parameterization: Parameterization = "plan",
     steps: int = 8,
@@ -254,12 +256,14 @@ def spectral(
     Args:
         workload: what is trained.
         size: the size in question.
-        base: the size at which `lr` was tuned.
-        lr: learning rate at base size.
-        optimizer: as in `theodolite.plan`, which also takes `weight_decay` and `planning` (eps, roles, …).
+        base: the size to compare with, at which `lr` was tuned.
+        lr: learning rate at base size; under `own` that of the optimizer by default.
+        optimizer: as in `theodolite.plan`, which also takes `weight_decay` and `planning` (eps, roles, …),
+            AdamW by default; under `own` the function (model) -> Optimizer, the workload's by default.
         weight_decay: at base size.
-        parameterization: `plan`, or `standard`: the network's own initialisation and one learning rate for
-            all tensors at both sizes.
+        parameterization: `plan`; `standard`: the network's own initialisation and one learning rate for
+            all tensors at both sizes; or `own`: the network as it builds itself, with the optimizer that its
+            author makes.
         steps: steps of training.
         seed: of the initial weights and of the batches.
         device: where to train.
@@ -277,16 +281,25 @@ def spectral(
     for name, value in (("size", size), ("base", base)):
         if not isinstance(value, Size):
             raise UseError(f"{name} is {value!r}: give one Size, such as Size(256, 4)")
-    arguments.one_of("parameterization", parameterization, PARAMETERIZATIONS)
     arguments.whole("steps", steps, least=1)
+    options = chosen(
+        parameterization,
+        factory=workload.optimizer,
+        base=base,
+        lr=lr,
+        optimizer=optimizer,
+        weight_decay=weight_decay,
+        planning=planning,
+    )
+    if parameterization == "own" and options["make_optimizer"] is not None:
+        check_pure(options["make_optimizer"], workload.build, min(size, base))
     inputs = workload.draw(seed, 0)[0]
     anatomies = {
         one: dissect(workload.build, inputs, size=one, roles=planning.get("roles")) for one in {size, base}
     }
-    options = dict(optimizer=optimizer, lr=lr, weight_decay=weight_decay, anatomies=anatomies, **planning)
 
     def train(one: Size) -> Training:
-        plan = plan_for(workload.build, inputs, one, parameterization=parameterization, base=base, **options)
+        plan = plan_for(workload.build, inputs, one, anatomies=anatomies, **options)
         return observe(workload, plan, anatomies[one], steps=steps, seed=seed, device=device)
 
     return compare(train(size), train(base))

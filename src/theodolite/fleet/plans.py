@@ -1,0 +1,115 @@
+"""The plans of runs: one for each size, optimizer and parameterization, made once in a process."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from theodolite.anatomy import Anatomy, dissect
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size
+from theodolite.fleet.evaluation import averages
+from theodolite.fleet.run import Run
+from theodolite.optimizers import OPTIMIZERS
+from theodolite.optimizers.schedule import LRFactor
+from theodolite.planning import Plan
+from theodolite.planning.factory import check_pure
+from theodolite.planning.own import Own, own
+from theodolite.planning.parameterization import plan_for
+from theodolite.planning.rows import PlanRow
+from theodolite.workloads import Workload
+
+
+def check_plans(runs: Sequence[Run], workload: Workload) -> None:
+    """Plan each size with each optimizer and parameterization, and check schedules and options.
+
+    No network is built. Plans are cached: runs in this process do not make them again.
+    """
+    for timing in dict.fromkeys((run.schedule, run.steps, run.warmup, run.final) for run in runs):
+        LRFactor(*timing)
+    for run in {(run.size, run.optimizer, run.parameterization): run for run in runs}.values():
+        plan = planned(run, workload)
+        if run.parameterization == "own":
+            _check_own(run, plan, workload)
+            continue
+        for rule in {row.rule for row in plan.trained}:
+            OPTIMIZERS[rule].maker(plan.options if rule == plan.optimizer_name else plan.vector_options)
+
+
+def _check_own(run: Run, plan: Plan, workload: Workload) -> None:
+    """Refuse a factory that makes something else at every call, and a schedule that it replaces."""
+    if workload.optimizer is not None:
+        check_pure(workload.optimizer, workload.build, run.size)
+    if run.schedule != "constant" and averages(plan):
+        raise UseError(
+            f"schedule is {run.schedule!r}: {plan.optimizer_name}, the optimizer of {workload.name}, "
+            "replaces one. Give schedule='constant'"
+        )
+
+
+def planned(run: Run, workload: Workload) -> Plan:
+    """The plan of a run, one for all seeds; under `standard` and `own` it leaves the network as it is."""
+    return _planned(dataclasses.replace(run, seed=0, steps=1, warmup=0, every=1, evaluate_every=0), workload)
+
+
+@functools.lru_cache(maxsize=4096)
+def _planned(run: Run, workload: Workload) -> Plan:
+    if run.parameterization == "own":
+        return _own(workload, run.size).at(run.lr)
+    sizes = [run.size, run.base or run.size]
+    vectors: dict[str, Any] = {}
+    if OPTIMIZERS[run.optimizer].matrices_only:
+        vectors = {"vector_lr": run.vector_lr, "vector_options": _tuples(run.vector_options)}
+    plan = plan_for(
+        workload.build,
+        _first_inputs(workload),
+        run.size,
+        parameterization=run.parameterization,
+        base=run.base or run.size,
+        optimizer=run.optimizer,
+        lr=run.lr,
+        weight_decay=run.weight_decay,
+        eps=run.eps,
+        decay=run.decay,
+        options=_tuples(run.options),
+        anatomies={size: anatomy_of(workload, size) for size in sizes},
+        **vectors,
+    )
+    if run.init_scale == 1:
+        return plan
+    rows = {
+        name: dataclasses.replace(row, init=row.init.scaled(run.init_scale)) if _is_drawn(row) else row
+        for name, row in plan.rows.items()
+    }
+    return dataclasses.replace(plan, rows=rows)
+
+
+@functools.lru_cache(maxsize=256)
+def _own(workload: Workload, size: Size) -> Own:
+    """The network and the optimizer that a workload has at a size, with the learning rates that it has."""
+    inputs, anatomy = _first_inputs(workload), anatomy_of(workload, size)
+    return own(workload.build, inputs, workload.optimizer, size=size, anatomy=anatomy)
+
+
+def _is_drawn(row: PlanRow) -> bool:
+    """Does a tensor start at random? A gain does not, and of a bias that draws itself it is not known."""
+    fixed = ("constant", "own") if row.role == "bias" else ("constant",)
+    return row.trained and row.role != "gain" and row.init.kind not in fixed
+
+
+@functools.lru_cache(maxsize=256)
+def anatomy_of(workload: Workload, size: Size) -> Anatomy:
+    """The anatomy of the network at a size, found once in a process."""
+    return dissect(workload.build, _first_inputs(workload), size=size)
+
+
+@functools.lru_cache(maxsize=16)
+def _first_inputs(workload: Workload) -> Any:
+    return workload.draw(0, 0)[0]
+
+
+def _tuples(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists, which JSON has, as the tuples that optimizers take."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
