@@ -15,6 +15,7 @@ import typer
 import theodolite
 from theodolite.commands.data import data_app
 from theodolite.commands.fit import fit
+from theodolite.commands.groups import groups
 from theodolite.commands.grow import grow
 from theodolite.commands.ledger import ledger_app
 from theodolite.commands.lr import lr
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, dissect, plan, lr, sweep, grow, fit, stragglers):
+for command in (survey, dissect, plan, groups, lr, sweep, grow, fit, stragglers):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
@@ -118,6 +119,8 @@ def _theodolite(
       theodolite dissect gpt-sotu            what every tensor is
 
       theodolite plan gpt-sotu --width 1024 --lr 0.004    how to train it eight times as wide
+
+      theodolite groups gpt-sotu --adamw-lr 0.004    which tensor goes to Muon
 
       theodolite lr gpt-sotu                 which learning rates can be used
 
