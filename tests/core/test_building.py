@@ -30,3 +30,12 @@ def test_beyond_the_limit_it_is_not_whatever_a_build_catches(width: int, most: i
         TooLargeError, match=rf"build\(width={width}, depth=1\) makes tensors of more than {most:,} el"
     ):
         build_model(_drawn, Size(width, 1), most=most)
+
+
+def test_a_build_that_builds_keeps_to_the_outer_limit():
+    def build(width: int, depth: int) -> nn.Module:
+        return build_model(lambda *_: nn.Linear(width, width), Size(width, depth))
+
+    assert build_model(build, Size(4, 1), most=100).weight.shape == (4, 4)
+    with pytest.raises(TooLargeError, match="more than 100 elements"):
+        build_model(build, Size(40, 1), most=100)

@@ -39,6 +39,8 @@ def build_model(
         with untouched_randomness(seed), torch.device(device), limit:
             model = build(size.width, size.depth)
     except _TooLarge:
+        if most is None:  # the limit of a call around this one
+            raise
         raise TooLargeError(f"{called} makes tensors of more than {most:,} elements") from None
     except UseError as error:  # the message already says what is wrong
         raise UseError(f"{called}: {error}") from error
