@@ -34,7 +34,7 @@ SAME = [
     "torch-encoder-post",
 ]
 # What two widths tell and one cannot, and what is not in the tables.
-NOT_COMPARED = {"width_in", "width_out", "grown_axes", "uses", "beside"}
+NOT_COMPARED = {"width_in", "width_out", "grown_axes", "uses", "beside", "assumed"}
 
 
 @pytest.mark.parametrize("name", SAME)

@@ -1,6 +1,23 @@
 """What is in a network: `dissect` finds out, `Anatomy` holds it, one `Part` per parameter tensor."""
 
 from theodolite.anatomy.dissection import dissect
-from theodolite.anatomy.part import Anatomy, AnatomyError, AttentionHeads, Branch, Part, UnclassifiedError
+from theodolite.anatomy.part import (
+    Anatomy,
+    AnatomyError,
+    AttentionHeads,
+    Branch,
+    Part,
+    UnclassifiedError,
+    assumed,
+)
 
-__all__ = ["Anatomy", "AnatomyError", "AttentionHeads", "Branch", "Part", "UnclassifiedError", "dissect"]
+__all__ = [
+    "Anatomy",
+    "AnatomyError",
+    "AttentionHeads",
+    "Branch",
+    "Part",
+    "UnclassifiedError",
+    "assumed",
+    "dissect",
+]

@@ -25,10 +25,10 @@ from theodolite.anatomy.part import (
     Role,
     UnclassifiedError,
 )
+from theodolite.anatomy.position import Positions
 from theodolite.anatomy.roles import (
     Fans,
     fans_by_growth,
-    fans_by_position,
     grown_axes,
     is_looked_up_bias,
     last_weight,
@@ -149,6 +149,7 @@ class _Dissection:
         self.inside = functools.reduce(operator.or_, (one.region for one in main.residuals), 0)
         self.homes = self._homes()
         self.on_stream = branches.names_on_stream(self.flow, main.residuals) - self.homes.keys()
+        self.positions = Positions(self.flow, [one.total for one in main.residuals])
         self.aliases = _aliases(main.model)
         self.undecayed = {name for name, one in canonical_parameters(main.model) if _is_marked(one)}
 
@@ -216,11 +217,15 @@ class _Dissection:
         wide = self.wider
         wider = [branches.heads_of(wide.flow, one) for one in wide.residuals] if wide else []
         found = []
+        by_place: dict[tuple[int, int], list[str]] = {}
+        for name in self.main.shapes:
+            if name in self.homes:
+                by_place.setdefault(self.homes[name], []).append(name)
         for index, (place, residual) in enumerate(zip(self.main.places, self.residuals, strict=True)):
             attention = branches.heads_of(self.flow, residual)
             if attention and index < len(wider) and (partner := wider[index]):
                 attention = _compared(attention, partner)
-            names = tuple(name for name in self.main.shapes if self.homes.get(name) == place)
+            names = tuple(by_place.get(place, ()))
             if not names:  # weights are shared between blocks
                 names = tuple(branches.names_in(self.flow, residual))
             last = tuple(name for name in names if self.lent.get(name, name) in ends[index][0])
@@ -250,7 +255,7 @@ class _Dissection:
         if self.grown is not None:
             fans = fans_by_growth(self.flow, use, self.grown[name])
         elif seen:
-            fans = fans_by_position(self.flow, use, name in self.homes)
+            fans = self.positions.fans(use, name in self.homes)
         else:
             fans = Fans(use.in_axes, use.out_axes, bool(use.in_axes), True, said)
         role = said or fans.role
@@ -287,6 +292,7 @@ class _Dissection:
             factor=self._factor(name, role, alike) if seen else 1.0,
             readout_factor=self._factor(name, "output", as_weight) if seen else 1.0,
             rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and seen else (),
+            assumed="" if said else fans.assumed,
         )
 
     def _norm(self, uses: list[Use], is_norm: bool) -> Norm | None:
@@ -296,8 +302,7 @@ class _Dissection:
         weights = [factors.scaled_weights(self.flow, use) for use in uses]
         if not all(weights) or any(use.in_axes for use in uses):
             return None
-        tables = {use.name for use in self.flow.uses.all if use.kind == "table"}
-        return "input" if all(tables.isdisjoint(names) for names in weights) else "output"
+        return "input" if all(self.flow.tables.isdisjoint(names) for names in weights) else "output"
 
     def _factor_to_stream(self, name: str) -> float:
         index = self.main.places.index(self.homes[name])

@@ -94,13 +94,16 @@ class Part:
     norm after the sum? Such changes accumulate over depth."""
     factor: float = 1.0
     """The product of the plain numbers that multiply the tensor and its output: up to the stream (for what
-    ends a branch), the logits (for a readout, with the numbers on its input since the last norm or sum) or
-    the next layer. For a gain on a weight divided by a norm of itself, that weight counts as a number. 1 if
-    unknown."""
+    ends a branch), the logits (for a readout, with the numbers on its input since the last norm, sum or
+    nonlinearity) or the next layer. For a gain on a weight divided by a norm of itself, that weight counts as
+    a number. 1 if unknown."""
     readout_factor: float = 1.0
     """Of a table that is also a readout: the same for the readout."""
     rows: tuple[tuple[tuple[int, int], ...], ...] = ()
     """Row blocks of a fused tensor (QKV, gate-up): for each block its half-open ranges along the output."""
+    assumed: str = ""
+    """Of a ready module: what the role rests on that only a second width can show, as a clause ("the number
+    of key and value heads grows: …"). Empty where the dataflow tells the role."""
 
     @property
     def trained(self) -> bool:
@@ -305,6 +308,24 @@ def fold(parts: Iterable[Part]) -> list[Fold]:
     """
     folds = gather(parts, lambda part: dataclasses.replace(part, name="", block=None, tied=(), beside=None))
     return [Fold(pattern, members) for pattern, members in folds]
+
+
+def assumed(anatomy: Anatomy) -> dict[str, tuple[str, ...]]:
+    """What was assumed of a ready module: by clause, the names of the tensors whose roles rest on it.
+
+    Empty for a build function, which shows at two widths what grows.
+
+    >>> from torch import nn, zeros
+    >>> from theodolite import dissect
+    >>> layers = nn.Linear(9, 64), nn.ReLU(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 1)
+    >>> assumed(dissect(nn.Sequential(*layers), zeros(2, 9)))
+    {'a side that is 4 times smaller than the other, or more, grows too': ('2.weight',)}
+    """
+    found: dict[str, list[str]] = {}
+    for part in anatomy.trained:
+        if part.assumed:
+            found.setdefault(part.assumed, []).append(part.name)
+    return {clause: tuple(names) for clause, names in found.items()}
 
 
 def untrained(parts: Iterable[Part]) -> str:

@@ -1,4 +1,4 @@
-"""Roles: by which fans of a tensor grow with width or, where only one width was seen, by its position."""
+"""Roles: by which fans of a tensor grow with width."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import nn
 from theodolite.anatomy.names import canonical_modules, canonical_parameters
 from theodolite.anatomy.part import AnatomyError, Role
 from theodolite.anatomy.recording.operations import VIEWS
-from theodolite.anatomy.recording.trace import Node
 from theodolite.anatomy.specimen import Specimen
-from theodolite.anatomy.structure.flow import Flow, mask_of, walk
+from theodolite.anatomy.structure.flow import Flow
 from theodolite.anatomy.structure.uses import Use
 from theodolite.core.size import Size
 
@@ -28,6 +27,8 @@ class Fans:
     width_out: bool
     role: Role | None
     """None where nothing grows: then it is unknown how the tensor should be scaled."""
+    assumed: str = ""
+    """For a ready module: what was assumed, as a clause; empty where the dataflow alone tells."""
 
 
 def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
@@ -59,7 +60,7 @@ def fans_by_growth(flow: Flow, use: Use, grown: tuple[int, ...]) -> Fans:
         (True, False): "output",
     }
     role = by_growth.get((width_in, width_out))
-    if role is None and (use.kind != "weight" or _reads_data(flow, use)):
+    if role is None and (use.kind != "weight" or reads_data(flow, use)):
         role = "input"
     return Fans(in_axes, out_axes, width_in, width_out, role)
 
@@ -68,28 +69,6 @@ def _without_stack(axes: tuple[int, ...], grown: tuple[int, ...]) -> tuple[int, 
     """Output axes without a leading one that stays while others grow: stacked experts, or q, k and v."""
     stacked = len(axes) > 1 and axes[0] == 0 and 0 not in grown and any(axis in grown for axis in axes)
     return axes[1:] if stacked else axes
-
-
-def fans_by_position(flow: Flow, use: Use, in_branch: bool) -> Fans:
-    """By the dataflow alone: what reads the data is input, what makes the result is output."""
-    is_last = not in_branch and _reaches_output(flow, use)
-    scaled = [other for other in flow.uses.at(use.node) if other.kind == "weight" and use.kind == "gain"]
-    if scaled:  # a scale vector grows with the side of the weight that it runs over
-        weight = fans_by_position(flow, scaled[0], in_branch)
-        if use.in_axes and weight.role == "hidden":
-            return Fans(use.in_axes, use.out_axes, True, True, "gain")
-        grows = {"inputs": weight.width_in, "outputs": weight.width_out, None: False}[use.along]
-        return Fans((), tuple(sorted(use.in_axes + use.out_axes)), False, grows, "gain")
-    if use.kind == "bias" or use.kind == "gain":
-        grows = bool(use.out_axes) and not (is_last and use.kind == "bias")
-        return Fans(use.in_axes, use.out_axes, False, grows, use.kind)
-    if use.kind != "weight" or _reads_data(flow, use):
-        return Fans(use.in_axes, use.out_axes, False, True, "input")
-    if _is_depthwise(flow, use):
-        return Fans(use.in_axes, use.out_axes, False, True, "input")
-    if is_last or not use.out_axes or _routes(flow, use):
-        return Fans(use.in_axes, use.out_axes, True, False, "output")
-    return Fans(use.in_axes, use.out_axes, True, True, "hidden")
 
 
 def is_looked_up_bias(flow: Flow, use: Use, inside: int) -> bool:
@@ -129,39 +108,9 @@ def last_weight(flow: Flow, use: Use) -> str | None:
     return None
 
 
-def _is_depthwise(flow: Flow, use: Use) -> bool:
-    """Does every channel have its own kernel? Then the input fan is the kernel, which does not grow."""
-    if use.op != "conv":
-        return False
-    node = flow.graph.nodes[use.node]
-    signal, weight = (flow.graph.shapes[node.args[position].value] for position in (0, 1))
-    return weight[1] == 1 < signal[1]
-
-
-def _reads_data(flow: Flow, use: Use) -> bool:
+def reads_data(flow: Flow, use: Use) -> bool:
     """Is there no parameter between the network's inputs and this one?"""
-    tables = [other.node for other in flow.uses.all if other.kind in ("table", "token")]
-    fed = flow.weighted | mask_of(output for node in tables for output in flow.graph.nodes[node].outputs)
-    return not any(flow.ancestors[value] & fed for value in flow.signals(flow.graph.nodes[use.node]))
-
-
-def _reaches_output(flow: Flow, use: Use) -> bool:
-    """Does the result leave the network without meeting another weight?"""
-    made = flow.graph.nodes[use.node].outputs[0]
-    reached = walk([made], lambda value: flow.made_of(value, ~flow.weighted))
-    return any(value in flow.graph.outputs for value in reached)
-
-
-def _routes(flow: Flow, use: Use) -> bool:
-    """Do the largest entries of the result choose what is computed next?"""
-
-    def passes(node: Node) -> bool:
-        return not flow.is_product_of_signals(node) and len(flow.signals(node)) == 1
-
-    floating = mask_of(value for value, is_floating in enumerate(flow.graph.floating) if is_floating)
-    made = flow.graph.nodes[use.node].outputs[:1]
-    readers = flow.reading(made, passes, floating & ~flow.weighted)
-    return any(node.op in ("topk", "sort", "argmax") for node in readers)
+    return not any(flow.ancestors[value] & flow.fed for value in flow.signals(flow.graph.nodes[use.node]))
 
 
 def grown_axes(

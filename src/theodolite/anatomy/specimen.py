@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -63,6 +64,10 @@ class Specimen:
         or at another position of its outermost list.
         """
         elements = _elements(self.model)
+        weights: dict[str, list[str]] = {}
+        for use in self.flow.uses.all:
+            if use.kind == "weight":
+                weights.setdefault(use.name, []).append(use.op)
         found: list[tuple[int, int]] = []
         kinds: set[object] = set()
         used: set[str] = set()
@@ -71,7 +76,7 @@ class Specimen:
         for residual in self.residuals:
             names = names_in(self.flow, residual)
             home = _common([elements.get(name.rpartition(".")[0], ()) for name in names])
-            kind = _kind(self.flow, names, residual.attends)
+            kind = residual.attends, _kind(names, weights)
             same_element = home == last and home != ()
             same_position = _position(home) == _position(last)
             again = not used.isdisjoint(names) and kind in kinds
@@ -161,14 +166,13 @@ def _shown(inputs: Any) -> str:
     return ", ".join(f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in tensors)
 
 
-def _kind(flow: Flow, names: list[str], attends: bool) -> object:
+def _kind(names: list[str], weights: Mapping[str, list[str]]) -> object:
     """What distinguishes the branches of a block at any size: how many weights each operation uses.
 
     Cross-attention has fewer than self-attention, as its keys and values are made outside of the branch.
     """
-    inside = set(names)
-    counted = Counter(use.op for use in flow.uses.all if use.name in inside and use.kind == "weight")
-    return attends, tuple(sorted(counted.items()))
+    counted = Counter(op for name in set(names) for op in weights.get(name, ()))
+    return tuple(sorted(counted.items()))
 
 
 def _elements(model: nn.Module) -> dict[str, tuple[str, ...]]:

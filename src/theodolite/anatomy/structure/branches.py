@@ -124,19 +124,25 @@ def streams_of(flow: Flow, residuals: list[TracedBranch]) -> list[int]:
     Two sums are of one stream if a path outside of all branches connects them. An encoder's sums reach the
     decoder's only through branches.
     """
-    inside = functools.reduce(operator.or_, (residual.region for residual in residuals), 0)
-    sums = [residual.total for residual in residuals]
+    inside = set(bits(functools.reduce(operator.or_, (residual.region for residual in residuals), 0)))
+    first: dict[int, int] = {}
+    for index, residual in enumerate(residuals):
+        first.setdefault(residual.total, index)
     streams = list(range(len(residuals)))
-    for index, total in enumerate(sums):
-        reached = {total}
-        for value, node in flow.made(flow.descendants[total] & flow.live & ~(1 << total)):
-            if reached.isdisjoint(flow.signals(node)):
-                continue
-            if value in sums:  # the next one, which goes on from there
-                old, new = streams[sums.index(value)], streams[index]
+
+    def onward(value: int) -> list[int]:
+        return [] if value in first else _beside(value)
+
+    def _beside(value: int) -> list[int]:
+        readers = (node for node in flow.readers(value) if value in flow.signals(node))
+        made = (output for node in readers for output in node.outputs if flow.live >> output & 1)
+        return [output for output in made if output in first or output not in inside]
+
+    for index, residual in enumerate(residuals):
+        for value in walk(_beside(residual.total), onward):
+            if value in first:  # the next one, which goes on from there
+                old, new = streams[first[value]], streams[index]
                 streams = [new if one == old else one for one in streams]
-            elif not inside >> value & 1:
-                reached.add(value)
     for index, residual in enumerate(residuals):  # branches that read one history are one stream
         alike = [each.history is not None and each.history == residual.history for each in residuals]
         streams = [streams[index] if same else one for same, one in zip(alike, streams, strict=True)]

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from theodolite.anatomy.recording.operations import HOMOGENEOUS, NORMS, POSITIVE, REDUCTIONS, VIEWS
 from theodolite.anatomy.recording.trace import Node, Ref
-from theodolite.anatomy.structure.flow import Flow, mask_of, walk
+from theodolite.anatomy.structure.flow import Flow, walk
 from theodolite.anatomy.structure.norms import (
     POWERS,
     follows_normalisation,
@@ -72,8 +72,9 @@ def is_rate(flow: Flow, use: Use) -> bool:
     front of a gate or a softmax do not, as they reach no exponent.
     """
     value = _value(flow, use)
-    reached = {at for at, name in flow.graph.parameters.items() if name == use.name}
-    for node in _expression(flow, value)[0] if value is not None else ():
+    made, held = _expression(flow, value) if value is not None else ([], set())
+    reached = {at for at in held if flow.graph.parameters[at] == use.name}
+    for node in made:
         if reached.intersection(node.inputs):
             if node.op in POSITIVE:
                 return True
@@ -123,19 +124,21 @@ def _multiply(flow: Flow, value: int, lead: Use, use: Use) -> bool:
 def _carriers_of(flow: Flow, value: int, names: list[str]) -> list[str] | None:
     alone = [name for name in names if _degree(flow, value, [name]) == 1]
     if alone:
-        sizes = {name: math.prod(flow.graph.shapes[at]) for at, name in flow.graph.parameters.items()}
-        return [max(alone, key=lambda name: sizes[name])]
+        return [max(alone, key=lambda name: math.prod(flow.uses.shapes[name]))]
     return None if _degree(flow, value, names) == 0 else names
 
 
 def _value(flow: Flow, use: Use) -> int | None:
     """The input of a use's node that the parameter is in."""
     values = (value for value in flow.graph.nodes[use.node].inputs if value not in flow.uses.signal)
-    return next((value for value in values if use.name in _expression(flow, value)[1]), None)
+    names = flow.graph.parameters
+    return next(
+        (one for one in values if any(names[at] == use.name for at in _expression(flow, one)[1])), None
+    )
 
 
-def _expression(flow: Flow, value: int) -> tuple[list[Node], set[str]]:
-    """The nodes that made a value and the parameters it is made of."""
+def _expression(flow: Flow, value: int) -> tuple[list[Node], set[int]]:
+    """The nodes that made a value, and the values in it that are parameters."""
     graph = flow.graph
 
     def sources(one: int) -> tuple[int, ...]:
@@ -144,14 +147,16 @@ def _expression(flow: Flow, value: int) -> tuple[list[Node], set[str]]:
 
     values = set(walk([value], sources))
     held = values & graph.parameters.keys()
-    return list(flow.makers(mask_of(values - held))), {graph.parameters[one] for one in held}
+    made = sorted({index for one in values - held if (index := graph.maker[one]) is not None})
+    return [graph.nodes[index] for index in made], held
 
 
 def _degree(flow: Flow, value: int, names: Iterable[str]) -> float:
     """The power of s that multiplies a value if the named parameters are scaled by s; nan if unknown."""
     names = set(names)
-    found = {at: float(name in names) for at, name in flow.graph.parameters.items()}
-    for node in _expression(flow, value)[0]:
+    made, parameters = _expression(flow, value)
+    found = {at: float(flow.graph.parameters[at] in names) for at in parameters}
+    for node in made:
         held = [found[source] for source in node.inputs if source in found]
         if held:  # else a constant
             found.update(dict.fromkeys(node.outputs, _after(node, held, found)))

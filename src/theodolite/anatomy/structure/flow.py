@@ -19,15 +19,22 @@ def bits(mask: int) -> Iterator[int]:
     >>> list(bits(0b10110))
     [1, 2, 4]
     """
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+    for start, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
+        while byte:
+            low = byte & -byte
+            yield 8 * start + low.bit_length() - 1
+            byte ^= low
 
 
 def mask_of(values: Iterable[int]) -> int:
     """The mask whose bits are the values: the reverse of `bits`."""
-    return functools.reduce(operator.or_, (1 << value for value in values), 0)
+    found = bytearray()
+    for value in values:
+        byte = value >> 3
+        if byte >= len(found):
+            found.extend(bytes(byte + 1 - len(found)))
+        found[byte] |= 1 << (value & 7)
+    return int.from_bytes(found, "little")
 
 
 def walk(start: Iterable[int], onward: Callable[[int], Iterable[int]]) -> Iterator[int]:
@@ -134,6 +141,22 @@ class Flow:
         """The values a weight made: outputs of matrix products and convolutions with parameters."""
         weights = (use for use in self.uses.all if use.kind == "weight")
         return mask_of(output for use in weights for output in self.graph.nodes[use.node].outputs)
+
+    @functools.cached_property
+    def floating(self) -> int:
+        """The values that are no indices and no masks."""
+        return mask_of(value for value, is_floating in enumerate(self.graph.floating) if is_floating)
+
+    @functools.cached_property
+    def tables(self) -> frozenset[str]:
+        """The parameters that are looked up."""
+        return frozenset(use.name for use in self.uses.all if use.kind == "table")
+
+    @functools.cached_property
+    def fed(self) -> int:
+        """The values a weight, a table or learned tokens made."""
+        tables = [use.node for use in self.uses.all if use.kind in ("table", "token")]
+        return self.weighted | mask_of(value for node in tables for value in self.graph.nodes[node].outputs)
 
     @functools.cached_property
     def live(self) -> int:

@@ -170,7 +170,7 @@ def read_by(flow: Flow, uses: list[Use], *, returned: bool = False, tied: bool =
     Values that are returned beside the logits, such as hidden states, are obstacles if `returned`. A weight
     that is an embedding too, as a tied readout, is an obstacle unless `tied`.
     """
-    tables = {other.name for other in flow.uses.all if other.kind == "table"}
+    tables = flow.tables
     carried = {_finished(flow, use): _channels(flow, use) for use in uses}
     shifts = [shift for use in uses for shift in _shifts(flow, flow.graph.nodes[use.node])]
     reads: list[Read] = []

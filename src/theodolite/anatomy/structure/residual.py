@@ -183,9 +183,10 @@ def _from_last_sum(flow: Flow, join: Join, joins: list[Join]) -> Join:
     Where the halves of a stream change each other in turn, a branch reads the sum of the one before it.
     """
     total, start, end = join
+    region = flow.after(start, end)
     for other, _, _ in reversed(joins):
         if (
-            flow.after(start, end) >> other & 1
+            region >> other & 1
             and flow.lineage[other] & flow.lineage[start]
             and not flow.lineage[other] >> start & 1
             and flow.weights_between(other, end)

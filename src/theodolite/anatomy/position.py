@@ -1,0 +1,338 @@
+"""Roles in a ready module: by position in the dataflow, and what has to be assumed where that does not tell.
+
+One network shows no dimension that grows. What reads the data has a fixed number of inputs, what makes the
+result a fixed number of outputs, and everything between is taken to grow with width. Where another reading is
+as likely, as for key heads that several query heads share, `Fans.assumed` says which one was taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from theodolite.anatomy.recording.operations import SOFTMAXES, VIEWS
+from theodolite.anatomy.recording.trace import Node
+from theodolite.anatomy.roles import Fans, reads_data
+from theodolite.anatomy.structure.flow import Flow, mask_of, walk
+from theodolite.anatomy.structure.norms import is_normalisation
+from theodolite.anatomy.structure.uses import Use, product_operands
+
+NARROW = 4
+"""A side that is more than this many times smaller than the other may be fixed."""
+
+LINEAR = VIEWS | {"mul", "div", "add", "sub", "neg", "cat"}
+
+
+class Positions:
+    """Fans by position, for all tensors of one network. `streams` are the values of its residual streams."""
+
+    def __init__(self, flow: Flow, streams: Sequence[int]) -> None:
+        self.flow = flow
+        self.widths = {size for value in streams for size in flow.graph.shapes[value]} or _usual_size(flow)
+        self.shared = _shared_heads(flow)
+        self.low_ranks = _low_ranks(flow, self.widths)
+
+    def fans(self, use: Use, in_branch: bool) -> Fans:
+        """By the dataflow alone: what reads the data is input, what makes the result is output."""
+        flow = self.flow
+        if use.kind == "gain" and (scaled := [one for one in flow.uses.at(use.node) if one.kind == "weight"]):
+            return self._of_scale(use, self.fans(scaled[0], in_branch))
+        is_last = not in_branch and _makes_result(flow, use)
+        if use.kind == "bias" or use.kind == "gain":
+            grows = bool(use.out_axes) and not (is_last and use.kind == "bias")
+            return Fans(use.in_axes, use.out_axes, False, grows, use.kind)
+        as_input = Fans(use.in_axes, use.out_axes, False, True, "input")
+        as_output = Fans(use.in_axes, use.out_axes, True, False, "output")
+        if use.kind != "weight" or _is_depthwise(flow, use):
+            return as_input
+        if _reads_data(flow, use):
+            return dataclasses.replace(as_input, assumed=_of_features(flow, use))
+        if self._reads_results(use):
+            return as_input
+        if is_last:
+            return dataclasses.replace(as_output, assumed=self._of_results(use))
+        if _size(flow, use, use.out_axes) == 1 or _routes(flow, use) or _is_for_each(flow, use):
+            return as_output
+        if _size(flow, use, use.in_axes) == 1:
+            return as_input
+        if rank := _rank_beside(flow, use):
+            side = as_output if rank == "outputs" else as_input
+            return dataclasses.replace(side, assumed="the rank stays, as it adds to another weight")
+        return Fans(use.in_axes, use.out_axes, True, True, "hidden", self._of_hidden(use))
+
+    def _of_scale(self, use: Use, weight: Fans) -> Fans:
+        """A scale vector grows with the side of the weight that it runs over."""
+        if use.in_axes and weight.role == "hidden":
+            return Fans(use.in_axes, use.out_axes, True, True, "gain")
+        grows = {"inputs": weight.width_in, "outputs": weight.width_out, None: False}[use.along]
+        return Fans((), tuple(sorted(use.in_axes + use.out_axes)), False, grows, "gain")
+
+    def _of_results(self, use: Use) -> str:
+        sides = _size(self.flow, use, use.in_axes), _size(self.flow, use, use.out_axes)
+        same = sides[0] == sides[1] and sides[0] in self.widths
+        return f"the number of results stays, though it is the width, {sides[0]}" if same else ""
+
+    def _of_hidden(self, use: Use) -> str:
+        if use.name in self.low_ranks:
+            return "the rank grows too"
+        if (heads := self.shared.get(use.node)) is not None:
+            return f"the number of key and value heads grows: {heads[0]} here, for {heads[1]} query heads"
+        small, large = sorted(_channels(self.flow, use))
+        narrow = NARROW * small < large and small not in self.widths
+        return f"a side that is {NARROW} times smaller than the other, or more, grows too" if narrow else ""
+
+    def _reads_results(self, use: Use) -> bool:
+        """Does it read results of the network that are few, as a decoder reads the latent?"""
+        flow = self.flow
+        inner, outer = _channels(flow, use)
+        if NARROW * inner >= outer:
+            return False
+        before = {
+            index
+            for value in flow.signals(flow.graph.nodes[use.node])
+            for index in _last_weights(flow, value)
+        }
+        weights = [_weight_at(flow, flow.graph.nodes[index]) for index in before]
+        return bool(weights) and all(one is not None and _makes_result(flow, one) for one in weights)
+
+
+def _size(flow: Flow, use: Use, axes: Iterable[int]) -> int:
+    """The number of entries along axes of a parameter."""
+    return math.prod(flow.uses.shapes[use.name][axis] for axis in axes)
+
+
+def _usual_size(flow: Flow) -> set[int]:
+    """The size that most weights read or make."""
+    weights = (use for use in flow.uses.all if use.kind == "weight")
+    counted = Counter(size for use in weights for size in _channels(flow, use))
+    return {size for size, _ in counted.most_common(1)}
+
+
+def _channels(flow: Flow, use: Use) -> tuple[int, int]:
+    """The numbers of inputs, without the positions of a kernel, and of outputs."""
+    kernel = range(2, len(flow.uses.shapes[use.name])) if use.op == "conv" else ()
+    inner = [axis for axis in use.in_axes if axis not in kernel]
+    return _size(flow, use, inner), _size(flow, use, use.out_axes)
+
+
+def _is_depthwise(flow: Flow, use: Use) -> bool:
+    """Does every channel have its own kernel? Then the input fan is the kernel, which does not grow."""
+    if use.op != "conv":
+        return False
+    node = flow.graph.nodes[use.node]
+    signal, weight = (flow.graph.shapes[node.args[position].value] for position in (0, 1))
+    return weight[1] == 1 < signal[1]
+
+
+def _is_grouped(flow: Flow, use: Use) -> bool:
+    return use.op == "conv" and flow.graph.nodes[use.node].args[8] > 1
+
+
+def _reads_data(flow: Flow, use: Use) -> bool:
+    """Does it read the data, and neither a start of zeros nor one that is learned?"""
+    node = flow.graph.nodes[use.node]
+    sources = flow.signals(node)
+    learned = bool(sources) and not flow.above(sources) & mask_of(flow.graph.inputs)
+    return reads_data(flow, use) and not learned and flow.uses.zeros.isdisjoint(node.inputs)
+
+
+def _of_features(flow: Flow, use: Use) -> str:
+    """Sinusoids of a time may be as many as there are channels."""
+    node = flow.graph.nodes[use.node]
+    pair = product_operands(node)
+    made: set[str] = set()
+
+    def sources(value: int) -> Sequence[int]:
+        maker = flow.maker(value)
+        made.update([maker.op] if maker else [])
+        return maker.inputs if maker else ()
+
+    if pair is None or not all(True for _ in walk(pair, sources)) or made.isdisjoint({"sin", "cos"}):
+        return ""
+    return "the number of sinusoids that it reads stays"
+
+
+def _makes_result(flow: Flow, use: Use) -> bool:
+    """Does the result leave the network without meeting another weight?
+
+    Results that the network also goes on with, such as the states of a recurrent layer or the features of a
+    backbone, count if they are few, as the latent of an autoencoder.
+    """
+    made = flow.graph.nodes[use.node].outputs[0]
+    reached = set(walk([made], lambda value: flow.made_of(value, ~flow.weighted)))
+    results = reached & flow.graph.outputs or reached & flow.graph.returned
+    if not results:
+        return False
+    if not flow.below(reached) & flow.weighted & ~(1 << made):
+        return True
+    if results.isdisjoint(flow.graph.outputs):
+        return False
+    inputs = _size(flow, use, use.in_axes)
+    sizes = {math.prod(flow.graph.shapes[one][-1:]) for one in results}
+    several = len(flow.graph.outputs) > 1
+    return max(sizes) * NARROW < inputs if several else inputs not in sizes
+
+
+def _routes(flow: Flow, use: Use) -> bool:
+    """Do the largest entries of the result choose what is computed next?"""
+
+    def passes(node: Node) -> bool:
+        return not flow.is_product_of_signals(node) and len(flow.signals(node)) == 1
+
+    made = flow.graph.nodes[use.node].outputs[:1]
+    readers = flow.reading(made, passes, flow.floating & ~flow.weighted)
+    return any(node.op in ("topk", "sort", "argmax") for node in readers)
+
+
+def _is_for_each(flow: Flow, use: Use) -> bool:
+    """Is it a vector for each head, `(h·v).sum(-1)`, rather than one matrix?"""
+    node = flow.graph.nodes[use.node]
+    signals = flow.signals(node)
+    if node.op != "mul" or len(signals) != 1 or not use.in_axes:
+        return False
+    value = next((value for value in node.inputs if value != signals[0]), signals[0])
+    signal, weight = flow.graph.shapes[signals[0]], flow.graph.shapes[value]
+    pairs = zip(reversed(signal), reversed(weight), strict=False)
+    return all(one == other or other == 1 for one, other in pairs)
+
+
+def _rank_beside(flow: Flow, use: Use) -> str | None:
+    """Of a pair of low rank whose product adds to another weight: which side of this one the rank is.
+
+    `W + BA` may be computed in the weights, or as the sum of `Wx` and `B(Ax)`.
+    """
+    return _rank_in_weight(flow, use) or _rank_in_sum(flow, use)
+
+
+def _rank_in_weight(flow: Flow, use: Use) -> str | None:
+    def sides(one: Use) -> tuple[int, int]:
+        return _size(flow, one, one.in_axes), _size(flow, one, one.out_axes)
+
+    here = sides(use)
+    others = [sides(one) for one in flow.uses.at(use.node) if one.kind == "weight" and one.name != use.name]
+    for whole in others:
+        if here[0] == whole[0] and here[1] < min(whole) and (here[1], whole[1]) in others:
+            return "outputs"
+        if here[1] == whole[1] and here[0] < min(whole) and (whole[0], here[0]) in others:
+            return "inputs"
+    return None
+
+
+def _rank_in_sum(flow: Flow, use: Use) -> str | None:
+    if (up := _after(flow, use)) is not None and _adds_to_weight(flow, use, up):
+        return "outputs"
+    below = _before(flow, use)
+    return "inputs" if below is not None and _adds_to_weight(flow, below, use) else None
+
+
+def _after(flow: Flow, use: Use) -> Use | None:
+    """The weight that alone reads the result, handed on as a whole."""
+    readers = [
+        node
+        for node in flow.reading(flow.graph.nodes[use.node].outputs, flow.is_handed_on)
+        if not flow.is_handed_on(node)
+    ]
+    return _weight_at(flow, readers[0]) if len(readers) == 1 else None
+
+
+def _before(flow: Flow, use: Use) -> Use | None:
+    """The weight that made what this one reads."""
+    sources = flow.signals(flow.graph.nodes[use.node])
+    maker = flow.maker(flow.back(sources[0])) if len(sources) == 1 else None
+    return _weight_at(flow, maker) if maker is not None else None
+
+
+def _weight_at(flow: Flow, node: Node) -> Use | None:
+    return next((one for one in flow.uses.at(node.index) if one.kind == "weight"), None)
+
+
+def _adds_to_weight(flow: Flow, down: Use, up: Use) -> bool:
+    """Is B(Ax) added to Wx, with a W of higher rank?"""
+    read = flow.signals(flow.graph.nodes[down.node])
+    made = flow.graph.nodes[up.node].outputs
+    rank = flow.graph.shapes[flow.graph.nodes[down.node].outputs[0]][-1]
+    if len(read) != 1 or rank >= min(flow.graph.shapes[value][-1] for value in (read[0], made[0])):
+        return False
+    for node in flow.reading(made, flow.is_handed_on):
+        for other in flow.signals(node) if node.op == "add" else ():
+            beside = flow.maker(flow.back(other))
+            whole = _weight_at(flow, beside) if beside is not None and beside.index != up.node else None
+            if whole is not None and beside is not None:
+                sources = flow.signals(beside)
+                if len(sources) == 1 and flow.back(sources[0]) == flow.back(read[0]):
+                    return True
+    return False
+
+
+def _low_ranks(flow: Flow, widths: Collection[int]) -> set[str]:
+    """Pairs of weights, or a table and a weight, with only a norm in between and fewer values there."""
+
+    def passes(node: Node) -> bool:
+        alone = len(flow.signals(node)) == 1 or not flow.ancestors[node.outputs[0]] & flow.weighted  # tables
+        return (alone and node.op in LINEAR) or is_normalisation(flow, node)
+
+    found: set[str] = set()
+    for use in flow.uses.all:
+        if use.kind not in ("weight", "table"):
+            continue
+        for node in flow.reading(flow.graph.nodes[use.node].outputs, passes):
+            other = _weight_at(flow, node)
+            if other is None or other.name == use.name or _is_grouped(flow, other):
+                continue
+            rank, made = _channels(flow, other)
+            if rank not in widths and rank < min(made, _channels(flow, use)[0]):
+                found |= {use.name, other.name}
+    return found
+
+
+def _shared_heads(flow: Flow) -> dict[int, tuple[int, int]]:
+    """By node of a weight that makes keys or values for several query heads each: their number, and those."""
+    found: dict[int, tuple[int, int]] = {}
+    for node in flow.graph.nodes:
+        if node.op not in SOFTMAXES or not flow.signals(node):
+            continue
+        scores = next((one for _, one in _upward(flow, node) if flow.is_product_of_signals(one)), None)
+        pair = product_operands(scores) if scores is not None else None
+        mixed = [
+            one for one in flow.reading(node.outputs, flow.is_handed_on) if flow.is_product_of_signals(one)
+        ]
+        if pair is None or not mixed:
+            continue
+        head = flow.graph.shapes[pair[0]][-1]
+        values = [value for value in product_operands(mixed[0]) or () if value in flow.uses.signal]
+        made = [_last_weights(flow, value) for value in (*pair, *values)]
+        sizes = {
+            index: flow.graph.shapes[flow.graph.nodes[index].outputs[0]][-1] for one in made for index in one
+        }
+        query = max((sizes[index] for index in made[0]), default=0)
+        for index, size in sizes.items():
+            if size < query and size % head == 0 and query % head == 0:
+                found[index] = size // head, query // head
+    return found
+
+
+def _upward(flow: Flow, node: Node) -> Iterator[tuple[int, Node]]:
+    """Back from a softmax through masks and scales, along the first signal."""
+    while signals := flow.signals(node):
+        maker = flow.maker(signals[0])
+        if maker is None:
+            return
+        yield signals[0], maker
+        if flow.is_product_of_signals(maker):
+            return
+        node = maker
+
+
+def _last_weights(flow: Flow, value: int) -> list[int]:
+    """The nodes of the weights that a value was made by, with no other weight in between."""
+
+    def sources(one: int) -> Sequence[int]:
+        maker = flow.maker(one)
+        return [] if maker is None or flow.weighted >> one & 1 else flow.signals(maker)
+
+    reached = walk([value], sources)
+    return [
+        maker.index for one in reached if flow.weighted >> one & 1 and (maker := flow.maker(one)) is not None
+    ]
