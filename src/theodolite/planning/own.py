@@ -33,9 +33,9 @@ from theodolite.present.result import Block, Result
 from theodolite.present.text import counted, number
 
 LEFT_ALONE = {
-    "absent": "in no group of the optimizer, so they stay as they start",
-    "frozen": "frozen by the factory, so they stay as they start",
-    "twice": "in several groups, and each of them makes its step; the table has the first",
+    "absent": "In no group of the optimizer, and so left as they start",
+    "frozen": "Frozen by the factory, and so left as they start",
+    "twice": "In several groups, each of which makes its step (the table has the first)",
 }
 """States of a tensor that a reader should know of: what to say."""
 
@@ -171,7 +171,7 @@ class Own(Plan):
 
     def _made_for(self) -> tuple[str, str]:
         return (
-            f"the parameterization is that of width {self.size.width}, depth {self.size.depth}",
+            f"the parameterization is that of width {self.size.width}, depth {self.size.depth} and does not",
             "Give a network that its build function makes at this size",
         )
 
@@ -277,7 +277,7 @@ def _notes(rows: Mapping[str, PlanRow], found: Mapping[str, OwnOptions]) -> Iter
     for state, said in LEFT_ALONE.items():
         if them := [options for options in trained if options.state == state]:
             patterns = [pattern for pattern, _ in fold_rows([rows[one.name] for one in them], lambda _: None)]
-            yield f"{counted(len(them), 'tensor')} {said}: {', '.join(patterns)}."
+            yield f"{said}: {', '.join(patterns)} ({counted(len(them), 'tensor')})."
     if unknown := dict.fromkeys(one.class_name for one in trained if one.class_name and one.rule is None):
         yield f"No rule is known for {' and '.join(unknown)}, so how its steps should scale is not judged."
 

@@ -1,0 +1,298 @@
+"""The own parameterization is the network and the optimizer of their author, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+
+import theodolite as th
+from theodolite import Size, UseError
+from theodolite.core.building import untouched_randomness
+from theodolite.planning.own import Own, own
+from theodolite.planning.parameterization import chosen, plan_for, with_zero_readout
+
+SIZE = Size(16, 2)
+TOKENS = torch.randint(64, (4, 8), generator=torch.Generator().manual_seed(3))
+
+
+class Net(nn.Module):
+    """A residual network with dropout, a frozen tensor, and an initialisation of its own."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.scale = nn.Parameter(torch.ones(width), requires_grad=False)
+        self.drop = nn.Dropout(0.2)
+        self.norm = nn.LayerNorm(width)
+        self.readout = nn.Linear(width, 64, bias=False)
+        nn.init.normal_(self.embed.weight, std=0.3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        stream = self.embed(tokens) * self.scale
+        for block in self.blocks:
+            stream = stream + self.drop(block(torch.tanh(stream)))
+        return self.readout(self.norm(stream)) / self.embed.embedding_dim
+
+
+class Tied(Net):
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__(width, depth)
+        self.readout.weight = self.embed.weight
+
+
+def one(model: nn.Module) -> Any:
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "lr": 0.02}, {"params": vectors, "weight_decay": 0.0}]
+    return AdamW(groups, lr=0.01, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-6)
+
+
+def several(model: nn.Module) -> Any:
+    assert isinstance(model, Net)
+    blocks = SGD(model.blocks.parameters(), lr=0.5, momentum=0.9)
+    rest = [p for name, p in model.named_parameters() if not name.startswith("blocks")]
+    return [blocks, AdamW(rest, lr=0.003)]
+
+
+def mine(make: Any = one, build: Any = Net, **options: Any) -> Own:
+    return own(build, TOKENS, make, size=SIZE, **options)
+
+
+def loss(model: nn.Module) -> Tensor:
+    return nn.functional.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.roll(1, 1).flatten())
+
+
+def by_hand(make: Callable[[nn.Module], Any], factor: float = 1.0) -> list[Tensor]:
+    """The loop that the author of the network would write."""
+    with untouched_randomness(5):
+        model = Net(SIZE.width, SIZE.depth).train()
+        made = make(model)
+        optimizers = made if isinstance(made, list) else [made]
+        for group in (group for each in optimizers for group in each.param_groups):
+            group["lr"] = group["lr"] * factor
+        torch.manual_seed(6)
+        for _ in range(5):
+            for each in optimizers:
+                each.zero_grad()
+            loss(model).backward()
+            for each in optimizers:
+                each.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("make", [one, several])
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_training_is_that_of_a_loop_by_hand(make: Any, factor: float) -> None:
+    plan = mine(make)
+    if factor != 1:
+        plan = plan.at(plan.lr * factor)
+    with untouched_randomness(0):
+        model = plan.build(5).train()
+        optimizer = plan.optimizer(model)
+        torch.manual_seed(6)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+    expected = by_hand(make, factor)
+    for mine_, theirs in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(mine_, theirs)
+
+
+def test_the_network_is_as_it_builds_itself() -> None:
+    with untouched_randomness(7):
+        expected = Net(16, 2).state_dict()
+    found = mine().build(7).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    blank = Net(16, 2)
+    for parameter in blank.parameters():
+        nn.init.zeros_(parameter.data)
+    found = mine().initialize(blank, 7).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_multipliers_that_the_network_has_stay() -> None:
+    """A user's build may be a plan of ours; its hook on the readout belongs to the network."""
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    tied = th.models.GPT
+
+    def build(width: int, depth: int) -> nn.Module:
+        made = th.plan(gpt, tokens, size=Size(width, depth), base=Size(32, 1), lr=0.01)
+        return made.build(seed=torch.initial_seed() % 1000)
+
+    def gpt(width: int, depth: int) -> nn.Module:
+        return tied(width, depth, tied=True)
+
+    plan = own(build, tokens, lambda model: AdamW(model.parameters(), lr=0.01), size=Size(64, 1))
+    with untouched_randomness(2):
+        expected = build(64, 1)(TOKENS)
+    assert torch.equal(plan.build(2)(TOKENS), expected)
+
+
+def test_rows_are_read_from_the_optimizer() -> None:
+    plan = mine()
+    embed, bias, scale = plan["embed.weight"], plan["blocks.1.bias"], plan["scale"]
+    assert (embed.rule, embed.lr, embed.weight_decay, embed.eps) == ("adamw", 0.02, 0.1, 1e-6)
+    assert (bias.lr, bias.weight_decay) == (0.01, 0.0)
+    assert (scale.role, scale.rule, scale.lr) == ("frozen", "", 0.0)
+    assert {row.init.kind for row in plan.rows.values()} == {"kept"}
+    assert (plan.lr, plan.optimizer_name, plan.num_groups) == (0.01, "AdamW", 2)
+    text = str(plan)
+    assert text.startswith("own, AdamW at 16 × 2\n8 tensors in 2 groups")
+    assert "blocks.*.weight" in text
+    assert "as built" in text
+
+
+def test_a_learning_rate_moves_those_of_all_groups() -> None:
+    plan = mine(several).at(0.25)
+    assert plan.optimizer_name == "AdamW and SGD"
+    assert plan["blocks.0.weight"].lr == 0.25
+    assert plan["embed.weight"].lr == pytest.approx(0.0015)
+    assert [group["lr"] for group in plan.optimizer(plan.build()).param_groups] == [0.25, 0.0015]
+    assert plan.at(0.5) == mine(several)
+    assert "learning rates × 0.5" in str(plan)
+
+
+def test_tensors_that_are_left_out_are_named_apart_from_frozen_ones() -> None:
+    def some(model: nn.Module) -> Any:
+        assert isinstance(model, Net)
+        model.norm.requires_grad_(False)
+        return AdamW([*model.blocks.parameters(), *model.embed.parameters()], lr=0.1)
+
+    plan = mine(some)
+    assert plan["readout.weight"].lr == 0.0
+    assert any("In no group" in note and note.endswith(": readout.weight (1 tensor).") for note in plan.notes)
+    assert any("norm.weight" in note and "Frozen by the factory" in note for note in plan.notes)
+    assert not any("scale" in note for note in plan.notes)  # which the network itself has frozen
+
+
+def test_a_factory_that_needs_values_gets_them() -> None:
+    def by_size(model: nn.Module) -> Any:
+        return AdamW(
+            [{"params": [p], "lr": float(p.detach().abs().max()) + 1e-3} for p in model.parameters()]
+        )
+
+    plan = mine(by_size)
+    assert plan["norm.weight"].lr == pytest.approx(1.001)
+
+
+def test_a_readout_can_start_at_zero_and_nothing_else_changes() -> None:
+    plan = mine()
+    zero, usual = (each.build(1).state_dict() for each in (with_zero_readout(plan), plan))
+    assert not zero["readout.weight"].any()
+    others = [name for name in usual if name != "readout.weight"]
+    assert all(torch.equal(zero[name], usual[name]) for name in others)
+    tied = with_zero_readout(mine(build=Tied)).build(1)
+    assert tied.get_parameter("embed.weight").any()
+
+
+def test_what_has_no_sense_is_refused_and_the_rest_works(tmp_path: Path) -> None:
+    plan = mine()
+    model = plan.build()
+    with pytest.raises(UseError, match="skip and make are for plans"):
+        plan.optimizer(model, skip=["embed.weight"])
+    with pytest.raises(UseError, match="skip and make are for plans"):
+        plan.optimizer(model, make=lambda groups: AdamW(groups))
+    with pytest.raises(UseError, match=r"is that of width 16, depth 2 and does not fit this Net"):
+        plan.optimizer(Net(8, 2))
+    with pytest.raises(UseError, match="a parameterization cannot be loaded"):
+        Own.load(plan.save(tmp_path / "own.json"))
+    with pytest.raises(UseError, match="make it again from the workload"):
+        Own.from_dict(plan.to_dict())
+    assert plan.save(tmp_path / "own.html").stat().st_size > 1000
+    assert "trained by AdamW" in str(plan.explain("embed.weight"))
+    other = th.plan(Net, TOKENS, size=SIZE, base=SIZE, lr=0.02)
+    assert "decay 0.1 → 0" in str(plan.diff(other))
+    schedule = plan.schedule(plan.optimizer(model), "linear", steps=4)
+    assert schedule.get_last_lr() == [0.02, 0.01]
+
+
+def test_schedule_free_optimizers_take_no_schedule_and_begin_in_training() -> None:
+    source = pytest.importorskip("pytorch_optimizer")
+    plan = mine(lambda model: source.ScheduleFreeAdamW(model.parameters(), lr=0.01))
+    optimizer = plan.optimizer(plan.build())
+    assert optimizer.param_groups[0]["train_mode"]
+    with pytest.raises(UseError, match="replaces a schedule"):
+        plan.schedule(optimizer, "cosine", steps=3)
+
+
+def test_no_rule_is_said_where_none_fits() -> None:
+    plan = mine(lambda model: torch.optim.Adadelta(model.parameters(), lr=0.1))
+    assert plan["embed.weight"].rule == "Adadelta"
+    assert any(note.startswith("No rule is known for Adadelta") for note in plan.notes)
+
+
+def test_a_rate_needs_something_to_stand_for() -> None:
+    source = pytest.importorskip("pytorch_optimizer")
+
+    def relative(model: nn.Module) -> Any:
+        return source.AdaFactor(model.parameters(), lr=None, relative_step=True)
+
+    with pytest.raises(UseError, match="has no default learning rate that it could stand for"):
+        mine(relative, lr=0.1)
+    with pytest.raises(UseError, match="says nothing of its optimizer"):
+        mine(None)
+
+
+GPT = th.models.GPT
+BASE, LARGE = Size(32, 1), Size(64, 2)
+
+
+def test_plan_for_gives_each_parameterization() -> None:
+    made = {
+        kind: plan_for(GPT, TOKENS, LARGE, parameterization=kind, base=BASE, lr=0.01, make_optimizer=one)
+        if kind == "own"
+        else plan_for(GPT, TOKENS, LARGE, parameterization=kind, base=BASE, lr=0.01)
+        for kind in ("own", "plan", "standard")
+    }
+    assert isinstance(made["own"], Own)
+    assert (made["plan"].base, made["standard"].base) == (BASE, LARGE)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"parameterization": "mup"}, "parameterization is 'mup'"),
+        ({"parameterization": "plan", "base": BASE}, "lr is missing"),
+        ({"parameterization": "standard"}, "lr is missing"),
+        ({"parameterization": "plan", "lr": 0.1}, "base is missing"),
+        (
+            {"parameterization": "own", "optimizer": "adamw"},
+            "optimizer is 'adamw': the own parameterization has",
+        ),
+        (
+            {"parameterization": "own", "planning": {"eps": 1e-8}},
+            "eps is given, and the own parameterization",
+        ),
+        ({"parameterization": "own", "weight_decay": 0.1}, "weight_decay is given, and the own"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_named(given: dict[str, Any], said: str) -> None:
+    usual: dict[str, Any] = {
+        **{"factory": None, "base": None, "lr": None, "optimizer": None},
+        **{"weight_decay": 0.0, "planning": {}},
+    }
+    with pytest.raises(UseError, match=said):
+        chosen(**(usual | given))
+
+
+def test_the_optimizer_that_is_given_comes_before_the_workload_s() -> None:
+    usual: dict[str, Any] = {"base": None, "lr": None, "weight_decay": 0.0, "planning": {}}
+    for optimizer, expected in ((None, one), (several, several)):
+        found = chosen("own", factory=one, optimizer=optimizer, **usual)
+        assert found["make_optimizer"] is expected
+
+
+def test_a_workload_says_what_cannot_be_called() -> None:
+    workload = th.workload("mlp-mixture")
+    assert workload.optimizer is None
+    with pytest.raises(UseError, match="optimizer is 'adamw', which cannot be called"):
+        dataclasses.replace(workload, optimizer="adamw")
