@@ -101,13 +101,11 @@ def groups(
         if part.trained:
             by_own = not spec.matrices_only or _is_matrix(part, covers)
             row = replace(row, rule=spec.name if by_own else "adamw", eps=eps if by_own else vector_eps)
-            row = replace(row, lr=given if by_own else beside)
-            if adamw_lr is not None and by_own:
-                row = replace(row, lr=given * rate_ratio(row))
-            base_lr = row.lr if adamw_lr is None or not by_own else given
+            ratio = rate_ratio(row) if adamw_lr is not None else 1.0  # 1 for AdamW
+            rate = (given if by_own else beside) * ratio
             decayed = decays(part, decay) and OPTIMIZERS[row.rule].decays
-            fraction = weight_decay if decay == "independent" else weight_decay * base_lr
-            row = replace(row, weight_decay=fraction / row.lr if decayed else 0.0)
+            fraction = weight_decay / (rate if decay == "independent" else ratio)
+            row = replace(row, lr=rate, weight_decay=fraction if decayed else 0.0)
         rows[part.name] = row
     return Groups(
         network=_network(model),

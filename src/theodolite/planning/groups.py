@@ -68,7 +68,8 @@ class Groups(PerTensor):
 
     def blocks(self) -> Iterator[Block]:
         """The optimizers, a table of the tensors, and notes."""
-        counts = Counter(row.rule for row in self.trained)
+        rules = [self.optimizer_name, *(row.rule for row in self.trained)]
+        counts = {rule: sum(row.rule == rule for row in self.trained) for rule in dict.fromkeys(rules)}
         held = " and ".join(f"{counted(count, 'tensor')} by {rule}" for rule, count in counts.items())
         groups = counted(count_groups(self.trained, self._options()), "group")
         yield f"{self.title}\n{held}, in {groups}"
@@ -170,7 +171,7 @@ class Groups(PerTensor):
     def _made_for(self) -> tuple[str, str]:
         at = f" at {self.size}" if self.size else ""
         return (
-            f"the groups are for {self.network}{at}",
+            f"the groups are for {self.network}{at} and do not",
             "Make groups of this network: theodolite.groups(model, …)",
         )
 
@@ -179,10 +180,12 @@ def groups_table(rows: Iterable[PlanRow], *, folded: bool) -> Table:
     """The rows as a table; `folded` puts equal rows whose names differ only in numbers into one line."""
     rows = list(rows)
 
+    any_decay = any(row.weight_decay for row in rows)
+
     def cells(row: PlanRow) -> tuple[str | float | None, ...]:
         if not row.trained:
             return (row.role, None, shape_seen(row), None, None, None, row.reasons["why"])
-        decay = row.weight_decay
+        decay = row.weight_decay if any_decay else None
         return (row.role, row.rule, shape_seen(row), factor(row), row.lr, decay, row.reasons["why"])
 
     numbers = [Column(name, show=_digits, side="right") for name in ("lr", "decay")]

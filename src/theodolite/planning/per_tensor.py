@@ -80,7 +80,7 @@ class PerTensor(Result):
             ]
             made, remedy = self._made_for()
             raise UseError(
-                f"{made} and does not fit this {type(model).__name__}.\n" + "\n".join(lines) + f"\n{remedy}"
+                f"{made} fit this {type(model).__name__}.\n" + "\n".join(lines) + f"\n{remedy}"
             )
         return {name: tensors[name] for name in self.rows}
 

@@ -286,7 +286,7 @@ class Plan(PerTensor):
 
     def _made_for(self) -> tuple[str, str]:
         return (
-            f"the plan is for width {self.size.width}, depth {self.size.depth}",
+            f"the plan is for width {self.size.width}, depth {self.size.depth} and does not",
             "Plan for this network, or build the network at the plan's size",
         )
 

@@ -95,12 +95,9 @@ def split_groups(
         options: of Muon.
         vector_options: of AdamW.
     """
+    OPTIMIZERS["muon"].maker(options)  # refuses what is no option of it
+    OPTIMIZERS["adamw"].maker(vector_options)
     own = {name: rows[name] for name in tensors if scale_of(rows[name]) is not None}
-    for spec, given in (
-        (OPTIMIZERS[next(iter(own.values())).rule], options),
-        (OPTIMIZERS["adamw"], vector_options),
-    ):
-        spec.maker(given)  # refuses options that it does not have
     taken = {name: row for name, row in own.items() if len(row.shape) == 2}
     left = {name: rows[name] for name in tensors if name not in own}
     left |= {name: as_adamw(row) for name, row in own.items() if name not in taken}

@@ -1,0 +1,231 @@
+"""Which tensor goes to which optimizer: by what the network does with it, and by no name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.planning.mixed import (
+    PIXELS,
+    TOKENS,
+    Convolutions,
+    FeedForward,
+    MixedGPT,
+    Recurrent,
+    Renamable,
+    rename,
+)
+from torch import nn
+
+import theodolite as th
+from theodolite.planning import Groups, groups
+from theodolite.planning.translation import shape_seen
+
+
+def seen(made: Groups) -> dict[str, tuple[str, str]]:
+    """By tensor: its optimizer and the shape that it sees."""
+    return {name: (row.rule, shape_seen(row)) for name, row in made.rows.items()}
+
+
+GPT_BY_HAND = {
+    "tokens.weight": ("adamw", "23×16"),
+    "places.weight": ("adamw", "8×16"),
+    "blocks.0.norm.weight": ("adamw", "16"),
+    "blocks.0.norm.bias": ("adamw", "16"),
+    "blocks.0.qkv.weight": ("muon", "3 of 16×16"),
+    "blocks.0.qkv.bias": ("adamw", "48"),
+    "blocks.0.out.weight": ("muon", "16×16"),
+    "blocks.0.out.bias": ("adamw", "16"),
+    "blocks.1.norm.weight": ("adamw", "16"),
+    "blocks.1.up.weight": ("muon", "32×16, stored 16×32"),
+    "blocks.1.down.weight": ("muon", "16×32, stored 32×16"),
+    "blocks.2.norm.weight": ("adamw", "16"),
+    "blocks.2.router.weight": ("adamw", "4×16"),
+    "blocks.2.up": ("muon", "4 of 32×16, stored 4×32×16"),
+    "blocks.2.down": ("muon", "4 of 16×32, stored 4×16×32"),
+    "norm.weight": ("adamw", "16"),
+    "norm.bias": ("adamw", "16"),
+}
+CONVOLUTIONS_BY_HAND = {
+    "stem.weight": ("adamw", "8×3×3×3"),
+    "norm.weight": ("adamw", "8"),
+    "norm.bias": ("adamw", "8"),
+    "wide.weight": ("muon", "16×72, stored 16×8×3×3"),
+    "back.weight": ("muon", "8×16, stored 8×16×1×1"),
+    "each.weight": ("adamw", "8×1×3×3"),
+    "readout.weight": ("adamw", "5×8"),
+    "readout.bias": ("adamw", "5"),
+}
+EXAMPLES: dict[str, tuple[type[nn.Module], Any, th.Size]] = {
+    "gpt": (MixedGPT, TOKENS, th.Size(16, 1)),
+    "convolutions": (Convolutions, PIXELS, th.Size(8, 1)),
+    "recurrent": (Recurrent, TOKENS, th.Size(16, 1)),
+}
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["a ready module", "a build function"])
+@pytest.mark.parametrize(
+    ("name", "by_hand"), [("gpt", GPT_BY_HAND), ("convolutions", CONVOLUTIONS_BY_HAND)], ids=["gpt", "cnn"]
+)
+def test_optimizers_and_shapes_by_hand(name: str, by_hand: dict[str, tuple[str, str]], ready: bool) -> None:
+    build, inputs, size = EXAMPLES[name]
+    made = groups(build(), inputs, lr=0.1) if ready else groups(build, inputs, size=size, lr=0.1)
+    assert seen(made) == by_hand
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["a ready module", "a build function"])
+def test_the_weights_of_an_lstm_go_to_muon_and_nothing_else_does(ready: bool) -> None:
+    size = None if ready else th.Size(16, 1)
+    made = groups(Recurrent() if ready else Recurrent, TOKENS, size=size, lr=0.1)
+    by_muon = [name for name, row in made.rows.items() if row.rule == "muon"]
+    assert by_muon == ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_names_are_not_read(name: str) -> None:
+    build, inputs, _ = EXAMPLES[name]
+    plain, other = (groups(one, inputs, lr=0.1) for one in (build(), rename(build())))
+    assert list(plain.rows) != list(other.rows)
+
+    def facts(made: Groups) -> list[Any]:
+        return [
+            (row.role, row.rule, shape_seen(row), row.lr, row.weight_decay, row.reasons)
+            for row in made.rows.values()
+        ]
+
+    assert facts(plain) == facts(other)
+
+
+def test_where_the_usual_list_of_names_goes_wrong() -> None:
+    """Two dimensions, and neither `embed` nor `head` in the name, as in most training scripts."""
+
+    def by_name(model: nn.Module) -> set[str]:
+        return {
+            name
+            for name, tensor in model.named_parameters()
+            if tensor.ndim == 2 and "embed" not in name and "head" not in name
+        }
+
+    def by_groups(model: nn.Module, inputs: Any) -> set[str]:
+        return {name for name, row in groups(model, inputs, lr=0.1).rows.items() if row.rule == "muon"}
+
+    gpt, kernels = MixedGPT(), Convolutions()
+    assert by_name(gpt) - by_groups(gpt, TOKENS) == {
+        "tokens.weight",  # the tied table, as it is not called an embedding
+        "places.weight",
+        "blocks.2.router.weight",
+    }
+    assert by_groups(gpt, TOKENS) - by_name(gpt) == {"blocks.2.up", "blocks.2.down"}  # the experts
+    assert by_name(kernels) == {"readout.weight"}  # the one matrix that is not Muon's
+    assert by_groups(kernels, PIXELS) == {"wide.weight", "back.weight"}
+
+
+def test_the_reasons_say_what_each_tensor_does() -> None:
+    rows = groups(MixedGPT(), TOKENS, lr=0.1).rows
+    words = {
+        "tokens.weight": "tied table: a lookup and the readout",
+        "places.weight": "table: its rows are looked up",
+        "blocks.0.qkv.weight": "both fans follow the width, fused",
+        "blocks.2.up": "both fans follow the width, a stack",
+        "blocks.2.router.weight": "router or gate: its outputs do not grow",
+        "blocks.0.norm.weight": "Input-Norm gain",
+        "norm.weight": "Output-Norm gain",
+        "blocks.0.qkv.bias": "bias",
+    }
+    assert {name: rows[name].reasons["why"] for name in words} == words
+    kernels = groups(Convolutions(), PIXELS, lr=0.1).rows
+    assert kernels["each.weight"].reasons["why"] == "kernel with one input channel"
+    assert kernels["readout.weight"].reasons["why"] == "readout: its outputs do not grow"
+
+
+def test_covers_all_gives_tables_and_readouts_to_muon_too() -> None:
+    rows = groups(Convolutions(), PIXELS, lr=0.1, covers="all").rows
+    by_adamw = [name for name, row in rows.items() if row.rule == "adamw"]
+    assert by_adamw == ["norm.weight", "norm.bias", "readout.bias"]
+
+
+def test_an_optimizer_of_all_tensors_has_them_all() -> None:
+    made = groups(MixedGPT(), TOKENS, optimizer="lion", lr=0.1)
+    assert {row.rule for row in made.trained} == {"lion"}
+
+
+def test_what_decays_is_what_a_plan_lets_decay() -> None:
+    size = th.Size(16, 1)
+    for policy in ("paper", "independent", "none", "matrices", "everything"):
+        given: Any = {"optimizer": "muon", "lr": 0.1, "weight_decay": 0.05, "decay": policy}
+        made = groups(MixedGPT, TOKENS, size=size, no_decay=["blocks.0.out.*"], **given)
+        plan = th.plan(MixedGPT, TOKENS, size=size, base=size, no_decay=["blocks.0.out.*"], **given)
+        assert {name: row.weight_decay for name, row in made.rows.items()} == {
+            name: pytest.approx(row.weight_decay) for name, row in plan.rows.items()
+        }
+
+
+def test_a_tensor_that_the_network_marks_does_not_decay() -> None:
+    model = MixedGPT()
+    model.blocks[0].out.weight._no_weight_decay = True
+    rows = groups(model, TOKENS, lr=0.1, weight_decay=0.1).rows
+    assert rows["blocks.0.out.weight"].weight_decay == 0
+    assert rows["blocks.0.qkv.weight"].weight_decay == 0.1
+
+
+def test_sphere_optimizers_do_not_decay() -> None:
+    rows = groups(MixedGPT(), TOKENS, optimizer="muonh", lr=0.1, weight_decay=0.1).rows
+    assert rows["blocks.0.out.weight"].weight_decay == 0
+    assert rows["tokens.weight"].weight_decay == 0.1
+
+
+class Spare(Renamable):
+    """One tensor is frozen, another is read by nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(3, 8), FeedForward(8), nn.Linear(8, 2)
+        self.spare = nn.Linear(8, 8, bias=False)
+        self.first.weight.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.block(self.first(x)))
+        return found
+
+
+def test_frozen_and_unused_tensors_are_listed_and_not_trained() -> None:
+    model = Spare()
+    made = groups(model, torch.zeros(1, 3), lr=0.1)
+    assert {name: row.role for name, row in made.rows.items() if not row.trained} == {
+        "first.weight": "frozen",
+        "spare.weight": "unused",
+    }
+    named = {name for group in made.param_groups() for name in group["param_names"]}
+    assert named == set(dict(model.named_parameters())) - {"first.weight", "spare.weight"}
+    text = str(made)
+    assert "requires_grad" in text
+    assert "nothing in the forward" in " ".join(text.split())
+    assert any("1 tensor is frozen (first.weight)" in note for note in made.notes)
+
+
+def test_roles_of_the_caller_count() -> None:
+    rows = groups(MixedGPT(), TOKENS, lr=0.1, roles={"blocks.0.out.weight": "output"}).rows
+    assert rows["blocks.0.out.weight"].rule == "adamw"
+
+
+def test_the_rate_of_the_rest_is_named() -> None:
+    (note,) = groups(Convolutions(), PIXELS, lr=0.02).notes
+    # 72 and 16 inputs and outputs at most: 0.02/(0.2·√72) and 0.02/(0.2·√16).
+    assert note.startswith("At lr 0.02, muon moves its weights by the RMS of AdamW at 0.0118 to 0.025.")
+    (note,) = groups(Convolutions(), PIXELS, lr=0.5, vector_lr=1e-3).notes
+    assert note.endswith("AdamW trains the rest at 0.001.")
+    (note,) = groups(Convolutions(64), PIXELS, lr=0.5).notes
+    assert note.startswith("Warning: ")
+
+
+def test_it_leaves_the_network_and_the_random_numbers_as_they_were() -> None:
+    model = MixedGPT().train()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    state = torch.get_rng_state()
+    groups(model, TOKENS, lr=0.1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not model._forward_hooks
