@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import theodolite
+from theodolite.commands.audit import audit
 from theodolite.commands.data import data_app
 from theodolite.commands.fit import fit
 from theodolite.commands.groups import groups
@@ -36,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, dissect, plan, groups, lr, sweep, grow, fit, stragglers):
+for command in (survey, audit, dissect, plan, groups, lr, sweep, grow, fit, stragglers):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")

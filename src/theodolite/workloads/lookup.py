@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from theodolite.core.arguments import did_you_mean
 from theodolite.core.building import in_one_line
@@ -68,6 +70,28 @@ def workload(spec: str) -> Workload:
         "path/to/file.py:name, a config of transformers is hf:path/to/config.json, one of diffusers "
         "diffusers:path/to/config.json"
     )
+
+
+def function_in_file(spec: str, option: str) -> Any:
+    """A function in a Python file of the user's, `path/to/file.py:name`; `option` names it in errors.
+
+    >>> function_in_file("make_optimizer", "--optimizer")
+    Traceback (most recent call last):
+    theodolite.UseError: --optimizer is 'make_optimizer': write path/to/file.py:name
+    """
+    path, colon, name = spec.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise UseError(f"{option} is {spec!r}: write path/to/file.py:name")
+    file = Path(path).expanduser()
+    module = _import(file)
+    found = getattr(module, name, None)
+    if callable(found):
+        return found
+    if found is not None:
+        raise UseError(f"{option}: {name} in {file} is {_a(found)}, which cannot be called")
+    there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+    guess = did_you_mean(name, there) or (f" Its functions are {', '.join(there)}" if there else "")
+    raise UseError(f"{option}: {file} has no {name!r}.{guess}")
 
 
 def config_size(path: str | Path) -> Size:

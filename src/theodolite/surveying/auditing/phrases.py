@@ -1,0 +1,241 @@
+"""What a fault is in a sentence, and the line that mends it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from theodolite.core.size import Size
+from theodolite.present.text import listed, signed
+from theodolite.surveying.auditing.exponents import ATOL, Axis, Exponent, TensorScaling
+from theodolite.surveying.auditing.faults import Cause, Fault, names_of
+from theodolite.surveying.finding import times
+
+MOST_NAMES = 5
+"""In a remedy."""
+
+
+def brief(exponent: float) -> str:
+    """An exponent in two digits after the point, without zeros at the end.
+
+    >>> brief(-0.5), brief(1.0), brief(-0.004)
+    ('−0.5', '1', '0')
+    """
+    text = signed(exponent)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def power_of(axis: Axis, exponent: float) -> str:
+    """A power of the size.
+
+    >>> power_of("width", -0.5)
+    'width^−0.5'
+    """
+    return f"{axis}^{brief(exponent)}"
+
+
+def factor_of(axis: Axis, base: Size, exponent: float) -> str:
+    """A power of the size over the base size, as one writes it.
+
+    >>> size = Size(64, 2)
+    >>> [factor_of("width", size, exponent) for exponent in (1.0, -1.0, 0.5, -0.5, 2.0)]
+    ['width/64', '64/width', '√(width/64)', '√(64/width)', '(width/64)^2']
+    """
+    number: int = getattr(base, axis)
+    ratio = f"{axis}/{number}" if exponent > 0 else f"{number}/{axis}"
+    size = abs(round(exponent, 2))
+    if math.isclose(size, 1):
+        return ratio
+    return f"√({ratio})" if math.isclose(size, 0.5) else f"({ratio})^{size:g}"
+
+
+def _of_step(fault: Fault) -> str:
+    names, first = names_of(fault.scalings), fault.scalings[0]
+    said = f"{_at(fault)}, the steps of {listed(names)} are {off_by(fault.excess)}: "
+    lr = first.exponent("lr")
+    said += f"{_whose(names)} learning rate goes as {power_of(fault.axis, lr.own)}, {_says(first)} "
+    said += f"{power_of(fault.axis, lr.rule)}."
+    if fault.also:
+        said += f" {_pronoun(names)} also {_starts(names)} {off_by(fault.also[0])}, as if hidden."
+    return said
+
+
+def _mend_step(fault: Fault, base: Size) -> str:
+    names, first = _code(fault), fault.scalings[0]
+    lr = first.exponent("lr")
+    factor = factor_of(fault.axis, base, abs(fault.excess))
+    if fault.excess > 0 and abs(lr.rule) <= ATOL and lr.own > ATOL:
+        said = f"Do not multiply the learning rate of {names} by {factor}"
+    elif fault.excess > 0:
+        said = f"Divide the learning rate of {names} by {factor}"
+    elif abs(lr.rule) <= ATOL and lr.own < -ATOL:
+        said = f"Do not divide the learning rate of {names} by {factor}"
+    else:
+        said = f"Multiply the learning rate of {names} by {factor}"
+    if fault.also:
+        std = factor_of(fault.axis, base, abs(fault.also[0]))
+        said += f", nor its initial std by {std}: it is an input, whatever else reads it"
+    elif abs(first.multiplied) > ATOL:
+        done = factor_of(fault.axis, base, first.multiplied)
+        said += f": the forward pass multiplies its output by {done} already"
+    return f"{said}."
+
+
+def _of_start(fault: Fault) -> str:
+    names, first = names_of(fault.scalings), fault.scalings[0]
+    init = first.exponent("init")
+    return (
+        f"{_at(fault)}, the initial values of {listed(names)} are {off_by(fault.excess)}: their size goes as "
+        f"{power_of(fault.axis, init.own)}, {_says(first)} {power_of(fault.axis, init.rule)}."
+    )
+
+
+def _mend_start(fault: Fault, base: Size) -> str:
+    first = fault.scalings[0]
+    said = _mended_start(first.exponent("init"), fault.axis, base, fault.excess, _code(fault))
+    if fault.excess < 0 and first.multiplied < -ATOL:
+        place = "the branch is" if first.ends_branch else "its output is"
+        said += f": {place} divided by {factor_of(fault.axis, base, -first.multiplied)} already"
+    return f"{said}."
+
+
+def _mended_start(init: Exponent, axis: Axis, base: Size, excess: float, names: str) -> str:
+    if excess > 0:
+        return f"Divide the initial std of {names} by {factor_of(axis, base, excess)}"
+    if abs(init.rule) > ATOL or init.own > -ATOL:
+        return f"Multiply the initial std of {names} by {factor_of(axis, base, -excess)}"
+    root = axis == "depth" and abs(init.own + 0.5) <= ATOL
+    what = "1/√(2·depth), or 1/√depth," if root else f"factor {factor_of(axis, base, init.own)}"
+    return f"Leave out the {what} in the init of {names}"
+
+
+def _of_decay(fault: Fault) -> str:
+    names, first = names_of(fault.scalings), fault.scalings[0]
+    decay = first.exponent("decay")
+    strength = "strong" if fault.excess > 0 else "weak"
+    return (
+        f"{_at(fault)}, the weight decay of {listed(names)} is {times(10 ** abs(fault.excess))} times too "
+        f"{strength}: learning rate × decay goes as {power_of(fault.axis, decay.own)}, {_says(first)} "
+        f"{power_of(fault.axis, decay.rule)}."
+    )
+
+
+def _mend_decay(fault: Fault, base: Size) -> str:
+    names, first = _code(fault), fault.scalings[0]
+    lr, decay = first.exponent("lr").own, first.exponent("decay").own
+    if abs(lr) > ATOL and abs(decay - 2 * lr) <= ATOL:
+        return (
+            f"Multiply the weight decay of {names} by {factor_of(fault.axis, base, -fault.excess)}: it is "
+            f"multiplied by the learning rate twice, once by you and once by {first.class_name}."
+        )
+    verb = "Divide" if fault.excess > 0 else "Multiply"
+    factor = factor_of(fault.axis, base, abs(fault.excess))
+    return f"{verb} the weight decay of {names} by {factor}."
+
+
+def _of_multiplier(fault: Fault) -> str:
+    names, first = names_of(fault.scalings), fault.scalings[0]
+    start = first.exponent("init").excess
+    both = "start and steps are" if all(first.init.own) and not math.isnan(start) else "the steps are"
+    return (
+        f"{_at(fault)}, what {listed(names)} {_makes(names, first)} is "
+        f"{off_by(fault.excess)}, as {both}: the forward pass multiplies it by "
+        f"{power_of(fault.axis, first.multiplied)}; with these initial values and learning rates it should "
+        f"be {power_of(fault.axis, first.multiplied - fault.excess)}."
+    )
+
+
+def _mend_multiplier(fault: Fault, base: Size) -> str:
+    first = fault.scalings[0]
+    wanted = first.multiplied - fault.excess
+    if first.role == "output" and not first.in_block:
+        what = f"the logits ({_code(fault)})"
+    elif first.ends_branch and fault.axis == "depth":
+        what = f"the branches that {_code(fault)} end"
+    else:
+        what = f"the output of {_code(fault)}"
+    said = _mended_multiplier(what, fault.axis, base, first.multiplied, wanted)
+    if fault.also:
+        init = first.exponent("init")
+        mend = _mended_start(init, fault.axis, base, fault.also[0], _code(fault))
+        said += f", and {mend[0].lower()}{mend[1:]}"
+    return f"{said}."
+
+
+def _mended_multiplier(what: str, axis: Axis, base: Size, own: float, wanted: float) -> str:
+    if abs(wanted) <= ATOL:
+        return f"Do not multiply {what} by {factor_of(axis, base, own)}"
+    said = f"Multiply {what} by {factor_of(axis, base, wanted)}"
+    if abs(own - 2 * wanted) <= ATOL:
+        return f"{said} once, not twice"
+    return said if abs(own) <= ATOL else f"{said}, not by {factor_of(axis, base, own)}"
+
+
+def _of_readout(fault: Fault) -> str:
+    first = fault.scalings[0]
+    readout = first.exponent("readout")
+    return (
+        f"{_at(fault)}, the logits are {off_by(fault.excess)}: {listed(names_of(fault.scalings))} is the "
+        f"embedding and the readout, and the forward pass multiplies the logits by "
+        f"{power_of(fault.axis, readout.own)} instead of {power_of(fault.axis, readout.rule)}."
+    )
+
+
+def _mend_readout(fault: Fault, base: Size) -> str:
+    readout = fault.scalings[0].exponent("readout")
+    what = f"the logits ({_code(fault)} as the readout)"
+    return f"{_mended_multiplier(what, fault.axis, base, readout.own, readout.rule)}."
+
+
+def _at(fault: Fault) -> str:
+    return f"At ten times the {fault.axis}"
+
+
+def off_by(excess: float) -> str:
+    """`10 times too large`."""
+    return f"{times(10 ** abs(excess))} times too {'large' if excess > 0 else 'small'}"
+
+
+def _says(one: TensorScaling) -> str:
+    return f"the rule of {one.rule} says"
+
+
+def _whose(names: Sequence[str]) -> str:
+    return "its" if len(names) == 1 and "*" not in names[0] else "their"
+
+
+def _pronoun(names: Sequence[str]) -> str:
+    return "It" if _whose(names) == "its" else "They"
+
+
+def _starts(names: Sequence[str]) -> str:
+    return "starts" if _whose(names) == "its" else "start"
+
+
+def _makes(names: Sequence[str], first: TensorScaling) -> str:
+    verb = "add" if first.ends_branch else "make"
+    return f"{verb}s" if len(names) == 1 else verb
+
+
+def _code(fault: Fault) -> str:
+    """The patterns of the tensors as code."""
+    names = [f"`{name}`" for name in names_of(fault.scalings)]
+    if len(names) > MOST_NAMES:
+        return f"{', '.join(names[: MOST_NAMES - 1])} and {len(names) - MOST_NAMES + 1} more"
+    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
+
+
+SENTENCES: Mapping[Cause, Callable[[Fault], str]] = {
+    "step": _of_step,
+    "start": _of_start,
+    "decay": _of_decay,
+    "multiplier": _of_multiplier,
+    "readout": _of_readout,
+}
+REMEDIES: Mapping[Cause, Callable[[Fault, Size], str]] = {
+    "step": _mend_step,
+    "start": _mend_start,
+    "decay": _mend_decay,
+    "multiplier": _mend_multiplier,
+    "readout": _mend_readout,
+}
