@@ -19,7 +19,7 @@ from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS, POLICIES, OptimizerSpec, Policy
 from theodolite.optimizers.decay_policies import decays
 from theodolite.planning.caveats import WARNING
-from theodolite.planning.choosing import Doubt, assumptions, doubts, why
+from theodolite.planning.choosing import assumed, assumptions, why
 from theodolite.planning.groups import Groups
 from theodolite.planning.init_distribution import InitDistribution
 from theodolite.planning.planner import Covers
@@ -93,11 +93,10 @@ def groups(
     undecayed = _undecayed(no_decay, anatomy)
     given = arguments.positive("lr", lr) if adamw_lr is None else arguments.positive("adamw_lr", adamw_lr)
     beside = given if vector_lr is None else arguments.positive("vector_lr", vector_lr)
-    doubtful = doubts(anatomy)
     rows: dict[str, PlanRow] = {}
     for part in anatomy.values():
         part = replace(part, undecayed=part.undecayed or part.name in undecayed)
-        row = PlanRow.of(part, InitDistribution("kept"), reasons=_reasons(part, anatomy, doubtful))
+        row = PlanRow.of(part, InitDistribution("kept"), reasons=_reasons(part, anatomy))
         if part.trained:
             by_own = not spec.matrices_only or _is_matrix(part, covers)
             row = replace(row, rule=spec.name if by_own else "adamw", eps=eps if by_own else vector_eps)
@@ -123,19 +122,18 @@ def groups(
         rows=rows,
         notes=(
             *_rates(rows, spec, given, beside, adamw_lr is not None, vector_lr is not None),
-            *assumptions(anatomy, doubtful),
+            *assumptions(anatomy),
             *_untrained(anatomy),
         ),
         model=model if isinstance(model, nn.Module) else None,
     )
 
 
-def _reasons(part: Part, anatomy: Anatomy, doubtful: Mapping[str, Doubt]) -> dict[str, str]:
+def _reasons(part: Part, anatomy: Anatomy) -> dict[str, str]:
     """In a few words: why its optimizer, and what was assumed."""
     found = {"why": why(part, anatomy)}
-    if part.name in doubtful:
-        (assumed, otherwise), numbers = doubtful[part.name]
-        found["assumed"] = f"{assumed} ({numbers}); else {otherwise}"
+    if part.trained and anatomy.size is None and (clause := assumed(part)):
+        found["assumed"] = clause
     return found
 
 
