@@ -22,7 +22,7 @@ def test_the_same_numbers_as_one_after_the_other_longest_first() -> None:
     # A workload that was handed over, and one that is looked up by its name.
     given = th.workload("mlp-mixture")
     named = Run("given", th.Size(32, 2), 0.1, "muon-kimi", base=th.Size(16, 2), steps=5, held_out=1)
-    runs = [*RUNS, dataclasses.replace(named, steps=1)]
+    runs = [*RUNS, dataclasses.replace(named, steps=1), tiny.own_run()]
     begun: list[Run] = []
     resources = Resources({"given": given}, jobs=1, begun=begun.append)
     found = {outcome.run.identity: outcome for outcome in processes(runs, resources)}

@@ -134,6 +134,12 @@ def test_workloads_are_sent_with_their_code(found: dict[str, Any]) -> None:
 
 
 @needs_ray
+def test_an_optimizer_of_the_workload_is_made_on_the_node(found: dict[str, Any]) -> None:
+    (alone,) = serial([tiny.own_run()], Resources())
+    assert same(of(found, ":authored"), alone)
+
+
+@needs_ray
 def test_a_workload_that_a_node_cannot_import_is_named(found: dict[str, Any]) -> None:
     outcome = of(found, "unknown there")
     assert outcome["status"] == "failed"

@@ -5,6 +5,7 @@ Workers look these up by `tiny.py:name`, so the file stands alone.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -111,10 +112,26 @@ noted = _workload("noted", noted_batch)
 gated = _workload("gated", gated_batch)
 
 
+def authored_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Two, with a state each; the rates of the first one's groups differ."""
+    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
+    vectors = [weight for weight in model.parameters() if weight.dim() < 2]
+    first = [{"params": matrices[:-1], "lr": 0.02}, {"params": matrices[-1:], "weight_decay": 0.5}]
+    return [torch.optim.AdamW(first, lr=0.01), torch.optim.SGD(vectors, lr=0.1, momentum=0.9)]
+
+
+authored = dataclasses.replace(plain, name="authored", optimizer=authored_optimizers)
+
+
 def run(name: str = "plain", seed: int = 0, *, steps: int = 8, width: int = 16, **fields: object) -> Run:
     """A run of a workload in this file."""
     given = {"parameterization": "standard", "lr": 0.01, "held_out": 2, **fields}
     return Run(f"{FILE}:{name}", th.Size(width, 2), seed=seed, steps=steps, **given)
+
+
+def own_run(seed: int = 0, **fields: object) -> Run:
+    """A run with the optimizers of its workload."""
+    return run("authored", seed, **{"parameterization": "own", "optimizer": "own", **fields})
 
 
 class Shelf:

@@ -57,6 +57,7 @@ runs = [tiny.run("slow", seed, steps=60) for seed in range(3)]
 runs += [tiny.run("faulty", seed) for seed in (2, 3, 4)]
 for name in ("given", "unknown there", f"{folder}/mine.py:workload"):
     runs.append(dataclasses.replace(tiny.run(), workload=name))
+runs.append(tiny.own_run())
 resources = Resources(
     {"given": given, "unknown there": tiny.plain}, jobs=1, address=cluster.address, begun=begun
 )
