@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from theodolite.growing.grow import grow
     from theodolite.growing.grown import Grown
     from theodolite.lr_finder import LrRange, find_lr
-    from theodolite.planning import Plan, plan
+    from theodolite.planning import Groups, Plan, groups, plan
+    from theodolite.surveying.auditing.audit import audit
+    from theodolite.surveying.auditing.report import Audit
     from theodolite.surveying.finding import Finding
     from theodolite.surveying.survey import Survey, survey
     from theodolite.sweeping.result import Sweep
@@ -57,6 +59,12 @@ __all__ = [
     # how each tensor is to be trained at another size
     "Plan",
     "plan",
+    # which optimizer trains which tensor
+    "Groups",
+    "groups",
+    # is a parameterization written by hand right
+    "Audit",
+    "audit",
     # how it is trained
     "optimizers",
     "controllers",
@@ -91,7 +99,9 @@ __all__ = [
 _HOMES = {
     "Anatomy": "anatomy",
     "AnatomyError": "anatomy",
+    "Audit": "surveying",
     "Finding": "surveying",
+    "Groups": "planning",
     "Grown": "growing",
     "LrRange": "lr_finder",
     "Part": "anatomy",
@@ -102,6 +112,7 @@ _HOMES = {
     "UnclassifiedError": "anatomy",
     "UseError": "core.errors",
     "Workload": "workloads",
+    "audit": "surveying",
     "controllers": None,
     "data": None,
     "dissect": "anatomy",
@@ -109,6 +120,7 @@ _HOMES = {
     "fits": None,
     "fleet": None,
     "flows": None,
+    "groups": "planning",
     "grow": "growing",
     "growing": None,
     "models": None,
