@@ -156,6 +156,8 @@ def test_a_grid_gives_runs_of_own_what_they_take() -> None:
     own = [run for run in runs if run.parameterization == "own"]
     assert (len(runs), len(own)) == (2 * 2 * 2 + 2, 2)
     assert {(run.optimizer, run.base, run.weight_decay) for run in own} == {("own", None, 0.0)}
+    with pytest.raises(UseError, match=r"weight_decay is 0.1: with the own"):  # it is for no run at all
+        _ = Grid({**axes, "parameterization": ["own"]}, fixed).runs
     with pytest.raises(UseError, match="weight_decay is an axis, and the own parameterization has what its"):
         Grid({**axes, "weight_decay": [0, 0.1]}, {"workload": "w"})
     with pytest.raises(UseError, match=r"options.betas is an axis, and the own"):

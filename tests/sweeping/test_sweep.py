@@ -51,8 +51,16 @@ def movement(model):
 def narrow(model):
     return math.inf if model.first.out_features > 8 else 3.0
 
+def optimizer(model):
+    width = model.first.out_features
+    hidden = [weight for weight in model.parameters() if weight.shape == (width, width)]
+    vectors = [weight for weight in model.parameters() if not any(weight is one for one in hidden)]
+    rates = {"lr": 8 * 2**-5 / width}
+    return torch.optim.AdamW([{"params": hidden, **rates}, {"params": vectors}], lr=2**-5)
+
 metrics = {"movement": movement, "iterations": narrow}
-tiny = Workload("tiny", Net, batch, nn.functional.cross_entropy, Size(8, 1), metrics=metrics)
+tiny = Workload("tiny", Net, batch, nn.functional.cross_entropy, Size(8, 1), metrics=metrics,
+                optimizer=optimizer)
 """
 FEW = ["--widths", "8,16", "--lr", "2^-6:2^-4", "--seeds", "2", "--steps", "6", "--held-out", "2"]
 FEW += ["--engine", "serial"]
@@ -440,3 +448,56 @@ def test_a_ledger_of_something_else_is_no_sweep(tiny):
     Ledger.open("other", name="other", spec={}).close()
     with pytest.raises(UseError, match="not that of a sweep"):
         Sweep.load("other")
+
+
+def test_the_optimizer_of_the_workload_is_swept_beside_the_plan_and_the_standard(tiny, capsys):
+    status, out, err = command(capsys, *FEW, "--parameterization", "own,plan,standard")
+    assert status == 0
+    assert f"{NUM_FEW * 3 // 2} runs of 6 steps" in err
+    assert "1 optimizer, 3 parameterizations, 3 learning rates, 2 seeds" in err
+    titles = ("own: held-out loss", "adamw, plan from 8 × 1: held-out loss", "adamw, standard: held-out loss")
+    assert all(f"{title} against log2 of lr, 2 seeds" in out for title in titles)
+    made = Sweep.load("sweep")
+    assert [family.title for family in made.families] == ["own", "adamw, plan", "adamw, standard"]
+    (figure,) = made.figures()
+    assert [panel.title for panel in figure.panels] == ["own", "adamw, plan", "adamw, standard"]
+    assert figure.caption.startswith("adamw: held-out loss")
+    own = next(family for family in made.families if family.title == "own")
+    assert [transfer.size.width for transfer in own.transfers] == [8, 16]
+    one = Run(
+        **{"workload": "mine.py:tiny", "size": th.Size(16, 1), "lr": 2**-4, "seed": 1, "steps": 6},
+        **{"held_out": 2, "optimizer": "own", "parameterization": "own"},
+    )
+    (row,) = [row for row in rows_in("sweep") if row["identity"] == one.identity]
+    assert row["held_out"] == train(one, th.workload(one.workload)).held_out
+    assert (row["optimizer"], row["parameterization"]) == ("own", "own")
+
+
+def test_a_sweep_of_own_alone_has_a_figure_and_refuses_what_its_optimizer_has(tiny):
+    made = sweep("mine.py:tiny", parameterization="own", widths=[8, 16], **{**GOOD, "lr": [2**-6, 2**-5]})
+    assert [family.title for family in made.families] == ["own"]
+    assert len(made.figures()) == 1
+    with pytest.raises(UseError, match=r"weight_decay is 0.1: with the own parameterization"):
+        sweep("mine.py:tiny", parameterization="own", weight_decay=0.1, out="other", **GOOD)
+    with pytest.raises(UseError, match="eps is an axis, and the own parameterization has what"):
+        sweep(
+            "mine.py:tiny", axes={"eps": [1e-8, 1e-6]}, parameterization=["own", "plan"], out="other", **GOOD
+        )
+    with pytest.raises(UseError, match=r"says nothing of its optimizer: give Workload\("):
+        sweep("mlp-mixture", parameterization="own", out="other", **GOOD)
+
+
+def test_own_is_searched_once_whatever_the_optimizers(tiny):
+    pytest.importorskip("optuna")
+    made = sweep(
+        "mine.py:tiny",
+        optimizer=["adamw", "sgd"],
+        parameterization=["own", "standard"],
+        search="tpe",
+        trials=2,
+        **{**GOOD, "lr": [2**-8, 2**-4]},
+    )
+    searched = [row for row in made.rows if row["optimizer"] == "own"]
+    assert len(searched) == 2 + 2  # trials, and half and twice the best
+    assert sorted(family.title for family in made.families) == ["adamw, standard", "own", "sgd, standard"]
+    assert [len(figure.panels) for figure in made.figures()] == [2, 2]

@@ -168,8 +168,8 @@ class Grid:
         fixed: the fields that all runs share.
 
     Runs of the `standard` parameterization get no base, so a grid over both parameterizations may fix one.
-    Those of `own` get no base, the optimizer `own`, and nothing that their optimizer has itself, such as a
-    weight decay. Equal runs are one run.
+    Those of `own` get no base, the optimizer `own` and, in a grid with others, nothing that their optimizer
+    has itself, such as a weight decay. Equal runs are one run.
 
     >>> axes = {"lr": [2**-9, 2**-8], "seed": range(3), "parameterization": ["plan", "standard"]}
     >>> grid = Grid(axes, {"workload": "gpt-sotu", "size": Size(128, 4), "base": Size(64, 4)})
@@ -197,18 +197,22 @@ class Grid:
                 raise UseError(f"axis {name} is {values!r}: give a list of values")
             if not list(values):
                 raise UseError(f"axis {name} is empty: give at least one value")
-        kinds = [*self.axes.get("parameterization", ()), self.fixed.get("parameterization")]
         mixed = next((name for name in self.axes if name.partition(".")[0] in OF_OPTIMIZER), None)
-        if OWN in kinds and mixed is not None:
+        if OWN in self._parameterizations and mixed is not None:
             raise UseError(
                 f"{mixed} is an axis, and the own parameterization has what its optimizer has: leave out the "
                 "axis, or the parameterization own"
             )
 
+    @property
+    def _parameterizations(self) -> set[Any]:
+        return {*self.axes.get("parameterization", [self.fixed.get("parameterization")])}
+
     @functools.cached_property
     def runs(self) -> tuple[Run, ...]:
         """Every combination, each once; the last axis changes fastest."""
         found: dict[str, Run] = {}
+        kinds = self._parameterizations
         for values in itertools.product(*self.axes.values()):
             fields: dict[str, Any] = {}
             for name, value in (*self.fixed.items(), *zip(self.axes, values, strict=True)):
@@ -217,7 +221,8 @@ class Grid:
             if fields.get("parameterization") in BASELESS:
                 fields["base"] = None
             if fields.get("parameterization") == OWN:
-                fields = {name: value for name, value in fields.items() if name not in OF_OPTIMIZER}
+                if kinds != {OWN}:  # these are for the others
+                    fields = {name: value for name, value in fields.items() if name not in OF_OPTIMIZER}
                 fields["optimizer"] = OWN
             run = Run(**fields)
             found[run.identity] = run

@@ -431,3 +431,91 @@ def test_results_print_and_are_read_back(tmp_path: Path) -> None:
     assert (
         made.save(tmp_path / "made.csv").read_text().startswith("quantity,axis,slope,95 % from,to,expected\n")
     )
+
+
+# The own parameterization
+
+MLP = th.workload("mlp-mixture")
+SMALL = Size(32, 2)
+WIDTHS = [Size(width, 2) for width in (32, 64, 128)]
+
+
+def written_down(**options: Any) -> th.Workload:
+    """A workload whose author has written the plan down: its weights, and its optimizer."""
+    inputs = MLP.draw(0, 0)[0]
+
+    def planned(width: int, depth: int) -> Any:
+        return plan(MLP.build, inputs, size=Size(width, depth), base=SMALL, lr=2**-7, **options)
+
+    def build(width: int, depth: int) -> nn.Module:
+        return planned(width, depth).build(torch.initial_seed() % 2**31)
+
+    def make(model: nn.Module) -> Any:
+        return planned(model.get_parameter("readout.weight").shape[1], 2).optimizer(model)
+
+    return dataclasses.replace(MLP, build=build, optimizer=make)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_own_that_says_what_the_plan_says_gives_its_values(optimizer: str) -> None:
+    own = coordinates(written_down(optimizer=optimizer), WIDTHS, parameterization="own", steps=3, seeds=2)
+    other = coordinates(MLP, WIDTHS, base=SMALL, lr=2**-7, optimizer=optimizer, steps=3, seeds=2)
+    for mine, its in zip(own.tracks, other.tracks, strict=True):
+        assert mine.values.keys() == its.values.keys()
+        for name, values in mine.values.items():
+            assert values == pytest.approx(its.values[name], rel=1e-4)
+
+
+def plain_adamw(model: nn.Module) -> Any:
+    return torch.optim.AdamW(model.parameters(), lr=2**-7, weight_decay=0.0)
+
+
+def test_own_with_plain_adamw_is_as_wrong_as_standard() -> None:
+    own = coordinates(MLP, WIDTHS, parameterization="own", optimizer=plain_adamw, steps=4)
+    standard = coordinates(MLP, WIDTHS, base=SMALL, lr=2**-7, parameterization="standard", steps=4)
+    assert not own.flat(0.2)
+    for mine, its in zip(own.slopes, standard.slopes, strict=True):
+        assert abs(mine.value - its.value) < 0.15, mine.quantity  # other random numbers
+    assert {slope.quantity for slope in own.bent(0.4)} == {slope.quantity for slope in standard.bent(0.4)}
+
+
+def test_own_says_which_optimizer_it_is_and_is_saved(tmp_path: Path) -> None:
+    workload = dataclasses.replace(MLP, optimizer=plain_adamw)
+    made = coordinates(workload, WIDTHS[:2], parameterization="own", steps=1, seeds=1)
+    assert str(made).startswith("own, AdamW: slopes after 1 step, 1 seed")
+    assert (made.lr, made.base) == (None, None)
+    assert Coordinates.load(made.save(tmp_path / "own.json")) == made
+    half = coordinates(workload, WIDTHS[:2], parameterization="own", lr=2**-8, steps=1, seeds=1)
+    assert str(half).startswith("own, AdamW, lr 0.003906: slopes")
+    change = "change of logits"
+    one, two = made.tracks[0].values[change][1], half.tracks[0].values[change][1]
+    assert one / two == pytest.approx(2, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"parameterization": "own"}, r"says nothing of its optimizer: give Workload\(…, optimizer="),
+        (
+            {"parameterization": "own", "optimizer": "muon"},
+            "optimizer is 'muon': the own parameterization has",
+        ),
+        ({"parameterization": "own", "optimizer": plain_adamw, "eps": 1e-6}, "eps is given, and the own"),
+        ({"lr": 0.1}, "base is missing: a plan starts from a base size"),
+        ({"base": SMALL}, "lr is missing: the plan parameterization needs"),
+        ({"parameterization": "standard"}, "lr is missing: the standard parameterization needs"),
+    ],
+)
+def test_arguments_that_are_missing_or_too_many_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(th.UseError, match=said):
+        coordinates(MLP, WIDTHS, **options)
+
+
+def test_a_factory_that_changes_between_calls_is_no_parameterization() -> None:
+    rates = iter([0.01 / 2**k for k in range(9)])
+
+    def decaying(model: nn.Module) -> Any:
+        return torch.optim.AdamW(model.parameters(), lr=next(rates))
+
+    with pytest.raises(th.UseError, match=r"keeps state between calls: .* with lr 0.01, then 0.005"):
+        coordinates(MLP, WIDTHS, parameterization="own", optimizer=decaying)

@@ -404,3 +404,63 @@ def test_what_eps_limits_is_the_same_after_reading_a_file(tmp_path, over_eps):
     assert str(read) == str(found)
     unknown = block(0, tuple(math.nan if one == INF else one for one in over_eps))
     assert unknown.limited_by_eps is (0.1 in over_eps)
+
+
+# The own parameterization
+
+MLP = th.workload("mlp-mixture")
+LOW, HIGH = Size(32, 2), Size(256, 2)
+
+
+def adamw_by_width(model):
+    """muP as its authors write it down: hidden rates divided by the width, the readout as well."""
+    first, rest = [], []
+    for name, weight in model.named_parameters():
+        (first if name.startswith("embed") else rest).append(weight)
+    width = model.get_parameter("readout.weight").shape[1]
+    slow = {"params": rest, "lr": 2**-8 * LOW.width / width, "eps": 1e-12}
+    return torch.optim.AdamW([slow, {"params": first, "eps": 1e-12}], lr=2**-8, weight_decay=0.0)
+
+
+def build_by_width(width, depth):
+    model = MLP.build(width, depth)
+    with torch.no_grad():
+        model.get_parameter("readout.weight").mul_(math.sqrt(LOW.width / width))
+    return model
+
+
+def test_a_right_optimizer_by_hand_meets_the_condition_and_a_plain_one_breaks_it_as_standard_does():
+    right = dataclasses.replace(MLP, build=build_by_width, optimizer=adamw_by_width)
+    made = th.probes.spectral(right, HIGH, base=LOW, parameterization="own", steps=2)
+    assert made.holds()
+    plain = th.probes.spectral(
+        MLP,
+        HIGH,
+        base=LOW,
+        parameterization="own",
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=2**-8),
+        steps=2,
+    )
+    standard = th.probes.spectral(MLP, HIGH, base=LOW, lr=2**-8, parameterization="standard", steps=2)
+    assert (
+        {row.name for row in plain.broken("step")} == {row.name for row in standard.broken("step")} != set()
+    )
+    with pytest.raises(UseError, match="lr is missing"):
+        th.probes.spectral(MLP, HIGH, base=LOW)
+
+
+def test_eps_of_an_optimizer_by_hand_is_seen_to_limit_its_steps():
+    def blunt(model):
+        return torch.optim.AdamW(model.parameters(), lr=2**-8, eps=1.0)
+
+    made = th.probes.spectral(MLP, HIGH, base=LOW, parameterization="own", optimizer=blunt, steps=1)
+    assert all(row.limited_by_eps for row in made.rows)
+    sgd = th.probes.spectral(
+        MLP,
+        HIGH,
+        base=LOW,
+        parameterization="own",
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        steps=1,
+    )
+    assert not any(row.limited_by_eps for row in sgd.rows)  # which has no eps
