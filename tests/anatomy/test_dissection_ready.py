@@ -80,3 +80,61 @@ def test_the_callers_word_on_an_unused_tensor_of_a_ready_module() -> None:
     model.spare = torch.nn.Parameter(torch.zeros(7, 32))
     part = dissect(model, torch.zeros(2, 8, dtype=torch.long), roles={"spare": "hidden"})["spare"]
     assert (part.role, part.op, part.fan_in, part.fan_out) == ("hidden", "unseen", 32, 7)
+
+
+def _on_meta(*parts: str) -> Any:
+    def place(model: GPT) -> GPT:
+        for part in parts:
+            model.get_submodule(part).to("meta")
+        return model
+
+    return place
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda model: model.bfloat16(),
+        lambda model: model.half().train(),
+        _on_meta(""),
+        _on_meta("readout"),
+        _on_meta("blocks.0", "embed"),
+    ],
+    ids=["bfloat16", "half", "meta", "readout on meta", "half on meta"],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_dtype_and_device_of_a_ready_module_change_nothing(place: Any, device: str) -> None:
+    def fresh() -> GPT:
+        return GPT(32, 2, vocab=61, context=16, head_dim=8, norm_placement="peri")
+
+    model = place(fresh())
+    before = {name: (id(one), one.device, one.dtype) for name, one in model.named_parameters()}
+    found = dict(dissect(model, torch.zeros(2, 8, dtype=torch.long, device=device)))
+    assert found == dict(dissect(fresh(), torch.zeros(2, 8, dtype=torch.long)))
+    assert {name: (id(one), one.device, one.dtype) for name, one in model.named_parameters()} == before
+    assert all(one.grad is None for one in model.parameters())
+
+
+def test_integer_weights_are_frozen_and_what_is_added_to_them_is_not() -> None:
+    class Adapted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.leave = torch.nn.Linear(8, 64), torch.nn.Linear(64, 2)
+            self.codes = torch.nn.Parameter(torch.ones(64, 64, dtype=torch.int8), requires_grad=False)
+            self.register_buffer("scale", torch.ones(64, 1))
+            self.down = torch.nn.Linear(64, 4, bias=False)
+            self.up = torch.nn.Linear(4, 64, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.enter(x)
+            return self.leave(torch.relu(h @ (self.codes * self.scale).T + self.up(self.down(h))))
+
+    anatomy = dissect(Adapted(), torch.zeros(2, 8))
+    roles = {name: part.role for name, part in anatomy.items() if part.role != "bias"}
+    assert roles == {
+        "codes": "frozen",
+        "enter.weight": "input",
+        "leave.weight": "output",
+        "down.weight": "output",
+        "up.weight": "input",
+    }

@@ -124,6 +124,11 @@ def test_ddp_has_the_anatomy_of_the_bare_module(tmp_path: Path) -> None:
 
     bare = _bare()
     with _process_group(tmp_path):
+
+        class Own(DistributedDataParallel):
+            """A user's own."""
+
+        assert _facts(dissect(Own(_gpt()), TOKENS)) == bare
         wrapped = DistributedDataParallel(_gpt())
         assert _facts(dissect(wrapped, TOKENS)) == bare
         assert _facts(dissect(_compile(wrapped), TOKENS)) == bare

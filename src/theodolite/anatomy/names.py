@@ -27,9 +27,15 @@ MANY = 4
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside the outermost wrappers, such as DDP or `torch.compile`."""
-    while type(model).__module__.startswith("torch.") and (child := _WRAPPERS.get(type(model).__name__)):
+    while (child := _wrapped(type(model))) is not None:
         model = getattr(model, child)
     return model
+
+
+def _wrapped(kind: type[nn.Module]) -> str | None:
+    """The child that a class of torch wraps, also if the class is derived from it, as by FSDP."""
+    bases = (base for base in kind.__mro__ if base.__module__.startswith("torch."))
+    return next((child for base in bases if (child := _WRAPPERS.get(base.__name__))), None)
 
 
 def canonical_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

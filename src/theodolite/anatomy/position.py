@@ -30,7 +30,9 @@ class Positions:
 
     def __init__(self, flow: Flow, streams: Sequence[int]) -> None:
         self.flow = flow
-        self.widths = {size for value in streams for size in flow.graph.shapes[value]} or _usual_size(flow)
+        shapes = [flow.graph.shapes[value] for value in streams]
+        channels = {size for shape in shapes for size in (*shape[1:2], *shape[-1:])}
+        self.widths = channels or _usual_size(flow)
         self.shared = _shared_heads(flow)
         self.low_ranks = _low_ranks(flow, self.widths)
 
@@ -48,6 +50,10 @@ class Positions:
         if use.kind != "weight" or _is_depthwise(flow, use):
             return as_input
         if _reads_data(flow, use):
+            inputs, outputs = _channels(flow, use)
+            if in_branch and inputs in self.widths and NARROW * inputs >= outputs:
+                data = "the data follow the width, as they are the residual stream"
+                return Fans(use.in_axes, use.out_axes, True, True, "hidden", data)
             return dataclasses.replace(as_input, assumed=_of_features(flow, use))
         if self._reads_results(use):
             return as_input

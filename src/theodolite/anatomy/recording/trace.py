@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -96,13 +98,14 @@ class Graph:
 def trace(model: nn.Module, inputs: Any) -> Graph:
     """Record one forward pass of the model in eval mode; the model is left as it was."""
     names = _names(model)
-    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    if on_meta or sum(tensor.numel() for tensor in model.parameters()) > most_quick_parameters(inputs):
+    # Values of a shard are in other processes too, and one of them may be the only one that calls this.
+    hollow = any(tensor.is_meta or is_sharded(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    if hollow or sum(tensor.numel() for tensor in model.parameters()) > most_quick_parameters(inputs):
         try:
             return _trace_fake(model, inputs, names)
         except Exception:
             # Control flow that depends on values, or an operation without a fake implementation.
-            if on_meta:
+            if hollow:
                 raise
     return _trace_real(model, inputs, names)
 
@@ -140,15 +143,16 @@ def _trace_fake(model: nn.Module, inputs: Any, names: Mapping[int, str]) -> Grap
     def fake(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        if not leaf.is_meta:
+        if not (leaf.is_meta or is_sharded(leaf)):
             return mode.from_tensor(leaf, static_shapes=True)
         # Meta tensors count as CPU tensors, so that they can be combined with those the forward pass makes.
+        # So do shards, with the shape of the whole.
         with mode:
             return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
 
     state = {id(tensor): fake(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())}
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.numel() == 1 and id(tensor) not in names and not tensor.is_meta:
+        if tensor.numel() == 1 and id(tensor) not in names and not (tensor.is_meta or is_sharded(tensor)):
             state[id(tensor)].constant = tensor.detach().cpu().clone()  # torch computes with it
             mode.fake_tensor_converter.add_constant_storage_mapping(state[id(tensor)])
     with mode, _silenced("torch._subclasses.fake_tensor"):
@@ -194,13 +198,36 @@ def _record(
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, Tensor):
             recorder.graph.inputs.add(recorder.value(leaf))
-    with undisturbed(model), recorder:
-        output = with_tensors(model, tensors, call, inputs, tied=False)
+    with undisturbed(model):
+        if seen is None:
+            _drop_collectives(model)
+        with recorder:
+            output = with_tensors(model, tensors, call, inputs, tied=False)
     recorder.graph.outputs = {recorder.value(leaf) for leaf in _results(output)}
     recorder.graph.returned = {recorder.value(leaf) for leaf in tensors_in(output)}
     if not recorder.graph.outputs:
         raise UseError(f"it returned {described(output)}, in which there is no tensor")
     return recorder.graph
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Is it a DTensor, whose entries several processes may hold?"""
+    return any(cls.__name__ == "DTensor" for cls in type(tensor).__mro__)
+
+
+def _drop_collectives(model: nn.Module) -> None:
+    """Drop the hooks with which torch.distributed gathers weights and moves inputs around a forward pass."""
+    for module in model.modules():
+        for kind in ("_forward_pre_hooks", "_forward_hooks"):
+            hooks = vars(module)[kind]
+            kept = {key: hook for key, hook in hooks.items() if not _is_distributed(hook)}
+            if len(kept) < len(hooks):
+                vars(module)[kind] = OrderedDict(kept)
+
+
+def _is_distributed(hook: Any) -> bool:
+    owner = type(hook.__self__) if hasattr(hook, "__self__") else inspect.unwrap(hook)
+    return str(getattr(owner, "__module__", "")).startswith("torch.distributed.")
 
 
 def _one_for_each_place(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, str]]:

@@ -72,9 +72,9 @@ def is_rate(flow: Flow, use: Use) -> bool:
     front of a gate or a softmax do not, as they reach no exponent.
     """
     value = _value(flow, use)
-    made, held = _expression(flow, value) if value is not None else ([], set())
+    nodes, held = _expression(flow, value) if value is not None else ([], set())
     reached = {at for at in held if flow.graph.parameters[at] == use.name}
-    for node in made:
+    for node in nodes:
         if reached.intersection(node.inputs):
             if node.op in POSITIVE:
                 return True
@@ -154,9 +154,9 @@ def _expression(flow: Flow, value: int) -> tuple[list[Node], set[int]]:
 def _degree(flow: Flow, value: int, names: Iterable[str]) -> float:
     """The power of s that multiplies a value if the named parameters are scaled by s; nan if unknown."""
     names = set(names)
-    made, parameters = _expression(flow, value)
+    nodes, parameters = _expression(flow, value)
     found = {at: float(flow.graph.parameters[at] in names) for at in parameters}
-    for node in made:
+    for node in nodes:
         held = [found[source] for source in node.inputs if source in found]
         if held:  # else a constant
             found.update(dict.fromkeys(node.outputs, _after(node, held, found)))

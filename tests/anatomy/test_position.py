@@ -1,0 +1,200 @@
+"""Roles in a ready module: what the dataflow of one network shows, and what is assumed where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from theodolite.anatomy import assumed, dissect
+from theodolite.core.building import build_model
+from theodolite.core.size import Size
+from theodolite.models import GPT
+
+from ..gallery.collection import exhibits
+
+TOKENS = torch.zeros(2, 8, dtype=torch.long)
+
+
+def _roles(model: nn.Module, inputs: Any) -> dict[str, str]:
+    return {part.name: part.role for part in dissect(model, inputs).values()}
+
+
+def test_most_tensors_of_the_gallery_have_the_role_that_two_widths_show() -> None:
+    """Those that have not hide a fixed side that no single network shows; all of them are named here."""
+    wrong: dict[str, int] = {}
+    count = 0
+    for exhibit in exhibits():
+        (inputs, _), size = exhibit.batch(0), Size(exhibit.widths[0], 2)
+        hints = dict(exhibit.hints)
+        known = dissect(exhibit.build, inputs, size=size, roles=hints)
+        found = dissect(build_model(exhibit.build, size), inputs, roles=hints)
+        count += len(known)
+        if differing := sum(found[name].role != part.role for name, part in known.items()):
+            wrong[exhibit.name] = differing
+    assert wrong == {
+        "RealNVP": 3,  # the data are the stream, and few
+        "Glow": 4,
+        "Llama, two keys": 4,  # heads of keys and values: a fixed number
+        "DeepSeek attention": 2,  # the rotary key that all heads share
+        "autoencoder": 2,  # a code of fixed size
+        "TokenLearner": 1,  # a fixed number of learned tokens
+        "MLP-Mixer": 4,  # mixes positions, which are fixed
+    }
+    assert count >= 1950
+
+
+class Recurrent(nn.Module):
+    """One layer and what reads its last state."""
+
+    def __init__(self, layer: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.layer = layer(3, 16, num_layers=2, batch_first=True, **options)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor, *state: Tensor) -> Tensor:
+        return self.head(self.layer(x, *state)[0][:, -1])
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_what_starts_from_zeros_does_not_read_the_data(layer: type[nn.RNNBase]) -> None:
+    roles = _roles(Recurrent(layer), torch.zeros(2, 5, 3))
+    assert roles["layer.weight_ih_l0"] == "input"
+    assert {roles[f"layer.weight_{kind}"] for kind in ("hh_l0", "ih_l1", "hh_l1")} == {"hidden"}
+    assert roles["head.weight"] == "output"
+
+
+def test_states_that_a_layer_returns_and_goes_on_with_are_no_results() -> None:
+    roles = _roles(nn.LSTM(16, 16, 3), torch.zeros(5, 1, 16))
+    assert {roles[f"weight_hh_l{layer}"] for layer in range(3)} == {"hidden"}
+    assert roles["weight_ih_l1"] == "hidden"
+
+
+class Queries(nn.Module):
+    """Learned queries ask; boxes are returned beside the classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(5, 16))
+        self.enter, self.ask = nn.Linear(3, 16), nn.Linear(16, 16)
+        self.key, self.value = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.classes, self.boxes = nn.Linear(16, 7), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.enter(x)
+        scores = self.ask(self.queries) @ self.key(h).transpose(1, 2)
+        pooled = scores.softmax(-1) @ self.value(h)
+        return {"logits": self.classes(pooled), "boxes": self.boxes(pooled).sigmoid(), "states": h}
+
+
+def test_learned_queries_are_no_data_and_second_results_are_results() -> None:
+    roles = _roles(Queries(), torch.zeros(2, 9, 3))
+    weights = {name.split(".")[0]: role for name, role in roles.items() if not name.endswith("bias")}
+    assert weights == {
+        "queries": "input",
+        "enter": "input",
+        "ask": "hidden",
+        "key": "hidden",
+        "value": "hidden",
+        "classes": "output",
+        "boxes": "output",
+    }
+
+
+class Adapted(nn.Module):
+    """A weight with a pair of low rank beside it: as a sum of results, or as one weight."""
+
+    def __init__(self, *, merged: bool, rank: int = 4) -> None:
+        super().__init__()
+        self.enter, self.whole, self.leave = nn.Linear(3, 32), nn.Linear(32, 48), nn.Linear(48, 2)
+        self.a, self.b = nn.Parameter(torch.randn(rank, 32)), nn.Parameter(torch.randn(48, rank))
+        self.merged = merged
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x).relu()
+        if self.merged:
+            h = h @ (self.whole.weight + 2.0 * (self.b @ self.a)).T
+        else:
+            h = self.whole(h) + 2.0 * ((h @ self.a.T) @ self.b.T)
+        return self.leave(h.relu())
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_rank_beside_a_weight_stays(merged: bool, frozen: bool) -> None:
+    model = Adapted(merged=merged)
+    model.whole.requires_grad_(not frozen)
+    anatomy = dissect(model, torch.zeros(2, 3))
+    assert (anatomy["a"].role, anatomy["b"].role) == ("output", "input")
+    assert anatomy["whole.weight"].role == ("frozen" if frozen else "hidden")
+    assert assumed(anatomy)["the rank stays, as it adds to another weight"] == ("a", "b")
+
+
+def test_a_pair_of_full_rank_beside_a_weight_is_hidden() -> None:
+    anatomy = dissect(Adapted(merged=False, rank=48), torch.zeros(2, 3))
+    assert (anatomy["a"].role, anatomy["b"].role) == ("hidden", "hidden")
+
+
+class Scored(nn.Module):
+    """A vector for each head, and a gate of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.hidden, self.leave = nn.Linear(3, 32), nn.Linear(32, 32), nn.Linear(32, 2)
+        self.each, self.gate = nn.Parameter(torch.randn(4, 8)), nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.hidden(self.enter(x).relu())
+        scores = (h.view(-1, 4, 8) * self.each).sum(-1).softmax(-1)
+        h = (h.view(-1, 4, 8) * scores[..., None]).flatten(1)
+        return self.leave(h * self.gate(h).sigmoid())
+
+
+def test_a_vector_for_each_head_and_a_single_gate_make_a_fixed_number_of_results() -> None:
+    roles = _roles(Scored(), torch.zeros(2, 3))
+    assert (roles["each"], roles["gate.weight"], roles["hidden.weight"]) == ("output", "output", "hidden")
+
+
+def _mlp(*sizes: int) -> nn.Module:
+    layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def _gpt(**options: Any) -> Callable[[int, int], GPT]:
+    return lambda width, depth: GPT(width, depth, vocab=61, context=16, head_dim=8, **options)
+
+
+def test_assumptions_are_said_of_the_tensors_that_rest_on_them() -> None:
+    keys = assumed(dissect(_gpt(kv_heads=2)(32, 2), TOKENS))
+    parts = tuple(f"blocks.{n}.attention.branch.{name}.weight" for n in (0, 1) for name in ("key", "value"))
+    assert keys == {"the number of key and value heads grows: 2 here, for 4 query heads": parts}
+    assert assumed(dissect(_mlp(5, 64, 8, 64, 2), torch.zeros(2, 5))) == {
+        "a side that is 4 times smaller than the other, or more, grows too": ("2.weight", "4.weight")
+    }
+    encoder = nn.TransformerEncoderLayer(32, 2, 128, batch_first=True)
+    assert "the data follow the width, as they are the residual stream" in assumed(
+        dissect(nn.TransformerEncoder(encoder, 2), torch.zeros(2, 5, 32))
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"tied": True}, {"experts": 3, "gated": True}], ids=str)
+def test_nothing_is_assumed_of_a_plain_gpt(options: dict[str, Any]) -> None:
+    assert assumed(dissect(_gpt(**options)(32, 2), TOKENS)) == {}
+
+
+def test_nothing_is_assumed_where_two_widths_are_compared() -> None:
+    def build(width: int, depth: int) -> nn.Module:
+        return _mlp(5, width, 8, width, 2)
+
+    assert assumed(dissect(build, torch.zeros(2, 5), size=Size(64, 1))) == {}
+
+
+def test_nothing_is_assumed_of_what_the_caller_says() -> None:
+    anatomy = dissect(
+        _mlp(5, 64, 8, 64, 2), torch.zeros(2, 5), roles={"2.weight": "output", "4.weight": "input"}
+    )
+    assert assumed(anatomy) == {}
