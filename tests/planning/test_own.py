@@ -134,7 +134,11 @@ def test_multipliers_that_the_network_has_stay() -> None:
     plan = own(build, tokens, lambda model: AdamW(model.parameters(), lr=0.01), size=Size(64, 1))
     with untouched_randomness(2):
         expected = build(64, 1)(TOKENS)
-    assert torch.equal(plan.build(2)(TOKENS), expected)
+    found = plan.build(2)
+    assert torch.equal(found(TOKENS), expected)
+    assert torch.equal(plan.attach(found)(TOKENS), expected)
+    usual = th.plan(gpt, tokens, size=Size(64, 1), base=Size(64, 1), lr=0.01)
+    assert not torch.equal(usual.attach(found)(TOKENS), expected)  # a plan puts its own in their place
 
 
 def test_rows_are_read_from_the_optimizer() -> None:
@@ -222,6 +226,19 @@ def test_schedule_free_optimizers_take_no_schedule_and_begin_in_training() -> No
     assert optimizer.param_groups[0]["train_mode"]
     with pytest.raises(UseError, match="replaces a schedule"):
         plan.schedule(optimizer, "cosine", steps=3)
+
+
+def test_optimizers_that_begin_with_averages_are_switched_to_training() -> None:
+    """As those of facebookresearch/schedule_free, whose authors ask for it before the first step."""
+
+    class Averaging(AdamW):
+        mode = "eval"
+
+        def train(self) -> None:
+            self.mode = "train"
+
+    plan = mine(lambda model: Averaging(model.parameters()))
+    assert plan.optimizer(plan.build()).mode == "train"
 
 
 def test_no_rule_is_said_where_none_fits() -> None:

@@ -487,8 +487,10 @@ def test_a_sweep_of_own_alone_has_a_figure_and_refuses_what_its_optimizer_has(ti
         sweep("mlp-mixture", parameterization="own", out="other", **GOOD)
 
 
-def test_own_is_searched_once_whatever_the_optimizers(tiny):
+def test_own_is_searched_once_whatever_the_optimizers(tiny, monkeypatch):
     pytest.importorskip("optuna")
+    said = []
+    monkeypatch.setattr("theodolite.fleet.driver.RunListener.said", lambda self, line: said.append(line))
     made = sweep(
         "mine.py:tiny",
         optimizer=["adamw", "sgd"],
@@ -497,6 +499,9 @@ def test_own_is_searched_once_whatever_the_optimizers(tiny):
         trials=2,
         **{**GOOD, "lr": [2**-8, 2**-4]},
     )
+    assert [line.partition(":")[0] for line in said if "a search at" in line] == [
+        *("own", "adamw, standard", "sgd, standard")
+    ]
     searched = [row for row in made.rows if row["optimizer"] == "own"]
     assert len(searched) == 2 + 2  # trials, and half and twice the best
     assert sorted(family.title for family in made.families) == ["adamw, standard", "own", "sgd, standard"]

@@ -102,7 +102,7 @@ def _of_this_library(kind: type, group: Mapping[str, Any]) -> str | None:
         return SCALED.get(group["scale"])
     for name, spec in find_optimizers().items():
         given = spec.implementation
-        if kind is given and name not in SCALED.values():
+        if kind is given:
             return name
         if isinstance(given, Borrowed) and kind.__name__ == given.name:
             package = kind.__module__.partition(".")[0]
