@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from theodolite.anatomy.part import Role
+from theodolite.anatomy.part import Role, untrained
 from theodolite.core import arguments
 from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
@@ -20,6 +20,7 @@ from theodolite.probes.scaling.coordinates import coordinates
 from theodolite.probes.scaling.spectral import Spectral, spectral
 from theodolite.surveying.auditing.exponents import scalings
 from theodolite.surveying.auditing.group_scales import note_of_scales, with_group_scales
+from theodolite.surveying.auditing.layerwise import layerwise_decay
 from theodolite.surveying.auditing.reading import MOST_PARAMETERS, Reading, check_rules, gradient_sizes, read
 from theodolite.surveying.auditing.report import Audit
 from theodolite.surveying.auditing.verdicts import judge
@@ -174,7 +175,7 @@ def held_against_rules(
         width=width,
         depth=depth,
         findings=judge(base, wide[1:], deep[1:], width, depth),
-        notes=tuple(_notes(base, sizes)),
+        notes=tuple(_notes(base, sizes, deep)),
     )
 
 
@@ -240,8 +241,10 @@ def _along(name: str, given: Any, base: int) -> list[int]:
     return [base, *sorted(set(numbers) - {base})]
 
 
-def _notes(base: Reading, sizes: AuditedSizes) -> Iterator[str]:
+def _notes(base: Reading, sizes: AuditedSizes, deep: Sequence[Reading]) -> Iterator[str]:
     yield from (f"Beside the optimizer: {note}." for note in base.notes)
+    if left := untrained(base.anatomy.values()):
+        yield f"{left}: not trained, and not judged."
     if not sizes.depths:
         yield "One depth was read: nothing is said about depth."
     if not sizes.widths:
@@ -253,3 +256,8 @@ def _notes(base: Reading, sizes: AuditedSizes) -> Iterator[str]:
         )
     if note := note_of_scales(base.scales):
         yield note
+    if deep and (layers := layerwise_decay(deep)) is not None:
+        yield (
+            f"Every block has {layers.factor:.3g} times the learning rate of the one after it. Depths are "
+            "compared at equal distances from the last block."
+        )

@@ -30,9 +30,11 @@ class Fault:
     excess: float
     """The power of the size by which the step, the start, the decay or the multiplier is too large."""
     scalings: tuple[TensorScaling, ...]
-    also: tuple[float, ...] = ()
+    also: float = math.nan
     """For a multiplier: what is left of the excess of the start once it is mended. For a step: the excess of
-    the start, of tensors that start and step as if they had another role."""
+    the start, of tensors that start and step as if they had another role. Else nan."""
+    also_of: tuple[TensorScaling, ...] = ()
+    """The tensors that this is said of."""
 
     @property
     def at_ten_times(self) -> float:
@@ -45,21 +47,28 @@ def find_faults(scalings: Sequence[TensorScaling], axis: Axis) -> tuple[Fault, .
     hidden = _of_hidden(scalings, axis)
     each = [(one, *fault) for one in scalings for fault in _faults_of(one, axis, hidden.get(one.rule, 0.0))]
     shared = {(one.multiplied, excess) for one, cause, excess, _ in each if cause == "multiplier"}
-    found: dict[tuple[object, ...], list[tuple[float, TensorScaling]]] = {}
-    kinds: dict[tuple[object, ...], tuple[Cause, tuple[float, ...]]] = {}
+    found: dict[tuple[Cause, float, float], list[tuple[TensorScaling, float, float]]] = {}
     for one, cause, excess, also in each:
         amount = excess / (1 + one.degree) if one.degree != -1 else math.nan
         if cause == "step" and _is_zero(one) and _is_one_of(one.multiplied, amount, shared):
             cause, excess = "multiplier", amount  # it has the multiplier of others that are off
-        kind = cause, round(excess, 1), tuple(round(value, 1) for value in also)
-        kinds.setdefault(kind, (cause, also))
-        found.setdefault(kind, []).append((excess, one))
-    faults = []
-    for key, members in found.items():
-        cause, also = kinds[key]
-        mean = sum(excess for excess, _ in members) / len(members)
-        faults.append(Fault(cause, axis, mean, tuple(one for _, one in members), also))
+        apart = 0.0 if cause == "multiplier" or math.isnan(also) else round(also, 1)
+        found.setdefault((cause, round(excess, 1), apart), []).append((one, excess, also))
+    faults = [_fault(cause, axis, members) for (cause, *_), members in found.items()]
     return tuple(sorted(faults, key=lambda one: -abs(one.excess)))
+
+
+def _fault(cause: Cause, axis: Axis, members: Sequence[tuple[TensorScaling, float, float]]) -> Fault:
+    """One fault of several tensors."""
+    more = [(one, also) for one, _, also in members if not math.isnan(also)]
+    return Fault(
+        cause,
+        axis,
+        sum(excess for _, excess, _ in members) / len(members),
+        tuple(one for one, _, _ in members),
+        sum(also for _, also in more) / len(more) if more else math.nan,
+        tuple(one for one, _ in more),
+    )
 
 
 def step_excess(one: TensorScaling) -> float:
@@ -148,52 +157,55 @@ def _of_hidden(scalings: Iterable[TensorScaling], axis: Axis) -> dict[str, float
     return {rule: counts.most_common(1)[0][0] for rule, counts in found.items()}
 
 
-def _faults_of(
-    one: TensorScaling, axis: Axis, hidden: float
-) -> Iterator[tuple[Cause, float, tuple[float, ...]]]:
-    """What is wrong with one tensor; `hidden` is the excess of the steps of hidden weights."""
+def _faults_of(one: TensorScaling, axis: Axis, hidden: float) -> Iterator[tuple[Cause, float, float]]:
+    """What is wrong with one tensor, by how much, and `Fault.also`.
+
+    `hidden` is the excess of the steps of hidden weights.
+    """
     step, start = step_excess(one), start_excess(one)
     if one.readout is not None and _off(one.exponent("readout").excess):
-        yield "readout", one.exponent("readout").excess, ()
+        yield "readout", one.exponent("readout").excess, math.nan
+    wrong_lr = one.exponent("lr").excess
     multiplier = _multiplier_fault(one, axis, hidden)
     if multiplier is not None:
         left = _raw_start(one) - multiplier
         shows = (
             not math.isnan(left) and abs(left) > ATOL + one.noise and not (left < 0 and _may_be_small(one))
         )
-        yield "multiplier", multiplier, (left,) if shows else ()
+        yield "multiplier", multiplier, left if shows else math.nan
         step, start = step - (1 + one.degree) * multiplier, math.nan
+        wrong_lr = step
     if _as_hidden(one, axis, step, start):
-        yield "step", step, (start,)
+        yield "step", step, start
         step = start = math.nan
     if _off(step):
-        yield "step", step, ()
+        yield "step", step, math.nan
     if _off(start, one.noise):
-        yield "start", start, ()
-    # A decay that is off as the steps are comes right with them.
+        yield "start", start, math.nan
+    # A decay that is off as the learning rate is comes right with it.
     decay = decay_excess(one)
-    if _off(decay) and not (_off(one.exponent("lr").excess) and _near(decay, one.exponent("lr").excess)):
-        yield "decay", decay, ()
+    if _off(decay) and not (_off(wrong_lr) and _near(decay, wrong_lr)):
+        yield "decay", decay, math.nan
 
 
 def _multiplier_fault(one: TensorScaling, axis: Axis, hidden: float) -> float | None:
     """The power by which the forward multiplier is too large, if that explains start and steps."""
     excess, start = one.exponent("lr").excess, _raw_start(one)
-    if one.scale_free or one.degree == -1 or not _off(excess):
+    if one.scale_free or one.degree == -1:
         return None
     amount = excess / (1 + one.degree)
     missing = abs(one.multiplied) <= ATOL  # nothing in the forward pass follows the size
-    if not missing:
-        return amount if _near(start, amount, one.noise) else None
     reads_out = axis == "width" and one.role == "output" and not one.in_block
     closes = axis == "depth" and one.ends_branch
-    if reads_out and _near(start, amount, one.noise):
+    if _off(amount) and _near(start, amount, one.noise) and (reads_out or not (missing or closes)):
         return amount
     if closes:  # steps that are off as those of all hidden weights have another cause
         amount = (excess - hidden) / (1 + one.degree)
+        if _off(amount) and _near(start, amount, one.noise):
+            return amount
     alone = reads_out and not _near(excess, hidden)
-    healed = math.isnan(start) or ATOL < start < amount + ATOL + one.noise
-    return amount if (closes or alone) and amount > ATOL and healed else None
+    healed = math.isnan(start) or ATOL < start < amount + ATOL
+    return amount if missing and (closes or alone) and amount > ATOL and healed else None
 
 
 def _as_hidden(one: TensorScaling, axis: Axis, step: float, start: float) -> bool:

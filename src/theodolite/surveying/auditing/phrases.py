@@ -55,8 +55,8 @@ def _of_step(fault: Fault) -> str:
     lr = first.exponent("lr")
     said += f"{_whose(names)} learning rate goes as {power_of(fault.axis, lr.own)}, {_says(first)} "
     said += f"{power_of(fault.axis, lr.rule)}."
-    if fault.also:
-        said += f" {_pronoun(names)} also {_starts(names)} {off_by(fault.also[0])}, as if hidden."
+    if fault.also_of:
+        said += f" {_pronoun(names)} also {_starts(names)} {off_by(fault.also)}, as if hidden."
     return said
 
 
@@ -72,8 +72,8 @@ def _mend_step(fault: Fault, base: Size) -> str:
         said = f"Do not divide the learning rate of {names} by {factor}"
     else:
         said = f"Multiply the learning rate of {names} by {factor}"
-    if fault.also:
-        std = factor_of(fault.axis, base, abs(fault.also[0]))
+    if fault.also_of:
+        std = factor_of(fault.axis, base, abs(fault.also))
         said += f", nor its initial std by {std}: it is an input, whatever else reads it"
     elif abs(first.multiplied) > ATOL:
         done = factor_of(fault.axis, base, first.multiplied)
@@ -135,14 +135,26 @@ def _mend_decay(fault: Fault, base: Size) -> str:
 
 def _of_multiplier(fault: Fault) -> str:
     names, first = names_of(fault.scalings), fault.scalings[0]
-    start = first.exponent("init").excess
-    both = "start and steps are" if all(first.init.own) and not math.isnan(start) else "the steps are"
-    return (
-        f"{_at(fault)}, what {listed(names)} {_makes(names, first)} is "
-        f"{off_by(fault.excess)}, as {both}: the forward pass multiplies it by "
-        f"{power_of(fault.axis, first.multiplied)}; with these initial values and learning rates it should "
-        f"be {power_of(fault.axis, first.multiplied - fault.excess)}."
+    wanted = first.multiplied - fault.excess
+    said = (
+        f"{_at(fault)}, what {listed(names)} {_makes(names, first)} is {off_by(fault.excess)}: the forward "
+        f"pass multiplies it by {power_of(fault.axis, first.multiplied)}, and with these initial values and "
+        f"learning rates that should be {power_of(fault.axis, wanted)}."
     )
+    step, start = first.exponent("lr").excess, first.exponent("init").excess
+    told = [f"its start is {off_by(start)}"] if all(first.init.own) and abs(start) > ATOL else []
+    told += [f"its steps are {off_by(step)}"] if abs(step) > ATOL else []
+    said += f" Now {' and '.join(told)}." if told and len(names) == 1 else ""
+    if is_depth_mup(fault):
+        said += " (1/√depth is depth-muP. It is for branches of one layer; two or more need 1/depth.)"
+    return said
+
+
+def is_depth_mup(fault: Fault) -> bool:
+    """Is it the branch multiplier 1/√L of depth-muP?"""
+    first = fault.scalings[0]
+    root = abs(first.multiplied + 0.5) <= ATOL and abs(fault.excess - 0.5) <= ATOL
+    return fault.cause == "multiplier" and fault.axis == "depth" and first.ends_branch and root
 
 
 def _mend_multiplier(fault: Fault, base: Size) -> str:
@@ -155,9 +167,9 @@ def _mend_multiplier(fault: Fault, base: Size) -> str:
     else:
         what = f"the output of {_code(fault)}"
     said = _mended_multiplier(what, fault.axis, base, first.multiplied, wanted)
-    if fault.also:
-        init = first.exponent("init")
-        mend = _mended_start(init, fault.axis, base, fault.also[0], _code(fault))
+    if fault.also_of:
+        init = fault.also_of[0].exponent("init")
+        mend = _mended_start(init, fault.axis, base, fault.also, _coded(names_of(fault.also_of)))
         said += f", and {mend[0].lower()}{mend[1:]}"
     return f"{said}."
 
@@ -218,8 +230,12 @@ def _makes(names: Sequence[str], first: TensorScaling) -> str:
 
 
 def _code(fault: Fault) -> str:
-    """The patterns of the tensors as code."""
-    names = [f"`{name}`" for name in names_of(fault.scalings)]
+    """The patterns of its tensors as code."""
+    return _coded(names_of(fault.scalings))
+
+
+def _coded(patterns: Sequence[str]) -> str:
+    names = [f"`{name}`" for name in patterns]
     if len(names) > MOST_NAMES:
         return f"{', '.join(names[: MOST_NAMES - 1])} and {len(names) - MOST_NAMES + 1} more"
     return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]

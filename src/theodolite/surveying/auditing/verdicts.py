@@ -27,7 +27,15 @@ from theodolite.surveying.auditing.faults import (
     step_excess,
     steps_limited,
 )
-from theodolite.surveying.auditing.phrases import REMEDIES, SENTENCES, brief, factor_of, off_by, power_of
+from theodolite.surveying.auditing.phrases import (
+    REMEDIES,
+    SENTENCES,
+    brief,
+    factor_of,
+    is_depth_mup,
+    off_by,
+    power_of,
+)
 from theodolite.surveying.auditing.reading import Reading
 from theodolite.surveying.finding import Check, Finding, Level, Value, times
 
@@ -103,7 +111,7 @@ def _joined(faults: Iterable[Fault]) -> list[tuple[Cause, list[Fault]]]:
 
 def _finding(cause: Cause, faults: Sequence[Fault], base: Size) -> Finding:
     """What is wrong with some tensors, along one axis or both."""
-    severe = any(fault.excess > SEVERE for fault in faults)
+    severe = any(fault.excess > SEVERE and not is_depth_mup(fault) for fault in faults)
     level: Level = "fail" if severe else "warn"
     sentences, remedies = [], []
     for fault in faults:
@@ -293,7 +301,7 @@ def _others(scalings: Sequence[TensorScaling], faults: Sequence[Fault], check: C
         for fault in faults
         for one in fault.scalings
         for name in one.tensors
-        if fault.cause in causes and (fault.cause == "multiplier" or fault.also)
+        if fault.cause in causes and (fault.cause == "multiplier" or fault.also_of)
     }
     return [one for one in scalings if not off & set(one.tensors)]
 
