@@ -309,6 +309,7 @@ PROBES: dict[str, Call] = {
 
 OTHERS: dict[str, Call] = {
     "dissect": lambda model: str(th.dissect(model, BATCH[0])),
+    "groups": lambda model: str(th.groups(model, BATCH[0], lr=0.1)),
     "plan": lambda model: [one.detach() for one in _plan().build(0).parameters()],
     "find_lr of a module": lambda model: (
         th.find_lr(model, LOSS, BATCH, optimizer="sgd", seeds=1, steps=3, low=1e-3).curves
@@ -348,6 +349,7 @@ UNCHANGED = (
     "eigenvalues",
     "find_lr of a module",
     "game_drift",
+    "groups",
     "hessian",
     "landscape",
     "path",
