@@ -1,9 +1,9 @@
 """Exports for DeepSpeed: `use_muon` on every parameter, and its MuonWithAuxAdam with the planned groups.
 
-Schema of version 0.19. The optimizer section of DeepSpeed's JSON has one learning rate for Muon and one for
+Schema of version 0.19.8. The optimizer section of DeepSpeed's JSON has one learning rate for Muon and one for
 Adam, and marks parameters by their names again, whatever was marked before. So the file makes the optimizer,
 and its `CONFIG` has no such section. The factor of its Muon is √max(1, rows/columns) of the last two
-dimensions, also of kernels, and its eps, steps and Nesterov's form are fixed.
+dimensions; its eps, steps and Nesterov's form are fixed. It fails on kernels of convolutions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from theodolite.planning.exporting.muon_steps import (
     JORDAN,
     Seen,
     describe,
-    flat,
-    is_flat,
     is_muon,
     is_stack,
     not_trained_by,
@@ -46,10 +44,6 @@ def _seen(row: PlanRow) -> list[Seen] | None:
         return [Seen(1, fan_in, fan_out, JORDAN(fan_in, fan_out))]
     if is_stack(row):
         return stack_seen(row, JORDAN)
-    if len(row.shape) == 4 and is_flat(row):
-        fan_out, fan_in = flat(row)
-        height, width = row.shape[-2:]
-        return [Seen(1, fan_in, fan_out, math.sqrt(max(1, height / width)))]
     return None
 
 
@@ -77,7 +71,7 @@ def _write(content: Content) -> tuple[str, Sequence[str]]:
     content.refuse_rules(WHO, lambda rule: rule == "adamw" or is_muon(rule), "adamw and the rules of Muon")
     muons = [row for row in content.trained if is_muon(row.rule)]
     if odd := [row for row in muons if _seen(row) is None]:
-        raise not_trained_by(WHO, odd, "it takes matrices, stacks of them, and kernels of four dimensions")
+        raise not_trained_by(WHO, odd, "it takes matrices and stacks of them")
     grouping = grouped(content, lambda row: _options(content, row))
     notes = [*content.notes, *_notes(muons), *notes_of_init(content)]
     body = _MUON if muons else _ADAMW
@@ -104,8 +98,8 @@ def _notes(muons: Sequence[PlanRow]) -> list[str]:
     if not muons:
         return []
     notes = [
-        "DeepSpeed orthogonalises in ZeRO's stages 1 to 3 only: without ZeRO, MuonWithAuxAdam adds the "
-        "gradient itself. CONFIG has stage 2.",
+        "DeepSpeed 0.19.6 and older orthogonalise under ZeRO only, and add the gradient itself without it. "
+        "CONFIG has stage 2.",
         'Do not name an optimizer of type Muon in the config: DeepSpeed then marks parameters by "embed" and '
         '"lm_head" in their names, whatever make_optimizer has marked.',
         *eps_note("DeepSpeed", muons, EPS, "has Muon's eps fixed at"),
@@ -174,4 +168,4 @@ def make_optimizer(model):
     return make(param_groups(model))
 '''
 
-FORMATS = (Format("deepspeed", "DeepSpeed 0.19", (".py",), _write),)
+FORMATS = (Format("deepspeed", "DeepSpeed 0.19.8", (".py",), _write),)
