@@ -356,6 +356,36 @@ def test_a_config_is_planned_at_its_own_size_from_a_small_one(mine, capsys):
     assert plan["rows"]["model.layers.5.mlp.up_proj.weight"]["lr"] == 0.125
 
 
+def test_groups_are_printed_translated_and_saved(mine, capsys):
+    arguments = ["groups", "mine.py:good", "--optimizer", "muon", "--weight-decay", "0.5"]
+    code, out, err = run(*arguments, "--lr", "0.1", "--vector-lr", "0.01", "--out", "g.json", capsys=capsys)
+    assert (code, err) == (0, "The groups are g.json\n")
+    assert out.startswith("muon, adamw for the rest: Net at 32 × 2\n4 tensors by muon and 8 tensors by adamw")
+    assert next(line.split()[1:7] for line in out.splitlines() if line.startswith("up.*.weight")) == [
+        "hidden", "muon", "32×32", "1", "0.1", "0.5",
+    ]  # fmt: skip
+    assert theodolite.Groups.load(mine / "g.json")["last.weight"].lr == 0.01
+
+    _, out, _ = run(*arguments, "--adamw-lr", "0.1", "--translation", "--width", "64", capsys=capsys)
+    # 0.1·0.2·√64
+    assert next(line.split()[:4] for line in out.splitlines() if line.startswith("64×64")) == [
+        "64×64", "4", "0.1", "0.16",
+    ]  # fmt: skip
+    options = ["--no-decay", "up.*", "--role", "last.weight=hidden", "--covers", "hidden", "--json"]
+    _, out, _ = run(*arguments, "--lr", "0.1", *options, capsys=capsys)
+    rows = json.loads(out)["rows"]
+    assert (rows["up.0.weight"]["weight_decay"], rows["last.weight"]["rule"]) == (0, "muon")
+
+
+@pytest.mark.usefixtures("mine")
+def test_groups_that_cannot_be_made_are_refused_in_one_line(capsys):
+    code, _, err = run("groups", "mine.py:good", capsys=capsys)
+    assert code == 2
+    assert err.startswith("theodolite: --lr is missing: give the learning rate of muon, or as --adamw-lr")
+    assert run("groups", "mine.py:good", "--lr", "1", "--adamw-lr", "1", capsys=capsys)[0] == 2
+    assert run("groups", "mine.py:good", "--lr", "1", "--out", "groups.txt", capsys=capsys)[0] == 2
+
+
 @pytest.mark.usefixtures("mine")
 def test_learning_rates_are_printed_and_drawn(mine, capsys):
     few = ["lr", "mine.py:good", "--steps", "3", "--seeds", "2", "--low", "0.001", "--high", "1"]
