@@ -86,6 +86,15 @@ def rule_of(optimizer: Any, group: Mapping[str, Any]) -> str | None:
     return None
 
 
+def rule_of_vectors(rule: str | None, group: Mapping[str, Any]) -> str | None:
+    """The rule of a group's vectors, given that of its matrices: SOAP steps vectors as Adam does.
+
+    >>> [rule_of_vectors("soap", {"precondition_1d": one}) for one in (False, True)]
+    ['adamw', 'soap']
+    """
+    return "adamw" if rule == "soap" and not group.get("precondition_1d", False) else rule
+
+
 def eps_of(rule: str | None, group: Mapping[str, Any]) -> float | None:
     """The eps of a group; None if its optimizer has none, or several."""
     spec = find_optimizers().get(rule or "")

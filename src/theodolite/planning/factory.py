@@ -26,7 +26,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.optimizers.parameter_groups import MEMBERS, handlings, layers
 from theodolite.optimizers.planned import set_lr
-from theodolite.optimizers.recognition import eps_of, rule_of
+from theodolite.optimizers.recognition import eps_of, rule_of, rule_of_vectors
 from theodolite.present.text import counted
 
 MakeOptimizer = Callable[[nn.Module], Any]
@@ -123,6 +123,8 @@ def read_options(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str,
         if place >= 0:
             optimizer, group = groups[place]
             rule, class_name = rule_of(optimizer, group), type(layers(optimizer, group)[-1]).__name__
+            if tensors[name].ndim < 2:
+                rule = rule_of_vectors(rule, group)
             eps, lr = eps_of(rule, group), _number(group.get("lr"))
         decay = how.weight_decay
         options[name] = OwnOptions(name, how.state, class_name, rule, lr, decay, how.decoupled, eps, place)
