@@ -22,6 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 VOCAB, CONTEXT, HEAD_DIM, HEADS = 32, 8, 8, 4
 BASE_WIDTH, BASE_DEPTH = 32, 2
 LR, DECAY, STD = 1e-2, 0.1, 0.1
+ENDS = ("proj.weight", "down.weight")
+"""Weights that end a branch."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class Recipe:
     """Do heads grow in size instead of in number?"""
     multiply: str = "before"
     """Where the readout is multiplied: `before`, `after`, or `in place` as in nanoGPT-mup."""
+    absorbed: bool = False
+    """Are the multipliers of readout and branches in initial values and options instead of the forward pass,
+    as in Table 3 of arXiv 2203.03466?"""
     depth: bool = True
     """False: muP in width alone."""
     eps: float = 1e-12
@@ -150,7 +155,7 @@ class GPT(nn.Module):
         self.m_width = width / BASE_WIDTH
         self.m_depth = depth / BASE_DEPTH if made.depth else 1.0
         self.made = made
-        branch_scale = 1.0 if made.has("branch not multiplied") else 1 / self.m_depth
+        branch_scale = 1.0 if made.absorbed or made.has("branch not multiplied") else 1 / self.m_depth
         self.wte, self.wpe = nn.Embedding(VOCAB, width), nn.Embedding(CONTEXT, width)
         self.blocks = nn.ModuleList(Block(width, branch_scale, made) for _ in range(depth))
         self.ln_f = make_norm(width, made)
@@ -170,9 +175,9 @@ class GPT(nn.Module):
             std = hidden if name.startswith("blocks") else STD
             if self.made.has("tied std as hidden") and name == "wte.weight":
                 std = hidden
-            if self.made.has("depth in init and branch") and name.endswith(("proj.weight", "down.weight")):
+            if self.made.has("depth in init and branch") and name.endswith(ENDS):
                 std /= math.sqrt(2 * len(self.blocks))
-            nn.init.normal_(tensor, std=std)
+            nn.init.normal_(tensor, std=std * absorbed_multiplier(self, name))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
@@ -180,7 +185,7 @@ class GPT(nn.Module):
             x = block(x)
         x = self.ln_f(x)
         number = 1 / self.m_width
-        if self.made.has("readout not multiplied"):
+        if self.made.absorbed or self.made.has("readout not multiplied"):
             number = 1.0
         if self.made.has("readout multiplied twice"):
             number = number**2
@@ -212,6 +217,15 @@ def kind_of(name: str) -> str:
     return "readout" if name.startswith("head") else "embedding"
 
 
+def absorbed_multiplier(model: Any, name: str) -> float:
+    """The multiplier of a tensor that is not in the forward pass."""
+    if not model.made.absorbed:
+        return 1.0
+    if name.startswith("head"):
+        return 1 / model.m_width
+    return 1 / model.m_depth if name.endswith((*ENDS, "proj.bias", "down.bias")) else 1.0
+
+
 def make_groups(model: Any) -> list[dict[str, Any]]:
     """A group for each tensor, so that a fault in one cannot hide in the options of others."""
     made: Recipe = model.made
@@ -224,6 +238,9 @@ def make_groups(model: Any) -> list[dict[str, Any]]:
             lr, decay, eps = _hypers("hidden", m_n, m_l, made)
         if made.has("head left out") and name == "head.weight":
             continue
+        alpha = absorbed_multiplier(model, name)
+        power = 2 if made.optimizer == "sgd" else 1
+        lr, decay, eps = lr * alpha**power, decay / alpha**power, eps / alpha
         group = {"params": [tensor], "lr": lr, "weight_decay": decay}
         groups.append(group if "sgd" in made.optimizer else group | {"eps": eps})
     return groups
@@ -289,6 +306,7 @@ def _muon_and_adamw(model: Any, groups: list[dict[str, Any]]) -> list[Optimizer]
     hidden = {id(tensor) for name, tensor in model.named_parameters() if kind_of(name) == "hidden"}
     others = [group for group in groups if id(group["params"][0]) not in hidden]
     matrices = [tensor for tensor in model.parameters() if id(tensor) in hidden]
+    assert not made.absorbed, "one group for all"
     rms = made.optimizer == "muon-rms"
     by = math.sqrt(model.m_width) if rms and not made.has("hidden lr not divided") else 1.0
     muon = Muon(
