@@ -18,6 +18,7 @@ from theodolite.optimizers.recognition import (
     SIGNS,
     eps_of,
     rule_of,
+    rule_of_vectors,
 )
 
 LR = 2.0**-10
@@ -191,6 +192,25 @@ def test_original_classes_of_pytorch_optimizer_have_the_records_of_the_fixed_one
         if spec.source == "pytorch_optimizer":
             made = getattr(source, spec.class_name)([nn.Parameter(torch.ones(4, 4))], lr=LR)
             assert rule_of(made, made.param_groups[0]) == rule
+
+
+def test_vectors_of_soap_are_stepped_as_by_adamw() -> None:
+    source = pytest.importorskip("pytorch_optimizer")
+    steps = {}
+    for n in (16, 256):
+        vector = nn.Parameter(torch.zeros(n))
+        made = source.SOAP([vector], lr=LR, weight_decay=0.0)
+        (group,) = made.param_groups
+        assert rule_of_vectors(rule_of(made, group), group) == "adamw"
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(3):  # the first finds the bases
+            before = vector.detach().clone()
+            vector.grad = torch.ones(n) + 0.1 * torch.randn(n, generator=generator)
+            made.step()
+        steps[n] = (vector.detach() - before).norm().item() / LR
+    assert steps[256] / steps[16] == pytest.approx(4, rel=0.2)  # √256/√16: entries of about one
+    assert rule_of_vectors("soap", {"precondition_1d": True}) == "soap"
+    assert rule_of_vectors("shampoo", {}) == "shampoo"
 
 
 def test_wrappers_are_looked_through_unless_they_change_the_step() -> None:

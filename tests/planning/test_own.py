@@ -188,6 +188,21 @@ def test_a_factory_that_needs_values_gets_them() -> None:
     assert plan["norm.weight"].lr == pytest.approx(1.001)
 
 
+def test_factors_that_a_schedule_multiplies_in_are_multiplied_in() -> None:
+    """As timm's `lr_scale`, and Megatron's `wd_mult`."""
+
+    def layered(model: nn.Module) -> Any:
+        assert isinstance(model, Net)
+        first = {"params": model.embed.parameters(), "lr_scale": 0.25, "wd_mult": 0.5}
+        return AdamW([first, {"params": model.readout.parameters()}], lr=0.1, weight_decay=0.2)
+
+    plan = mine(layered)
+    assert (plan["embed.weight"].lr, plan["embed.weight"].weight_decay) == (0.025, 0.1)
+    assert any("lr_scale and wd_mult, which no optimizer reads" in note for note in plan.notes)
+    groups = plan.at(0.2).optimizer(plan.build()).param_groups
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.05, 0.1), (0.2, 0.2)]
+
+
 def test_a_readout_can_start_at_zero_and_nothing_else_changes() -> None:
     plan = mine()
     zero, usual = (each.build(1).state_dict() for each in (with_zero_readout(plan), plan))

@@ -20,11 +20,12 @@ from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
+from theodolite.optimizers.group_scales import apply_group_scales, note_of_scales
 from theodolite.optimizers.joined import Joined
 from theodolite.optimizers.planned import set_lr
 from theodolite.optimizers.schedule import Refined
 from theodolite.optimizers.spec import Make
-from theodolite.planning.factory import MakeOptimizer, OwnOptions, make_optimizers, read_options
+from theodolite.planning.factory import Made, MakeOptimizer, OwnOptions, make_optimizers, read_options
 from theodolite.planning.init_distribution import InitDistribution
 from theodolite.planning.initialising import draw_weights
 from theodolite.planning.plan import Plan
@@ -117,6 +118,7 @@ class Own(Plan):
         assert self.make is not None
         self.match(model)
         made = make_optimizers(self.make, model).optimizers
+        apply_group_scales(made)
         if self.factor != 1:
             for group in (group for one in made for group in one.param_groups):
                 set_lr(group, float(group["lr"]) * self.factor)
@@ -238,7 +240,7 @@ def own(
     return plan if lr is None else plan.at(lr)
 
 
-def _read(build: Build, make: MakeOptimizer, size: Size) -> tuple[Any, dict[str, OwnOptions]]:
+def _read(build: Build, make: MakeOptimizer, size: Size) -> tuple[Made, dict[str, OwnOptions]]:
     """The optimizers and the options of each tensor: of a network without memory, if the factory takes it."""
     for model_of in (build_hollow, build_model):
         model = model_of(build, size)
@@ -248,6 +250,8 @@ def _read(build: Build, make: MakeOptimizer, size: Size) -> tuple[Any, dict[str,
             if model_of is build_model:
                 raise
             continue
+        said = note_of_scales(apply_group_scales(made.optimizers))
+        made = replace(made, notes=(*made.notes, *[said] * bool(said)))
         return made, read_options(model, made.optimizers)
     raise AssertionError("the last one returns or raises")
 
