@@ -88,6 +88,12 @@ def test_the_config_names_no_optimizer_which_would_mark_parameters_again() -> No
     assert config["zero_optimization"]["stage"] in (1, 2, 3)
 
 
+def test_clipping_is_off_as_zero_would_clip_the_orthogonal_updates() -> None:
+    plan = parts_plan(("wide", "tall", "experts"))  # norms √12, √3·√10 and √(3·8)
+    assert _file(plan).CONFIG["gradient_clipping"] == 0
+    assert any("norm of all updates is about 8.12" in note for note in plan.export("deepspeed").notes)
+
+
 def test_a_fixed_eps_is_said() -> None:
     notes = gpt_plan("muon").export("deepspeed").notes
     assert any("Muon's eps fixed at 1e-07, where the plan has" in note for note in notes)

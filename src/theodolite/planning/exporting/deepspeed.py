@@ -100,6 +100,8 @@ def _notes(muons: Sequence[PlanRow]) -> list[str]:
     notes = [
         "DeepSpeed 0.19.6 and older orthogonalise under ZeRO only, and add the gradient itself without it. "
         "CONFIG has stage 2.",
+        "gradient_clipping must stay 0 in the config, where it is 1 by default: ZeRO clips after Muon has "
+        f"orthogonalised, and the norm of all updates is about {_norm(muons):.3g} whatever the gradients.",
         'Do not name an optimizer of type Muon in the config: DeepSpeed then marks parameters by "embed" and '
         '"lm_head" in their names, whatever make_optimizer has marked.',
         *eps_note("DeepSpeed", muons, EPS, "has Muon's eps fixed at"),
@@ -120,11 +122,17 @@ def _notes(muons: Sequence[PlanRow]) -> list[str]:
     return notes
 
 
+def _norm(muons: Sequence[PlanRow]) -> float:
+    """The norm of all updates of Muon together, as ZeRO sees them before the learning rate."""
+    seen = [one for row in muons for one in _seen(row) or []]
+    return math.sqrt(sum(one.count * one.factor**2 * min(one.fan_in, one.fan_out) for one in seen))
+
+
 _CONFIG = """
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,  # yours
     "zero_optimization": {"stage": 2},
-    "zero_allow_untested_optimizer": True,
+    "gradient_clipping": 0.0,  # DeepSpeed clips at 1.0 by default
 }
 """
 
