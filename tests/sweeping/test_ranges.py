@@ -1,8 +1,9 @@
 import pytest
 
+from theodolite.core.arguments import parse_number
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
-from theodolite.sweeping.ranges import Range, parse_axis, parse_number, parse_whole_numbers
+from theodolite.sweeping.ranges import Range, parse_axis, parse_whole_numbers
 from theodolite.sweeping.sweep import sizes_of
 
 

@@ -11,6 +11,7 @@ import typer
 
 from theodolite.commands.options import Json, pairs
 from theodolite.commands.output import print_result
+from theodolite.core.arguments import parse_number
 from theodolite.core.errors import UseError
 from theodolite.core.files import plain
 
@@ -99,7 +100,6 @@ def fit(
     from theodolite.fits.result import estimates_table
     from theodolite.present.bar import Bar
     from theodolite.present.result import writable
-    from theodolite.sweeping.ranges import parse_number
 
     if out is not None:
         writable(out, Fit.kind, (".html", ".json", ".csv"))  # refused before any work is done

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from theodolite.commands.options import Depth, Device, Json, Width, WorkloadName, look_up, page_and_data
+from theodolite.commands.options import (
+    Depth,
+    Device,
+    Json,
+    Width,
+    WorkloadName,
+    look_up,
+    number,
+    page_and_data,
+)
 from theodolite.commands.output import print_result
 
 
@@ -20,8 +29,8 @@ def lr(
     seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of seeds, of initial weights and batches.")
     ] = 3,
-    low: Annotated[float, typer.Option(help="Lowest rate to try.")] = 1e-5,
-    high: Annotated[float, typer.Option(help="Highest rate to try.")] = 10.0,
+    low: Annotated[float, typer.Option(parser=number, help="Lowest rate to try.")] = 1e-5,
+    high: Annotated[float, typer.Option(parser=number, help="Highest rate to try.")] = 10.0,
     steps: Annotated[int, typer.Option(min=1, max=10**6, help="Training steps at each rate.")] = 20,
     device: Device = "cpu",
     json: Json = False,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from theodolite.core.arguments import parse_number
 from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from theodolite.core.size import Size
     from theodolite.present.result import Result
     from theodolite.workloads import Workload
+
+
+def number(text: str) -> float:
+    """A number that may be written as a power, `2^-7`: `typer.Option(parser=number)`."""
+    try:
+        return float(text)  # nan too, which is refused with the name of the argument
+    except ValueError:
+        pass
+    try:
+        return parse_number(text)
+    except UseError as error:
+        raise typer.BadParameter(str(error)) from None
+
 
 WorkloadName = Annotated[
     str,
@@ -34,6 +48,18 @@ Roles = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+ExportFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="Print it for another trainer: torch, huggingface, torchtitan, deepspeed, dion, megatron; "
+        "or as a table: csv, markdown, yaml.",
+    ),
+]
+ExportNames = Annotated[
+    list[str] | None,
+    typer.Option("--name", metavar="PATTERN=NAME", help="Names of tensors in that trainer; may be repeated."),
+]
 Page = Annotated[Path, typer.Option(help="The page to write; its data go beside it as JSON.")]
 
 
@@ -95,3 +121,26 @@ def pairs(
 def roles_of(given: list[str] | None) -> dict[str, Role] | None:
     """Roles by pattern, from PATTERN=ROLE."""
     return pairs("--role", given, "PATTERN=ROLE", "'blocks.*.scale=gain'") or None
+
+
+def names_of(given: list[str] | None) -> dict[str, str] | None:
+    """Names of tensors in another trainer by pattern, from PATTERN=NAME."""
+    return pairs("--name", given, "PATTERN=NAME", "'layers.*=model.layers.*'") or None
+
+
+def export_suffixes(format: str | None, name: list[str] | None, clashing: Sequence[str]) -> tuple[str, ...]:
+    """The suffixes of a file for --format, none without it; refuses options that do not go with it."""
+    from theodolite.core.arguments import one_of
+    from theodolite.planning.exporting import find_formats
+
+    if format is None:
+        if name:
+            raise UseError(
+                "--name gives names for another trainer: say which by --format, for example --format torch"
+            )
+        return ()
+    formats = find_formats()
+    one_of("--format", format, tuple(formats))
+    if clashing:
+        raise UseError(f"--format and {clashing[0]} print different things: leave one of them out")
+    return formats[format].suffixes

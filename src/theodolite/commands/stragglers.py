@@ -10,6 +10,7 @@ import typer
 
 from theodolite.commands.options import Json
 from theodolite.commands.output import print_result
+from theodolite.core.arguments import parse_number
 from theodolite.core.errors import UseError
 
 
@@ -81,7 +82,6 @@ def stragglers(
     from theodolite.fleet import stragglers as compare
     from theodolite.present.bar import Bar
     from theodolite.present.result import writable
-    from theodolite.sweeping.ranges import parse_number
 
     if out is not None:
         writable(out, StragglerReport.kind, (".html", ".json", ".csv"))  # refused before any work is done

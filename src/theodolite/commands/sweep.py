@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from theodolite.commands.options import Device, Json, WorkloadName, pairs
+from theodolite.commands.options import (
+    Device,
+    Json,
+    WorkloadName,
+    number,
+    pairs,
+)
 from theodolite.commands.output import print_result
 from theodolite.core.errors import UseError
 
@@ -47,7 +53,7 @@ def sweep(
     warmup: Annotated[int | None, typer.Option(help="Warm-up steps; a tenth of all by default.")] = None,
     schedule: Annotated[str | None, typer.Option(help="constant, cosine, linear (default) or wsd.")] = None,
     weight_decay: Annotated[
-        float | None, typer.Option(help="Weight decay at base size; 0 by default.")
+        float | None, typer.Option(parser=number, help="Weight decay at base size; 0 by default.")
     ] = None,
     precision: Annotated[
         str | None, typer.Option(help="float32 (default), tf32, or bfloat16 for autocast.")

@@ -88,6 +88,22 @@ def number(name: str, value: Any, *, least: float = -math.inf, most: float = mat
     return float(value)
 
 
+def parse_number(text: str) -> float:
+    """A number as people write it: `0.001`, `1e-3` or `2^-10`.
+
+    >>> parse_number("2^-3")
+    0.125
+    """
+    base, caret, exponent = text.strip().partition("^")
+    try:
+        found = float(base) ** float(exponent) if caret else float(base)
+    except (ValueError, OverflowError, ZeroDivisionError):
+        found = math.nan
+    if isinstance(found, complex) or not math.isfinite(found):
+        raise UseError(f"{text.strip()!r} is no finite number: write one such as 0.001 or 2^-10")
+    return found
+
+
 def multiple(name: str, value: int, of: int, why: str) -> None:
     """Check that an integer is a multiple of another one; the error names its neighbours that are.
 

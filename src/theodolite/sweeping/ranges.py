@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from theodolite.core.arguments import is_number
+from theodolite.core.arguments import is_number, parse_number
 from theodolite.core.errors import UseError
 from theodolite.core.files import parse_json
 
@@ -83,18 +83,6 @@ def parse_whole_numbers(text: str) -> list[int]:
         if not is_number(value) or value != int(value) or value < 1:
             raise UseError(f"{value!r} in {text!r} is no positive whole number")
     return [int(value) for value in found]
-
-
-def parse_number(text: str) -> float:
-    """`0.001`, `1e-3` or `2^-10`."""
-    base, caret, exponent = text.strip().partition("^")
-    try:
-        number = float(base) ** float(exponent) if caret else float(base)
-    except (ValueError, OverflowError, ZeroDivisionError):
-        number = math.nan
-    if isinstance(number, complex) or not math.isfinite(number):
-        raise UseError(f"{text.strip()!r} is no finite number: write one such as 0.001 or 2^-10")
-    return number
 
 
 def _value(text: str) -> Any:
