@@ -6,7 +6,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from theodolite.planning.exporting import Exported
 
 _results: TextIO | None = None
 """Where results go while standard output is kept for them."""
@@ -15,6 +19,16 @@ _results: TextIO | None = None
 def print_result(result: object, *, end: str = "\n") -> None:
     """Print what the command was called for."""
     print(result, end=end, file=_results, flush=_results is not None)
+
+
+def print_export(made: Exported, out: Path | None) -> None:
+    """Print the text for another trainer, or save it; notes go to standard error."""
+    for note in made.notes:
+        print(note, file=sys.stderr)
+    if out is None:
+        print(made)
+    else:
+        print(f"The export for {made.format} is {made.save(out)}", file=sys.stderr)
 
 
 @contextlib.contextmanager

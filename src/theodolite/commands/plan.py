@@ -8,14 +8,25 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from theodolite.commands.options import Json, Roles, WorkloadName, look_up, pairs, roles_of, sized
-from theodolite.commands.output import print_result
-from theodolite.core.arguments import one_of
+from theodolite.commands.options import (
+    ExportFormat,
+    ExportNames,
+    Json,
+    Roles,
+    WorkloadName,
+    export_suffixes,
+    look_up,
+    names_of,
+    number,
+    pairs,
+    roles_of,
+    sized,
+)
+from theodolite.commands.output import print_export, print_result
 from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
     from theodolite.optimizers import Policy
-    from theodolite.planning.exporting import Exported
     from theodolite.planning.planner import Covers
 
 
@@ -31,10 +42,13 @@ def plan(
     base_depth: Annotated[int | None, typer.Option(help="Depth at which lr was tuned.")] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …: see docs/rules.md.")] = "adamw",
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate at base size; required.", show_default=False)
+        float | None,
+        typer.Option(parser=number, help="Learning rate at base size; required.", show_default=False),
     ] = None,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay at base size.")] = 0.0,
-    eps: Annotated[float | None, typer.Option(help="eps at base size; by default the optimizer's.")] = None,
+    weight_decay: Annotated[float, typer.Option(parser=number, help="Weight decay at base size.")] = 0.0,
+    eps: Annotated[
+        float | None, typer.Option(parser=number, help="eps at base size; by default the optimizer's.")
+    ] = None,
     decay: Annotated[
         str, typer.Option(help="What decays: paper, independent, none, matrices, everything.")
     ] = "paper",
@@ -43,7 +57,8 @@ def plan(
         typer.Option(help="Weights that a matrix optimizer trains: hidden or all; AdamW trains the rest."),
     ] = "hidden",
     vector_lr: Annotated[
-        float | None, typer.Option(help="Base lr of the tensors that a matrix optimizer leaves to AdamW.")
+        float | None,
+        typer.Option(parser=number, help="Base lr of the tensors that a matrix optimizer leaves to AdamW."),
     ] = None,
     init: Annotated[
         list[str] | None,
@@ -61,17 +76,8 @@ def plan(
         Path | None, typer.Option(metavar="PLAN", help="Print what differs from a saved plan.")
     ] = None,
     json: Json = False,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            help="Print it for another trainer: torch, huggingface, torchtitan, deepspeed, dion, megatron; "
-            "or as a table: csv, markdown, yaml."
-        ),
-    ] = None,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN=NAME", help="Names of tensors in that trainer; may be repeated."),
-    ] = None,
+    format: ExportFormat = None,
+    name: ExportNames = None,
     out: Annotated[
         Path | None, typer.Option(help="Save the plan here, for Plan.load; with --format the text.")
     ] = None,
@@ -100,23 +106,13 @@ def plan(
     """
     from theodolite.planning import Plan
     from theodolite.planning import plan as make
-    from theodolite.planning.exporting import find_formats
     from theodolite.present.result import writable
     from theodolite.surveying import SurveyContext
     from theodolite.workloads.lookup import config_file, config_size
 
-    formats = find_formats()
-    if format is not None:
-        one_of("--format", format, tuple(formats))
-        if clash := [
-            option for option, given in (("--json", json), ("--explain", explain), ("--diff", diff)) if given
-        ]:
-            raise UseError(f"--format and {clash[0]} print different things: leave one of them out")
-    elif name:
-        raise UseError(
-            "--name gives names for another trainer: say which by --format, for example --format torch"
-        )
-    names = pairs("--name", name, "PATTERN=NAME", "'layers.*=model.layers.*'") or None
+    clashing = {"--json": json, "--explain": explain, "--diff": diff}
+    suffixes = export_suffixes(format, name, [option for option, given in clashing.items() if given])
+    names = names_of(name)
     chosen, base = look_up(workload, base_width, base_depth)
     usual = chosen.size
     if config := config_file(workload):  # chosen.size is the small one that is surveyed
@@ -131,9 +127,7 @@ def plan(
         raise UseError(f"--lr is missing: give the learning rate that is right at base size {base}")
     other = Plan.load(diff) if diff else None
     if out is not None:
-        kind, ends = (
-            ("plan", (".json", ".html", ".csv")) if format is None else ("export", formats[format].suffixes)
-        )
+        kind, ends = ("export", suffixes) if suffixes else ("plan", (".json", ".html", ".csv"))
         writable(out, kind, ends)  # refused before any work is done
     made = make(
         chosen.build,
@@ -152,7 +146,7 @@ def plan(
         no_decay=no_decay or (),
     )
     if format is not None:
-        _export(made.export(format, names=names), out)
+        print_export(made.export(format, names=names), out)
         return
     if json:
         print_result(made.to_json(), end="")
@@ -162,13 +156,3 @@ def plan(
         print(made if other is None else other.diff(made))
     if out is not None:
         print(f"The plan is {made.save(out)}", file=sys.stderr)
-
-
-def _export(made: Exported, out: Path | None) -> None:
-    """Print the text, or save it; notes go to standard error."""
-    for note in made.notes:
-        print(note, file=sys.stderr)
-    if out is None:
-        print(made)
-    else:
-        print(f"The export for {made.format} is {made.save(out)}", file=sys.stderr)

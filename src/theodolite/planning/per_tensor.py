@@ -16,6 +16,7 @@ from theodolite.core.errors import UseError
 from theodolite.optimizers import OPTIMIZERS, Planned
 from theodolite.optimizers.sharding import replicas_of
 from theodolite.optimizers.spec import Make
+from theodolite.planning.exporting import Exported, export
 from theodolite.planning.rows import Options, PlanRow, param_groups, trained_tensors
 from theodolite.present.result import Result
 
@@ -79,9 +80,7 @@ class PerTensor(Result):
                 if names
             ]
             made, remedy = self._made_for()
-            raise UseError(
-                f"{made} fit this {type(model).__name__}.\n" + "\n".join(lines) + f"\n{remedy}"
-            )
+            raise UseError(f"{made} fit this {type(model).__name__}.\n" + "\n".join(lines) + f"\n{remedy}")
         return {name: tensors[name] for name in self.rows}
 
     def param_groups(self, model: nn.Module, *, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -135,6 +134,16 @@ class PerTensor(Result):
         }
         defaults = {"lr": self.lr, "weight_decay": self.weight_decay}
         return Planned(groups, makes, defaults=defaults, check_gradients=check_gradients)
+
+    def export(self, format: str, *, names: Mapping[str, str] | None = None) -> Exported:
+        """All of it as a text for another trainer, or as a table: `theodolite.planning.exporting.export`.
+
+        Args:
+            format: `torch`, `huggingface`, `torchtitan`, `deepspeed`, `dion`, `megatron`, `csv`, `markdown`
+                or `yaml`.
+            names: what the tensors are called there, by patterns of their names here.
+        """
+        return export(self, format, names=names)
 
     def _options(self) -> Options:
         return {

@@ -24,7 +24,6 @@ from theodolite.optimizers import OPTIMIZERS, POLICIES, schedule
 from theodolite.optimizers.schedule import Refined
 from theodolite.optimizers.spec import Make, OptimizerSpec
 from theodolite.planning.caveats import WARNING
-from theodolite.planning.exporting import Exported, export
 from theodolite.planning.initialising import draw_weights, fit_singular_vectors
 from theodolite.planning.per_tensor import PerTensor
 from theodolite.planning.readout_multiplier import attach_multipliers
@@ -256,10 +255,6 @@ class Plan(PerTensor):
                 "Leave the schedule out, or use constant with a warmup"
             )
         return schedule(optimizer, kind, steps=steps, warmup=warmup, final=final)
-
-    def export(self, format: str, *, names: Mapping[str, str] | None = None) -> Exported:
-        """The plan as a text for another trainer, or as a table: `theodolite.planning.exporting.export`."""
-        return export(self, format, names=names)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the build function and the inputs."""
