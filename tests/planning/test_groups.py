@@ -88,6 +88,16 @@ def test_groups_of_a_build_function_take_a_network() -> None:
     }
 
 
+def test_groups_name_the_network() -> None:
+    def nameless(width: int, depth: int) -> nn.Module:
+        return MixedGPT(width, depth)
+
+    size = th.Size(16, 1)
+    assert groups(MixedGPT, TOKENS, size=size, lr=0.1).title == "muon, adamw for the rest: MixedGPT at 16 × 1"
+    assert "nameless at 16 × 1" in groups(nameless, TOKENS, size=size, lr=0.1).title
+    assert "the network at 16 × 1" in groups(lambda *both: MixedGPT(*both), TOKENS, size=size, lr=0.1).title
+
+
 def test_saved_groups_come_back_equal(tmp_path: Path) -> None:
     model = _built()
     made = groups(model, TOKENS, lr=0.02, weight_decay=0.1, optimizer="muon-kimi")

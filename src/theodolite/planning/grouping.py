@@ -250,4 +250,5 @@ def _network(model: nn.Module | Build) -> str:
     """The name of the network's class or of the function that builds it."""
     if isinstance(model, nn.Module):
         return type(unwrap(model)).__name__
-    return str(getattr(getattr(model, "func", model), "__name__", "the network"))
+    name = str(getattr(getattr(model, "func", model), "__name__", "_"))
+    return "the network" if name.startswith(("_", "<")) else name
