@@ -102,6 +102,8 @@ def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, Tensor]:
 
     def onward(value: int) -> Iterator[int]:
         for node in flow.readers(value):
+            if not any(flow.live >> made & 1 for made in node.outputs):
+                continue  # a write into a view that nothing reads any more
             pieces = _carry(flow, node, carried[value])
             if pieces is None:  # without the dimensions along which labels only repeat
                 strides = carried[value].stride()
@@ -116,11 +118,18 @@ def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, Tensor]:
 
 def _carry(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
     """The labels after a view or an added bias; None if the node is something else."""
-    if not isinstance(node.args[0], Ref) or len(flow.signals(node)) - _looked_up(flow, node) != 1:
+    if not isinstance(node.args[0], Ref):
         return None
-    if node.op == "add" and flow.graph.shapes[node.outputs[0]] == tuple(labels.shape):
-        return [labels]
-    return follow(flow.graph, node, labels)
+    same = node.op == "add" and flow.graph.shapes[node.outputs[0]] == tuple(labels.shape)
+    if len(flow.signals(node)) - _looked_up(flow, node) != 1:
+        return [labels] if same and _are_of_weights(flow, node) else None
+    return [labels] if same else follow(flow.graph, node, labels)
+
+
+def _are_of_weights(flow: Flow, node: Node) -> bool:
+    """Are all signals results of weights, as in the gates of an LSTM, or of one with another of low rank?"""
+    makers = [flow.maker(flow.back(value)) for value in flow.signals(node)]
+    return all(maker is not None and "weight" in flow.kinds(maker) for maker in makers)
 
 
 def _looked_up(flow: Flow, node: Node) -> int:
