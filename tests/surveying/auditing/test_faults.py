@@ -175,7 +175,7 @@ def test_a_decay_that_adam_adds_to_the_gradient_is_not_judged():
 
 
 def test_eps_is_judged_by_the_gradient_at_ten_times_the_size():
-    """An entry of the gradient falls as 1/width; eps stays: 50 times eps is 5 times at ten times the width."""
+    """Entries of the gradient fall as 1/width, eps stays: 50 times eps is 5 times at ten times the width."""
     one = weight(eps=as_power(0, -1), over_eps=50.0)
     assert over_eps_at(one, 10.0) == pytest.approx(5)
     assert steps_limited(one, 10.0, 10.0)

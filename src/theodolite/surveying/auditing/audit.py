@@ -14,12 +14,12 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.progress import Progress, part, silent
 from theodolite.core.size import Size
+from theodolite.optimizers.group_scales import note_of_scales
 from theodolite.planning.factory import MakeOptimizer, check_pure
 from theodolite.present.text import listed
 from theodolite.probes.scaling.coordinates import coordinates
 from theodolite.probes.scaling.spectral import Spectral, spectral
 from theodolite.surveying.auditing.exponents import scalings
-from theodolite.surveying.auditing.group_scales import note_of_scales, with_group_scales
 from theodolite.surveying.auditing.layerwise import layerwise_decay
 from theodolite.surveying.auditing.reading import MOST_PARAMETERS, Reading, check_rules, gradient_sizes, read
 from theodolite.surveying.auditing.report import Audit
@@ -175,7 +175,7 @@ def held_against_rules(
         width=width,
         depth=depth,
         findings=judge(base, wide[1:], deep[1:], width, depth),
-        notes=tuple(_notes(base, sizes, deep)),
+        notes=tuple(_notes(base, sizes, readings, deep)),
     )
 
 
@@ -191,7 +191,7 @@ def _trained(
     """The audit with what a few steps of training say."""
     small = [size for size in sizes.all if context.num_parameters(size) <= MOST_TRAINED]
     large = [size for size in sizes.all if size not in small]
-    workload = dataclasses.replace(context.workload, optimizer=with_group_scales(make))
+    workload = dataclasses.replace(context.workload, optimizer=make)
     notes = list(found.notes)
     if large:
         notes.append(
@@ -241,7 +241,9 @@ def _along(name: str, given: Any, base: int) -> list[int]:
     return [base, *sorted(set(numbers) - {base})]
 
 
-def _notes(base: Reading, sizes: AuditedSizes, deep: Sequence[Reading]) -> Iterator[str]:
+def _notes(
+    base: Reading, sizes: AuditedSizes, readings: Mapping[Size, Reading], deep: Sequence[Reading]
+) -> Iterator[str]:
     yield from (f"Beside the optimizer: {note}." for note in base.notes)
     if left := untrained(base.anatomy.values()):
         yield f"{left}: not trained, and not judged."
@@ -254,7 +256,8 @@ def _notes(base: Reading, sizes: AuditedSizes, deep: Sequence[Reading]) -> Itera
             f"Gradients were not computed, as the network has over {MOST_PARAMETERS:,} parameters: whether "
             "eps limits steps is not known."
         )
-    if note := note_of_scales(base.scales):
+    scales = dict.fromkeys(name for one in readings.values() for name in one.scales)
+    if note := note_of_scales(scales):
         yield note
     if deep and (layers := layerwise_decay(deep)) is not None:
         yield (

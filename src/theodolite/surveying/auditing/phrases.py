@@ -138,9 +138,13 @@ def _of_multiplier(fault: Fault) -> str:
     wanted = first.multiplied - fault.excess
     said = (
         f"{_at(fault)}, what {listed(names)} {_makes(names, first)} is {off_by(fault.excess)}: the forward "
-        f"pass multiplies it by {power_of(fault.axis, first.multiplied)}, and with these initial values and "
-        f"learning rates that should be {power_of(fault.axis, wanted)}."
     )
+    if abs(first.multiplied) <= ATOL:
+        said += f"pass does not multiply it by a power of {fault.axis}, and with these initial values and "
+        said += f"learning rates it should, by {power_of(fault.axis, wanted)}."
+    else:
+        said += f"pass multiplies it by {power_of(fault.axis, first.multiplied)}, and with these initial "
+        said += f"values and learning rates that should be {power_of(fault.axis, wanted)}."
     step, start = first.exponent("lr").excess, first.exponent("init").excess
     told = [f"its start is {off_by(start)}"] if all(first.init.own) and abs(start) > ATOL else []
     told += [f"its steps are {off_by(step)}"] if abs(step) > ATOL else []
@@ -169,7 +173,7 @@ def _mend_multiplier(fault: Fault, base: Size) -> str:
     said = _mended_multiplier(what, fault.axis, base, first.multiplied, wanted)
     if fault.also_of:
         init = fault.also_of[0].exponent("init")
-        mend = _mended_start(init, fault.axis, base, fault.also, _coded(names_of(fault.also_of)))
+        mend = _mended_start(init, fault.axis, base, fault.also, coded(names_of(fault.also_of)))
         said += f", and {mend[0].lower()}{mend[1:]}"
     return f"{said}."
 
@@ -178,7 +182,7 @@ def _mended_multiplier(what: str, axis: Axis, base: Size, own: float, wanted: fl
     if abs(wanted) <= ATOL:
         return f"Do not multiply {what} by {factor_of(axis, base, own)}"
     said = f"Multiply {what} by {factor_of(axis, base, wanted)}"
-    if abs(own - 2 * wanted) <= ATOL:
+    if abs(abs(wanted) - 1) <= ATOL and abs(own - 2 * wanted) <= ATOL:
         return f"{said} once, not twice"
     return said if abs(own) <= ATOL else f"{said}, not by {factor_of(axis, base, own)}"
 
@@ -231,10 +235,15 @@ def _makes(names: Sequence[str], first: TensorScaling) -> str:
 
 def _code(fault: Fault) -> str:
     """The patterns of its tensors as code."""
-    return _coded(names_of(fault.scalings))
+    return coded(names_of(fault.scalings))
 
 
-def _coded(patterns: Sequence[str]) -> str:
+def coded(patterns: Sequence[str]) -> str:
+    """Patterns as code, the first few of many.
+
+    >>> coded(["wte.weight", "wpe.weight"])
+    '`wte.weight` and `wpe.weight`'
+    """
     names = [f"`{name}`" for name in patterns]
     if len(names) > MOST_NAMES:
         return f"{', '.join(names[: MOST_NAMES - 1])} and {len(names) - MOST_NAMES + 1} more"

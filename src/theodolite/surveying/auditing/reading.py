@@ -17,10 +17,10 @@ from theodolite.core.building import build_hollow, build_model, untouched_random
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS
+from theodolite.optimizers.group_scales import apply_group_scales
 from theodolite.planning.factory import MakeOptimizer, OwnOptions, make_optimizers, read_options
 from theodolite.planning.init_reading import QUICK_PARAMETERS, Distributions, read_init
 from theodolite.probes.scaling.small_gradients import only_rounding
-from theodolite.surveying.auditing.group_scales import apply_group_scales, with_group_scales
 from theodolite.workloads import Workload
 
 MOST_PARAMETERS = 50_000_000
@@ -97,7 +97,8 @@ def gradient_sizes(
     found: dict[str, float] = {}
     with untouched_randomness(seed):
         model = build_model(workload.build, size, seed=seed).train()
-        optimizers = make_optimizers(with_group_scales(make), model).optimizers if steps > 1 else ()
+        optimizers = make_optimizers(make, model).optimizers if steps > 1 else ()
+        apply_group_scales(optimizers)
         tensors = dict(canonical_parameters(model))
         for step in range(steps):
             batch = workload.draw(seed, step)

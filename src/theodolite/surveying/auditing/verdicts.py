@@ -31,6 +31,7 @@ from theodolite.surveying.auditing.phrases import (
     REMEDIES,
     SENTENCES,
     brief,
+    coded,
     factor_of,
     is_depth_mup,
     off_by,
@@ -167,28 +168,31 @@ def _left_out(base: Reading) -> Iterator[Finding]:
     states = {part.name: base.options[part.name].state for part in base.anatomy.trained}
     frozen = [part.name for part in base.anatomy.values() if part.role == "frozen"]
     aside = f" Frozen tensors need none ({_patterns(base, frozen)})." if frozen else ""
-    for state, what, title, remedy in (
+    for state, said, title, remedy in (
         (
             "absent",
-            "in no parameter group, so no optimizer trains",
+            "in no parameter group, so no optimizer trains {them}: {shown}.",
             "Tensors that no optimizer trains",
-            "Put {} into a group; or freeze it by requires_grad_(False), if it is meant to stay.",
+            "Put {names} into a group; or freeze {them} by requires_grad_(False), if {they_are} meant to "
+            "stay.",
         ),
         (
             "twice",
-            "in several groups, so each step moves it several times:",
+            "in several groups, so each step moves {them} several times: {shown}.",
             "Tensors that several groups train",
-            "Put {} into one group only.",
+            "Put {names} into one group only.",
         ),
     ):
         names = [name for name, one in states.items() if one == state]
         if names:
-            shown = _patterns(base, names)
-            is_said = f"{counted(len(names), 'tensor')} {'is' if len(names) == 1 else 'are'} {what}"
-            tail = f" it: {shown}." if state == "absent" and len(names) == 1 else f" {shown}."
-            tail = f" them: {shown}." if state == "absent" and len(names) > 1 else tail
+            one = len(names) == 1
+            words = {"them": "it" if one else "them", "they_are": "it is" if one else "they are"}
+            count = f"{counted(len(names), 'tensor')} {'is' if one else 'are'}"
             yield STEP.finding(
-                "fail", is_said + tail + aside, title=title, remedy=remedy.format(_quoted(base, names))
+                "fail",
+                f"{count} {said.format(shown=_patterns(base, names), **words)}{aside}",
+                title=title,
+                remedy=remedy.format(names=coded(_gathered(base, names)), **words),
             )
 
 
@@ -263,6 +267,7 @@ def _limited(
             remedy=f"Divide eps by {factor_of('width', base.size, 1.0)} and, inside the blocks, by "
             f"{factor_of('depth', base.size, 1.0)}; or take a smaller one at every size, such as "
             f"{own * min(1.0, there / NEAR_EPS / 10):.0e}.",
+            numbers={f"gradient over eps at ten times the {axis}": _three(there)},
             rows=[
                 {
                     "tensor": one.name,
@@ -363,13 +368,12 @@ def _steepest(excesses: Iterable[float]) -> str:
 
 
 def _patterns(base: Reading, names: Sequence[str]) -> str:
-    parts = [base.anatomy[name] for name in names]
-    return listed([pattern for pattern, _ in gather(parts, lambda part: part.role)])
+    return listed(_gathered(base, names))
 
 
-def _quoted(base: Reading, names: Sequence[str]) -> str:
+def _gathered(base: Reading, names: Sequence[str]) -> list[str]:
     parts = [base.anatomy[name] for name in names]
-    return ", ".join(f"`{pattern}`" for pattern, _ in gather(parts, lambda part: part.role))
+    return [pattern for pattern, _ in gather(parts, lambda part: part.role)]
 
 
 def _three(value: float) -> float:
