@@ -16,21 +16,15 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import geometric_mean
 from typing import Any, ClassVar, Literal, Self
 
-import torch
-from torch import Tensor
-
-from theodolite.anatomy import Anatomy, dissect
-from theodolite.anatomy.names import canonical_parameters
+from theodolite.anatomy import dissect
 from theodolite.anatomy.part import Part, fold
 from theodolite.core import arguments
-from theodolite.core.batches import on_device
-from theodolite.core.building import untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
@@ -39,11 +33,11 @@ from theodolite.optimizers.condition import Ratios, change, deviation, multiplie
 from theodolite.planning.counterparts import counterparts, repeated_branches
 from theodolite.planning.factory import MakeOptimizer, check_pure
 from theodolite.planning.parameterization import Parameterization, chosen, plan_for
-from theodolite.planning.plan import Plan
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table
-from theodolite.probes.scaling.small_gradients import NEAR_EPS, only_rounding, times_eps
-from theodolite.probes.scaling.spectral_norm import is_matrix, rms_norms
+from theodolite.probes.scaling.norm_history import Training, observe
+from theodolite.probes.scaling.small_gradients import NEAR_EPS
+from theodolite.probes.scaling.spectral_norm import is_matrix
 from theodolite.workloads import Workload
 
 Condition = Literal["start", "step", "drift"]
@@ -52,56 +46,6 @@ CONDITIONS: tuple[Condition, ...] = ("start", "step", "drift")
 ATOL = 0.3
 """On the exponent of growth. The condition holds for large sizes; at small ones the gradient of a batch has a
 rank comparable to the width, and the exponent of a step can lie a tenth or two below its limit."""
-
-
-@dataclass(frozen=True)
-class NormHistory:
-    """The norms of one tensor during training: `‖W₀‖_R`, and its changes."""
-
-    part: Part
-    start: float
-    """`‖W₀‖_R`."""
-    steps: tuple[float, ...]
-    """`‖W_t − W_{t−1}‖_R` for t = 1, 2, …"""
-    drift: float
-    """`‖W_t − W₀‖_R` after the last step."""
-    converged: bool
-    """Did every iteration behind these numbers converge?"""
-    only_rounding: bool = False
-    """Is its gradient zero up to rounding, as that of the keys' bias before a softmax?"""
-    over_eps: tuple[float, ...] = ()
-    """At each step, how many times eps its gradient is or was (`times_eps`); empty if eps plays no part."""
-
-    @property
-    def step(self) -> float:
-        """The geometric mean of the steps that moved the tensor; 0 if none did.
-
-        Steps that eps has shortened are left out, unless all are.
-
-        >>> part = Part("w", (8, 8), "linear", "hidden", 8, 8, True, True, (1,), (0,))
-        >>> round(NormHistory(part, 1.0, (0.0, 1.0, 4.0), 3.0, converged=True).step, 6)
-        2.0
-        """
-        moved = [step for step in self.steps if step != 0]
-        pairs = zip(self.steps, self.over_eps, strict=False)
-        free = [step for step, times in pairs if step != 0 and times >= NEAR_EPS]
-        return geometric_mean(free or moved) if moved else 0.0
-
-    @property
-    def most_over_eps(self) -> float:
-        """The largest of `over_eps`; infinite where eps plays no part, or the gradient is always zero."""
-        return self.over_eps[-1] if any(self.over_eps) else math.inf
-
-
-@dataclass(frozen=True)
-class Training:
-    """The norms of all tensors in a training run under a plan."""
-
-    size: Size
-    anatomy: Anatomy
-    histories: Mapping[str, NormHistory]
-    losses: tuple[float, ...]
-    """Before each step."""
 
 
 @dataclass(frozen=True)
@@ -305,59 +249,6 @@ def spectral(
     return compare(train(size), train(base))
 
 
-def observe(
-    workload: Workload,
-    plan: Plan,
-    anatomy: Anatomy,
-    *,
-    steps: int = 8,
-    seed: int = 0,
-    device: str = "cpu",
-) -> Training:
-    """Train a new network under a plan for a few steps, and measure every tensor at each of them.
-
-    The anatomy is that of the network at the plan's size. A plan whose size is its base is the standard
-    parameterization at that size: the network's own initialisation, and one learning rate for all.
-    """
-    losses: list[float] = []
-    rounded: frozenset[str] = frozenset()
-    sizes: list[dict[str, tuple[float, bool]]] = []
-    over_eps: list[dict[str, float]] = []
-    with untouched_randomness(seed):
-        model = plan.build(seed, device=device).train()
-        optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
-        tensors = {name: one for name, one in canonical_parameters(model) if anatomy[name].trained}
-        first = before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        start = rms_norms(first, anatomy)
-        for step in range(steps):
-            batch = on_device(workload.draw(seed, step), device)
-            optimizer.zero_grad()
-            loss = workload.evaluate(model, batch)
-            loss.backward()
-            if step == steps - 1:
-                rounded = only_rounding(workload, model, batch)
-            over_eps.append(times_eps(plan, tensors, over_eps[-1] if over_eps else {}))
-            optimizer.step()
-            losses.append(loss.item())
-            now = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-            sizes.append(rms_norms(_difference(now, before), anatomy))
-            before = now
-        drift = rms_norms(_difference(before, first), anatomy) if steps > 1 else sizes[0]
-    histories = {
-        part.name: NormHistory(
-            part=part,
-            start=start[part.name][0],
-            steps=tuple(size[part.name][0] for size in sizes),
-            drift=drift[part.name][0],
-            converged=all(one[part.name][1] for one in (start, *sizes, drift)),
-            only_rounding=part.name in rounded,
-            over_eps=tuple(one[part.name] for one in over_eps if part.name in one),
-        )
-        for part in anatomy.trained
-    }
-    return Training(plan.size, anatomy, histories, tuple(losses))
-
-
 def compare(here: Training, base: Training) -> Spectral:
     """Compare one training with another of a different size."""
     branches = repeated_branches(here.anatomy, base.anatomy)
@@ -406,12 +297,6 @@ def rows_limited_by_eps(measured: Spectral) -> tuple[SpectralRow, ...]:
             here, base = (min(row.over_eps[side] for row in few) for side in (0, 1))
             found.append(replace(_mean(pattern, few), name=name, over_eps=(here, base)))
     return tuple(found)
-
-
-@torch.no_grad()
-def _difference(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # In float32: the difference of two bf16 numbers may not be one.
-    return {name: now[name].float() - before[name].float() for name in now}
 
 
 def _spread(part: Part) -> float:
