@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from theodolite.core import arguments
 from theodolite.core.optional import find_by_name
-from theodolite.planning.exporting.exported import Content, Exported, Format, Source
+from theodolite.planning.exporting.exported import Content, Exportable, Exported, Format
 from theodolite.planning.exporting.names import renamed
 
-__all__ = ["Exported", "Format", "Source", "export", "find_formats"]
+__all__ = ["Exported", "Format", "Exportable", "export", "find_formats"]
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def find_formats() -> Mapping[str, Format]:
     return find_by_name("theodolite.planning.exporting", "FORMATS")
 
 
-def export(source: Source, format: str, *, names: Mapping[str, str] | None = None) -> Exported:
+def export(source: Exportable, format: str, *, names: Mapping[str, str] | None = None) -> Exported:
     """A plan or parameter groups as a text for another program.
 
     Args:

@@ -14,7 +14,7 @@ from theodolite.planning.rows import PlanRow
 from theodolite.present.result import Block, Html, Result, writable
 
 
-class Source(Protocol):
+class Exportable(Protocol):
     """What can be exported: a plan, or parameter groups."""
 
     @property

@@ -286,7 +286,7 @@ def _groups(model):
 '''
 
 ATTACH = '''
-class Multiplier:
+class InputFactor:
     """A forward pre-hook that multiplies the first tensor a module is called with."""
 
     def __init__(self, factor):
@@ -313,7 +313,7 @@ def attach(model):
             raise ValueError(f"the plan multiplies the input of {name}, and the model has no such module")
         hooks = modules[name]._forward_pre_hooks.values()
         if not any(getattr(hook, "factor", None) == factor for hook in hooks):
-            modules[name].register_forward_pre_hook(Multiplier(factor), with_kwargs=True)
+            modules[name].register_forward_pre_hook(InputFactor(factor), with_kwargs=True)
     return model
 '''
 
