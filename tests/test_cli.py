@@ -329,7 +329,6 @@ def test_a_plan_is_printed_explained_compared_and_saved(mine, capsys):
     assert out == (mine / "plan.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("mine")
 def test_numbers_may_be_written_as_powers_of_two(mine, capsys):
     plain = run(*PLAN[:-1], "0.0078125", "--eps", "0.25", capsys=capsys)
     assert run(*PLAN[:-1], "2^-7", "--eps", "2^-2", capsys=capsys) == plain
@@ -338,6 +337,7 @@ def test_numbers_may_be_written_as_powers_of_two(mine, capsys):
     assert "'--lr': '2^x' is no finite number" in " ".join(err.replace("│", " ").split())
 
 
+@pytest.mark.usefixtures("mine")
 def test_a_plan_may_come_down_from_the_workloads_own_size(capsys):
     arguments = ["--base-width", "16", "--base-depth", "1", "--lr", "0.25", "--optimizer", "muon"]
     _, out, _ = run("plan", "mine.py:good", *arguments, "--vector-lr", "0.125", "--json", capsys=capsys)

@@ -70,7 +70,8 @@ def test_a_worker_whose_time_is_over_is_killed_and_another_goes_on(
 
     def is_late(worker: _Worker[str], timeout: float) -> bool:
         """Not by the clock, which may be slow: once it hangs, its time is over."""
-        return worker.task is not None and worker.task.item.startswith("hang") and note.exists()
+        hangs = worker.task is not None and worker.task.item.startswith("hang")
+        return hangs and note.exists() and note.read_text() != ""  # the file is there before its text
 
     monkeypatch.setattr(_Worker, "is_late", is_late)
     found = dict(pooled(errands.answer, [f"hang {note}", "process 1"], 1, timeout=0.01))
