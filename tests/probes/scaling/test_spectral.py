@@ -11,13 +11,12 @@ from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.optimizers.matrices import as_matrices
 from theodolite.planning.init_distribution import InitDistribution
+from theodolite.probes.scaling.norm_history import NormHistory, observe
 from theodolite.probes.scaling.spectral import (
-    NormHistory,
     Ratio,
     Spectral,
     SpectralRow,
     compare,
-    observe,
     rows_limited_by_eps,
 )
 from theodolite.probes.scaling.spectral_norm import rms_norms

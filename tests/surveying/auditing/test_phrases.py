@@ -32,7 +32,7 @@ def test_several_tensors_without_an_optimizer_are_several() -> None:
     hidden = audited(optimizer=lambda model: Muon([model.blocks[0].mlp.up.weight]), depths=[2])
     (finding,) = (one for one in hidden.at("fail") if "no parameter group" in one.sentence)
     assert "or freeze them by requires_grad_(False), if they are meant to stay" in finding.remedy
-    assert "`blocks.*.attn.qkv.weight` and 5 more into a group" in finding.remedy
+    assert "`blocks.*.attn.qkv.weight` and 6 more into a group" in finding.remedy
 
 
 def test_a_multiplier_is_said_to_be_there_twice_only_if_one_of_it_is_right() -> None:

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 from theodolite.planning import Plan
 from theodolite.present.text import counted, listed, signed
+from theodolite.probes.scaling.norm_history import Training, observe
 from theodolite.probes.scaling.small_gradients import NEAR_EPS
 from theodolite.probes.scaling.spectral import (
     ATOL,
     Condition,
     Spectral,
     SpectralRow,
-    Training,
     compare,
-    observe,
     rows_limited_by_eps,
 )
 from theodolite.surveying.context import SurveyContext
