@@ -34,6 +34,8 @@ def only_rounding(workload: Workload, model: nn.Module, batch: Batch) -> frozens
     if not small:
         return frozenset()
     finer = copy.deepcopy(model).double()
+    for own, copied in zip(model.parameters(), finer.parameters(), strict=True):
+        vars(copied).update(vars(own))  # a copy of a Parameter loses them, and microsoft/mup reads its own
     finer.zero_grad()
     try:
         workload.evaluate(finer, in_float64(batch)).backward()

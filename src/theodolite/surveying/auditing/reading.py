@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -88,13 +89,15 @@ def gradient_sizes(
 ) -> dict[str, float]:
     """The root mean square of each gradient's entries, the largest of so many steps with the own optimizer.
 
-    Only of entries that are not zero. Without those tensors whose gradient is rounding alone, or always zero.
-    Empty for a network of more than `MOST_PARAMETERS`.
+    Only of entries that are not zero. Without those tensors whose gradient is rounding alone, or zero at two
+    steps: behind two tensors that start at zero, it grows for a long time. Empty for a network of more than
+    `MOST_PARAMETERS`.
     """
     hollow = build_hollow(workload.build, size)
     if sum(tensor.numel() for tensor in hollow.parameters()) > MOST_PARAMETERS:
         return {}
     found: dict[str, float] = {}
+    still: Counter[str] = Counter()
     with untouched_randomness(seed):
         model = build_model(workload.build, size, seed=seed).train()
         optimizers = make_optimizers(make, model).optimizers if steps > 1 else ()
@@ -106,12 +109,15 @@ def gradient_sizes(
             workload.evaluate(model, batch).backward()
             rounded = only_rounding(workload, model, batch) if step == steps - 1 else frozenset()
             for name, tensor in tensors.items():
-                if tensor.grad is not None and (moving := int(tensor.grad.count_nonzero())):
+                moving = 0 if tensor.grad is None else int(tensor.grad.count_nonzero())
+                still[name] += not moving
+                if tensor.grad is not None and moving:
                     rms = tensor.grad.abs().double().norm().item() / math.sqrt(moving)
                     found[name] = max(found.get(name, 0.0), rms)
             for optimizer in optimizers if step < steps - 1 else ():
                 optimizer.step()
-    return {name: rms for name, rms in found.items() if name not in rounded and math.isfinite(rms)}
+    kept = (name for name in found if name not in rounded and still[name] < 2)
+    return {name: found[name] for name in kept if math.isfinite(found[name])}
 
 
 def check_rules(rules: Mapping[str, str] | None) -> dict[str, str]:
