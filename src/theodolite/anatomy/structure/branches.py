@@ -261,8 +261,10 @@ def _attending(flow: Flow, nodes: Iterable[Node]) -> Iterator[AttentionHeads]:
         if scores is None or pair is None:
             continue
         scale *= float(scores.kwargs.get("alpha", 1.0))
+        shared = flow.shared(pair)  # numbers before it are those of a fused weight
         for operand in pair:
-            scale *= flow.back_with_factor(operand)[1]
+            way = flow.way_back(operand)
+            scale *= way[list(way)[-1] if shared is None else shared]
         dim = flow.graph.shapes[pair[0]][-1]
         yield AttentionHeads(dim, False, None if math.isnan(scale) else scale, None)
 

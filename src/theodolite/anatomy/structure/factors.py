@@ -15,7 +15,14 @@ import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from theodolite.anatomy.recording.operations import HOMOGENEOUS, NORMS, POSITIVE, REDUCTIONS, VIEWS
+from theodolite.anatomy.recording.operations import (
+    HOMOGENEOUS,
+    NORMS,
+    POSITIVE,
+    REDUCTIONS,
+    SOFTMAXES,
+    VIEWS,
+)
 from theodolite.anatomy.recording.trace import Node, Ref
 from theodolite.anatomy.structure.flow import Flow, walk
 from theodolite.anatomy.structure.norms import (
@@ -26,7 +33,7 @@ from theodolite.anatomy.structure.norms import (
     size_through,
 )
 from theodolite.anatomy.structure.residual import TracedBranch
-from theodolite.anatomy.structure.uses import Use
+from theodolite.anatomy.structure.uses import Use, product_operands
 
 _PRODUCTS = frozenset({"mul", "dot", "vdot", "mm", "mv", "bmm"})
 _SAME = VIEWS | REDUCTIONS | {"add", "sub", "clamp", "clamp_min", "maximum", "neg", "abs", "cat", "stack"}
@@ -201,8 +208,8 @@ def factor_elsewhere(
     """What the output of another tensor is multiplied by.
 
     Counted up to the next weight, branch, norm, nonlinearity or output of the network. For a readout, also
-    what its input is multiplied by. 1 if unknown, or if a product of two signals comes next: the scale of
-    attention belongs to no tensor.
+    what its input is multiplied by. 1 if unknown, or if the product of queries and keys comes next and they
+    are not made by one weight: the scale of attention belongs to no tensor.
     """
     residuals = list(residuals)
     found = []
@@ -249,7 +256,7 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
             taken = _taken_by_readout(flow, node)
             found += [until_sum.get(source, products[source] / taken) for source in sources]
         elif flow.is_product_of_signals(node):
-            found += [until_sum.get(source, math.nan) for source in sources]
+            found += _before_product(flow, node, products, until_sum)
         elif value in sums or not passes or "gain" in flow.kinds(node):
             found += [products[source] for source in sources]
         else:
@@ -259,6 +266,30 @@ def _number_ahead(flow: Flow, residuals: list[TracedBranch], use: Use, passed: f
                 until_sum[value] = _one(before or [products[value]])
     found += [product for value, product in products.items() if value in last]
     return _one(found)
+
+
+def _before_product(
+    flow: Flow, node: Node, products: Mapping[int, float], until_sum: Mapping[int, float]
+) -> list[float]:
+    """Of the operands of a product of two signals, those that are known: which numbers belong to a weight.
+
+    Those up to a sum; those that both operands have, as queries and keys of one fused weight; and those of
+    the values that a softmax weighs. nan otherwise.
+    """
+    pair = product_operands(node) or ()
+    shared = flow.shared(pair)
+    found = []
+    for operand, other in zip(pair, reversed(pair), strict=True):
+        if operand not in products:
+            continue
+        maker = flow.maker(flow.back(other))
+        if operand in until_sum:
+            found.append(until_sum[operand])
+        elif maker is not None and maker.op in SOFTMAXES:
+            found.append(products[operand])
+        else:
+            found.append(products.get(shared, math.nan) if shared is not None else math.nan)
+    return found
 
 
 def _reading(flow: Flow, values: Mapping[int, object]) -> Iterator[tuple[int, Node]]:

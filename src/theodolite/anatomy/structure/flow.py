@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from theodolite.anatomy.recording.operations import CARRIES, SUMS, VIEWS
 from theodolite.anatomy.recording.trace import Graph, Node, Ref
@@ -207,12 +207,22 @@ class Flow:
 
     def back_with_factor(self, value: int) -> tuple[int, float]:
         """The same, and what the signal was multiplied by on the way."""
-        product = 1.0
+        return list(self.way_back(value).items())[-1]
+
+    def way_back(self, value: int) -> dict[int, float]:
+        """The values on that way, from the last one on: what each was multiplied by after it."""
+        product, found = 1.0, {value: 1.0}
         while (node := self.maker(value)) is not None and self.is_handed_on(node):
             factor = self.factor(node)
             product *= 1.0 if factor is None else factor
             value = self.signals(node)[0]
-        return value, product
+            found[value] = product
+        return found
+
+    def shared(self, pair: Sequence[int]) -> int | None:
+        """The value that two signals are views and multiples of, as queries and keys of one fused weight."""
+        one, other = (self.way_back(value) for value in pair)
+        return next((value for value in one if value in other), None)
 
     def is_product_of_signals(self, node: Node) -> bool:
         """Is it a matrix product of two signals, as in attention?"""
