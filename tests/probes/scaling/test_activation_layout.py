@@ -72,6 +72,46 @@ def test_the_stream_after_the_last_block_has_all_tokens_where_the_readout_takes_
     assert [stream.shape for stream in seen.stream] == [inputs.shape] * 2
 
 
+class Multiplied(nn.Module):
+    """Post-norm blocks, and a readout whose input is multiplied by a number."""
+
+    def __init__(self, norm: str) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        kinds = {"layer": nn.LayerNorm, "by hand": Norm, "length": Length}
+        self.norms = nn.ModuleList(kinds[norm](8) for _ in range(2))
+        self.leave = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.maps, self.norms, strict=True):
+            x = norm(x + layer(x).relu())
+        return self.leave(x / 16)
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.gain
+
+
+class Length(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=-1, keepdim=True) * x.shape[-1] ** 0.5 * self.gain
+
+
+@pytest.mark.parametrize("norm", ["layer", "by hand", "length"])
+def test_a_multiplier_of_the_readout_is_not_a_part_of_the_last_norm(norm: str) -> None:
+    model, inputs = Multiplied(norm), torch.randn(4, 8)
+    assert_same(record_activations(model, inputs).stream, hooked(model, list(model.norms), inputs))
+
+
 def test_residual_mlp() -> None:
     model, inputs = th.models.ResidualMLP(32, 4, inputs=8, outputs=3), torch.randn(5, 8)
     sight = record_activations(model, inputs)

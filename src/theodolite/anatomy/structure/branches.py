@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from theodolite.anatomy.names import starred
 from theodolite.anatomy.part import AttentionHeads, Placement
-from theodolite.anatomy.recording.operations import BENDING, BOUNDED, HOMOGENEOUS, SOFTMAXES
+from theodolite.anatomy.recording.operations import BENDING, BOUNDED, HOMOGENEOUS, NORMS, SOFTMAXES
 from theodolite.anatomy.recording.trace import Node
 from theodolite.anatomy.structure.factors import carriers, degree
 from theodolite.anatomy.structure.flow import Flow, bits, walk
@@ -226,15 +226,20 @@ def _normed_sum(flow: Flow, residual: TracedBranch) -> int | None:
 def _with_gain(flow: Flow, value: int) -> int:
     """On from a bare normalisation to what its gain and shift make of it, in its shape.
 
-    A view of another shape may be a part, as that of the class token.
+    A view of another shape may be a part, as that of the class token. A number belongs to the norm only in
+    front of its gain, as the √n of `x/‖x‖·√n`; behind it, it is a multiplier of what comes next.
     """
     found, shape = value, flow.graph.shapes[value]
+    maker = flow.maker(value)
+    whole = maker is not None and maker.op in NORMS
     while len(readers := flow.readers(value)) == 1:
-        uses = flow.uses.at(readers[0].index)
-        if not flow.is_handed_on(readers[0]) and not any(use.kind in ("gain", "bias") for use in uses):
+        kinds = flow.kinds(readers[0])
+        scaled = kinds & {"gain", "bias"}
+        if "weight" in kinds or not (scaled or flow.is_handed_on(readers[0])):
             break
-        if any(use.kind == "weight" for use in uses):
+        if not scaled and whole and flow.factor(readers[0]) is not None:
             break
+        whole |= bool(scaled)
         value = readers[0].outputs[0]
         found = value if flow.graph.shapes[value] == shape else found
     return found
