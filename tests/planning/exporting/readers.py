@@ -87,7 +87,10 @@ def read_titan(config: Any, model: nn.Module) -> dict[str, tuple[str, dict[str, 
 
 
 class DionMuon(torch.optim.Optimizer):
-    """dion's Muon: summed momentum, `adjust_lr`, `flatten`, `split_sizes`, and AdamW by `algorithm`."""
+    """dion's Muon: summed momentum, `adjust_lr`, `flatten`, `split_sizes`, and AdamW by `algorithm`.
+
+    Parameters of one shape in one group are stacked, and `flatten` keeps the first dimension of the stack.
+    """
 
     def __init__(self, params: Any, distributed_mesh: Any = None, **options: Any) -> None:
         usual = {
@@ -109,24 +112,32 @@ class DionMuon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step."""
         for group in self.param_groups:
-            for weight in group["params"]:
-                update = {"muon": self._muon, "adamw": self._adamw}[group["algorithm"]](group, weight)
-                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * update)
+            for shape in {weight.shape for weight in group["params"]}:
+                weights = [weight for weight in group["params"] if weight.shape == shape]
+                updates = {"muon": self._muon, "adamw": self._adamw}[group["algorithm"]](group, weights)
+                for weight, update in zip(weights, updates, strict=True):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * update)
 
-    def _muon(self, group: dict[str, Any], weight: Tensor) -> Tensor:
-        state = self.state[weight]
-        momentum = state.setdefault("momentum", torch.zeros_like(weight))
-        momentum.mul_(group["mu"]).add_(weight.grad)
-        ahead = group["mu"] * momentum + weight.grad if group["nesterov"] else momentum
-        if group["flatten"]:
-            ahead = ahead.flatten(1)
-        sizes = group.get("split_sizes") or (ahead.shape[-2],)
-        assert sum(sizes) == ahead.shape[-2]
+    def _muon(self, group: dict[str, Any], weights: list[Tensor]) -> Any:
+        ahead = torch.stack([self._ahead(group, weight) for weight in weights])
+        ahead = ahead[0] if len(weights) == 1 else ahead
+        matrices = ahead.flatten(1) if group["flatten"] else ahead
+        sizes = group.get("split_sizes") or (matrices.shape[-2],)
+        assert sum(sizes) == matrices.shape[-2]
+        adjusted = weights[0].flatten(1) if group["flatten"] else weights[0]
         made = [
-            self.orthogonal(block, group["epsilon"]) * self._adjusted(group["adjust_lr"], block.shape)
-            for block in ahead.split(sizes, dim=-2)
+            self.orthogonal(block, group["epsilon"])
+            * self._adjusted(group["adjust_lr"], (size, adjusted.shape[-1]))
+            for size, block in zip(
+                group.get("split_sizes") or (adjusted.shape[-2],), matrices.split(sizes, dim=-2), strict=True
+            )
         ]
-        return torch.cat(made, dim=-2).view_as(weight)
+        return torch.cat(made, dim=-2).view(len(weights), *weights[0].shape)
+
+    def _ahead(self, group: dict[str, Any], weight: Tensor) -> Tensor:
+        momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+        momentum.mul_(group["mu"]).add_(weight.grad)
+        return group["mu"] * momentum + weight.grad if group["nesterov"] else momentum.clone()
 
     @staticmethod
     def _adjusted(how: str | None, shape: tuple[int, ...]) -> float:
@@ -137,8 +148,9 @@ class DionMuon(torch.optim.Optimizer):
             how
         ]
 
-    def _adamw(self, group: dict[str, Any], weight: Tensor) -> Tensor:
-        return adam(self.state[weight], weight, (group["beta1"], group["beta2"]), group["epsilon"])
+    def _adamw(self, group: dict[str, Any], weights: list[Tensor]) -> list[Tensor]:
+        betas = (group["beta1"], group["beta2"])
+        return [adam(self.state[weight], weight, betas, group["epsilon"]) for weight in weights]
 
 
 def adam(state: Any, weight: Tensor, betas: tuple[float, float], eps: float) -> Tensor:
@@ -158,7 +170,7 @@ def adam(state: Any, weight: Tensor, betas: tuple[float, float], eps: float) -> 
 
 
 class DeepSpeedMuon(torch.optim.Optimizer):
-    """`MuonWithAuxAdam` under ZeRO: Jordan's factor of the last two dimensions, Nesterov's form, Adam."""
+    """`MuonWithAuxAdam`: Jordan's factor of the last two dimensions, Nesterov's form, blocks, and Adam."""
 
     def __init__(self, param_groups: list[dict[str, Any]]) -> None:
         for group in param_groups:
@@ -187,8 +199,10 @@ class DeepSpeedMuon(torch.optim.Optimizer):
         average = state.setdefault("momentum_buffer", torch.zeros_like(weight))
         average.lerp_(weight.grad, 1 - momentum)
         ahead = torch.lerp(weight.grad, average, momentum)
+        if count := getattr(weight, "muon_num_heads", None):
+            ahead = ahead.unflatten(0, (count, len(ahead) // count))
         rows, columns = ahead.shape[-2:]
-        return orthogonal(ahead) * max(1, rows / columns) ** 0.5
+        return (orthogonal(ahead) * max(1, rows / columns) ** 0.5).view_as(weight)
 
 
 # Megatron

@@ -96,6 +96,43 @@ def test_another_model_is_refused_by_name() -> None:
             function(nn.Linear(2, 2))
 
 
+def test_what_the_plan_leaves_alone_must_be_frozen() -> None:
+    rows = parts_plan(("wide", "tall")).rows
+    rows = {**rows, "tall": dataclasses.replace(rows["tall"], role="frozen")}
+    plan = dataclasses.replace(parts_plan(("wide", "tall")), rows=rows)
+    model = parts(plan)
+    with pytest.raises(ValueError, match=r"tall: the plan does not train it, and Megatron would"):
+        _file(plan).mark(model)
+    model.tall.requires_grad_(False)  # type: ignore[union-attr]
+    _file(plan).mark(model)
+
+
+def test_a_rate_of_zero_has_no_multiples() -> None:
+    plan = dataclasses.replace(parts_plan(("wide",)), lr=0.0)
+    with pytest.raises(UseError, match=r"multiples of the plan's, which is 0, and that of wide is 0\.02"):
+        plan.export("megatron")
+    still = dataclasses.replace(plan, rows={"wide": dataclasses.replace(plan.rows["wide"], lr=0.0)})
+    assert _file(still).GROUPS["hidden"]["lr_mult"] == 1
+
+
+def test_the_scheduler_that_applies_the_multiples_is_named() -> None:
+    assert any(
+        "until OptimizerParamScheduler sets max_lr" in note for note in gpt_plan().export("megatron").notes
+    )
+
+
+@pytest.mark.parametrize("rule", MUONS)
+@pytest.mark.parametrize("name", ["fused", "interleaved"])
+def test_queries_keys_and_values_are_the_planned_matrices_in_any_layout(name: str, rule: str) -> None:
+    plan = parts_plan((name,), rule)
+    names = {name: "decoder.layers.0.self_attention.linear_qkv.weight"}
+    made = plan.export("megatron", names=names)
+    inexact = any("the plan orthogonalises" in note for note in made.notes)
+    assert inexact == (
+        (name, rule) == ("fused", "muon")
+    )  # its factors √1.4, 1, 1 cannot be undone by one rate
+
+
 def test_stacks_are_refused_by_name() -> None:
     with pytest.raises(UseError, match=r"Megatron cannot train experts \(3, 8, 16\) \(matrices 3 × 8×16\)"):
         parts_plan(("wide", "experts")).export("megatron")

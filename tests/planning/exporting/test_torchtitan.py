@@ -75,6 +75,23 @@ def test_layers_with_settings_of_their_own_are_told_apart_in_any_order() -> None
     assert {name: options["lr"] for name, (_, options) in read.items()} == lrs
 
 
+def test_patterns_leave_out_what_the_plan_does_not_train() -> None:
+    row = parts_plan(("wide",), "adamw").rows["wide"]
+    rows = {name: dataclasses.replace(row, name=name) for name in ("h.0.w", "h.1.w", "h.2.w")}
+    rows["h.0.w"] = dataclasses.replace(rows["h.0.w"], role="frozen")
+    made = dataclasses.replace(parts_plan(("wide",), "adamw"), rows=rows)
+    (group,) = _config(made).param_groups
+    assert [bool(re.search(group.pattern, name)) for name in rows] == [False, True, True]
+    assert any("h.*.w: not trained by the plan" in note for note in made.export("torchtitan").notes)
+
+
+def test_names_with_quotes_are_matched() -> None:
+    with modules(torchtitan__components__optimizer=TITAN):
+        text = parts_plan(("wide",), "adamw").export("torchtitan", names={"wide": 'a"b'}).text
+        (group,) = run(text).optimizer_config().param_groups
+    assert re.search(group.pattern, 'a"b')
+
+
 @pytest.mark.parametrize(
     "rule, adjust",
     [

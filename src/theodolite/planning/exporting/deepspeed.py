@@ -3,7 +3,8 @@
 Schema of version 0.19.8. The optimizer section of DeepSpeed's JSON has one learning rate for Muon and one for
 Adam, and marks parameters by their names again, whatever was marked before. So the file makes the optimizer,
 and its `CONFIG` has no such section. The factor of its Muon is √max(1, rows/columns) of the last two
-dimensions; its eps, steps and Nesterov's form are fixed. It fails on kernels of convolutions.
+dimensions; its eps, steps and Nesterov's form are fixed. `muon_num_heads` of a tensor is a number of blocks
+of rows of one size that are matrices by themselves. It fails on kernels of convolutions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from theodolite.planning.exporting.muon_steps import (
     is_muon,
     is_stack,
     not_trained_by,
+    split_sizes,
     stack_seen,
     step_for,
 )
@@ -41,10 +43,18 @@ def _seen(row: PlanRow) -> list[Seen] | None:
     """The matrices that DeepSpeed sees in a tensor; None if they have nothing to do with the planned ones."""
     if len(row.shape) == 2:
         fan_out, fan_in = row.shape
+        if count := _equal_blocks(row):
+            return [Seen(1, fan_in, fan_out // count, JORDAN(fan_in, fan_out // count))] * count
         return [Seen(1, fan_in, fan_out, JORDAN(fan_in, fan_out))]
     if is_stack(row):
         return stack_seen(row, JORDAN)
     return None
+
+
+def _equal_blocks(row: PlanRow) -> int | None:
+    """The number of blocks of rows, if they have one size and follow each other."""
+    sizes = split_sizes(row)
+    return len(sizes) if sizes and len(set(sizes)) == 1 else None
 
 
 def _options(content: Content, row: PlanRow) -> dict[str, Any]:
@@ -60,6 +70,8 @@ def _options(content: Content, row: PlanRow) -> dict[str, Any]:
     assert seen is not None
     step = step_for(row, seen)
     made = {"lr": step.lr, "momentum": options["momentum"], "weight_decay": step.weight_decay}
+    if count := _equal_blocks(row):
+        made["muon_num_heads"] = count
     return {"use_muon": True, **made}
 
 
@@ -115,7 +127,13 @@ def _notes(muons: Sequence[PlanRow]) -> list[str]:
     if inexact := [row for row, step in steps if not step.exact]:
         notes.append(
             f"{patterns(inexact)}: the plan orthogonalises {describe(inexact[0])} apart, and DeepSpeed one "
-            "matrix. The learning rate makes the size of the step the same, not its direction."
+            "matrix, as its muon_num_heads takes blocks of one size only. The learning rate makes the size of "
+            "the step the same, not its direction."
+        )
+    if cut := [row for row in muons if _equal_blocks(row)]:
+        notes.append(
+            f"{patterns(cut)}: muon_num_heads is set, so that ZeRO orthogonalises {describe(cut[0])} apart. "
+            "Without ZeRO, and before 0.19.8, DeepSpeed takes no notice of it and sees one matrix."
         )
     if stacks := [row for row in muons if len(row.shape) == 3]:
         notes.append(f"{patterns(stacks)}: is_expert_group is set, which DeepSpeed takes for a stack.")
@@ -160,6 +178,7 @@ def mark(model):
     for tensor, row in named(model).values():
         group = GROUPS.get(TENSORS[row][2], {{}})
         tensor.use_muon = group.get("use_muon", False)
+        tensor.muon_num_heads = group.get("muon_num_heads")
         if tensor.use_muon and tensor.ndim == 3:
             tensor.is_expert_group = True
     return model

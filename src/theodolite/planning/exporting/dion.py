@@ -1,7 +1,8 @@
 """Exports for microsoft/dion: parameter groups with an `algorithm`, and `split_sizes` for blocks of rows.
 
 Schema of commit 0a059a4 (August 2026). dion's Muon sums gradients where the plan averages them, which only
-matters for eps: the same matrix, divided by 1 − momentum, is compared with it.
+matters for eps: the same matrix, divided by 1 − momentum, is compared with it. Parameters of one shape in one
+group are stacked, and `flatten` flattens the stack: each kernel has a group of its own.
 """
 
 from __future__ import annotations
@@ -111,6 +112,12 @@ def _notes(muons: Sequence[PlanRow]) -> list[str]:
         "use_polar_express=False): of another iteration), the plan by 5 of Jordan's: singular values of the "
         "update are nearer to 1.",
     ]
+    if kernels := [row for row in muons if len(row.shape) > 2 and not is_stack(row)]:
+        notes.append(
+            f"{patterns(kernels)}: param_groups gives each kernel a group of its own, as dion "
+            "orthogonalises the kernels of one shape in a group as one matrix. It flattens shards of kernels "
+            "wrongly too: leave kernels whole under FSDP."
+        )
     if adjusted := [row for row in muons if scale_of(row.rule) == "original" and row.fan_out > row.fan_in]:
         notes.append(
             "dion has no factor √max(1, out/in): it is in the learning rates and decays of "
@@ -128,8 +135,12 @@ def _notes(muons: Sequence[PlanRow]) -> list[str]:
 
 _BODY = '''
 def param_groups(model):
-    """The parameter groups for dion's optimizers."""
-    return _groups(model)
+    """The parameter groups for dion's optimizers; each kernel has a group of its own."""
+    found = []
+    for group in _groups(model):
+        parts = [[one] for one in group["params"]] if group.get("flatten") else [group["params"]]
+        found += [{**group, "params": part} for part in parts]
+    return found
 
 
 def make_optimizer(model, distributed_mesh=None, **options):

@@ -1,17 +1,20 @@
 """Exports for Megatron-LM: config overrides by parameter, with multipliers of lr and weight decay.
 
 Schema of Megatron Core 0.20 (commit d98e8a6): `get_megatron_optimizer(config, chunks, config_overrides)`
-takes a dict from `ParamKey` to overrides (`max_lr`, `min_lr`, `wd_mult`, `eps`). Its Muon trains what has two
-dimensions and is neither an embedding nor the output layer, unless the attribute `use_muon` is false. Muon's
-own settings hold for all matrices. Shapes are not compared, as tensor parallelism cuts them.
+takes a dict from `ParamKey` to overrides (`max_lr`, `min_lr`, `wd_mult`, `eps`), by which its scheduler sets
+rates and decays. Its Muon trains what has two dimensions and is neither an embedding nor the output layer,
+unless the attribute `use_muon` is false. Muon's own settings hold for all matrices. Shapes are not compared,
+as tensor parallelism cuts them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from theodolite.core.errors import UseError
 from theodolite.optimizers.muon import SCALES
 from theodolite.planning.exporting.exported import Content, Format
 from theodolite.planning.exporting.muon_steps import (
@@ -21,8 +24,8 @@ from theodolite.planning.exporting.muon_steps import (
     describe,
     is_muon,
     not_trained_by,
+    planned_matrices,
     scale_of,
-    split_sizes,
     step_for,
 )
 from theodolite.planning.exporting.python_file import (
@@ -51,8 +54,9 @@ def _step(row: PlanRow) -> Step:
     if not is_muon(row.rule):
         return Step(row.lr, row.weight_decay, True)
     factor = MODES[scale_of(row.rule)][2]
-    if (sizes := split_sizes(row)) and _is_qkv(row):
-        return step_for(row, [Seen(1, row.shape[1], size, factor(row.shape[1], size)) for size in sizes])
+    if _is_qkv(row):
+        planned = planned_matrices(row)
+        return step_for(row, [replace(one, factor=factor(one.fan_in, one.fan_out)) for one in planned])
     fan_out, fan_in = row.shape
     return step_for(row, [Seen(1, fan_in, fan_out, factor(fan_in, fan_out))])
 
@@ -67,11 +71,16 @@ def _write(content: Content) -> tuple[str, Sequence[str]]:
     muons = [row for row in content.trained if is_muon(row.rule)]
     if odd := [row for row in muons if len(row.shape) != 2]:
         raise not_trained_by("Megatron", odd, "it takes tensors of two dimensions, and others by Adam")
+    if not content.lr and (moved := [row for row in content.trained if row.lr]):
+        raise UseError(
+            "Megatron's learning rates are multiples of the plan's, which is 0, and that of "
+            f"{moved[0].name} is {moved[0].lr:.6g}. Give the plan a learning rate"
+        )
 
     def options(row: PlanRow) -> dict[str, Any]:
         step = _step(row)
         made: dict[str, Any] = {
-            "lr_mult": step.lr / content.lr,
+            "lr_mult": step.lr / content.lr if content.lr else 1.0,
             "wd_mult": step.weight_decay / content.weight_decay if content.weight_decay else 1.0,
         }
         return {**made, "use_muon": True} if is_muon(row.rule) else {**made, "eps": row.eps}
@@ -127,7 +136,10 @@ def _config(content: Content, muons: Sequence[PlanRow]) -> Mapping[str, Any]:
 
 
 def _notes(content: Content, muons: Sequence[PlanRow], grouping: Grouping) -> list[str]:
-    notes = []
+    notes = [
+        "Rates and decays are those of CONFIG until OptimizerParamScheduler sets max_lr and wd_mult: give it "
+        "start_wd and end_wd as CONFIG's weight_decay, and init_lr 0, which keeps the ratios in the warmup."
+    ]
     if muons:
         eps = sorted({row.eps for row in muons})
         notes.append(
@@ -187,6 +199,8 @@ def config_overrides(lr=CONFIG["lr"], min_lr=0.0):
 def mark(model):
     """Say of every parameter whether Muon trains it. A model with other parameters is refused."""
     for name, tensor in model.named_parameters():
+        if _group(name) is None and tensor.requires_grad:
+            raise ValueError(f"{name}: the plan does not train it, and Megatron would: requires_grad_(False)")
         use_muon = GROUPS.get(_group(name), {}).get("use_muon", False)
         if use_muon and getattr(tensor, "is_embedding_or_output_parameter", False):
             raise ValueError(f"{name}: Megatron trains embeddings and outputs by Adam, and the plan by Muon")

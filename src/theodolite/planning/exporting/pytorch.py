@@ -99,7 +99,8 @@ def _muon_notes(content: Content) -> list[str]:
         return []
     notes = [
         "torch.optim.Muon orthogonalises in bfloat16 and clamps the norm that it divides by at eps, where "
-        "the plan adds eps: with gradients well above eps the steps agree to a percent."
+        "the plan adds eps. The steps are the plan's to about two percent where the gradient has full rank, "
+        "and less closely in directions in which it is so small that bfloat16 holds mostly rounding."
     ]
     adjusted = [row for row in rows if scale_of(row.rule) in ("none", "spectral")]
     if adjusted:

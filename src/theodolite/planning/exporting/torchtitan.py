@@ -137,6 +137,11 @@ def _muon_notes(muons: Sequence[PlanRow], steps: Sequence[Step], eps: float) -> 
 
 def _notes(content: Content) -> list[str]:
     notes = notes_of_init(content, draws=False)
+    if left := [row for row in content.rows.values() if not row.trained]:
+        notes.append(
+            f"{patterns(left)}: not trained by the plan, so that no pattern matches. torchtitan refuses such "
+            "parameters unless they are frozen: requires_grad_(False)."
+        )
     if content.draws:
         notes.append(
             "Initial values are not in this file: set them in the model's param_init, or draw them by "
@@ -152,7 +157,7 @@ def _notes(content: Content) -> list[str]:
 def _regex(rows: Sequence[PlanRow], content: Content) -> list[str]:
     """Regular expressions for the names of a group, which match no other name of the model."""
     total: dict[str, int] = {}
-    for row in content.trained:
+    for row in content.rows.values():
         pattern = starred(row.name, steps=True)
         total[pattern] = total.get(pattern, 0) + 1
     mine: dict[str, list[str]] = {}
@@ -177,7 +182,8 @@ def _wrapped(steps: Sequence[str], number: str) -> str:
     for step in steps[:-1]:
         is_number = step == "*" or step.isdecimal()
         text += (number if step == "*" else re.escape(step)) + r"\." + WRAPPER * is_number
-    return text + (number if steps[-1] == "*" else re.escape(steps[-1]))
+    text += number if steps[-1] == "*" else re.escape(steps[-1])
+    return text.replace('"', r"\x22")
 
 
 def _config(name: str, kind: str, regex: Sequence[str], kwargs: Any) -> str:
