@@ -75,7 +75,18 @@ def test_several_rules_join_their_tensors_along_the_outputs() -> None:
     (row,) = new.rows.values()
     assert (row.name, row.shape) == ("h.0.qkv", (8, 3))
     assert row.rows == (((0, 4),), ((4, 6),), ((6, 8),))
-    assert "h.0.q, h.0.k, h.0.v one after the other" in new.notes[0]
+    assert "h.*.q, h.*.k, h.*.v one after the other" in new.notes[0]
+
+
+def test_layers_that_are_fused_alike_have_one_note() -> None:
+    rows = _rows(*(_row(f"h.{layer}.{name}", (4, 3)) for layer in range(3) for name in "qk"))
+    assert len(renamed(rows, {}, {"h.*.q": "h.*.qk", "h.*.k": "h.*.qk"}).notes) == 1
+
+
+@pytest.mark.parametrize("format", ["torch", "csv", "yaml"])
+def test_what_was_assumed_of_a_fused_tensor_is_said_once(format: str) -> None:
+    notes = parts_plan(("tall", "equal")).export(format, names={"*": "both"}).notes
+    assert sum("both: taken to" in note for note in notes) == 1
 
 
 def test_the_order_of_the_rules_is_the_order_in_the_fused_tensor() -> None:

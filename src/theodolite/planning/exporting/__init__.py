@@ -52,4 +52,4 @@ def export(source: Exportable, format: str, *, names: Mapping[str, str] | None =
     decay = getattr(source, "weight_decay", 0.0) or max((row.weight_decay for row in trained), default=0.0)
     content = Content(source.title, new.rows, new.multipliers, options, source.lr, decay, new.notes)
     text, notes = made.write(content)
-    return Exported(format, made.suffixes, text, (*new.notes, *notes))
+    return Exported(format, made.suffixes, text, tuple(dict.fromkeys((*new.notes, *notes))))

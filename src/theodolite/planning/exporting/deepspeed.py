@@ -127,8 +127,8 @@ def _notes(muons: Sequence[PlanRow]) -> list[str]:
     if inexact := [row for row, step in steps if not step.exact]:
         notes.append(
             f"{patterns(inexact)}: the plan orthogonalises {describe(inexact[0])} apart, and DeepSpeed one "
-            "matrix, as its muon_num_heads takes blocks of one size only. The learning rate makes the size of "
-            "the step the same, not its direction."
+            "matrix, as muon_num_heads is for blocks of one size. The learning rate makes the size of the "
+            "step the same, not its direction."
         )
     if cut := [row for row in muons if _equal_blocks(row)]:
         notes.append(

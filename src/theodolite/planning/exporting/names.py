@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from theodolite.anatomy.names import starred
 from theodolite.core.errors import UseError
 from theodolite.planning.rows import PlanRow
 
@@ -69,7 +70,7 @@ def renamed(
     for new, some in members.items():
         made[new], said = _fused(new, some)
         notes += said
-    return Renamed(made, factors, tuple(notes))
+    return Renamed(made, factors, tuple(dict.fromkeys(notes)))
 
 
 def _checked(names: Any) -> list[_Rule]:
@@ -125,15 +126,15 @@ def _fused(
         by_rule.setdefault(place, []).append(row)
     stacked = [some[0] if len(some) == 1 else _stack(new, some) for some in by_rule.values()]
     whole = stacked[0] if len(stacked) == 1 else _joined(new, stacked)
-    notes = []
+    said, notes = starred(new, steps=True), []
     if len(stacked) > 1:
-        order = ", ".join(str(row.name) for row in stacked)
-        notes.append(f"{new}: taken to hold {order} one after the other along its outputs, {whole.shape}.")
+        order = ", ".join(starred(row.name, steps=True) for row in stacked)
+        notes.append(f"{said}: taken to hold {order} one after the other along its outputs, {whole.shape}.")
     if len(by_rule) < len(rows):
-        notes.append(f"{new}: taken to be a stack of {len(rows) // len(stacked)} tensors, {whole.shape}.")
+        notes.append(f"{said}: taken to be a stack of {len(rows) // len(stacked)} tensors, {whole.shape}.")
     if len({row.init for row in rows}) > 1:
         whole = replace(whole, init=replace(whole.init, kind="own"))
-        notes.append(f"{new}: its parts start differently, so that initialize cannot draw it.")
+        notes.append(f"{said}: its parts start differently, so that initialize cannot draw it.")
     return replace(whole, name=new), notes
 
 
