@@ -125,6 +125,22 @@ def test_one_object_saves_and_loads_its_state_and_follows_a_schedule() -> None:
     }
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_lowest_rate_of_a_schedule_is_relative_to_the_plans(optimizer: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    plan = gpt_plan(optimizer)
+    made = run(plan.export("huggingface").text).make_optimizer(plan.build(seed=0))
+    assert (made.defaults["lr"], made.defaults["weight_decay"]) == (plan.lr, plan.weight_decay)
+    schedule = transformers.get_scheduler(
+        "cosine_with_min_lr", made, 0, 2, scheduler_specific_kwargs={"min_lr": plan.lr / 4}
+    )
+    for _ in range(2):
+        made.step()
+        schedule.step()
+    for group in made.param_groups:
+        assert group["lr"] == pytest.approx(group["initial_lr"] / 4)
+
+
 class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
     """The batches of `trained_gpt`, row by row."""
 

@@ -65,6 +65,7 @@ def _write(content: Content, who: str, body: str, use: str) -> tuple[str, Sequen
     grouping = grouped(content, lambda row: group_options(content, row))
     notes = [*content.notes, *_muon_notes(content), *notes_of_init(content)]
     kinds = list(dict.fromkeys(str(one["optimizer"]) for one in grouping.groups.values()))
+    body = body.replace("BASE_LR", repr(content.lr)).replace("BASE_DECAY", repr(content.weight_decay))
     parts, imports = [body.replace("KINDS", _made_of(kinds))], []
     if "CutMuon" in kinds:
         parts.insert(0, _CUT_MUON)
@@ -233,6 +234,9 @@ def make_optimizers(model):
 '''
 
 _HUGGING_FACE = f'''
+DEFAULTS = {{"lr": BASE_LR, "weight_decay": BASE_DECAY}}  # as tuned: a schedule's lowest rate is relative to this lr
+
+
 {_PARAM_GROUPS.strip()}
 
 
@@ -240,7 +244,9 @@ def make_optimizer(model):
     """One optimizer for all parameters."""
     classes = KINDS
     made = [classes[kind](groups) for kind, groups in param_groups(model).items()]
-    return made[0] if len(made) == 1 else Together(made)
+    optimizer = made[0] if len(made) == 1 else Together(made)
+    optimizer.defaults.update(DEFAULTS)
+    return optimizer
 
 
 class OptimizerFactory:
