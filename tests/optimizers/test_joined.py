@@ -89,6 +89,34 @@ def test_hooks_run_once_for_a_step_of_all() -> None:
     assert called == ["before", "after"]
 
 
+def test_gradients_can_become_zeros() -> None:
+    model = network()
+    joined = Joined(apart(model))
+    descend(model, range(1))
+    joined.zero_grad(set_to_none=False)
+    grads = [parameter.grad for parameter in model.parameters()]
+    assert all(grad is not None and not grad.any() for grad in grads)
+
+
+def test_those_that_average_weights_are_switched_and_the_others_are_let_be() -> None:
+    class Averaging(torch.optim.SGD):
+        mode = "train"
+
+        def train(self) -> None:
+            self.mode = "train"
+
+        def eval(self) -> None:
+            self.mode = "eval"
+
+    model = network()
+    averaging = Averaging(model[0].parameters(), lr=0.1)
+    joined = Joined([averaging, torch.optim.SGD(model[2].parameters(), lr=0.1)])
+    joined.eval()
+    assert averaging.mode == "eval"
+    joined.train()
+    assert averaging.mode == "train"
+
+
 def test_a_closure_is_called_once() -> None:
     model, calls = network(), []
     joined = Joined(apart(model))

@@ -11,7 +11,7 @@ from tests.probes.gains.gained import INPUT_GAINS, INPUTS, OUTPUT_GAINS, Net, de
 from torch import Tensor, nn
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.parameter_groups import handlings
+from theodolite.optimizers.parameter_groups import handlings, is_decoupled
 from theodolite.probes.gains.decay import decay
 
 
@@ -33,6 +33,17 @@ def adamw_by_hand(
             update = (m[name] / (1 - 0.9**step)) / ((v[name] / (1 - 0.999**step)).sqrt() + 1e-8)
             values[name] = value * (1 - 0.01 * decayed[name]) - 0.01 * update
     return values
+
+
+def test_how_a_class_decays_that_has_the_name_of_one_with_a_choice_is_not_guessed() -> None:
+    """pytorch_optimizer's DiffGrad has an option for it; that of torch-optimizer adds λ·W to the gradient."""
+
+    class DiffGrad(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.1, "weight_decay": 0.2})
+
+    made = DiffGrad([nn.Parameter(torch.ones(2))])
+    assert is_decoupled(made, made.param_groups[0]) is None
 
 
 def test_mended_in_mid_training_state_stays_and_only_the_decay_changes() -> None:

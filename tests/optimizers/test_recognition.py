@@ -141,6 +141,7 @@ def with_groups(name: str, module: str = "somebody", **group: Any) -> tuple[Opti
         ("Muon", {"algorithm": "muon", "adjust_lr": None}, "muon"),
         ("Muon", {"algorithm": "adamw", "adjust_lr": "rms_norm"}, "adamw"),
         ("Muon", {"algorithm": "lion"}, "lion"),
+        ("NorMuon", {"algorithm": "normuon", "adjust_lr": "rms_norm"}, "muon-kimi"),
         ("Muon", {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.0}, "muon-original"),  # Jordan's
         ("MuonWithAuxAdam", {"use_muon": True, "lr": 0.02}, "muon-original"),
         ("MuonWithAuxAdam", {"use_muon": False, "lr": 0.02}, "adamw"),

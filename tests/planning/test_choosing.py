@@ -64,6 +64,62 @@ def test_few_heads_for_keys_and_values_are_named() -> None:
     assert all("2 here, for 8 query heads" in words for words in found.values())
 
 
+def test_patterns_that_a_note_leaves_out_are_counted() -> None:
+    class Bottlenecks(nn.Module):
+        """Four branches, each through a bottleneck of its own name: eight narrow weights."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 32), nn.Linear(32, 5)
+            for name in "abcd":
+                setattr(self, f"{name}_down", nn.Linear(32, 4, bias=False))
+                setattr(self, f"{name}_up", nn.Linear(4, 32, bias=False))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            for name in "abcd":
+                x = x + getattr(self, f"{name}_up")(torch.tanh(getattr(self, f"{name}_down")(x)))
+            found: Tensor = self.last(x)
+            return found
+
+    (note,) = [one for one in groups(Bottlenecks(), torch.zeros(1, 3), lr=0.1).notes if "Assumed" in one]
+    assert note.splitlines()[0].endswith(
+        "(a_down.weight, a_up.weight, b_down.weight, b_up.weight, c_down.weight, c_up.weight and 2 more)."
+    )
+
+
+def test_outputs_that_do_not_grow_are_said_to_be_heads_only_where_they_are() -> None:
+    class Gated(nn.Module):
+        """Two heads at every width, and a gate for each of them."""
+
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner, self.gate = Attention(width), nn.Linear(width, 2, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            inner = self.inner
+            normed = inner.norm(x)
+            q, k, v = (one.unflatten(-1, (2, -1)).transpose(1, 2) for one in inner.qkv(normed).chunk(3, -1))
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+            gates = torch.sigmoid(self.gate(normed))[..., None]
+            found: Tensor = x + inner.out((mixed * gates).flatten(2))
+            return found
+
+    def build(width: int, depth: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(5, width), Gated(width), nn.Linear(width, 3))
+
+    rows = groups(build, torch.zeros(2, 4, 5), size=th.Size(16, 1), lr=0.1).rows
+    assert rows["1.gate.weight"].reasons["why"] == "router or gate: its outputs do not grow"
+
+    def shared(width: int, depth: int) -> nn.Module:
+        return th.models.GPT(width, depth, head_dim=8, kv_heads=2)
+
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    kept = groups(shared, tokens, size=th.Size(64, 1), lr=0.1).rows
+    keys = [row for name, row in kept.items() if name.endswith("key.weight")]
+    assert [row.reasons["why"] for row in keys] == ["2 heads at every width: its outputs do not grow"]
+
+
 def test_a_network_whose_result_is_as_wide_as_its_stream_is_named() -> None:
     body = nn.Sequential(nn.Linear(5, 16), Attention(16), nn.Linear(16, 16))
     assert set(_assumed(body, torch.zeros(2, 5, 5))) == {"2.weight"}

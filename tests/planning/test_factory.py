@@ -227,12 +227,22 @@ def test_options_are_read_for_each_tensor() -> None:
     assert math.isnan(found["1.bias"].lr)
 
 
+def test_the_vectors_of_soap_have_the_rule_of_adamw() -> None:
+    source = pytest.importorskip("pytorch_optimizer")
+    model = build(8)
+    found = read_options(model, make_optimizers(lambda one: source.SOAP(one.parameters()), model).optimizers)
+    assert {name: one.rule for name, one in found.items() if name.startswith("2.")} == {
+        "2.weight": "soap",
+        "2.bias": "adamw",
+    }
+
+
 def test_a_tensor_of_two_optimizers_is_there_twice() -> None:
     model = build(8)
     made = make_optimizers(lambda one: [adamw(one), SGD(one[2].parameters(), lr=0.1)], model)
     found = read_options(model, made.optimizers)
     assert [name for name, one in found.items() if one.state == "twice"] == ["2.weight", "2.bias"]
-    assert found["2.weight"].rule == "adamw"
+    assert (found["2.weight"].rule, found["2.weight"].lr) == ("adamw", 0.01)  # of the first
 
 
 def counting(option: str) -> Any:
@@ -240,8 +250,13 @@ def counting(option: str) -> Any:
     return lambda model: AdamW(model.parameters(), **{"lr": 0.1, option: next(values)})
 
 
-def fewer() -> Any:
-    calls = iter([6, 5])
+def counting_tensors() -> Any:
+    values = iter([0.5, 0.25])
+    return lambda model: AdamW(model.parameters(), lr=torch.tensor(next(values)))
+
+
+def first_tensors(*numbers: int) -> Any:
+    calls = iter(numbers)
     return lambda model: AdamW([*model.parameters()][: next(calls)])
 
 
@@ -255,7 +270,9 @@ def another_class() -> Any:
     [
         (counting("lr"), "0.weight with lr 0.01, then 0.005"),
         (counting("eps"), "0.weight with eps 0.01, then 0.005"),
-        (fewer(), "1 group with 2.bias, then 0"),
+        (counting_tensors(), "0.weight with lr 0.5, then 0.25"),
+        (first_tensors(6, 5), "1 group with 2.bias, then 0"),
+        (first_tensors(5, 6), "0 groups with 2.bias, then 1"),
         (another_class(), "0.weight with class 'AdamW', then 'Adam'"),
     ],
 )

@@ -9,6 +9,7 @@ import torch
 from tests.planning.mixed import (
     PIXELS,
     TOKENS,
+    Attention,
     Convolutions,
     FeedForward,
     MixedGPT,
@@ -145,6 +146,25 @@ def test_covers_all_gives_tables_and_readouts_to_muon_too() -> None:
     assert by_adamw == ["norm.weight", "norm.bias", "readout.bias"]
 
 
+def test_a_vector_that_is_joined_to_the_signal_is_no_matrix_for_muon() -> None:
+    class Joined(nn.Module):
+        """A class token in front of the tokens, as in a vision transformer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.block, self.last = nn.Linear(3, 16), Attention(16), nn.Linear(16, 5)
+            self.token = nn.Parameter(torch.randn(1, 1, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.cat([self.token.expand(x.shape[0], -1, -1), self.first(x)], 1)
+            found: torch.Tensor = self.last(self.block(x)[:, 0])
+            return found
+
+    rows = groups(Joined(), torch.randn(2, 4, 3), lr=0.1, covers="all").rows
+    assert (rows["token"].role, rows["token"].rule) == ("input", "adamw")
+    assert rows["first.weight"].rule == "muon"
+
+
 def test_an_optimizer_of_all_tensors_has_them_all() -> None:
     made = groups(MixedGPT(), TOKENS, optimizer="lion", lr=0.1)
     assert {row.rule for row in made.trained} == {"lion"}
@@ -217,6 +237,32 @@ def test_the_rate_of_the_rest_is_named() -> None:
     assert note.endswith("AdamW trains the rest at 0.001.")
     (note,) = groups(Convolutions(64), PIXELS, lr=0.5).notes
     assert note.startswith("Warning: ")
+
+
+def test_a_rate_of_adamw_that_is_too_small_is_named_too() -> None:
+    layers = nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)
+    (note,) = groups(nn.Sequential(*layers), torch.zeros(1, 3), lr=0.02).notes
+    # UVᵀ of 4×4 has an RMS of 1/√4, which is that of AdamW at 0.02·(1/2)/0.2.
+    assert note.startswith("Warning: At lr 0.02, muon moves its weights by the RMS of AdamW at 0.05.")
+    assert note.endswith("vector_lr=0.05 would move both alike.")
+
+
+def test_the_optimizer_that_was_named_is_counted_where_it_has_no_tensor() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    assert "0 tensors by muon and 4 tensors by adamw" in str(groups(model, torch.zeros(1, 4), lr=0.1))
+
+
+def test_the_rate_of_adamw_is_that_of_adamw_itself() -> None:
+    made = groups(MixedGPT(), TOKENS, optimizer="adamw", adamw_lr=0.01, weight_decay=0.1)
+    assert {row.lr for row in made.trained} == {0.01}
+    assert made["tokens.weight"].weight_decay == 0.1
+
+
+def test_the_eps_of_the_vectors_is_an_option_of_theirs_alone() -> None:
+    made = groups(MixedGPT(), TOKENS, lr=0.1, eps=1e-5, vector_options={"eps": 1e-6})
+    assert {(row.rule, row.eps) for row in made.trained} == {("muon", 1e-5), ("adamw", 1e-6)}
+    assert {group["eps"] for group in made.split().adamw} == {1e-6}
+    assert '"eps": 1e-06' in made.export("torch").text
 
 
 def test_it_leaves_the_network_and_the_random_numbers_as_they_were() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.planning.mixed import MixedGPT
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
@@ -149,6 +150,7 @@ def test_rows_are_read_from_the_optimizer() -> None:
     assert (scale.role, scale.rule, scale.lr) == ("frozen", "", 0.0)
     assert {row.init.kind for row in plan.rows.values()} == {"kept"}
     assert (plan.lr, plan.optimizer_name, plan.num_groups) == (0.01, "AdamW", 2)
+    assert (plan.weight_decay, plan.eps) == (0.1, 1e-6)
     text = str(plan)
     assert text.startswith("own, AdamW at 16 × 2\n8 tensors in 2 groups")
     assert "blocks.*.weight" in text
@@ -169,13 +171,36 @@ def test_tensors_that_are_left_out_are_named_apart_from_frozen_ones() -> None:
     def some(model: nn.Module) -> Any:
         assert isinstance(model, Net)
         model.norm.requires_grad_(False)
-        return AdamW([*model.blocks.parameters(), *model.embed.parameters()], lr=0.1)
+        rest = [*model.blocks.parameters(), *model.embed.parameters(), *model.norm.parameters()]
+        return AdamW(rest, lr=0.1)
 
     plan = mine(some)
     assert plan["readout.weight"].lr == 0.0
+    assert (plan["norm.weight"].rule, plan["norm.weight"].lr) == ("", 0.0)  # no step moves what is frozen
     assert any("In no group" in note and note.endswith(": readout.weight (1 tensor).") for note in plan.notes)
     assert any("norm.weight" in note and "Frozen by the factory" in note for note in plan.notes)
     assert not any("scale" in note for note in plan.notes)  # which the network itself has frozen
+
+
+def test_tensors_of_several_groups_are_named() -> None:
+    def doubled(model: nn.Module) -> Any:
+        assert isinstance(model, Net)
+        return [AdamW(model.parameters(), lr=0.1), SGD(model.readout.parameters(), lr=0.5)]
+
+    plan = mine(doubled)
+    (note,) = [note for note in plan.notes if note.startswith("In several groups")]
+    assert note.endswith("(the table has the first): readout.weight (1 tensor).")
+
+
+def test_the_optimizer_of_a_network_of_any_size_is_read_without_its_memory() -> None:
+    hollow = []
+
+    def watching(model: nn.Module) -> Any:
+        hollow.append(all(parameter.is_meta for parameter in model.parameters()))
+        return one(model)
+
+    mine(watching)
+    assert hollow == [True]
 
 
 def test_a_factory_that_needs_values_gets_them() -> None:
@@ -209,8 +234,19 @@ def test_a_readout_can_start_at_zero_and_nothing_else_changes() -> None:
     assert not zero["readout.weight"].any()
     others = [name for name in usual if name != "readout.weight"]
     assert all(torch.equal(zero[name], usual[name]) for name in others)
+    again = with_zero_readout(plan).initialize(Net(16, 2), 1).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in zero.items())
     tied = with_zero_readout(mine(build=Tied)).build(1)
     assert tied.get_parameter("embed.weight").any()
+
+
+def test_routers_are_no_readouts_that_start_at_zero() -> None:
+    """They choose what is computed: at zero no expert would differ from another."""
+    size = Size(16, 1)
+    plan = th.plan(MixedGPT, TOKENS % 23, size=size, base=size, lr=0.01)
+    router = plan["blocks.2.router.weight"]
+    assert (router.role, router.block is None) == ("output", False)
+    assert with_zero_readout(plan)["blocks.2.router.weight"] == router
 
 
 def test_what_has_no_sense_is_refused_and_the_rest_works(tmp_path: Path) -> None:
@@ -241,6 +277,8 @@ def test_schedule_free_optimizers_take_no_schedule_and_begin_in_training() -> No
     assert optimizer.param_groups[0]["train_mode"]
     with pytest.raises(UseError, match="replaces a schedule"):
         plan.schedule(optimizer, "cosine", steps=3)
+    warmed = plan.schedule(optimizer, "constant", steps=4, warmup=2)
+    assert warmed.get_last_lr() == [0.005]
 
 
 def test_optimizers_that_begin_with_averages_are_switched_to_training() -> None:
@@ -272,6 +310,16 @@ def test_a_rate_needs_something_to_stand_for() -> None:
         mine(relative, lr=0.1)
     with pytest.raises(UseError, match="says nothing of its optimizer"):
         mine(None)
+
+
+def test_a_group_without_a_rate_has_none_to_multiply() -> None:
+    def partly(model: nn.Module) -> Any:
+        assert isinstance(model, Net)
+        rest = [p for p in model.parameters() if p is not model.readout.weight]
+        return AdamW([{"params": rest}, {"params": [model.readout.weight], "lr": None}], lr=0.01)
+
+    with pytest.raises(UseError, match=r"the group of readout.weight has no learning rate to multiply"):
+        mine(partly, lr=0.1)
 
 
 GPT = th.models.GPT
@@ -321,6 +369,11 @@ def test_the_optimizer_that_is_given_comes_before_the_workload_s() -> None:
     for optimizer, expected in ((None, one), (several, several)):
         found = chosen("own", factory=one, optimizer=optimizer, **usual)
         assert found["make_optimizer"] is expected
+    roles = {"readout.*": "hidden"}
+    assert (
+        chosen("own", factory=one, optimizer=None, **(usual | {"planning": {"roles": roles}}))["roles"]
+        == roles
+    )
 
 
 def test_a_workload_says_what_cannot_be_called() -> None:

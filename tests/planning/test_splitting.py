@@ -73,7 +73,15 @@ def _ours_and_theirs(optimizer: str, **given: Any) -> tuple[dict[str, Tensor], d
 
 @pytest.mark.usefixtures("same_iteration")
 @pytest.mark.parametrize("optimizer", MUONS)
-@pytest.mark.parametrize("given", [{}, {"decay": "independent"}, {"options": {"steps": 7, "momentum": 0.8}}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"decay": "independent"},
+        {"options": {"steps": 7, "momentum": 0.8}},
+        {"eps": 1e-3, "no_decay": ["tall.weight"]},
+    ],
+)
 def test_torch_makes_the_same_steps(optimizer: str, given: dict[str, Any]) -> None:
     ours, theirs = _ours_and_theirs(optimizer, **given)
     for name, moved in ours.items():
@@ -129,6 +137,17 @@ def test_kernels_and_experts_go_to_adamw_and_the_notes_name_them() -> None:
             assert by_name[name]["eps"] == 1e-8
 
 
+def test_what_adamw_gets_decays_by_the_policy() -> None:
+    given: Any = {"lr": 0.02, "vector_lr": 0.003, "weight_decay": 0.1}
+    independent = groups(Convolutions(), PIXELS, decay="independent", **given)
+    kept = groups(Convolutions(), PIXELS, no_decay=["wide.weight"], **given)
+    for made, wide, back in ((independent, 0.1, 0.1), (kept, 0.0, 0.003 * 0.1)):
+        adamw = {name: group for group in made.split().adamw for name in group["param_names"]}
+        taken = {name: group["lr"] * group["weight_decay"] for name, group in adamw.items()}
+        assert taken["wide.weight"] == pytest.approx(wide)
+        assert taken["back.weight"] == pytest.approx(back)
+
+
 def test_fused_matrices_are_one_for_torch_and_move_by_the_same_root_mean_square() -> None:
     class Fused(nn.Module):
         def __init__(self) -> None:
@@ -162,9 +181,22 @@ def test_decay_takes_the_same_fraction() -> None:
 def test_the_split_prints_its_groups_and_notes() -> None:
     text = str(groups(MixedGPT(), TOKENS, optimizer="muon-kimi", lr=0.02).split())
     assert "match_rms_adamw" in text
-    assert "stored as (in, out), which gives the same step" in text
+    turned = "blocks.1.up.weight, blocks.1.down.weight: stored as (in, out), which gives the same step"
+    assert turned in " ".join(text.split())
     content = groups(MixedGPT(), TOKENS, lr=0.02).split().to_dict()
     assert content["muon"][0]["param_names"][0] == "blocks.0.qkv.weight"
+
+
+def test_learning_rates_that_make_up_for_torchs_factor_are_named() -> None:
+    """√max(1, A/B) is another factor than muon's 1 for a tall matrix alone, and kimi's torch has itself."""
+    square = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+    for model, inputs, optimizer, adjusted in (
+        (_stack(), INPUTS, "muon", True),
+        (_stack(), INPUTS, "muon-kimi", False),
+        (square, torch.zeros(1, 4), "muon", False),
+    ):
+        notes = groups(model, inputs, optimizer=optimizer, lr=0.02).split().notes
+        assert any("lr makes up for that" in note for note in notes) is adjusted
 
 
 def test_skipped_tensors_are_in_neither_list() -> None:

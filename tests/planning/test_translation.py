@@ -139,6 +139,7 @@ def test_factors_are_written_with_their_numbers() -> None:
         "muon-kimi": "0.2·√32 = 1.13",
         "muon-spectral": "√(32/16) = 1.41",
     }
+    assert factor(made["muon-kimi"]["blocks.1.down.weight"]) == "0.2·√32 = 1.13"  # 32 inputs, 16 outputs
     assert factor(made["muon"]["norm.weight"]) is None
 
 

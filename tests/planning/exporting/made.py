@@ -71,6 +71,8 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any]
     "experts_back": ((3, 8, 16), (1,), (2,), ()),
     "kernel": ((12, 4, 3, 3), (1, 2, 3), (0,), ()),
     "kernel_back": ((4, 12, 3, 3), (0, 2, 3), (1,), ()),
+    "kernel_1d": ((12, 4, 3), (1, 2), (0,), ()),
+    "kernel_last": ((3, 4, 10), (0, 1), (2,), ()),
 }
 """By name: shape, dimensions of inputs and of outputs, blocks of outputs."""
 

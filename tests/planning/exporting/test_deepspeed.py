@@ -96,7 +96,9 @@ def test_blocks_of_rows_of_one_size_are_told_by_their_number() -> None:
 def test_the_config_names_no_optimizer_which_would_mark_parameters_again() -> None:
     config = json.loads(json.dumps(_file(gpt_plan("muon")).CONFIG))
     assert "optimizer" not in config
-    assert config["zero_optimization"]["stage"] in (1, 2, 3)
+    stage = config["zero_optimization"]["stage"]
+    assert stage in (1, 2, 3)
+    assert f"CONFIG has stage {stage}." in " ".join(gpt_plan("muon").export("deepspeed").notes)
 
 
 def test_clipping_is_off_as_zero_would_clip_the_orthogonal_updates() -> None:
@@ -108,6 +110,9 @@ def test_clipping_is_off_as_zero_would_clip_the_orthogonal_updates() -> None:
 def test_a_fixed_eps_is_said() -> None:
     notes = gpt_plan("muon").export("deepspeed").notes
     assert any("Muon's eps fixed at 1e-07, where the plan has" in note for note in notes)
+    alike = parts_plan(("wide", "tall"))
+    assert {row.eps for row in alike.trained} == {1e-7}
+    assert not any("Muon's eps" in note for note in alike.export("deepspeed").notes)
 
 
 @pytest.mark.parametrize("options", [{"nesterov": False}, {"steps": 7}])
@@ -116,7 +121,7 @@ def test_options_that_are_fixed_there_are_refused(options: dict[str, Any]) -> No
         parts_plan(("wide",), options=options).export("deepspeed")
 
 
-@pytest.mark.parametrize("name", ["kernel", "kernel_back"])
+@pytest.mark.parametrize("name", ["kernel", "kernel_back", "kernel_1d", "kernel_last"])
 def test_kernels_are_refused_by_name(name: str) -> None:
     with pytest.raises(UseError, match=rf"DeepSpeed cannot train {name} .* Export for torch"):
         parts_plan(("wide", name)).export("deepspeed")

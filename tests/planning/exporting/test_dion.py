@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_dissection")
 
 MUONS = ("muon", "muon-original", "muon-kimi", "muon-spectral")
 SPLIT = ("fused", "equal")
+REFUSED = ("kernel_back", "kernel_last")
 INEXACT = {("interleaved", rule) for rule in MUONS} | {("fused", "muon-original")}
 """Blocks that are not contiguous, and scales of blocks that dion has no factor for."""
 
@@ -47,7 +48,7 @@ def test_the_plans_steps_are_taken(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("rule", MUONS)
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "kernel_back"])
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in REFUSED])
 def test_every_layout_takes_the_plans_steps_or_steps_of_their_size(name: str, rule: str) -> None:
     plan = parts_plan((name,), rule)
     ours, theirs = parts(plan), parts(plan)
@@ -81,6 +82,22 @@ def test_kernels_of_one_shape_stay_matrices_of_their_own(rule: str) -> None:
     assert any("gives each kernel a group of its own" in note for note in plan.export("dion").notes)
 
 
+def test_options_of_muon_are_handed_on() -> None:
+    plan = parts_plan(("wide",), options={"momentum": 0.8, "nesterov": False})
+    ours, theirs = parts(plan), parts(plan)
+    made = _file(plan).make_optimizer(theirs)
+    assert apart(trained_parts(theirs, made), trained_parts(ours, plan.optimizer(ours)))["wide"] < 1e-4
+
+
+def test_a_factor_that_dion_does_not_have_is_said_of_tall_matrices_alone() -> None:
+    (said,) = [
+        note
+        for note in parts_plan(("wide", "tall"), "muon-original").export("dion").notes
+        if "dion has no factor √max(1, out/in)" in note
+    ]
+    assert said.endswith("decays of tall.")
+
+
 def test_eps_is_of_summed_gradients() -> None:
     (group,) = _file(parts_plan(("wide",), options={"momentum": 0.9})).param_groups(
         parts(parts_plan(("wide",)))
@@ -91,6 +108,8 @@ def test_eps_is_of_summed_gradients() -> None:
 def test_a_kernel_with_inputs_first_is_refused_by_name() -> None:
     with pytest.raises(UseError, match=r"dion cannot train kernel_back \(4, 12, 3, 3\) \(matrices 12×36\)"):
         parts_plan(("wide", "kernel_back")).export("dion")
+    with pytest.raises(UseError, match=r"dion cannot train kernel_last \(3, 4, 10\) \(matrices 10×12\)"):
+        parts_plan(("wide", "kernel_last")).export("dion")
 
 
 def test_lion_is_one_of_its_algorithms() -> None:
@@ -98,7 +117,7 @@ def test_lion_is_one_of_its_algorithms() -> None:
     assert (group["algorithm"], group["beta1"], group["beta2"]) == ("lion", 0.9, 0.99)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "kernel_back"])
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in REFUSED])
 @pytest.mark.parametrize("rule", ["muon", "muon-kimi", "muon-spectral"])
 def test_dions_own_muon_takes_the_plans_steps(name: str, rule: str) -> None:
     pytest.importorskip("dion", reason="dion is not installed: its schema is checked above")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def test_python_files_are_python_and_need_nothing_of_this_library(format: str) -
         )
     }
     assert "theodolite" not in imported
+
+
+@pytest.mark.parametrize("format", sorted(PYTHON | TABLES))
+def test_how_tensors_were_fused_is_said_once(format: str) -> None:
+    plan = parts_plan(("wide", "tall"), "adamw")
+    rows = {name: dataclasses.replace(plan["wide"], name=name) for name in ("q", "k")}
+    notes = dataclasses.replace(plan, rows=rows).export(format, names={"q": "qk", "k": "qk"}).notes
+    assert sum("qk: taken to hold q, k one after the other" in note for note in notes) == 1
 
 
 @pytest.mark.parametrize("format", sorted(PYTHON | TABLES))

@@ -58,6 +58,16 @@ def test_every_tensor_has_the_plans_rates(optimizer: str) -> None:
     assert file.CONFIG["optimizer"] == ("adam" if optimizer == "adamw" else "muon")
 
 
+def test_options_are_settings_of_megatron() -> None:
+    options = {"momentum": 0.8, "nesterov": False, "steps": 7}
+    config = _file(parts_plan(("wide",), options=options)).CONFIG
+    names = ("muon_momentum", "muon_nesterov", "muon_num_ns_steps")
+    assert [config[name] for name in names] == [0.8, False, 7]
+    assert config["muon_coefficient_type"] == "simple"  # Jordan's three numbers, at every step
+    config = _file(parts_plan(("wide",), "adamw", options={"betas": (0.8, 0.95)})).CONFIG
+    assert (config["adam_beta1"], config["adam_beta2"]) == (0.8, 0.95)
+
+
 def test_the_lowest_rate_keeps_the_ratios() -> None:
     plan = gpt_plan()
     read = read_megatron(_file(plan).config_overrides(lr=2.0, min_lr=0.2), build(SIZE.width, SIZE.depth))
@@ -70,6 +80,13 @@ def test_without_decay_nothing_decays() -> None:
     plan = gpt_plan(weight_decay=0.0)
     file = _file(plan)
     assert file.CONFIG["weight_decay"] == 0
+    _check(plan, file, read_megatron(file.config_overrides(), build(SIZE.width, SIZE.depth)))
+
+
+def test_decays_without_one_for_all_are_relative_to_the_largest() -> None:
+    plan = dataclasses.replace(gpt_plan(), weight_decay=0.0)  # as of an optimizer whose groups have their own
+    file = _file(plan)
+    assert file.CONFIG["weight_decay"] == max(row.weight_decay for row in plan.trained)
     _check(plan, file, read_megatron(file.config_overrides(), build(SIZE.width, SIZE.depth)))
 
 

@@ -32,6 +32,8 @@ MATRICES = {  # (count, in, out) of each block, by hand
     "experts_back": [(3, 8, 16)],
     "kernel": [(1, 36, 12)],
     "kernel_back": [(1, 36, 12)],
+    "kernel_1d": [(1, 12, 12)],
+    "kernel_last": [(1, 12, 10)],
 }
 
 

@@ -123,6 +123,31 @@ def test_fused_tensors_that_are_trained_differently_are_refused_with_both() -> N
         renamed(rows, {}, {"q": "qk", "k": "qk"})
 
 
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("rule", "rule"),
+        ("lr", "lr"),
+        ("weight_decay", "weight decay"),
+        ("eps", "eps"),
+        ("extent", "extent"),
+        ("multiplier", "multiplier"),
+    ],
+)
+def test_every_number_of_training_is_compared(field: str, said: str) -> None:
+    rows = _rows(_row("q"), _row("k"))
+    other = "adamw" if field == "rule" else 0.75
+    rows["k"] = replace(rows["k"], **{field: other})  # type: ignore[arg-type]
+    with pytest.raises(UseError, match=rf"q and k would both be qk, .* {said} .* and {other}"):
+        renamed(rows, {}, {"q": "qk", "k": "qk"})
+
+
+def test_blocks_of_a_tensor_stay_apart_where_another_is_joined_to_it() -> None:
+    rows = _rows(replace(_row("qk"), rows=(((0, 2),), ((2, 4),))), _row("v", (2, 3)))
+    (row,) = renamed(rows, {}, {"qk": "qkv", "v": "qkv"}).rows.values()
+    assert row.rows == (((0, 2),), ((2, 4),), ((4, 6),))
+
+
 def test_learning_rates_that_differ_by_rounding_agree() -> None:
     rows = _rows(_row("q", lr=0.3), _row("k", lr=0.1 + 0.2))
     assert list(renamed(rows, {}, {"q": "qk", "k": "qk"}).rows) == ["qk"]

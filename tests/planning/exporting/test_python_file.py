@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import torch
 from tests.planning.exporting.made import SIZE, TIED, TOKENS, build, gpt_plan, parts, parts_plan, run
+from tests.planning.exporting.readers import DeepSpeedMuon, DionMuon, modules
 from torch import Tensor, nn
 
 import theodolite as th
@@ -34,7 +35,9 @@ def test_initialize_draws_what_the_plan_draws(format: str, tied: bool) -> None:
     ):
         text = text.replace(gone, "")
     model = run(text).initialize((TIED if tied else build)(SIZE.width, SIZE.depth), seed=7)
-    assert _same(model, plan.build(seed=7))
+    planned = plan.build(seed=7)
+    assert _same(model, planned)
+    assert torch.equal(model(TOKENS[:, :-1]), planned(TOKENS[:, :-1]))  # with the multiplier, if there is one
 
 
 @pytest.mark.parametrize(
@@ -128,6 +131,32 @@ def test_wrappers_are_looked_through() -> None:
         assert [len(group["params"]) for group in groups] == [len(group["params"]) for group in plain]
 
 
+@pytest.mark.parametrize("name", ["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"])
+def test_wrappers_of_layers_are_looked_through(name: str) -> None:
+    model = build(*_size())
+    plain = [id(tensor) for tensor in model.parameters()]
+    for layer, block in enumerate(model.blocks):  # type: ignore[arg-type]
+        wrapper = nn.Module()
+        setattr(wrapper, name, block)
+        model.blocks[layer] = wrapper  # type: ignore[index,operator]
+    groups = run(gpt_plan().export("torch").text).param_groups(model)["AdamW"]
+    assert {id(tensor) for group in groups for tensor in group["params"]} == set(plain)
+
+
+def test_a_multiplier_finds_its_tensor_among_what_a_module_is_called_with() -> None:
+    file = run(gpt_plan(tied=True).export("torch").text)
+    double, x = file.InputFactor(2.0), torch.ones(3)
+    (mask, doubled), others = double(None, ("mask", x), {"scale": x})
+    assert (mask, doubled.tolist(), others["scale"].tolist()) == ("mask", [2, 2, 2], [1, 1, 1])
+    (args, named) = double(None, (), {"flag": True, "input": x, "bias": x})
+    assert (args, named["flag"], named["input"].tolist(), named["bias"].tolist()) == (
+        (),
+        True,
+        [2] * 3,
+        [1] * 3,
+    )
+
+
 def test_a_multiplier_is_attached_once_and_computes_what_the_plan_does() -> None:
     plan = gpt_plan(tied=True)
     file = run(plan.export("torch").text)
@@ -143,12 +172,24 @@ def test_a_multiplier_is_attached_once_and_computes_what_the_plan_does() -> None
     )  # the plan's hook counts too
 
 
-def test_optimizers_attach_the_multiplier() -> None:
-    for format, make in (("torch", "make_optimizers"), ("huggingface", "make_optimizer")):
-        model = TIED(*_size())
-        before = model(TOKENS[:, :-1])
-        getattr(run(gpt_plan(tied=True).export(format).text), make)(model)
-        assert not torch.equal(model(TOKENS[:, :-1]), before)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("format", "make"),
+    [
+        ("torch", "make_optimizers"),
+        ("huggingface", "make_optimizer"),
+        ("dion", "make_optimizer"),
+        ("deepspeed", "make_optimizer"),
+    ],
+)
+def test_optimizers_attach_the_multiplier(format: str, make: str, optimizer: str) -> None:
+    model = TIED(*_size())
+    before = model(TOKENS[:, :-1])
+    muon = {"MuonWithAuxAdam": DeepSpeedMuon}
+    with modules(dion={"Muon": DionMuon}, deepspeed__runtime__zero__muon__muon_optimizer=muon):
+        file = run(gpt_plan(optimizer, tied=True).export(format).text)
+    getattr(file, make)(model)
+    assert not torch.equal(model(TOKENS[:, :-1]), before)
 
 
 def test_a_multiplier_without_its_module_is_refused() -> None:

@@ -94,6 +94,15 @@ def test_options_of_muon_are_handed_on() -> None:
     assert max(differ.values()) < BFLOAT16
 
 
+def test_shards_are_refused_before_they_are_cut() -> None:
+    plan = parts_plan(("fused",))
+    model = parts(plan)
+    (made,) = _made("torch", plan, model)
+    model.fused.device_mesh = "as of a DTensor"  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"CutMuon takes whole tensors"):
+        trained_parts(model, made)
+
+
 def test_a_schedule_reaches_the_cut_matrices() -> None:
     plan = parts_plan(("fused",))
     model = parts(plan)
@@ -103,8 +112,11 @@ def test_a_schedule_reaches_the_cut_matrices() -> None:
 
 
 def test_adjusted_rates_are_said() -> None:
-    assert any("√max(1, rows/columns)" in note for note in gpt_plan("muon").export("torch").notes)
-    assert not any("√max(1, rows" in note for note in gpt_plan("muon-kimi").export("torch").notes)
+    for rule in MUONS:  # torch has the factors of Jordan and of Kimi
+        said = any(
+            "√max(1, rows/columns)" in note for note in parts_plan(("tall",), rule).export("torch").notes
+        )
+        assert said == (rule in ("muon", "muon-spectral"))
     assert any("fused (14×10 + 8×10 + 8×10)" in note for note in parts_plan().export("torch").notes)
 
 

@@ -13,6 +13,7 @@ from tests.planning.exporting.made import gpt_plan, parts_plan
 from torch import Tensor, nn
 
 import theodolite as th
+from theodolite.optimizers import OPTIMIZERS
 from theodolite.planning.rows import WITHOUT_EPS, PlanRow
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
@@ -64,6 +65,8 @@ def test_a_table_has_one_line_for_each_tensor_with_every_digit(format: str, opti
                 cell = float(cell) if cell else None
             assert cell == _expected(row, name), (row.name, name)
             assert cell is None or isinstance(cell, float)
+        extent = OPTIMIZERS[row.rule].extent
+        assert not line.get("extent") or extent is not None, "an option that the optimizer does not have"
         assert (line["init"], float(line["mean"]), float(line["std"])) == (
             row.init.kind,
             row.init.mean,
@@ -97,12 +100,17 @@ def test_options_are_in_every_format() -> None:
     assert '`{"momentum": 0.9}`' in plan.export("markdown").text
     yaml = pytest.importorskip("yaml")
     assert yaml.safe_load(plan.export("yaml").text)["options"] == {"muon": {"momentum": 0.9}}
+    assert list(yaml.safe_load(gpt_plan("muon").export("yaml").text)["options"]) == ["muon", "adamw"]
 
 
 def test_yaml_has_the_multipliers_by_module() -> None:
     yaml = pytest.importorskip("yaml")
     plan = gpt_plan(tied=True)
     assert yaml.safe_load(plan.export("yaml").text)["multipliers"] == dict(plan.multipliers)
+    (factor,) = plan.multipliers.values()
+    for module in ("on", "off", "no", "y", "a.b"):
+        text = plan.export("yaml", names={"readout.*": f"{module}.*", "*": "*"}).text
+        assert yaml.safe_load(text)["multipliers"] == {module: factor}
 
 
 def test_names_that_yaml_would_misread_are_quoted() -> None:
@@ -136,3 +144,4 @@ def test_tensors_that_are_not_trained_have_no_numbers() -> None:
     plan = th.plan(HalfFrozen, torch.zeros(2, 3), size=th.Size(16, 1), base=th.Size(8, 1), lr=0.1)
     line = {one["tensor"]: one for one in _csv(plan.export("csv").text)}["frozen.weight"]
     assert (line["role"], line["lr"], line["optimizer"], line["init"]) == ("frozen", "", "", "kept")
+    assert (line["mean"], line["std"]) == ("", "")  # its values are those that it has

@@ -56,6 +56,22 @@ def test_patterns_match_whole_names() -> None:
         assert not any(re.search(pattern, name) for pattern in patterns)
 
 
+def test_the_pattern_of_one_tensor_matches_no_longer_name() -> None:
+    (group,) = _config(parts_plan(("wide",), "adamw")).param_groups
+    assert re.search(group.pattern, "wide")
+    for name in ("xwide", "x.wide", "widex", "wide.x"):
+        assert not re.search(group.pattern, name)
+
+
+def test_options_of_muon_are_those_of_torchs_class() -> None:
+    plan = parts_plan(("wide",), options={"momentum": 0.8, "nesterov": False, "steps": 7})
+    (group,) = _config(plan, dist_muon={}).param_groups
+    known = torch.optim.Muon([nn.Parameter(torch.ones(2, 2))]).defaults
+    kwargs = group.optimizer_kwargs
+    assert [kwargs[name] for name in ("momentum", "nesterov", "ns_steps")] == [0.8, False, 7]
+    assert kwargs.keys() - known.keys() == {"fused", "foreach"}  # of every optimizer of torchtitan
+
+
 def test_layers_with_settings_of_their_own_are_told_apart_in_any_order() -> None:
     row = parts_plan(("wide",), "adamw").rows["wide"]
     lrs = {"h.0.w": 0.1, "h.1.w": 0.2, "h.2.w": 0.2, "h.0.v": 0.2, "h.1.v": 0.1, "h.2.v": 0.1}
