@@ -234,7 +234,7 @@ def make_optimizers(model):
 '''
 
 _HUGGING_FACE = f'''
-DEFAULTS = {{"lr": BASE_LR, "weight_decay": BASE_DECAY}}  # as tuned: a schedule's lowest rate is relative to this lr
+DEFAULTS = {{"lr": BASE_LR, "weight_decay": BASE_DECAY}}  # at base size, for schedules with a lowest rate
 
 
 {_PARAM_GROUPS.strip()}
