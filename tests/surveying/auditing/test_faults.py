@@ -169,6 +169,22 @@ def test_a_decay_that_is_off_as_the_learning_rate_is_no_fault_of_its_own():
     assert [found.cause for found in find_faults([replace(one, lr=as_power(0))], "width")] == ["decay"]
 
 
+def test_tensors_that_are_off_alike_but_not_by_the_same_numbers_are_told_apart():
+    """An input whose rate should grow and does not, and a weight whose rate should not fall and does."""
+    table, matrix = weight(name="t", lr=as_power(0, 1)), weight(name="w", lr=as_power(-1, 0))
+    found = find_faults([table, matrix], "width")
+    assert [(one.cause, one.excess, len(one.scalings)) for one in found] == [("step", -1, 1)] * 2
+    assert len(find_faults([table, replace(table, name="u")], "width")) == 1
+    by_two_rules = find_faults([matrix, replace(matrix, name="u", rule="muon")], "width")
+    assert len(by_two_rules) == 2
+
+
+def test_multipliers_that_are_off_alike_from_different_numbers_are_told_apart():
+    missing = weight(ends_branch=True, init=as_power(0, -1), lr=as_power(0, -1))
+    halfway = replace(missing, name="u", multiplier=as_power(-1).own)
+    assert [one.cause for one in find_faults([missing, halfway], "depth")] == ["multiplier"] * 2
+
+
 def test_a_decay_that_adam_adds_to_the_gradient_is_not_judged():
     assert math.isnan(decay_excess(weight(decay=as_power(-1), decoupled=False)))
     assert decay_excess(weight(decay=as_power(-1), decoupled=False, degree=1)) == -1

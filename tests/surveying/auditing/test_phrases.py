@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,9 +10,12 @@ from torch.optim import SGD, Muon
 
 from theodolite.core.size import Size
 from theodolite.surveying import Audit, audit
+from theodolite.surveying.auditing.faults import Fault, find_faults
+from theodolite.surveying.auditing.phrases import REMEDIES, is_depth_mup
 from theodolite.workloads import Workload
 
 from .hand_made import batch, building, loss, make_optimizer, recipe
+from .test_faults import as_power, weight
 from .test_report import Rows
 from .test_report import batch as rows_batch
 
@@ -43,3 +47,46 @@ def test_a_multiplier_is_said_to_be_there_twice_only_if_one_of_it_is_right() -> 
     made = audit(workload, optimizer=lambda model: SGD(model.parameters(), lr=0.1), train=False)
     (finding,) = (one for one in made.findings if one.code == "TH209")
     assert finding.remedy == "Multiply the logits (`last.weight`) by √(64/width), not by 64/width."
+
+
+def remedy(fault: Fault) -> str:
+    return REMEDIES[fault.cause](fault, Size(64, 2))
+
+
+def test_the_remedy_of_a_learning_rate_keeps_the_decay_of_a_step() -> None:
+    """lr·decay is right before, and lr changes: the decay has to go against it."""
+    (alone,) = find_faults([weight(lr=as_power(0, -1), decay=as_power(0))], "width")
+    assert remedy(alone).endswith(
+        "by width/64. Multiply its weight decay by width/64, so that learning rate × decay stays as it is."
+    )
+    (small,) = find_faults([weight(lr=as_power(-1, 0), decay=as_power(0))], "width")
+    assert "Divide its weight decay by width/64, so that" in remedy(small)
+    # A decay that is off as the learning rate is comes right with it; where nothing decays there is none.
+    (with_it,) = find_faults([weight(lr=as_power(0, -1), decay=as_power(1, 0))], "width")
+    assert "decay" not in remedy(with_it)
+    (without,) = find_faults([weight(lr=as_power(0, -1))], "width")
+    assert "decay" not in remedy(without)
+
+
+def test_only_the_tensors_whose_decay_would_change_are_named() -> None:
+    one = weight(name="a", lr=as_power(0, -1), decay=as_power(0))
+    (both,) = find_faults([one, replace(one, name="b", decay=as_power(1, 0))], "width")
+    assert "Multiply the weight decay of `a` by width/64" in remedy(both)
+
+
+def test_a_missing_multiplier_of_the_readout_is_not_put_on_its_bias() -> None:
+    readout = weight(
+        name="head.weight", role="output", in_block=False, lr=as_power(0, -1), init=as_power(0, -1)
+    )
+    (found,) = find_faults([readout], "width")
+    assert remedy(found) == "Multiply the input of the readout (`head.weight`) by 64/width."
+
+
+def test_a_branch_divided_by_the_root_of_a_sum_is_depth_mup_too() -> None:
+    """τ/√(1 + τ²) of u-muP, over a few depths: nearly a root."""
+    made = weight(
+        ends_branch=True, multiplier=as_power(-0.42).own, init=as_power(0, -0.58), lr=as_power(0, -0.58)
+    )
+    (found,) = find_faults([made], "depth")
+    assert is_depth_mup(found)
+    assert not is_depth_mup(replace(found, excess=1.0))

@@ -29,6 +29,6 @@ def test_a_gradient_that_is_zero_at_two_steps_says_nothing_of_later_ones(rows):
         return Adam(model.parameters(), lr=1e-3)
 
     found = gradient_sizes(rows(Gated), make, Size(32, 1), seed=0, steps=4)
-    # The head has one at once, the gate and the first layer from the second step, the inner one from the third.
+    # The head has one at once, the gate and the first layer at the second step, the inner one at the third.
     assert set(found) == {"head.weight", "gate", "first.weight"}
     assert set(gradient_sizes(rows(Gated), make, Size(32, 1), seed=0, steps=1)) == {"head.weight"}

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from theodolite.anatomy import AttentionHeads
-from theodolite.surveying.auditing.exponents import ATOL, Axis, TensorScaling, power
+from theodolite.surveying.auditing.exponents import ATOL, Axis, Quantity, TensorScaling, power
 
 Cause = Literal["step", "start", "decay", "multiplier", "readout"]
+_QUANTITIES: Mapping[Cause, Quantity] = {
+    "step": "lr",
+    "start": "init",
+    "decay": "decay",
+    "readout": "readout",
+}
 HARMLESS = 0.5
 """The exponent up to which the start of an output inside a block may be too large: its values keep their
 size, as those of a hidden weight do. The rule asks for less, which holds after training too."""
@@ -47,15 +53,23 @@ def find_faults(scalings: Sequence[TensorScaling], axis: Axis) -> tuple[Fault, .
     hidden = _of_hidden(scalings, axis)
     each = [(one, *fault) for one in scalings for fault in _faults_of(one, axis, hidden.get(one.rule, 0.0))]
     shared = {(one.multiplied, excess) for one, cause, excess, _ in each if cause == "multiplier"}
-    found: dict[tuple[Cause, float, float], list[tuple[TensorScaling, float, float]]] = {}
+    found: dict[tuple[object, ...], list[tuple[TensorScaling, float, float]]] = {}
     for one, cause, excess, also in each:
         amount = excess / (1 + one.degree) if one.degree != -1 else math.nan
         if cause == "step" and _is_zero(one) and _is_one_of(one.multiplied, amount, shared):
             cause, excess = "multiplier", amount  # it has the multiplier of others that are off
         apart = 0.0 if cause == "multiplier" or math.isnan(also) else round(also, 1)
-        found.setdefault((cause, round(excess, 1), apart), []).append((one, excess, also))
+        key = (cause, round(excess, 1), apart, *_told(one, cause))
+        found.setdefault(key, []).append((one, excess, also))
     faults = [_fault(cause, axis, members) for (cause, *_), members in found.items()]
     return tuple(sorted(faults, key=lambda one: -abs(one.excess)))
+
+
+def _told(one: TensorScaling, cause: Cause) -> tuple[object, ...]:
+    """What a sentence says of all tensors of a fault beside the excess, so that it must be the same."""
+    quantity = _QUANTITIES.get(cause)
+    power = one.multiplied if quantity is None else one.exponent(quantity).rule
+    return (one.rule if quantity else "", round(2 * power))
 
 
 def _fault(cause: Cause, axis: Axis, members: Sequence[tuple[TensorScaling, float, float]]) -> Fault:
@@ -111,6 +125,12 @@ def decay_excess(one: TensorScaling) -> float:
     if one.decay is None or not (one.decoupled or one.degree == 1):
         return math.nan
     return one.exponent("decay").excess
+
+
+def keeps_decay(one: TensorScaling, wrong_lr: float) -> bool:
+    """Does it decay, and would mending its learning rate spoil the part of it that a step takes?"""
+    decay = decay_excess(one)
+    return not math.isnan(decay) and not _near(decay, wrong_lr)
 
 
 def steps_limited(one: TensorScaling, times: float, at: float) -> bool:
@@ -184,7 +204,7 @@ def _faults_of(one: TensorScaling, axis: Axis, hidden: float) -> Iterator[tuple[
         yield "start", start, math.nan
     # A decay that is off as the learning rate is comes right with it.
     decay = decay_excess(one)
-    if _off(decay) and not (_off(wrong_lr) and _near(decay, wrong_lr)):
+    if _off(decay) and not (_off(wrong_lr) and not keeps_decay(one, wrong_lr)):
         yield "decay", decay, math.nan
 
 

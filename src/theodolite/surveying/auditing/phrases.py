@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from theodolite.core.size import Size
 from theodolite.present.text import listed, signed
 from theodolite.surveying.auditing.exponents import ATOL, Axis, Exponent, TensorScaling
-from theodolite.surveying.auditing.faults import Cause, Fault, names_of
+from theodolite.surveying.auditing.faults import Cause, Fault, keeps_decay, names_of
 from theodolite.surveying.finding import times
 
 MOST_NAMES = 5
 """In a remedy."""
+NEAR_ROOT = 0.1
+"""On the exponent −1/2 of depth-muP: what is added may be divided by the root of a sum, as in u-muP."""
 
 
 def brief(exponent: float) -> str:
@@ -78,7 +80,20 @@ def _mend_step(fault: Fault, base: Size) -> str:
     elif abs(first.multiplied) > ATOL:
         done = factor_of(fault.axis, base, first.multiplied)
         said += f": the forward pass multiplies its output by {done} already"
-    return f"{said}."
+    return f"{said}.{_kept_decay(fault, base)}"
+
+
+def _kept_decay(fault: Fault, base: Size) -> str:
+    """The weight decay goes against the learning rate where their product should stay."""
+    kept = [one for one in fault.scalings if keeps_decay(one, fault.excess)]
+    if not kept:
+        return ""
+    verb = "Multiply" if fault.excess > 0 else "Divide"
+    decaying = [one for one in fault.scalings if one.decay is not None]
+    all_of_them = f"{_whose(names_of(fault.scalings))} weight decay"
+    what = all_of_them if len(kept) == len(decaying) else f"the weight decay of {coded(names_of(kept))}"
+    factor = factor_of(fault.axis, base, abs(fault.excess))
+    return f" {verb} {what} by {factor}, so that learning rate × decay stays as it is."
 
 
 def _of_start(fault: Fault) -> str:
@@ -157,7 +172,7 @@ def _of_multiplier(fault: Fault) -> str:
 def is_depth_mup(fault: Fault) -> bool:
     """Is it the branch multiplier 1/√L of depth-muP?"""
     first = fault.scalings[0]
-    root = abs(first.multiplied + 0.5) <= ATOL and abs(fault.excess - 0.5) <= ATOL
+    root = abs(first.multiplied + 0.5) <= NEAR_ROOT and abs(fault.excess - 0.5) <= NEAR_ROOT
     return fault.cause == "multiplier" and fault.axis == "depth" and first.ends_branch and root
 
 
@@ -165,7 +180,8 @@ def _mend_multiplier(fault: Fault, base: Size) -> str:
     first = fault.scalings[0]
     wanted = first.multiplied - fault.excess
     if first.role == "output" and not first.in_block:
-        what = f"the logits ({_code(fault)})"
+        missing = abs(first.multiplied) <= ATOL
+        what = f"the {'input of the readout' if missing else 'logits'} ({_code(fault)})"
     elif first.ends_branch and fault.axis == "depth":
         what = f"the branches that {_code(fault)} end"
     else:
