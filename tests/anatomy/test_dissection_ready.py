@@ -138,3 +138,34 @@ def test_integer_weights_are_frozen_and_what_is_added_to_them_is_not() -> None:
         "down.weight": "output",
         "up.weight": "input",
     }
+
+
+class Derivatives(torch.nn.Module):
+    """A field and its derivative by the place, taken with the autograd of the caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(2, 16),
+            torch.nn.Tanh(),
+            torch.nn.Linear(16, 16),
+            torch.nn.Tanh(),
+            torch.nn.Linear(16, 1),
+        )
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x.requires_grad_()
+        energy = self.layers(x)
+        (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return {"energy": energy, "forces": -slope}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_network_that_takes_derivatives_needs_no_autograd_of_its_own(device: str) -> None:
+    model, places = Derivatives().to(device), torch.zeros(3, 2)
+    with torch.no_grad():
+        anatomy = dissect(model, places)
+    roles = [part.role for name, part in anatomy.items() if name.endswith("weight")]
+    assert roles == ["input", "hidden", "output"]
+    assert not places.requires_grad
+    assert all(one.grad is None for one in model.parameters())

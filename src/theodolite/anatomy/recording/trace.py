@@ -179,6 +179,7 @@ def _record(
     names: Mapping[int, str],
     state: Mapping[int, Tensor],
     seen: Callable[[int, Tensor], None] | None = None,
+    gradients: bool = False,
 ) -> Graph:
     """Run the model with `state`, by id, in place of its own tensors, under a recorder."""
     recorder = _Recorder(seen)
@@ -198,11 +199,16 @@ def _record(
     for leaf in tree_leaves(inputs):
         if isinstance(leaf, Tensor):
             recorder.graph.inputs.add(recorder.value(leaf))
-    with undisturbed(model):
-        if seen is None:
-            _drop_collectives(model)
-        with recorder:
-            output = with_tensors(model, tensors, call, inputs, tied=False)
+    try:
+        with undisturbed(model), torch.set_grad_enabled(gradients):
+            if seen is None:
+                _drop_collectives(model)
+            with recorder:
+                output = with_tensors(model, tensors, call, inputs, tied=False)
+    except RuntimeError as error:
+        if gradients or "require grad" not in str(error):
+            raise
+        return _record(model, inputs, names, state, seen, gradients=True)  # it takes derivatives itself
     recorder.graph.outputs = {recorder.value(leaf) for leaf in _results(output)}
     recorder.graph.returned = {recorder.value(leaf) for leaf in tensors_in(output)}
     if not recorder.graph.outputs:
