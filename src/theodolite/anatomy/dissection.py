@@ -291,7 +291,7 @@ class _Dissection:
             undecayed=name in self.undecayed,
             factor=self._factor(name, role, alike) if seen else 1.0,
             readout_factor=self._factor(name, "output", as_weight) if seen else 1.0,
-            rows=row_blocks(self.flow, use) if use.kind in ("weight", "bias") and seen else (),
+            rows=row_blocks(self.flow, alike) if use.kind in ("weight", "bias") and seen else (),
             assumed="" if said else fans.assumed,
         )
 

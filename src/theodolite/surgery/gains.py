@@ -204,7 +204,7 @@ class GainFinder:
             return f"the inputs of {name}, shape {sizes}, which reads it, are not the gain's channels"
         in_axis, out_axis = wide_in[0], wide_out[-1]
         stack = tuple(axis for axis in range(len(sizes)) if axis not in {*use.in_axes, out_axis})
-        rows = () if len(wide_out) > 1 else row_blocks(flow, use)
+        rows = () if len(wide_out) > 1 else row_blocks(flow, [use])
         shape = WeightShape(in_axis, out_axis, stack, rows or (((0, sizes[out_axis]),),), sizes)
         return GainReader(name, shape, read.channels, self._bias(read.node, sizes[out_axis]))
 

@@ -7,16 +7,16 @@ dimensions; as those have stride zero, they cost no memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from theodolite.anatomy.names import runs
-from theodolite.anatomy.recording.operations import COPIES, REPLAYED, RESHAPES, VIEWS
+from theodolite.anatomy.recording.operations import CONVOLUTIONS, COPIES, REPLAYED, RESHAPES, VIEWS
 from theodolite.anatomy.recording.trace import Graph, Node, Ref
 from theodolite.anatomy.structure.flow import Flow, mask_of, walk
-from theodolite.anatomy.structure.uses import Use
+from theodolite.anatomy.structure.uses import Use, product_operands
 
 
 def labels_along(shape: tuple[int, ...], dim: int) -> Tensor:
@@ -74,25 +74,92 @@ def resized(labels: Tensor, shape: tuple[int, ...]) -> list[Tensor] | None:
 Ranges = tuple[tuple[int, int], ...]
 
 _JOINS = frozenset(["add", "sub", "cat", "stack"])
+_CUTS = frozenset(
+    ["split", "split_with_sizes", "unsafe_split", "chunk", "slice", "narrow", "select", "unbind"]
+)
 
 
-def row_blocks(flow: Flow, use: Use) -> tuple[Ranges, ...]:
+def row_blocks(flow: Flow, uses: Sequence[Use]) -> tuple[Ranges, ...]:
     """The row blocks of a weight, or of its bias: rows whose outputs are read by different operations.
 
-    Empty if all outputs are read together.
+    So are the groups of a convolution, and slices of a weight that are used apart. Empty if all outputs are
+    read together.
     """
-    output = flow.graph.nodes[use.node].outputs[0]
+    found: list[set[int]] = []
+    count = 0
+    for use in {use.node: use for use in uses}.values():
+        if len(use.out_axes) != 1 or not (use.op in ("linear", "conv") or use.kind == "bias"):
+            return ()
+        rows = _rows_read(flow, use)
+        blocks = _blocks(flow, use)
+        if not blocks or rows == []:
+            return ()
+        for block in blocks:
+            group = block if rows is None else {rows[index] for index in block}
+            for other in [one for one in found if one & group]:
+                found.remove(other)
+                group |= other
+            found.append(group)
+        count = flow.uses.shapes[use.name][use.out_axes[0]]
+        if rows is None:
+            break  # it reads all of them, as other uses do
+    if len(found) < 2 or sorted(index for group in found for index in group) != list(range(count)):
+        return ()
+    return tuple(sorted(tuple((run.start, run.stop) for run in runs(group)) for group in found))
+
+
+def _blocks(flow: Flow, use: Use) -> list[set[int]]:
+    """The outputs of a weight at one node, by what reads them; empty if that is unknown."""
+    node = flow.graph.nodes[use.node]
+    output = node.outputs[0]
     shape = flow.graph.shapes[output]
-    if not shape or not use.out_axes or not (use.op == "linear" or use.kind == "bias"):
-        return ()
-    read = _readers(flow, output, labels_along(shape, -1))
-    if any(labels.numel() == shape[-1] for labels in read.values()):  # something reads all of it
-        return ()
-    groups = _merge(flow, {value: set(labels.unique().tolist()) for value, labels in read.items()})
-    rows = sorted(index for group in groups for index in group)
-    if len(groups) < 2 or rows != list(range(shape[-1])):
-        return ()
-    return tuple(sorted(tuple((run.start, run.stop) for run in runs(group)) for group in groups))
+    pair = product_operands(node)
+    dim = 1 if node.op in CONVOLUTIONS else -2 if pair and use.name in flow.uses.axes.get(pair[0], ()) else -1
+    if len(shape) < abs(dim):
+        return []
+    if node.op in CONVOLUTIONS and use.kind == "weight" and (groups := node.args[8]) > 1:
+        size = shape[1] // groups
+        is_depthwise, is_transposed = flow.graph.shapes[node.read(1)][1] == 1, node.args[6]
+        outputs = range(shape[1])
+        split = [set(outputs[start : start + size]) for start in range(0, shape[1], size)]
+        return [] if is_depthwise or is_transposed else split
+    read = _readers(flow, output, labels_along(shape, dim))
+    if not read or any(labels.numel() == shape[dim] for labels in read.values()):  # something reads all of it
+        return [set(range(shape[dim]))]
+    return _merge(flow, {value: set(labels.unique().tolist()) for value, labels in read.items()})
+
+
+def _rows_read(flow: Flow, use: Use) -> list[int] | None:
+    """Which rows of the parameter a use reads; None for all of them, empty if that is unknown."""
+    graph = flow.graph
+    value = next(
+        (one for one in graph.nodes[use.node].inputs if use.name in flow.uses.axes.get(one, ())), None
+    )
+    path: list[tuple[Node, int]] = []
+    while value is not None and value not in graph.parameters:
+        maker = flow.maker(value)
+        if maker is None or len(maker.inputs) != 1 or maker.op not in VIEWS:
+            return None  # computed from several
+        path.append((maker, value))
+        value = maker.inputs[0]
+    if value is None or _CUTS.isdisjoint(maker.op for maker, _ in path):
+        return None
+    labels = labels_along(graph.shapes[value], use.out_axes[0])
+    for maker, made in reversed(path):
+        pieces = follow(graph, maker, labels)
+        if pieces is None:
+            return []
+        labels = pieces[maker.outputs.index(made)]
+    return sorted(set(labels.unique().tolist())) if _in_order(labels) else []
+
+
+def _in_order(labels: Tensor) -> bool:
+    """Do the labels rise along one dimension and stay along the others?"""
+    dims = [dim for dim in range(labels.dim()) if varies(labels, dim)]
+    if len(dims) != 1:
+        return False
+    line = labels[tuple(slice(None) if dim == dims[0] else 0 for dim in range(labels.dim()))]
+    return bool((line.diff() > 0).all())
 
 
 def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, Tensor]:
@@ -128,8 +195,16 @@ def _carry(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
 
 def _are_of_weights(flow: Flow, node: Node) -> bool:
     """Are all signals results of weights, as in the gates of an LSTM, or of one with another of low rank?"""
-    makers = [flow.maker(flow.back(value)) for value in flow.signals(node)]
+    makers = [_before_bias(flow, value) for value in flow.signals(node)]
     return all(maker is not None and "weight" in flow.kinds(maker) for maker in makers)
+
+
+def _before_bias(flow: Flow, value: int) -> Node | None:
+    """What made a value, before a bias was added."""
+    maker = flow.maker(flow.back(value))
+    while maker is not None and flow.kinds(maker) == {"bias"} and len(flow.signals(maker)) == 1:
+        maker = flow.maker(flow.back(flow.signals(maker)[0]))
+    return maker
 
 
 def _looked_up(flow: Flow, node: Node) -> int:
