@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from theodolite.anatomy import assumed, dissect
+from theodolite.anatomy.position import POSITIONS_STAY
 from theodolite.core.building import build_model
 from theodolite.core.size import Size
 from theodolite.models import GPT
@@ -43,7 +44,6 @@ def test_most_tensors_of_the_gallery_have_the_role_that_two_widths_show() -> Non
         "DeepSeek attention": 2,  # the rotary key that all heads share
         "autoencoder": 2,  # a code of fixed size
         "TokenLearner": 1,  # a fixed number of learned tokens
-        "MLP-Mixer": 4,  # mixes positions, which are fixed
     }
     assert count >= 1950
 
@@ -159,6 +159,115 @@ def test_a_vector_for_each_head_and_a_single_gate_make_a_fixed_number_of_results
     assert (roles["each"], roles["gate.weight"], roles["hidden.weight"]) == ("output", "output", "hidden")
 
 
+class Mixed(nn.Module):
+    """Branches across positions, and one across channels."""
+
+    def __init__(self, positions: int = 6, width: int = 16, inner: int | None = None) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, width), nn.Linear(width, 2)
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 32), nn.Linear(32, width)
+        sizes = (positions, inner, positions) if inner else (positions, positions)
+        self.across = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        h = self.norm(x).transpose(1, 2)
+        for layer in self.across:
+            h = layer(h.relu())
+        x = x + h.transpose(1, 2)
+        return self.leave(x + self.down(self.up(x).relu()))
+
+
+@pytest.mark.parametrize("positions", [6, 16, 32])
+def test_what_mixes_positions_does_not_follow_the_width(positions: int) -> None:
+    """Also where there are as many as channels or as hidden units."""
+    anatomy = dissect(Mixed(positions, inner=24), torch.randn(2, positions, 3))
+    roles = {part.name: part.role for part in anatomy.values() if part.role != "bias"}
+    assert (roles["across.0.weight"], roles["across.1.weight"]) == ("input", "output")
+    assert (roles["up.weight"], roles["down.weight"]) == ("hidden", "hidden")
+    assert assumed(anatomy) == {POSITIONS_STAY: ("across.0.weight", "across.1.weight")}
+
+
+def test_a_square_matrix_of_positions_is_assumed_to_grow() -> None:
+    anatomy = dissect(Mixed(), torch.randn(2, 6, 3))
+    assert anatomy["across.0.weight"].role == "hidden"
+    assert assumed(anatomy) == {"the positions that it mixes grow in number too": ("across.0.weight",)}
+
+
+class Squeezed(nn.Module):
+    """Convolutions with a gate through few channels, as few as there are rows of pixels, or in groups."""
+
+    def __init__(self, groups: int = 1) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Conv2d(3, 32, 1), nn.Linear(32, 5)
+        self.body = nn.Conv2d(32, 32, 3, padding=1, groups=groups)
+        self.reduce, self.expand = nn.Conv2d(32, 6, 1), nn.Conv2d(6, 32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        h = self.body(x.relu())
+        gate = self.expand(self.reduce(h.mean((2, 3), keepdim=True)).relu()).sigmoid()
+        return self.leave((x + self.body(h * gate)).mean((2, 3)))
+
+
+def test_the_number_of_pixels_is_no_width() -> None:
+    for pixels in (6, 8):
+        assert assumed(dissect(Squeezed(), torch.randn(2, 3, pixels, pixels))) == {
+            "a side that is more than 4 times smaller than the other grows too": (
+                "reduce.weight",
+                "expand.weight",
+            )
+        }
+
+
+def test_groups_of_channels_may_grow_in_size_or_in_number() -> None:
+    found = assumed(dissect(Squeezed(groups=4), torch.randn(2, 3, 8, 8)))
+    assert found["the channels of a group grow in number, and the groups do not"] == ("body.weight",)
+
+
+class Talking(nn.Module):
+    """Attention whose heads are mixed, and learned queries without heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, 32), nn.Linear(32, 2)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.talk = nn.Linear(4, 4)
+        self.queries = nn.Parameter(torch.randn(6, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        scores = self.talk((q @ k.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return self.leave((self.queries @ x.mT).softmax(-1) @ x)
+
+
+def test_small_squares_and_few_queries_are_no_heads_of_keys() -> None:
+    found = assumed(dissect(Talking(), torch.randn(2, 7, 3)))
+    assert found == {
+        "both sides grow, though they are 4 times smaller than the width, or more": ("talk.weight",),
+        "a side that is more than 4 times smaller than the other grows too": ("queries",),
+    }
+
+
+def test_the_state_of_a_layer_alone_is_no_result() -> None:
+    both = _roles(nn.LSTM(3, 16, 2, bidirectional=True), torch.randn(5, 2, 3))
+    assert {role for name, role in both.items() if "weight_hh" in name} == {"hidden"}
+    projected = _roles(nn.LSTM(3, 16, 2, proj_size=8), torch.randn(5, 2, 3))
+    assert {role for name, role in projected.items() if "weight_hh" in name or "_hr" in name} == {"hidden"}
+
+
+def test_a_layer_alone_says_that_data_and_results_may_be_the_stream() -> None:
+    data, results = (
+        f"the number of {what} stays, though it is the width, 16" for what in ("data", "results")
+    )
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    found = assumed(dissect(attention, tuple(torch.randn(2, 5, 16) for _ in range(3))))
+    assert found == {data: ("in_proj_weight",), results: ("out_proj.weight",)}
+    assert assumed(dissect(nn.LSTMCell(3, 16), torch.randn(2, 3))) == {results: ("weight_hh",)}
+
+
 def _mlp(*sizes: int) -> nn.Module:
     layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
@@ -173,7 +282,7 @@ def test_assumptions_are_said_of_the_tensors_that_rest_on_them() -> None:
     parts = tuple(f"blocks.{n}.attention.branch.{name}.weight" for n in (0, 1) for name in ("key", "value"))
     assert keys == {"the number of key and value heads grows: 2 here, for 4 query heads": parts}
     assert assumed(dissect(_mlp(5, 64, 8, 64, 2), torch.zeros(2, 5))) == {
-        "a side that is 4 times smaller than the other, or more, grows too": ("2.weight", "4.weight")
+        "a side that is more than 4 times smaller than the other grows too": ("2.weight", "4.weight")
     }
     encoder = nn.TransformerEncoderLayer(32, 2, 128, batch_first=True)
     assert "the data follow the width, as they are the residual stream" in assumed(

@@ -149,7 +149,6 @@ class _Dissection:
         self.inside = functools.reduce(operator.or_, (one.region for one in main.residuals), 0)
         self.homes = self._homes()
         self.on_stream = branches.names_on_stream(self.flow, main.residuals) - self.homes.keys()
-        self.positions = Positions(self.flow, [one.total for one in main.residuals])
         self.aliases = _aliases(main.model)
         self.undecayed = {name for name, one in canonical_parameters(main.model) if _is_marked(one)}
 
@@ -178,6 +177,10 @@ class _Dissection:
             more = f"\n... and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise UnclassifiedError("\n".join(problems[:5]) + more)
         return Anatomy(parts, tuple(found), self.size, grown_blocks, self._attention_outside())
+
+    @functools.cached_property
+    def positions(self) -> Positions:
+        return Positions(self.flow, self.residuals)
 
     def _untrained(self) -> dict[str, Role]:
         """The tensors without a gradient, and those that nothing in the forward pass reads."""

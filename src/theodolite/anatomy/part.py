@@ -319,7 +319,7 @@ def assumed(anatomy: Anatomy) -> dict[str, tuple[str, ...]]:
     >>> from theodolite import dissect
     >>> layers = nn.Linear(9, 64), nn.ReLU(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 1)
     >>> assumed(dissect(nn.Sequential(*layers), zeros(2, 9)))
-    {'a side that is 4 times smaller than the other, or more, grows too': ('2.weight',)}
+    {'a side that is more than 4 times smaller than the other grows too': ('2.weight',)}
     """
     found: dict[str, list[str]] = {}
     for part in anatomy.trained:

@@ -12,13 +12,18 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from theodolite.anatomy.recording.operations import SOFTMAXES, VIEWS
+from theodolite.anatomy.part import Role
+from theodolite.anatomy.recording.operations import CONVOLUTIONS, SOFTMAXES, VIEWS
 from theodolite.anatomy.recording.trace import Node
 from theodolite.anatomy.roles import Fans, reads_data
 from theodolite.anatomy.structure.flow import Flow, mask_of, walk
+from theodolite.anatomy.structure.mixing import find_mixing
 from theodolite.anatomy.structure.norms import is_normalisation
+from theodolite.anatomy.structure.residual import TracedBranch
 from theodolite.anatomy.structure.uses import Use, product_operands
 
+RANK_STAYS = "the rank stays, as it adds to another weight"
+POSITIONS_STAY = "the number of positions that it mixes stays"
 NARROW = 4
 """A side that is more than this many times smaller than the other may be fixed."""
 
@@ -26,13 +31,13 @@ LINEAR = VIEWS | {"mul", "div", "add", "sub", "neg", "cat"}
 
 
 class Positions:
-    """Fans by position, for all tensors of one network. `streams` are the values of its residual streams."""
+    """Fans by position, for all tensors of one network with these residual branches."""
 
-    def __init__(self, flow: Flow, streams: Sequence[int]) -> None:
+    def __init__(self, flow: Flow, residuals: Sequence[TracedBranch]) -> None:
         self.flow = flow
-        shapes = [flow.graph.shapes[value] for value in streams]
-        channels = {size for shape in shapes for size in (*shape[1:2], *shape[-1:])}
-        self.widths = channels or _usual_size(flow)
+        self.mixing = find_mixing(flow)
+        sizes = {size for one in residuals for size in self._stream_sizes(one)}
+        self.widths = sizes or _usual_size(flow)
         self.shared = _shared_heads(flow)
         self.low_ranks = _low_ranks(flow, self.widths)
 
@@ -54,7 +59,7 @@ class Positions:
             if in_branch and inputs in self.widths and NARROW * inputs >= outputs:
                 data = "the data follow the width, as they are the residual stream"
                 return Fans(use.in_axes, use.out_axes, True, True, "hidden", data)
-            return dataclasses.replace(as_input, assumed=_of_features(flow, use))
+            return dataclasses.replace(as_input, assumed=_of_features(flow, use) or self._of_data(use))
         if self._reads_results(use):
             return as_input
         if is_last:
@@ -63,10 +68,34 @@ class Positions:
             return as_output
         if _size(flow, use, use.in_axes) == 1:
             return as_input
+        if fans := self._of_positions(use):
+            return fans
         if rank := _rank_beside(flow, use):
             side = as_output if rank == "outputs" else as_input
-            return dataclasses.replace(side, assumed="the rank stays, as it adds to another weight")
+            return dataclasses.replace(side, assumed=RANK_STAYS)
         return Fans(use.in_axes, use.out_axes, True, True, "hidden", self._of_hidden(use))
+
+    def _stream_sizes(self, residual: TracedBranch) -> set[int]:
+        """The channels of the stream that a branch adds to: in its last dimension, or in the second one.
+
+        The last weights of the branch make as many. Where none does, both dimensions may hold them.
+        """
+        flow = self.flow
+        shape = flow.graph.shapes[residual.total]
+        sizes = {*shape[1:2], *shape[-1:]}
+        weights = {index for end in residual.ends for index in _last_weights(flow, end, residual.region)}
+        return sizes & {_made(flow, index) for index in weights - self.mixing.makes} or sizes
+
+    def _of_positions(self, use: Use) -> Fans | None:
+        """There are as many positions as the data have."""
+        reads, makes = (use.node in nodes for nodes in (self.mixing.reads, self.mixing.makes))
+        if not (reads or makes):
+            return None
+        if reads and makes:
+            positions = "the positions that it mixes grow in number too"
+            return Fans(use.in_axes, use.out_axes, True, True, "hidden", positions)
+        role: Role = "input" if reads else "output"
+        return Fans(use.in_axes, use.out_axes, makes, reads, role, POSITIONS_STAY)
 
     def _of_scale(self, use: Use, weight: Fans) -> Fans:
         """A scale vector grows with the side of the weight that it runs over."""
@@ -75,19 +104,31 @@ class Positions:
         grows = {"inputs": weight.width_in, "outputs": weight.width_out, None: False}[use.along]
         return Fans((), tuple(sorted(use.in_axes + use.out_axes)), False, grows, "gain")
 
+    def _of_data(self, use: Use) -> str:
+        inputs, outputs = _channels(self.flow, use)
+        same = inputs in self.widths and outputs % inputs == 0
+        return f"the number of data stays, though it is the width, {inputs}" if same else ""
+
     def _of_results(self, use: Use) -> str:
-        sides = _size(self.flow, use, use.in_axes), _size(self.flow, use, use.out_axes)
-        same = sides[0] == sides[1] and sides[0] in self.widths
-        return f"the number of results stays, though it is the width, {sides[0]}" if same else ""
+        """Where as many values are returned as the weight reads, as by a layer alone."""
+        inputs, outputs = _channels(self.flow, use)
+        made, _ = _results(self.flow, use)
+        sizes = {outputs, *(self.flow.graph.shapes[one][-1] for one in made if self.flow.graph.shapes[one])}
+        return f"the number of results stays, though it is the width, {inputs}" if inputs in sizes else ""
 
     def _of_hidden(self, use: Use) -> str:
         if use.name in self.low_ranks:
-            return "the rank grows too"
+            return "the rank, the number of values between two weights, grows too"
         if (heads := self.shared.get(use.node)) is not None:
             return f"the number of key and value heads grows: {heads[0]} here, for {heads[1]} query heads"
+        if _is_grouped(self.flow, use):
+            return "the channels of a group grow in number, and the groups do not"
         small, large = sorted(_channels(self.flow, use))
-        narrow = NARROW * small < large and small not in self.widths
-        return f"a side that is {NARROW} times smaller than the other, or more, grows too" if narrow else ""
+        if NARROW * small < large and small not in self.widths:
+            return f"a side that is more than {NARROW} times smaller than the other grows too"
+        if NARROW * large <= min(self.widths):
+            return f"both sides grow, though they are {NARROW} times smaller than the width, or more"
+        return ""
 
     def _reads_results(self, use: Use) -> bool:
         """Does it read results of the network that are few, as a decoder reads the latent?"""
@@ -107,6 +148,12 @@ class Positions:
 def _size(flow: Flow, use: Use, axes: Iterable[int]) -> int:
     """The number of entries along axes of a parameter."""
     return math.prod(flow.uses.shapes[use.name][axis] for axis in axes)
+
+
+def _made(flow: Flow, index: int) -> int:
+    """The number of channels that the weight at a node makes."""
+    node = flow.graph.nodes[index]
+    return flow.graph.shapes[node.outputs[0]][1 if node.op in CONVOLUTIONS else -1]
 
 
 def _usual_size(flow: Flow) -> set[int]:
@@ -166,19 +213,29 @@ def _makes_result(flow: Flow, use: Use) -> bool:
     Results that the network also goes on with, such as the states of a recurrent layer or the features of a
     backbone, count if they are few, as the latent of an autoencoder.
     """
-    made = flow.graph.nodes[use.node].outputs[0]
-    reached = set(walk([made], lambda value: flow.made_of(value, ~flow.weighted)))
-    results = reached & flow.graph.outputs or reached & flow.graph.returned
+    results, reached = _results(flow, use)
     if not results:
         return False
-    if not flow.below(reached) & flow.weighted & ~(1 << made):
+    made = flow.graph.nodes[use.node].outputs[0]
+    later = flow.below(reached) & flow.weighted & ~(1 << made)
+    if not later:
         return True
-    if results.isdisjoint(flow.graph.outputs):
-        return False
     inputs = _size(flow, use, use.in_axes)
     sizes = {math.prod(flow.graph.shapes[one][-1:]) for one in results}
+    if any(one.name == use.name for node in flow.makers(later) for one in flow.uses.at(node.index)):
+        return max(sizes) * NARROW < inputs  # read again by the weight itself: rather a state
+    if results.isdisjoint(flow.graph.outputs):
+        return False
     several = len(flow.graph.outputs) > 1
     return max(sizes) * NARROW < inputs if several else inputs not in sizes
+
+
+def _results(flow: Flow, use: Use) -> tuple[set[int], set[int]]:
+    """The results of the network that the weight makes without another one, and all that is on their way."""
+    reached = set(
+        walk(flow.graph.nodes[use.node].outputs[:1], lambda value: flow.made_of(value, ~flow.weighted))
+    )
+    return reached & flow.graph.outputs or reached & flow.graph.returned, reached
 
 
 def _routes(flow: Flow, use: Use) -> bool:
@@ -323,7 +380,7 @@ def _upward(flow: Flow, node: Node) -> Iterator[tuple[int, Node]]:
     """Back from a softmax through masks and scales, along the first signal."""
     while signals := flow.signals(node):
         maker = flow.maker(signals[0])
-        if maker is None:
+        if maker is None or flow.weighted >> signals[0] & 1:  # scores of a weight alone
             return
         yield signals[0], maker
         if flow.is_product_of_signals(maker):
@@ -331,12 +388,17 @@ def _upward(flow: Flow, node: Node) -> Iterator[tuple[int, Node]]:
         node = maker
 
 
-def _last_weights(flow: Flow, value: int) -> list[int]:
-    """The nodes of the weights that a value was made by, with no other weight in between."""
+def _last_weights(flow: Flow, value: int, inside: int = -1) -> list[int]:
+    """The nodes of the weights that a value was made by, with no other weight in between.
+
+    Values outside of the mask `inside` are not followed.
+    """
 
     def sources(one: int) -> Sequence[int]:
         maker = flow.maker(one)
-        return [] if maker is None or flow.weighted >> one & 1 else flow.signals(maker)
+        if maker is None or flow.weighted >> one & 1:
+            return []
+        return [signal for signal in flow.signals(maker) if inside >> signal & 1]
 
     reached = walk([value], sources)
     return [
