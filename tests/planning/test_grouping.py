@@ -275,3 +275,50 @@ def test_it_leaves_the_network_and_the_random_numbers_as_they_were() -> None:
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model._forward_hooks
+
+
+class Complex(nn.Module):
+    """A matrix of complex numbers between real ones."""
+
+    def __init__(self, width: int = 8, depth: int = 1) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, width), nn.Linear(width, 2)
+        self.turn = nn.Parameter(torch.randn(width, width, dtype=torch.cfloat))
+        self.real = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.real((self.first(x).to(torch.cfloat) @ self.turn).real))
+        return found
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["a ready module", "a build function"])
+def test_complex_matrices_go_to_adamw(ready: bool) -> None:
+    model, inputs = Complex(), torch.randn(4, 3)
+    made = groups(model if ready else Complex, inputs, size=None if ready else th.Size(8, 1), lr=0.1)
+    assert (made["turn"].rule, made["turn"].role) == ("adamw", "hidden")
+    assert made["turn"].reasons["why"] == "complex: muon trains real matrices"
+    assert made["real.weight"].rule == "muon"
+    optimizer = made.optimizer(model)
+    before = model.turn.detach().clone()
+    model(inputs).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.turn, before)
+    assert groups(model, inputs, lr=0.1, optimizer="adamw")["turn"].reasons["why"].startswith("both fans")
+
+
+def test_the_reason_of_a_pair_of_low_rank_is_its_rank() -> None:
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.whole, self.last = nn.Linear(3, 32), nn.Linear(32, 32), nn.Linear(32, 2)
+            self.a, self.b = nn.Linear(32, 4, bias=False), nn.Linear(4, 32, bias=False)
+            self.whole.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            found: torch.Tensor = self.last(torch.relu(self.whole(x) + self.b(self.a(x))))
+            return found
+
+    rows = groups(Adapted(), torch.zeros(1, 3), lr=0.1).rows
+    assert rows["a.weight"].reasons["why"] == "its outputs, of low rank, do not grow"
+    assert rows["b.weight"].reasons["why"] == "its inputs, of low rank, do not grow"

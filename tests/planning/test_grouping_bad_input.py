@@ -111,3 +111,8 @@ def test_split_and_translation_are_for_muon() -> None:
         made.split()
     with pytest.raises(UseError, match="translation is between AdamW and Muon, and these groups are for sgd"):
         _ = made.translation
+
+
+def test_what_is_no_network_is_named() -> None:
+    with pytest.raises(UseError, match=r"model is 'gpt': give a module, or a function build\(width, depth\)"):
+        groups("gpt", TOKENS, lr=0.1)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from tests.planning.mixed import PIXELS, TOKENS, Convolutions, MixedGPT
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import theodolite as th
+from theodolite.core.errors import UseError
 from theodolite.optimizers import Muon
 from theodolite.planning import Groups, groups
 
@@ -150,6 +154,31 @@ def test_a_ddp_network_has_the_same_groups(tmp_path: Path) -> None:
         assert made.network == "MixedGPT"
         assert _facts(made) == _facts(groups(model, TOKENS, lr=0.02))
         _train(model, made.optimizer(), steps=1)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_sharded_network_keeps_its_name_and_flattened_parameters_are_refused(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        model = _built()
+        whole = groups(model, TOKENS, lr=0.02)
+        for block in model.blocks:
+            fully_shard(block, mesh=init_device_mesh("cpu", (1,)))
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        made = groups(model, TOKENS, lr=0.02)
+        assert made.network == "MixedGPT"
+        assert _facts(made) == _facts(whole)
+        with warnings.catch_warnings(action="ignore"):
+            flat = [
+                FullyShardedDataParallel(_built(), device_id=torch.device("cpu"), use_orig_params=kept)
+                for kept in (True, False)
+            ]
+        for one in (*flat, nn.Sequential(flat[0])):
+            with pytest.raises(
+                UseError, match=r"MixedGPT is wrapped by FullyShardedDataParallel.*fully_shard"
+            ):
+                groups(one, TOKENS, lr=0.02)
     finally:
         dist.destroy_process_group()
 

@@ -93,11 +93,16 @@ class Specimen:
 
 def examine(model: nn.Module, inputs: Any) -> Specimen:
     """Trace a ready module."""
-    model = unwrap(model)
+    outer, model = model, unwrap(model)
     _check_inputs(inputs)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise AnatomyError(
             f"{type(model).__name__} is scripted or traced by torch.jit: dissect the module it was made from"
+        )
+    if wrapped := _flattened(outer):
+        raise AnatomyError(
+            f"{wrapped} is wrapped by FullyShardedDataParallel, which flattens its parameters: dissect it "
+            "before it is wrapped, or shard it by torch.distributed.fsdp.fully_shard"
         )
     if not any(True for _ in model.parameters()):
         raise AnatomyError(f"{type(model).__name__} has no parameters: there is nothing to dissect")
@@ -110,6 +115,17 @@ def examine(model: nn.Module, inputs: Any) -> Specimen:
         ) from error
     flow = Flow(graph)
     return Specimen(model, shapes_of(model), flow, find_residuals(flow))
+
+
+def _flattened(model: nn.Module) -> str:
+    """The class of a module that the first generation of FSDP wraps; empty if there is none."""
+    modules = (
+        module
+        for module in model.modules()
+        if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__)
+    )
+    first = next(modules, None)
+    return "" if first is None else type(unwrap(first)).__name__
 
 
 def examine_built(build: Build, size: Size, inputs: Any) -> Specimen:

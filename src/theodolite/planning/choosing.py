@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from theodolite.anatomy import Anatomy
 from theodolite.anatomy.part import Part, fold
+from theodolite.anatomy.position import POSITIONS_STAY, RANK_STAYS
 from theodolite.optimizers.decay_policies import kind_of
 
 UNTRAINED_WORDS = {
@@ -40,6 +41,10 @@ def _input(part: Part, anatomy: Anatomy) -> str:
         return "table: its rows are looked up"
     if part.op == "conv" and part.in_axes and part.shape[part.in_axes[0]] == 1:
         return "kernel with one input channel"
+    if part.assumed == RANK_STAYS:
+        return "its inputs, of low rank, do not grow"
+    if part.assumed == POSITIONS_STAY:
+        return "its inputs are positions, which do not grow"
     if part.op in ("linear", "conv"):
         return "its inputs do not grow, as the data do not"
     return "table: added or joined to the signal"
@@ -51,6 +56,10 @@ def _hidden(part: Part, anatomy: Anatomy) -> str:
 
 
 def _output(part: Part, anatomy: Anatomy) -> str:
+    if part.assumed == RANK_STAYS:
+        return "its outputs, of low rank, do not grow"
+    if part.assumed == POSITIONS_STAY:
+        return "its outputs are positions, which do not grow"
     if part.block is None:
         return "readout: its outputs do not grow"
     homes = [branch for branch in anatomy.branches if part.name in branch.parts]

@@ -9,9 +9,10 @@ from typing import Any, get_args
 from torch import nn
 
 from theodolite.anatomy import Anatomy, dissect
-from theodolite.anatomy.names import matching, unwrap
+from theodolite.anatomy.names import canonical_parameters, matching, unwrap
 from theodolite.anatomy.part import Part, Role, untrained
 from theodolite.core import arguments
+from theodolite.core.building import build_hollow
 from theodolite.core.calling import Build
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
@@ -83,6 +84,8 @@ def groups(
     usual = spec.eps.usual if spec.eps else 1e-8
     eps = arguments.number("eps", usual if eps is None else eps, least=0)
     vector_eps = arguments.number("vector_eps", (vector_options or {}).get("eps", 1e-8), least=0)
+    if not callable(model):
+        raise UseError(f"model is {model!r}: give a module, or a function build(width, depth) -> nn.Module")
     if not isinstance(model, nn.Module) and size is None:
         raise UseError(
             "a build function needs the size of the network: size=theodolite.Size(width, depth). Or give a "
@@ -90,6 +93,7 @@ def groups(
         )
     anatomy = dissect(model, inputs, size=size, roles=roles)
     _require_trained(anatomy)
+    complex_ = _complex(model, size) if spec.matrices_only else frozenset()
     undecayed = _undecayed(no_decay, anatomy)
     given = arguments.positive("lr", lr) if adamw_lr is None else arguments.positive("adamw_lr", adamw_lr)
     beside = given if vector_lr is None else arguments.positive("vector_lr", vector_lr)
@@ -99,6 +103,9 @@ def groups(
         row = PlanRow.of(part, InitDistribution("kept"), reasons=_reasons(part, anatomy))
         if part.trained:
             by_own = not spec.matrices_only or _is_matrix(part, covers)
+            if by_own and part.name in complex_:
+                why_not = {"why": f"complex: {spec.name} trains real matrices"}
+                by_own, row = False, replace(row, reasons={**row.reasons, **why_not})
             row = replace(row, rule=spec.name if by_own else "adamw", eps=eps if by_own else vector_eps)
             ratio = rate_ratio(row) if adamw_lr is not None else 1.0  # 1 for AdamW
             rate = (given if by_own else beside) * ratio
@@ -230,6 +237,14 @@ def _is_matrix(part: Part, covers: Covers) -> bool:
     return wanted and bool(part.in_axes) and bool(part.out_axes)
 
 
+def _complex(model: nn.Module | Build, size: Size | None) -> frozenset[str]:
+    """The tensors of complex numbers."""
+    if not isinstance(model, nn.Module):
+        assert size is not None
+        model = build_hollow(model, size)
+    return frozenset(name for name, tensor in canonical_parameters(model) if tensor.is_complex())
+
+
 def _undecayed(no_decay: Sequence[str], anatomy: Anatomy) -> set[str]:
     """The tensors that the caller excludes from decay."""
     if isinstance(no_decay, str):
@@ -249,6 +264,8 @@ def _undecayed(no_decay: Sequence[str], anatomy: Anatomy) -> set[str]:
 def _network(model: nn.Module | Build) -> str:
     """The name of the network's class or of the function that builds it."""
     if isinstance(model, nn.Module):
-        return type(unwrap(model)).__name__
+        cls = type(unwrap(model))
+        sharded = cls.__bases__[0].__name__ == "FSDPModule"  # a class that fully_shard derives
+        return (cls.__bases__[-1] if sharded else cls).__name__
     name = str(getattr(getattr(model, "func", model), "__name__", "_"))
     return "the network" if name.startswith(("_", "<")) else name
