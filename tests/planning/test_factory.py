@@ -140,7 +140,7 @@ class WantsMore:
     [
         (None, "cannot be called: give a function of the model"),
         (AdamW, r"AdamW is a class: give a function of the model, as in lambda model: AdamW\(model"),
-        (adamw(build(8)), "is an optimizer: give a function"),
+        (adamw(build(8)), "the optimizer's factory AdamW is an optimizer: give a function"),
         (lambda: None, "takes no model"),
         (
             wants_more,

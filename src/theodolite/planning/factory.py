@@ -295,7 +295,8 @@ def _shown(value: Any) -> str:
 def _name(make: Any) -> str:
     while isinstance(make, functools.partial):
         make = make.func
-    return getattr(make, "__name__", None) or repr(make)
+    plain = isinstance(make, str | int | float | None)
+    return getattr(make, "__name__", None) or (repr(make) if plain else type(make).__name__)
 
 
 def _place(error: BaseException) -> str:

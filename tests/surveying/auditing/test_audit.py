@@ -256,6 +256,33 @@ def test_bad_arguments_are_refused(arguments, said):
         audit(replace(mine(), optimizer=None), **given)
 
 
+def test_an_optimizer_that_wants_more_than_gradients_can_be_read_alone():
+    def make(model):
+        return torch.optim.LBFGS(model.parameters())
+
+    with pytest.raises(UseError, match=r"the factory's LBFGS failed: TypeError.*train=False"):
+        audit(mine(), optimizer=make, depths=[2])
+    assert "no rule is known" in audit(mine(), optimizer=make, depths=[2], train=False).verdict
+
+
+def test_learning_rates_of_zero_are_not_taken_for_an_unknown_optimizer():
+    def make(model):
+        return AdamW([{**group, "lr": 0.0} for group in make_groups(model)])
+
+    found = audit(mine(), optimizer=make, depths=[2], train=False)
+    assert found.verdict == "mine: nothing could be judged, as it has no learning rate."
+
+
+def test_a_tensor_twice_in_one_group_is_named():
+    def make(model):
+        first, *others = make_groups(model)
+        with pytest.warns(UserWarning, match="duplicate"):
+            return AdamW([{**first, "params": first["params"] * 2}, *others])
+
+    (said,) = audit(mine(), optimizer=make, depths=[2], train=False).at("fail")
+    assert "in parameter groups several times, so each step moves it several times: wte" in said.sentence
+
+
 def test_factories_with_faults_are_refused():
     with pytest.raises(UseError, match="needs config beside the model"):
         audit(mine(), optimizer=lambda model, config: None, train=False)

@@ -86,7 +86,8 @@ def audit(
     if make is None:
         raise UseError(
             f"workload {workload.name!r} says nothing of its optimizer: give optimizer=make_optimizer, your "
-            "function (model) -> Optimizer, or Workload(…, optimizer=make_optimizer)"
+            "function (model) -> Optimizer, or Workload(…, optimizer=make_optimizer); on the command line "
+            "--optimizer file.py:make_optimizer"
         )
     arguments.whole("steps", steps, least=1)
     chosen = arguments.seeds("seeds", seeds)

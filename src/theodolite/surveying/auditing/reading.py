@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
+from torch.optim import Optimizer
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.names import canonical_parameters
 from theodolite.anatomy.part import Role
 from theodolite.core.arguments import one_of
 from theodolite.core.batches import Batch
-from theodolite.core.building import build_hollow, build_model, untouched_randomness
+from theodolite.core.building import build_hollow, build_model, in_one_line, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS
@@ -115,9 +116,20 @@ def gradient_sizes(
                     rms = tensor.grad.abs().double().norm().item() / math.sqrt(moving)
                     found[name] = max(found.get(name, 0.0), rms)
             for optimizer in optimizers if step < steps - 1 else ():
-                optimizer.step()
+                _step(optimizer)
     kept = (name for name in found if name not in rounded and still[name] < 2)
     return {name: found[name] for name in kept if math.isfinite(found[name])}
+
+
+def _step(optimizer: Optimizer) -> None:
+    """A step of somebody else's optimizer, which may want more than gradients."""
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise UseError(
+            f"a step of the factory's {type(optimizer).__name__} failed: {in_one_line(error)}. An audit "
+            "calls step() after backward(); with train=False (--no-train) it makes no step"
+        ) from error
 
 
 def check_rules(rules: Mapping[str, str] | None) -> dict[str, str]:

@@ -19,6 +19,7 @@ from theodolite.probes.scaling.spectral import Condition, Spectral, SpectralRow
 from theodolite.surveying.auditing.exponents import ATOL, Axis, Exponent, TensorScaling
 from theodolite.surveying.auditing.faults import start_excess, step_excess
 from theodolite.surveying.auditing.phrases import brief, power_of
+from theodolite.surveying.auditing.verdicts import UNTRAINED
 from theodolite.surveying.finding import LEVELS, Finding, Level, times
 
 BENT, BROKEN = 0.35, 0.4
@@ -79,7 +80,9 @@ class Audit(Result):
             count = counted(len(wrong), "mistake")
             return f"{self.workload}: {count} in the parameterization ({codes})."
         if not (self.width or self.depth):
-            return f"{self.workload}: nothing could be judged, as no rule is known for its optimizer."
+            still = any(finding.title == UNTRAINED for finding in self.at("note"))
+            why = "it has no learning rate" if still else "no rule is known for its optimizer"
+            return f"{self.workload}: nothing could be judged, as {why}."
         notes = f" Read {counted(len(self.at('note')), 'note')} first." if self.at("note") else ""
         return f"{self.workload}: the parameterization is right along {along}.{notes}"
 

@@ -76,6 +76,7 @@ BY_CAUSE: Mapping[Cause, Check] = {
 }
 SEVERE = 0.2
 """The power of the size from which a size that is too large is a failure: 1.6 times at ten times the size."""
+UNTRAINED = "Learning rates that are zero or not known"
 COUPLED = "which adds weight_decay·W to the gradient and then divides by the gradient's size"
 
 
@@ -178,9 +179,9 @@ def _left_out(base: Reading) -> Iterator[Finding]:
         ),
         (
             "twice",
-            "in several groups, so each step moves {them} several times: {shown}.",
-            "Tensors that several groups train",
-            "Put {names} into one group only.",
+            "in parameter groups several times, so each step moves {them} several times: {shown}.",
+            "Tensors that are trained several times",
+            "Put {names} into one group only, once.",
         ),
     ):
         names = [name for name, one in states.items() if one == state]
@@ -216,7 +217,7 @@ def _unjudged(base: Reading) -> Iterator[Finding]:
             "note",
             f"Not judged: {_patterns(base, still)}, whose learning rate at {base.size} is not a positive "
             "number.",
-            title="Learning rates that are zero or not known",
+            title=UNTRAINED,
         )
 
 
