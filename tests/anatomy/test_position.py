@@ -134,8 +134,9 @@ def test_a_rank_beside_a_weight_stays(merged: bool, frozen: bool) -> None:
     assert assumed(anatomy)["the rank stays, as it adds to another weight"] == ("a", "b")
 
 
-def test_a_pair_of_full_rank_beside_a_weight_is_hidden() -> None:
-    anatomy = dissect(Adapted(merged=False, rank=48), torch.zeros(2, 3))
+@pytest.mark.parametrize("rank", [32, 40, 48])
+def test_a_pair_of_full_rank_beside_a_weight_is_hidden(rank: int) -> None:
+    anatomy = dissect(Adapted(merged=False, rank=rank), torch.zeros(2, 3))  # beside 48 × 32
     assert (anatomy["a"].role, anatomy["b"].role) == ("hidden", "hidden")
 
 
@@ -268,6 +269,47 @@ def test_a_layer_alone_says_that_data_and_results_may_be_the_stream() -> None:
     assert assumed(dissect(nn.LSTMCell(3, 16), torch.randn(2, 3))) == {results: ("weight_hh",)}
 
 
+class Scales(nn.Module):
+    """One number between two layers of the width; scale vectors on the weights of both ends, and a mask."""
+
+    def __init__(self, width: int, depth: int = 1) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, width), nn.Linear(width, 2)
+        self.squeeze, self.widen = nn.Linear(width, 1), nn.Linear(1, width)
+        self.rows_in, self.rows_out = nn.Parameter(torch.ones(width, 1)), nn.Parameter(torch.ones(2, 1))
+        self.columns = nn.Parameter(torch.ones(width))
+        self.inner, self.mask = nn.Linear(width, width), nn.Parameter(torch.ones(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.linear(x, self.enter.weight * self.rows_in, self.enter.bias).relu()
+        h = nn.functional.linear(h, self.inner.weight * self.mask, self.inner.bias).relu()
+        h = h * self.widen(self.squeeze(h).tanh()).relu()
+        return nn.functional.linear(h, self.leave.weight * self.rows_out * self.columns, self.leave.bias)
+
+
+def test_single_numbers_and_scales_of_weights_grow_as_two_widths_show() -> None:
+    ready = dissect(Scales(32), torch.zeros(2, 3))
+    known = dissect(Scales, torch.zeros(2, 3), size=Size(32, 1))
+    assert (ready["mask"].width_in, ready["mask"].width_out) == (True, True)
+    for anatomy in (known, ready):
+        assert {name: (anatomy[name].role, anatomy[name].width_out) for name in anatomy} == {
+            "rows_in": ("gain", True),  # over the outputs of what reads the data
+            "rows_out": ("gain", False),  # over the results
+            "columns": ("gain", True),  # over the inputs of the readout
+            "mask": ("gain", True),
+            "inner.weight": ("hidden", True),
+            "inner.bias": ("bias", True),
+            "enter.weight": ("input", True),
+            "enter.bias": ("bias", True),
+            "leave.weight": ("output", False),
+            "leave.bias": ("bias", False),
+            "squeeze.weight": ("output", False),
+            "squeeze.bias": ("bias", False),
+            "widen.weight": ("input", True),
+            "widen.bias": ("bias", True),
+        }
+
+
 def _mlp(*sizes: int) -> nn.Module:
     layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
@@ -288,6 +330,49 @@ def test_assumptions_are_said_of_the_tensors_that_rest_on_them() -> None:
     assert "the data follow the width, as they are the residual stream" in assumed(
         dissect(nn.TransformerEncoder(encoder, 2), torch.zeros(2, 5, 32))
     )
+
+
+def test_a_layer_many_times_as_wide_as_the_stream_is_not_narrow_on_its_side() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.leave = nn.Linear(3, 32), nn.Linear(32, 2)
+            self.up, self.down = nn.Linear(32, 256), nn.Linear(256, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.enter(x)
+            return self.leave(x + self.down(self.up(x).relu()))
+
+    assert assumed(dissect(Wide(), torch.zeros(2, 3))) == {}
+
+
+class Lowered(nn.Module):
+    """Two weights with nothing in between but the width of the stream, and a kernel of groups behind one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, 32), nn.Linear(64, 2)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.expand, self.lower, self.lift = nn.Linear(32, 128), nn.Linear(128, 32), nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        x = x + self.down(self.up(x).relu())
+        return self.leave(self.lift(self.lower(self.expand(x).relu())).relu())
+
+
+def test_a_rank_is_assumed_neither_at_the_width_nor_in_a_kernel_of_groups() -> None:
+    """A group of a kernel reads few channels of many, and the channels between two kernels are not few."""
+    kernels = nn.Sequential(
+        nn.Conv2d(3, 32, 1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 1),
+        nn.Conv2d(64, 64, 3, groups=8),
+        nn.ReLU(),
+        nn.Conv2d(64, 5, 1),
+    )
+    for model, inputs in ((Lowered(), torch.zeros(2, 3)), (kernels, torch.zeros(1, 3, 6, 6))):
+        assert not [clause for clause in assumed(dissect(model, inputs)) if "rank" in clause]
 
 
 @pytest.mark.parametrize("options", [{}, {"tied": True}, {"experts": 3, "gated": True}], ids=str)

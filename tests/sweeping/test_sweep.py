@@ -477,6 +477,10 @@ def test_a_sweep_of_own_alone_has_a_figure_and_refuses_what_its_optimizer_has(ti
     made = sweep("mine.py:tiny", parameterization="own", widths=[8, 16], **{**GOOD, "lr": [2**-6, 2**-5]})
     assert [family.title for family in made.families] == ["own"]
     assert len(made.figures()) == 1
+    mixed = {"parameterization": ["own", "standard"], "weight_decay": 0.1, "out": "mixed", **GOOD}
+    assert sweep("mine.py:tiny", **mixed).spec["fixed"]["weight_decay"] == 0.1  # of the standard runs
+    with pytest.raises(UseError, match="weight_decay"):
+        sweep("mine.py:tiny", **{**mixed, "weight_decay": 0.2})
     with pytest.raises(UseError, match=r"weight_decay is 0.1: with the own parameterization"):
         sweep("mine.py:tiny", parameterization="own", weight_decay=0.1, out="other", **GOOD)
     with pytest.raises(UseError, match="eps is an axis, and the own parameterization has what"):

@@ -46,6 +46,17 @@ def test_a_mistake_is_in_the_survey_s_verdict(mistake, code):
     assert f"({code})" in found.verdict
 
 
+def test_a_factory_that_keeps_state_is_a_note_and_nothing_is_judged_by_it():
+    rates = iter(2.0**-place for place in range(9))
+
+    def make(model):
+        return AdamW(model.parameters(), lr=next(rates))
+
+    (note,) = section.run(SurveyContext(replace(mine(), optimizer=make), Size(32, 2)))
+    assert (note.code, note.level) == ("TH206", "note")
+    assert "keeps state between calls" in note.sentence
+
+
 def test_a_factory_that_fails_is_a_note_and_the_survey_goes_on():
     def make(model):
         return AdamW(model.no_such_thing)
