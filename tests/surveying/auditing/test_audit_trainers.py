@@ -155,7 +155,7 @@ def test_groups_as_timm_makes_them(make: Make) -> None:
 
 def test_factors_that_a_schedule_multiplies_in_are_mentioned() -> None:
     assert any("lr_scale" in note for note in audited(layer_decay("lr_scale")).notes)
-    assert not audited(layer_decay("lr")).notes[1:]
+    assert not any("lr_scale" in note for note in audited(layer_decay("lr")).notes)
 
 
 def from_library(name: str, **options: Any) -> Make:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import SGD, Muon
+from torch.optim import SGD, AdamW, Muon
 
 from theodolite.core.size import Size
 from theodolite.surveying import Audit, audit
@@ -47,6 +47,28 @@ def test_a_multiplier_is_said_to_be_there_twice_only_if_one_of_it_is_right() -> 
     made = audit(workload, optimizer=lambda model: SGD(model.parameters(), lr=0.1), train=False)
     (finding,) = (one for one in made.findings if one.code == "TH209")
     assert finding.remedy == "Multiply the logits (`last.weight`) by √(64/width), not by 64/width."
+
+
+def test_what_does_not_follow_the_size_is_said_in_words() -> None:
+    (finding,) = audited("hidden lr not divided", depths=[2]).at("fail")
+    assert "their learning rate does not change with width" in finding.sentence
+    assert "by the rule of adamw it should go as width^−1." in finding.sentence
+    (finding,) = audited("embedding lr divided", depths=[2]).at("warn")
+    assert "goes as width^−1; by the rule of adamw it should not change with width." in finding.sentence
+
+
+def test_the_standard_parameterization_is_called_by_its_name() -> None:
+    def notes(found: Audit) -> int:
+        return sum("the standard parameterization" in note for note in found.notes)
+
+    def plain(model: nn.Module) -> AdamW:
+        return AdamW(model.parameters(), lr=0.01)
+
+    standard = "constant std", "readout not multiplied"
+    assert notes(audited(*standard, optimizer=plain)) == 1
+    assert notes(audited("constant std", optimizer=plain)) == 0  # the readout is multiplied
+    assert notes(audited(*standard)) == 0
+    assert notes(audited()) == 0
 
 
 def remedy(fault: Fault) -> str:

@@ -19,7 +19,7 @@ from theodolite.planning.factory import MakeOptimizer, check_pure
 from theodolite.present.text import listed
 from theodolite.probes.scaling.coordinates import coordinates
 from theodolite.probes.scaling.spectral import Spectral, spectral
-from theodolite.surveying.auditing.exponents import scalings
+from theodolite.surveying.auditing.exponents import ATOL, TensorScaling, scalings
 from theodolite.surveying.auditing.layerwise import layerwise_decay
 from theodolite.surveying.auditing.reading import MOST_PARAMETERS, Reading, check_rules, gradient_sizes, read
 from theodolite.surveying.auditing.report import Audit
@@ -176,7 +176,7 @@ def held_against_rules(
         width=width,
         depth=depth,
         findings=judge(base, wide[1:], deep[1:], width, depth),
-        notes=tuple(_notes(base, sizes, readings, deep)),
+        notes=tuple(_notes(base, sizes, readings, deep, width)),
     )
 
 
@@ -242,8 +242,20 @@ def _along(name: str, given: Any, base: int) -> list[int]:
     return [base, *sorted(set(numbers) - {base})]
 
 
+def _is_standard(width: Sequence[TensorScaling]) -> bool:
+    """Do hidden weights need a learning rate that follows the width, and does nothing follow it?"""
+    rates = [one.exponent("lr") for one in width]
+    alone = all(abs(rate.own) <= ATOL for rate in rates) and all(abs(one.multiplied) <= ATOL for one in width)
+    tied = any(one.readout is not None and abs(one.exponent("readout").own) > ATOL for one in width)
+    return alone and not tied and any(abs(rate.excess) > ATOL for rate in rates)
+
+
 def _notes(
-    base: Reading, sizes: AuditedSizes, readings: Mapping[Size, Reading], deep: Sequence[Reading]
+    base: Reading,
+    sizes: AuditedSizes,
+    readings: Mapping[Size, Reading],
+    deep: Sequence[Reading],
+    width: Sequence[TensorScaling],
 ) -> Iterator[str]:
     yield from (f"Beside the optimizer: {note}." for note in base.notes)
     if left := untrained(base.anatomy.values()):
@@ -252,6 +264,11 @@ def _notes(
         yield "One depth was read: nothing is said about depth."
     if not sizes.widths:
         yield "One width was read: nothing is said about width."
+    if _is_standard(width):
+        yield (
+            "No learning rate and no multiplier follows the width. That is the standard parameterization, as "
+            "most training code has it; theodolite.plan gives every tensor numbers that follow it."
+        )
     if sum(part.numel for part in base.anatomy.values()) > MOST_PARAMETERS:
         yield (
             f"Gradients were not computed, as the network has over {MOST_PARAMETERS:,} parameters: whether "

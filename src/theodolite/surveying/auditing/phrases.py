@@ -55,8 +55,7 @@ def _of_step(fault: Fault) -> str:
     names, first = names_of(fault.scalings), fault.scalings[0]
     said = f"{_at(fault)}, the steps of {listed(names)} are {off_by(fault.excess)}: "
     lr = first.exponent("lr")
-    said += f"{_whose(names)} learning rate goes as {power_of(fault.axis, lr.own)}, {_says(first)} "
-    said += f"{power_of(fault.axis, lr.rule)}."
+    said += f"{_whose(names)} learning rate {_against(first, fault.axis, lr)}."
     if fault.also_of:
         said += f" {_pronoun(names)} also {_starts(names)} {off_by(fault.also)}, as if hidden."
     return said
@@ -100,8 +99,8 @@ def _of_start(fault: Fault) -> str:
     names, first = names_of(fault.scalings), fault.scalings[0]
     init = first.exponent("init")
     return (
-        f"{_at(fault)}, the initial values of {listed(names)} are {off_by(fault.excess)}: their size goes as "
-        f"{power_of(fault.axis, init.own)}, {_says(first)} {power_of(fault.axis, init.rule)}."
+        f"{_at(fault)}, the initial values of {listed(names)} are {off_by(fault.excess)}: their size "
+        f"{_against(first, fault.axis, init)}."
     )
 
 
@@ -130,8 +129,7 @@ def _of_decay(fault: Fault) -> str:
     strength = "strong" if fault.excess > 0 else "weak"
     return (
         f"{_at(fault)}, the weight decay of {listed(names)} is {times(10 ** abs(fault.excess))} times too "
-        f"{strength}: learning rate × decay goes as {power_of(fault.axis, decay.own)}, {_says(first)} "
-        f"{power_of(fault.axis, decay.rule)}."
+        f"{strength}: learning rate × decay {_against(first, fault.axis, decay)}."
     )
 
 
@@ -206,11 +204,12 @@ def _mended_multiplier(what: str, axis: Axis, base: Size, own: float, wanted: fl
 def _of_readout(fault: Fault) -> str:
     first = fault.scalings[0]
     readout = first.exponent("readout")
-    return (
-        f"{_at(fault)}, the logits are {off_by(fault.excess)}: {listed(names_of(fault.scalings))} is the "
-        f"embedding and the readout, and the forward pass multiplies the logits by "
-        f"{power_of(fault.axis, readout.own)} instead of {power_of(fault.axis, readout.rule)}."
-    )
+    said = f"{_at(fault)}, the logits are {off_by(fault.excess)}: {listed(names_of(fault.scalings))} is the "
+    said += "embedding and the readout, and the forward pass "
+    wanted = power_of(fault.axis, readout.rule)
+    if abs(readout.own) <= ATOL:
+        return f"{said}does not multiply the logits by a power of {fault.axis}. It should, by {wanted}."
+    return f"{said}multiplies the logits by {power_of(fault.axis, readout.own)} instead of {wanted}."
 
 
 def _mend_readout(fault: Fault, base: Size) -> str:
@@ -228,8 +227,11 @@ def off_by(excess: float) -> str:
     return f"{times(10 ** abs(excess))} times too {'large' if excess > 0 else 'small'}"
 
 
-def _says(one: TensorScaling) -> str:
-    return f"the rule of {one.rule} says"
+def _against(one: TensorScaling, axis: Axis, power: Exponent) -> str:
+    """How a quantity goes with size, and how it should."""
+    own = f"goes as {power_of(axis, power.own)}" if abs(power.own) > ATOL else f"does not change with {axis}"
+    should = f"go as {power_of(axis, power.rule)}" if abs(power.rule) > ATOL else f"not change with {axis}"
+    return f"{own}; by the rule of {one.rule} it should {should}"
 
 
 def _whose(names: Sequence[str]) -> str:
