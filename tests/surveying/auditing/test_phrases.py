@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW, Muon
 from theodolite.core.size import Size
 from theodolite.surveying import Audit, audit
 from theodolite.surveying.auditing.faults import Fault, find_faults
-from theodolite.surveying.auditing.phrases import REMEDIES, is_depth_mup
+from theodolite.surveying.auditing.phrases import REMEDIES, SENTENCES, is_depth_mup
 from theodolite.workloads import Workload
 
 from .hand_made import batch, building, loss, make_optimizer, recipe
@@ -102,6 +102,19 @@ def test_a_missing_multiplier_of_the_readout_is_not_put_on_its_bias() -> None:
     )
     (found,) = find_faults([readout], "width")
     assert remedy(found) == "Multiply the input of the readout (`head.weight`) by 64/width."
+
+
+def test_a_learning_rate_beside_a_wrong_multiplier_is_held_against_the_rule_of_the_right_one() -> None:
+    """1/√L on the branch and on the rate: both are for branches of one layer."""
+    root = as_power(-0.5)
+    off = {"init": as_power(0, -0.5), "lr": as_power(-0.5, -0.5)}
+    ends = weight(name="e", ends_branch=True, multiplier=root.own, **off)
+    starts = weight(name="s", lr=as_power(-0.5, 0))
+    steps = [one for one in find_faults([starts, ends], "depth") if one.cause == "step"]
+    assert [(one.excess, len(one.scalings)) for one in steps] == [(-0.5, 2)]
+    (alone,) = (one for one in find_faults([ends, starts], "depth") if one.cause == "step")
+    said = SENTENCES["step"](alone)
+    assert "goes as depth^−0.5; by the rule of adamw it should not change with depth." in said
 
 
 def test_a_branch_divided_by_the_root_of_a_sum_is_depth_mup_too() -> None:

@@ -53,7 +53,7 @@ def find_faults(scalings: Sequence[TensorScaling], axis: Axis) -> tuple[Fault, .
     hidden = _of_hidden(scalings, axis)
     each = [(one, *fault) for one in scalings for fault in _faults_of(one, axis, hidden.get(one.rule, 0.0))]
     shared = {(one.multiplied, excess) for one, cause, excess, _ in each if cause == "multiplier"}
-    found: dict[tuple[object, ...], list[tuple[TensorScaling, float, float]]] = {}
+    found: dict[tuple[Cause, float, float, str, int], list[tuple[TensorScaling, float, float]]] = {}
     for one, cause, excess, also in each:
         amount = excess / (1 + one.degree) if one.degree != -1 else math.nan
         if cause == "step" and _is_zero(one) and _is_one_of(one.multiplied, amount, shared):
@@ -65,10 +65,10 @@ def find_faults(scalings: Sequence[TensorScaling], axis: Axis) -> tuple[Fault, .
     return tuple(sorted(faults, key=lambda one: -abs(one.excess)))
 
 
-def _told(one: TensorScaling, cause: Cause) -> tuple[object, ...]:
+def _told(one: TensorScaling, cause: Cause) -> tuple[str, int]:
     """What a sentence says of all tensors of a fault beside the excess, so that it must be the same."""
     quantity = _QUANTITIES.get(cause)
-    power = one.multiplied if quantity is None else one.exponent(quantity).rule
+    power = one.multiplied if quantity is None else one.exponent(quantity).own
     return (one.rule if quantity else "", round(2 * power))
 
 

@@ -54,8 +54,7 @@ def factor_of(axis: Axis, base: Size, exponent: float) -> str:
 def _of_step(fault: Fault) -> str:
     names, first = names_of(fault.scalings), fault.scalings[0]
     said = f"{_at(fault)}, the steps of {listed(names)} are {off_by(fault.excess)}: "
-    lr = first.exponent("lr")
-    said += f"{_whose(names)} learning rate {_against(first, fault.axis, lr)}."
+    said += f"{_whose(names)} learning rate {_against(first, fault.axis, _lr(fault))}."
     if fault.also_of:
         said += f" {_pronoun(names)} also {_starts(names)} {off_by(fault.also)}, as if hidden."
     return said
@@ -63,7 +62,7 @@ def _of_step(fault: Fault) -> str:
 
 def _mend_step(fault: Fault, base: Size) -> str:
     names, first = _code(fault), fault.scalings[0]
-    lr = first.exponent("lr")
+    lr = _lr(fault)
     factor = factor_of(fault.axis, base, abs(fault.excess))
     if fault.excess > 0 and abs(lr.rule) <= ATOL and lr.own > ATOL:
         said = f"Do not multiply the learning rate of {names} by {factor}"
@@ -80,6 +79,12 @@ def _mend_step(fault: Fault, base: Size) -> str:
         done = factor_of(fault.axis, base, first.multiplied)
         said += f": the forward pass multiplies its output by {done} already"
     return f"{said}.{_kept_decay(fault, base)}"
+
+
+def _lr(fault: Fault) -> Exponent:
+    """How the learning rate goes, and how it should once the multiplier is right too."""
+    own = fault.scalings[0].exponent("lr").own
+    return Exponent(own, own - fault.excess)
 
 
 def _kept_decay(fault: Fault, base: Size) -> str:
