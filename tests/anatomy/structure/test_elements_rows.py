@@ -86,6 +86,21 @@ def test_gates_are_told_apart_in_every_layout_of_the_data(batch_first: bool, bid
             assert part.rows == BY_QUARTERS, part.name
 
 
+def test_a_stream_that_is_cut_later_makes_no_blocks_of_the_weights_that_add_to_it() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.inner = nn.Linear(3, WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.leave = nn.Linear(WIDTH, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.enter(x).relu()
+            one, two = (x + self.inner(x)).chunk(2, -1)
+            return self.leave(torch.cat([one.tanh(), two.sigmoid()], -1))
+
+    assert _rows(Cut(), torch.randn(4, 3), "inner.weight") == ()
+
+
 class Convolved(nn.Module):
     """A branch with queries, keys and values by one kernel, and another with a kernel in groups."""
 

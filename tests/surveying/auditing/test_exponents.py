@@ -104,6 +104,101 @@ def test_a_multiplier_is_traded_against_std_and_learning_rate(power_of_width):
         assert one.exponent("init").excess == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize("power_of_width", [0.5, -0.5])
+def test_a_factor_on_a_table_is_traded_against_the_readout_that_it_is_too(power_of_width):
+    """With E/a in a·E[tokens], the logits h·Eᵀ need a times the factor that they need with E."""
+
+    class Net(nn.Module):
+        def __init__(self, width, depth):
+            super().__init__()
+            self.factor, self.growth = (width / 32) ** power_of_width, width / 32
+            self.table = nn.Embedding(11, width)
+            self.hidden = nn.Linear(width, width, bias=False)
+            nn.init.normal_(self.table.weight, std=0.1 / self.factor)
+            nn.init.normal_(self.hidden.weight, std=width**-0.5)
+
+        def forward(self, tokens):
+            stream = self.table(tokens) * self.factor
+            stream = torch.tanh(self.hidden(torch.tanh(stream)))
+            return nn.functional.linear(stream, self.table.weight) * (self.factor / self.growth)
+
+    def make(model):
+        hidden = {"params": model.hidden.parameters(), "lr": 0.1 / model.growth}
+        return AdamW([{"params": model.table.parameters(), "lr": 0.1 / model.factor}, hidden])
+
+    sizes = [Size(width, 1) for width in (32, 64, 128)]
+    drawn = torch.arange(8).reshape(2, 4), torch.zeros(2, 4, dtype=torch.long)
+    found = along("width", Net, make, sizes, drawn)
+    readout = found["table.weight"].exponent("readout")
+    assert (readout.own, readout.rule) == pytest.approx((power_of_width - 1, power_of_width - 1))
+    assert all(abs(one.exponent(what).excess) < 1e-6 for one in found.values() for what in ("lr", "init"))
+
+
+def test_equal_entries_add_up_as_their_number_and_a_gain_starts_at_what_is_added_to_it():
+    class Net(nn.Module):
+        """Weights of 1/width, whose sums keep their size; and a norm with (1 + gain), as in Gemma."""
+
+        def __init__(self, width, depth):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+            self.hidden, self.gain = nn.Linear(width, width), nn.Parameter(torch.zeros(width))
+            nn.init.constant_(self.hidden.weight, 1 / width)
+
+        def forward(self, x):
+            x = self.hidden(torch.tanh(self.first(x)))
+            return self.last(torch.tanh(nn.functional.rms_norm(x, x.shape[-1:]) * (1 + self.gain)))
+
+    drawn = torch.ones(2, 8), torch.zeros(2, dtype=torch.long)
+    sizes = [Size(width, 1) for width in (32, 64, 128)]
+
+    def make(model):
+        return AdamW(model.parameters(), lr=0.1)
+
+    found = along("width", Net, make, sizes, drawn, nn.functional.cross_entropy)
+    hidden = found["hidden.weight"].exponent("init")
+    assert (hidden.own, hidden.rule) == (-1, -1)
+    assert found["gain"].init.own == found["gain"].init.rule == (1, 1, 1)
+
+
+def test_growth_along_the_depth_is_that_of_the_number_of_branches():
+    class Net(nn.Module):
+        """One more block than its depth says."""
+
+        def __init__(self, width, depth):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+            self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth + 1))
+
+        def forward(self, x):
+            x = self.first(x)
+            for block in self.blocks:
+                x = x + block(torch.tanh(x))
+            return self.last(x)
+
+    drawn = torch.ones(2, 8), torch.zeros(2, dtype=torch.long)
+
+    def make(model):
+        return AdamW(model.parameters(), lr=0.1)
+
+    sizes = [Size(16, depth) for depth in (1, 3, 7)]
+    found = along("depth", Net, make, sizes, drawn, nn.functional.cross_entropy)
+    assert found["blocks.*.weight"].growth == (1, 2, 4)
+
+
+def test_the_eps_that_is_compared_is_one_beside_entries_of_gradients_and_the_nearest_of_all_blocks_counts():
+    """Muon's eps stands beside the norm of a matrix."""
+    workload = Workload("mine", building(recipe(optimizer="muon", eps=1e-12)), batch, loss)
+    readings = [read(workload, make_optimizer, size, batch=batch(0, 0)) for size in WIDTHS]
+    gradients = dict.fromkeys(readings[0].names, 1e-6)
+    gradients["blocks.1.ln_1.weight"] = 1e-10
+    found = {one.name: one for one in scalings(readings, "width", gradients)}
+    matrix = found["blocks.*.mlp.up.weight"]
+    assert matrix.class_name == "Muon"
+    assert (matrix.eps, math.isnan(matrix.over_eps)) == (None, True)
+    assert found["wte.weight"].over_eps == pytest.approx(1e6, rel=1e-6)
+    assert found["blocks.*.ln_1.weight"].over_eps == pytest.approx(1e2, rel=1e-6)
+
+
 def test_a_start_that_is_only_measured_comes_with_its_noise():
     class Net(nn.Module):
         def __init__(self, width, depth):

@@ -50,6 +50,11 @@ def test_equal_learning_rates_are_no_layer_wise_decay():
     assert layerwise_decay(readings(lambda count, layer: 1 / count)) is None
 
 
+def test_factors_that_differ_between_blocks_or_depths_are_no_layer_wise_decay():
+    assert layerwise_decay(readings(lambda count, layer: 1 / (count + 2 - layer))) is None
+    assert layerwise_decay(readings(lambda count, layer: (1 - 1 / count) ** (count + 1 - layer))) is None
+
+
 def test_depths_are_compared_at_equal_distances_from_the_end():
     for one in scalings(readings(lambda count, layer: 0.75 ** (count + 1 - layer)), "depth"):
         assert one.exponent("lr").excess == pytest.approx(0, abs=1e-6), one.name
