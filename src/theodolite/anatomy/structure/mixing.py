@@ -6,6 +6,7 @@ sums; a weight that reads or makes another dimension mixes positions, and there 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from theodolite.anatomy.structure.elements import follow, labels_along, varies
 from theodolite.anatomy.structure.flow import Flow, walk
 from theodolite.anatomy.structure.uses import product_operands
 
-_MOST = 2**22
+_MOST = 2**25
 """Entries of a value that is followed through a reshape, which may copy the labels."""
 
 
@@ -32,6 +33,7 @@ class Mixing:
 def find_mixing(flow: Flow) -> Mixing:
     """Follow the channels through the whole network."""
     channels: dict[int, Tensor] = {}
+    labels = functools.cache(labels_along)  # values of one shape share their labels
     sides: dict[int, tuple[int, int, int]] = {}
     reads: set[int] = set()
     makes: set[int] = set()
@@ -41,12 +43,15 @@ def find_mixing(flow: Flow) -> Mixing:
             if signal in channels and not varies(channels[signal], read):
                 reads.add(node.index)
             output = node.outputs[0]
-            channels[output] = labels_along(flow.graph.shapes[output], made)
+            channels[output] = labels(flow.graph.shapes[output], made)
         elif "table" in flow.kinds(node) and flow.graph.shapes[node.outputs[0]] and not flow.signals(node):
             output = node.outputs[0]
-            channels[output] = labels_along(flow.graph.shapes[output], -1)
+            channels[output] = labels(flow.graph.shapes[output], -1)
         else:
             makes.update(_hand_on(flow, node, channels))
+        for value in node.inputs:
+            if flow.graph.readers[value][-1] == node.index:
+                channels.pop(value, None)  # nothing reads it any more
     numbers = {flow.graph.shapes[signal][read] for signal, read, _ in map(sides.__getitem__, reads)}
     makes = {
         index
