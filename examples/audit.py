@@ -69,6 +69,7 @@ def make_optimizer(model: GPT) -> torch.optim.Optimizer:
             {"params": hidden, "lr": 1e-2 / wider, "weight_decay": 0.1 * wider},
             {"params": others, "lr": 1e-2, "weight_decay": 0.0},
         ],
+        lr=1e-2,  # what a sweep of `own` puts another number in place of
         eps=1e-8 / (wider * deeper),
     )
 
