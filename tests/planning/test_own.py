@@ -182,6 +182,18 @@ def test_tensors_that_are_left_out_are_named_apart_from_frozen_ones() -> None:
     assert not any("scale" in note for note in plan.notes)  # which the network itself has frozen
 
 
+def test_a_default_rate_that_no_group_has_is_noted() -> None:
+    """A sweep would call the runs at these rates those of lr 0.001, the default of torch."""
+
+    def grouped(model: nn.Module) -> Any:
+        return AdamW([{"params": model.parameters(), "lr": 0.02}])
+
+    (note,) = mine(grouped).notes
+    assert "0.001, is that of no group: they have 0.02." in note
+    assert not mine(lambda model: AdamW([{"params": model.parameters(), "lr": 0.02}], lr=0.02)).notes
+    assert not mine(one).notes
+
+
 def test_tensors_of_several_groups_are_named() -> None:
     def doubled(model: nn.Module) -> Any:
         assert isinstance(model, Net)

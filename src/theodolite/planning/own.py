@@ -230,7 +230,7 @@ def own(
         vector_options={},
         rows=rows,
         multipliers={},
-        notes=(*made.notes, *_notes(rows, found)),
+        notes=(*made.notes, *_notes(rows, found), *_default(own_lr, rows)),
         build_function=build,
         inputs=inputs,
         own_lr=own_lr or math.nan,
@@ -284,6 +284,18 @@ def _notes(rows: Mapping[str, PlanRow], found: Mapping[str, OwnOptions]) -> Iter
             yield f"{said}: {', '.join(patterns)} ({counted(len(them), 'tensor')})."
     if unknown := dict.fromkeys(one.class_name for one in trained if one.class_name and one.rule is None):
         yield f"No rule is known for {' and '.join(unknown)}, so how its steps should scale is not judged."
+
+
+def _default(own_lr: float, rows: Mapping[str, PlanRow]) -> Iterator[str]:
+    """Where no tensor has the default learning rate, that a sweep over it is in other units."""
+    rates = sorted({row.lr for row in rows.values() if row.rule and row.lr > 0})
+    if own_lr and rates and own_lr not in rates:
+        span = " to ".join(dict.fromkeys(number(rate) for rate in (rates[0], rates[-1])))
+        yield (
+            f"The default learning rate of the first optimizer, {number(own_lr)}, is that of no group: they "
+            f"have {span}. A sweep names its runs by the default, so give the class the rate that your "
+            "groups are multiples of."
+        )
 
 
 def _positive(value: Any) -> float:

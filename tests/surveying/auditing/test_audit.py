@@ -177,6 +177,38 @@ def test_tensors_left_out_are_named_and_frozen_ones_told_apart():
     assert any("1 tensor is frozen (wpe.weight)" in note for note in found.notes)
 
 
+def test_tensors_that_the_factory_freezes_are_frozen_and_not_forgotten():
+    def make(model):
+        model.wpe.requires_grad_(False)
+        groups = make_groups(model)
+        for group in groups:
+            group["params"] = [tensor for tensor in group["params"] if tensor is not model.wpe.weight]
+        return AdamW(groups, lr=1e-2)
+
+    found = audit(mine(), optimizer=make, depths=[2], train=False)
+    assert not wrong(found)
+    assert any("1 tensor is frozen (wpe.weight)" in note for note in found.notes)
+
+
+def test_an_eps_is_divided_by_the_depth_only_where_there_are_blocks():
+    """`mlp-mixture` has residual blocks; a plain chain of layers has none."""
+
+    class Chain(nn.Sequential):
+        def __init__(self, width, depth):
+            super().__init__(nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+            self.append(nn.Linear(width, 10))
+
+    def make(model):
+        return AdamW(model.parameters(), lr=0.01, eps=1.0)
+
+    blocks = workload("mlp-mixture")
+    for one, expected in ((blocks, True), (replace(blocks, build=Chain), False)):
+        found = audit(one, optimizer=make, base=Size(32, 2), train=False)
+        (said,) = (finding for finding in found.at("warn") if "eps limits" in finding.sentence)
+        assert said.remedy.startswith("Divide eps by width/32")
+        assert ("inside the blocks, by depth/2" in said.remedy) == expected
+
+
 def test_an_optimizer_without_a_rule_is_not_judged_by_guess():
     class Mine(AdamW):
         pass

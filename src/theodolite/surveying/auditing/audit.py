@@ -258,7 +258,7 @@ def _notes(
     width: Sequence[TensorScaling],
 ) -> Iterator[str]:
     yield from (f"Beside the optimizer: {note}." for note in base.notes)
-    if left := untrained(base.anatomy.values()):
+    if left := untrained(base.parts):
         yield f"{left}: not trained, and not judged."
     if not sizes.depths:
         yield "One depth was read: nothing is said about depth."

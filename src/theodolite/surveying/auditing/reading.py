@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from theodolite.anatomy import Anatomy, dissect
 from theodolite.anatomy.names import canonical_parameters
-from theodolite.anatomy.part import Role
+from theodolite.anatomy.part import Part, Role
 from theodolite.core.arguments import one_of
 from theodolite.core.batches import Batch
 from theodolite.core.building import build_hollow, build_model, in_one_line, untouched_randomness
@@ -42,6 +42,15 @@ class Reading:
     """What the factory returned beside its optimizers."""
     scales: tuple[str, ...] = ()
     """Names of factors in the groups that were multiplied in."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Those of the anatomy; what the factory has frozen is frozen."""
+        frozen = {name for name, one in self.options.items() if one.state == "frozen"}
+        return tuple(
+            replace(part, role="frozen") if part.trained and part.name in frozen else part
+            for part in self.anatomy.values()
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

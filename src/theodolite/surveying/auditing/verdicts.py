@@ -167,7 +167,7 @@ def _heads(heads: AttentionHeads, own: float, rule: float, base: Size) -> Findin
 def _left_out(base: Reading) -> Iterator[Finding]:
     """TH206 of tensors in no group, or in several."""
     states = {part.name: base.options[part.name].state for part in base.anatomy.trained}
-    frozen = [part.name for part in base.anatomy.values() if part.role == "frozen"]
+    frozen = [part.name for part in base.parts if part.role == "frozen"]
     aside = f" Frozen tensors need none ({_patterns(base, frozen)})." if frozen else ""
     for state, said, title, remedy in (
         (
@@ -261,13 +261,14 @@ def _limited(
             f"as eps goes as {axis}^{brief(eps.own)} and they as {axis}^{brief(eps.rule)}."
         )
         own = base.options[least.tensors[0]].eps or 0.0
+        by_depth = f" and, inside the blocks, by {factor_of('depth', base.size, 1.0)}"
+        inside = by_depth if base.anatomy.num_blocks else ""
         yield DECAY.finding(
             "warn",
             said,
             title="An eps that limits the steps",
-            remedy=f"Divide eps by {factor_of('width', base.size, 1.0)} and, inside the blocks, by "
-            f"{factor_of('depth', base.size, 1.0)}; or take a smaller one at every size, such as "
-            f"{own * min(1.0, there / NEAR_EPS / 10):.0e}.",
+            remedy=f"Divide eps by {factor_of('width', base.size, 1.0)}{inside}; or take a smaller one at "
+            f"every size, such as {own * min(1.0, there / NEAR_EPS / 10):.0e}.",
             numbers={f"gradient over eps at ten times the {axis}": _three(there)},
             rows=[
                 {
@@ -344,7 +345,7 @@ def _about_eps(scalings: Sequence[TensorScaling]) -> str:
         return " eps does not fall with the gradients; how far below them it is was not measured."
     return (
         f" eps does not fall with the gradients, but at ten times the size they are still "
-        f"{times(min(known))} times eps or more."
+        f"{times(float(f'{min(known):.2g}'))} times eps or more."
     )
 
 
