@@ -5,7 +5,7 @@
 A small GPT with muP in width and CompleteP in depth: multipliers in the network, groups in
 `make_optimizer`. It has two mistakes on purpose: the groups are made by the number of dimensions, so that
 the embeddings get the learning rate of hidden weights; and the number of heads is fixed, so that heads grow
-with width, but their scale is 1/√d. Takes a few seconds. The same from the command line:
+with width, but their scale is 1/√d. Takes half a minute. The same from the command line:
 
     theodolite audit examples/audit.py:workload
 """

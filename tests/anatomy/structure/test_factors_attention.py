@@ -17,7 +17,7 @@ HEADS = 2
 
 
 class Attention(nn.Module):
-    """`out(softmax(s·qᵀk)·v)`, with a number on all three projections, on queries alone or on values alone."""
+    """`out(softmax(s·qᵀk)·v)`, with a number on all three projections, on queries alone, or on values."""
 
     def __init__(self, width: int, way: str) -> None:
         super().__init__()
