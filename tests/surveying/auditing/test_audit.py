@@ -54,6 +54,7 @@ def test_standard_training_code_has_wrong_hidden_and_readout_weights():
     assert "the branches that `blocks.*.layers.1.weight` end by 2/depth" in multiplier.remedy
 
 
+@pytest.mark.usefixtures("one_dissection")
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "muon-kimi", "lion"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_plan_s_network_and_optimizer_are_right(gpt, optimizer, tied):
@@ -90,11 +91,15 @@ def test_training_shows_what_reading_found(trained):
     assert not any("disagree" in said for said in trained.trained)
 
 
-def test_training_of_a_right_recipe_agrees():
+def test_training_of_a_right_recipe_agrees_with_its_reading_and_with_no_other(trained):
     found = audit(mine())
     assert found.right
     assert not any("disagree" in said for said in found.trained)
     assert all(" keep their size" in said for said in found.trained)
+    mistaken = replace(found, findings=trained.findings)
+    assert "Reading and training disagree: what is wrong by its exponents" in mistaken.trained[-1]
+    decay = replace(trained.at("fail")[0], code="TH208")  # which a few steps do not show
+    assert not any("disagree" in said for said in replace(found, findings=(decay,)).trained)
 
 
 def test_training_that_disagrees_is_said():

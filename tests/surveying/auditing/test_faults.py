@@ -163,6 +163,21 @@ def test_a_bias_that_shares_a_wrong_multiplier_is_not_a_fault_of_its_own():
     assert twice.own[-1] == 0.25
 
 
+@pytest.mark.parametrize("degree", [0, 1])
+def test_zeros_have_the_multiplier_of_others_whatever_the_degree_of_the_step(degree):
+    """A multiplier that is too small by 1/n moves steps by 1/n, and by 1/n² those that follow gradients."""
+    matrix = weight(
+        degree=degree,
+        ends_branch=True,
+        multiplier=as_power(-2).own,
+        init=as_power(0, 1),
+        lr=as_power(0, 1 + degree),
+    )
+    bias = replace(matrix, name="b", tensors=("b",), role="bias", init=Series((0, 0, 0), (0, 0, 0)))
+    (found,) = find_faults([matrix, bias], "depth")
+    assert (found.cause, found.excess, len(found.scalings)) == ("multiplier", -1, 2)
+
+
 def test_a_decay_that_is_off_as_the_learning_rate_is_no_fault_of_its_own():
     one = weight(lr=as_power(-1), decay=as_power(-1))
     assert [found.cause for found in find_faults([one], "width")] == ["step"]

@@ -10,6 +10,7 @@ from torch.optim import SGD, AdamW, Muon
 
 from theodolite.core.size import Size
 from theodolite.surveying import Audit, audit
+from theodolite.surveying.auditing.exponents import Axis, TensorScaling
 from theodolite.surveying.auditing.faults import Fault, find_faults
 from theodolite.surveying.auditing.phrases import REMEDIES, SENTENCES, is_depth_mup
 from theodolite.workloads import Workload
@@ -23,6 +24,45 @@ from .test_report import batch as rows_batch
 def audited(*faults: str, optimizer: Any = make_optimizer, **sizes: Any) -> Audit:
     workload = Workload("mine", building(recipe(*faults)), batch, loss, Size(32, 2))
     return audit(workload, optimizer=optimizer, train=False, **sizes)
+
+
+def said_of(axis: Axis, one: TensorScaling) -> tuple[str, str]:
+    """The sentence and the remedy of the one fault of a tensor."""
+    (fault,) = find_faults([one], axis)
+    return SENTENCES[fault.cause](fault), REMEDIES[fault.cause](fault, Size(64, 2))
+
+
+def test_a_factor_that_should_not_be_there_is_taken_out() -> None:
+    _, remedy = said_of("width", weight(lr=as_power(1)))
+    assert remedy.startswith("Do not multiply the learning rate of `w` by width/64")
+    _, remedy = said_of("width", weight(lr=as_power(-1)))
+    assert remedy.startswith("Do not divide the learning rate of `w` by width/64")
+    _, remedy = said_of("width", weight(lr=as_power(0, -1)))
+    assert remedy.startswith("Divide the learning rate of `w` by width/64")
+
+
+def test_a_decay_that_grows_is_too_strong_and_one_that_falls_too_weak() -> None:
+    sentence, remedy = said_of("width", weight(decay=as_power(1)))
+    assert "the weight decay of w is 10 times too strong" in sentence
+    assert remedy == "Divide the weight decay of `w` by width/64."
+    sentence, remedy = said_of("width", weight(decay=as_power(-1)))
+    assert "the weight decay of w is 10 times too weak" in sentence
+    assert remedy == "Multiply the weight decay of `w` by width/64."
+
+
+def test_a_start_that_is_divided_twice_says_where_the_other_time_is() -> None:
+    branch = weight(ends_branch=True, multiplier=as_power(-1).own, init=as_power(-0.5, 0))
+    _, remedy = said_of("depth", branch)
+    assert remedy.endswith("in the init of `w`: the branch is divided by depth/2 already.")
+    _, remedy = said_of("depth", weight(init=as_power(-0.5, 0)))
+    assert "already" not in remedy
+
+
+def test_depth_mup_is_a_multiplier_of_branches_along_the_depth() -> None:
+    root = weight(ends_branch=True, multiplier=as_power(-0.5).own)
+    assert is_depth_mup(Fault("multiplier", "depth", 0.5, (root,)))
+    assert not is_depth_mup(Fault("multiplier", "width", 0.5, (root,)))
+    assert not is_depth_mup(Fault("step", "depth", 0.5, (root,)))
 
 
 def test_a_branch_without_multiplier_has_none() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW
 
 from theodolite.core.size import Size
-from theodolite.surveying import audit
+from theodolite.probes.scaling.coordinates import Slope
+from theodolite.surveying import Audit, audit
+from theodolite.surveying.auditing import report
 from theodolite.workloads import Workload
 
 
@@ -43,3 +50,46 @@ def test_biases_and_readouts_that_start_small_do_not_contradict_the_reading() ->
     found = audit(workload, optimizer=make_optimizer, seeds=1)
     assert found.right
     assert all("keep their size" in said for said in found.trained), found.trained
+
+
+@pytest.fixture(scope="module")
+def right() -> Audit:
+    """A right parameterization, trained for one step."""
+    workload = Workload("rows", Rows, batch, functional.cross_entropy, Size(64, 1))
+    return audit(workload, optimizer=make_optimizer, widths=[64, 128], seeds=1, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("by_values", "by_tensors", "disagree"),
+    [
+        ((), (), False),
+        ((("width", 0.4),), (), False),  # a few steps of small networks
+        ((), (("width", 0.42),), False),
+        ((("width", 0.4),), (("width", 0.42),), True),  # both checks
+        ((("width", 0.5),), (), True),
+        ((("depth", 0.5),), (), False),  # depths of a few blocks are further from the limit
+        ((), (("depth", 0.8),), True),
+        ((("width", math.inf),), (), True),
+    ],
+)
+def test_one_check_alone_contradicts_the_reading_only_if_it_is_far_off(
+    right: Audit, monkeypatch: pytest.MonkeyPatch, by_values: Any, by_tensors: Any, disagree: bool
+) -> None:
+    assert right.right
+    monkeypatch.setattr(report, "_doubts", lambda *_: (by_values, by_tensors))
+    assert any("Reading and training disagree" in said for said in right.trained) is disagree
+
+
+def test_what_grows_counts_along_both_axes_and_what_vanishes_only_as_a_change_along_the_width() -> None:
+    def slope(quantity: str, axis: Any, value: float) -> Slope:
+        return Slope(quantity, axis, value, low=value, high=value, expected=0.0)
+
+    counted = [
+        slope("stream", "width", 0.5),
+        slope("stream", "depth", 0.5),
+        slope("change of logits", "width", -0.5),
+        slope("stream", "width", math.nan),
+    ]
+    passed = [slope("stream", "depth", -0.5), slope("change of logits", "depth", -0.5)]
+    checked: Any = SimpleNamespace(bent=lambda tolerance: tuple(counted + passed))
+    assert list(map(str, report._bent(checked))) == list(map(str, counted))
