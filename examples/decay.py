@@ -22,13 +22,13 @@ vectors = [tensor for tensor in model.parameters() if tensor.dim() < 2]
 groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
 optimizer = torch.optim.AdamW(groups, lr=3e-3)
 
-audit = th.probes.decay(model, inputs, optimizer)
-print(audit)
+decay = th.probes.decay(model, inputs, optimizer)
+print(decay)
 print()
 
 # Follow the paper's advice, in place: state and all other options stay. Do it before you make a schedule.
 # Without inputs=True only what is wrong for sure is mended.
-audit.apply(inputs=True)
+decay.apply(inputs=True)
 for group in optimizer.param_groups:
     print(f"{len(group['params'])} tensors, weight decay {group['weight_decay']}")
 print()

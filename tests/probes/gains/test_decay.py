@@ -24,25 +24,25 @@ pytestmark = pytest.mark.usefixtures("one_dissection")
 
 def test_decaying_everything_is_wrong_for_what_sets_the_size_of_a_signal() -> None:
     model = Net()
-    audit = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.2))
-    assert names(audit.wrong) == OUTPUT_GAINS
-    assert {row.should for row in audit.wrong} == {0.0}
-    assert {row.kind for row in audit.wrong} == {"Output-Norm gain", "scale"}
+    found = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.2))
+    assert names(found.wrong) == OUTPUT_GAINS
+    assert {row.should for row in found.wrong} == {0.0}
+    assert {row.kind for row in found.wrong} == {"Output-Norm gain", "scale"}
 
 
 def test_where_vectors_are_spared_what_linear_maps_read_could_decay() -> None:
     model = Net()
-    audit = decay(model, INPUTS, usual(model))
-    assert names(audit.advised) == INPUT_GAINS
-    assert {row.should for row in audit.advised} == {0.2}
-    assert audit.ok, "that is advice, and nothing wrong"
+    found = decay(model, INPUTS, usual(model))
+    assert names(found.advised) == INPUT_GAINS
+    assert {row.should for row in found.advised} == {0.2}
+    assert found.ok, "that is advice, and nothing wrong"
 
 
 def test_where_no_weight_decays_no_gain_has_to() -> None:
     model = Net()
-    audit = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
-    assert audit.ok
-    assert "No weight decays" in str(audit)
+    found = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
+    assert found.ok
+    assert "No weight decays" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -67,21 +67,21 @@ def test_a_trainers_optimizer_and_a_name_that_means_two_things(
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     options = transformers.TrainingArguments(tmp_path, weight_decay=0.3, use_cpu=True, report_to=[])
     optimizer = transformers.Trainer(model, options).create_optimizer()
-    audit = decay(model, {"input_ids": WORDS}, optimizer)
-    assert {name.split(".")[-2] for name in names(audit.advised)} == spared
-    assert {row.should for row in audit.advised} == {0.3}
-    by_name = {row.name: row.kind for row in audit.rows}
+    found = decay(model, {"input_ids": WORDS}, optimizer)
+    assert {name.split(".")[-2] for name in names(found.advised)} == spared
+    assert {row.should for row in found.advised} == {0.3}
+    by_name = {row.name: row.kind for row in found.rows}
     assert by_name["model.layers.1.post_attention_layernorm.weight"] == role
 
     before = decay_by_name(model, optimizer)
-    audit.apply(inputs=True)
+    found.apply(inputs=True)
     changed = {name for name, value in decay_by_name(model, optimizer).items() if value != before[name]}
-    assert changed == names(audit.advised)
+    assert changed == names(found.advised)
     mended = decay(model, {"input_ids": WORDS}, optimizer)
     assert mended.ok
     assert not mended.advised
     everything = decay(model, {"input_ids": WORDS}, torch.optim.AdamW(model.parameters()))
-    assert names(everything.wrong) == names(everything.gains) - names(audit.advised)
+    assert names(everything.wrong) == names(everything.gains) - names(found.advised)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon-kimi"])
@@ -90,22 +90,22 @@ def test_a_plan_decays_by_role_and_what_is_mended_gets_the_plans_decay(optimizer
     options = {"lr": 0.01, "weight_decay": 0.1, "optimizer": optimizer}
     model = Net(64, 4)
     rows = th.plan(Net, INPUTS, **sizes, **options).rows
-    audit = decay(model, INPUTS, th.plan(Net, INPUTS, **sizes, **options).optimizer(model))
-    assert audit.ok
-    assert not audit.advised
-    assert {row.now.rule for row in audit.rows} == {"AdamW"} | (
+    found = decay(model, INPUTS, th.plan(Net, INPUTS, **sizes, **options).optimizer(model))
+    assert found.ok
+    assert not found.advised
+    assert {row.now.rule for row in found.rows} == {"AdamW"} | (
         {"Muon"} if optimizer == "muon-kimi" else set()
     )
-    assert {row.now.decoupled for row in audit.rows if row.now.weight_decay} == {True}
+    assert {row.now.decoupled for row in found.rows if row.now.weight_decay} == {True}
     for policy, norms in (("matrices", {"input"}), ("everything", {"output", None})):
         plan = th.plan(Net, INPUTS, **sizes, **options, decay=policy)
         made = plan.optimizer(model)
-        audit = decay(model, INPUTS, made)
-        assert {row.part.norm for row in (*audit.wrong, *audit.advised)} == norms
-        assert audit.ok is (policy == "matrices")
-        audit.apply(inputs=True)
+        found = decay(model, INPUTS, made)
+        assert {row.part.norm for row in (*found.wrong, *found.advised)} == norms
+        assert found.ok is (policy == "matrices")
+        found.apply(inputs=True)
         now = decay_by_name(model, made)
-        for row in audit.gains:
+        for row in found.gains:
             assert now[row.name] == pytest.approx(rows[row.name].weight_decay, rel=1e-6), row.name
         model(INPUTS).sum().backward()
         made.step()
@@ -124,10 +124,10 @@ def test_inside_a_weight_scales_decay_and_directions_do_not(form: str) -> None:
     everything = torch.optim.AdamW(model.parameters(), weight_decay=0.2)
     assert names(decay(model, WORDS, everything).wrong) == free
     spared = usual(model)
-    audit = decay(model, WORDS, spared)
-    assert names(audit.advised) == inside
-    assert {row.kind for row in audit.advised if "weight.0.inputs" in row.name} == {"scale vector"}
-    audit.apply(inputs=True)
+    found = decay(model, WORDS, spared)
+    assert names(found.advised) == inside
+    assert {row.kind for row in found.advised if "weight.0.inputs" in row.name} == {"scale vector"}
+    found.apply(inputs=True)
     assert {name for name, value in decay_by_name(model, spared).items() if value == 0} == free
 
 
@@ -136,8 +136,8 @@ def test_inside_a_weight_scales_decay_and_directions_do_not(form: str) -> None:
 
 def test_decay_of_what_is_divided_by_its_own_norm_only_lengthens_its_steps() -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 2))
-    audit = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.1))
-    (free,) = [row for row in audit.rows if row.part.scale_free]
+    found = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.1))
+    (free,) = [row for row in found.rows if row.part.scale_free]
     assert (free.name, free.verdict) == ("0.parametrizations.weight.original1", "note")
     assert "only its direction counts" in free.why
 
@@ -145,12 +145,12 @@ def test_decay_of_what_is_divided_by_its_own_norm_only_lengthens_its_steps() -> 
 def test_biases_tables_and_ties_are_noted_and_left_alone() -> None:
     model = th.models.GPT(32, 1, vocab=32, context=8, head_dim=16, tied=True)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
-    audit = decay(model, WORDS, optimizer)
-    (table,) = [row for row in audit.rows if row.kind == "tied table"]
+    found = decay(model, WORDS, optimizer)
+    (table,) = [row for row in found.rows if row.kind == "tied table"]
     assert (table.name, table.verdict, table.should) == ("embed.weight", "note", None)
     model = Net()
-    audit = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.1))
-    biases = [row for row in audit.rows if row.kind == "bias"]
+    found = decay(model, INPUTS, torch.optim.AdamW(model.parameters(), weight_decay=0.1))
+    biases = [row for row in found.rows if row.kind == "bias"]
     assert names(biases) == {name for name, _ in model.named_parameters() if name.endswith("bias")}
     assert {(row.verdict, row.should) for row in biases} == {("note", None)}
 
@@ -186,8 +186,8 @@ def test_frozen_forgotten_and_doubled_tensors_are_told_apart() -> None:
     twice = model.blocks[1].after.weight
     first = torch.optim.AdamW([p for p in model.parameters() if p is not left_out], weight_decay=0.1)
     second = torch.optim.SGD([twice], lr=0.1)
-    audit = decay(model, INPUTS, [first, second])
-    rows = {row.name: row for row in audit.rows}
+    found = decay(model, INPUTS, [first, second])
+    rows = {row.name: row for row in found.rows}
     assert rows["norm.weight"].now.state == rows["blocks.0.after.weight"].now.state == "frozen"
     assert rows["norm.weight"].verdict == rows["blocks.0.after.weight"].verdict == "right"
     assert (rows["blocks.1.before.weight"].now.state, rows["blocks.1.before.weight"].verdict) == (
@@ -199,7 +199,7 @@ def test_frozen_forgotten_and_doubled_tensors_are_told_apart() -> None:
         "wrong",
     )
     with pytest.raises(UseError, match=r"blocks\.1\.after\.weight: 2 groups train it.*by hand"):
-        audit.apply()
+        found.apply()
 
 
 def test_two_optimizers_share_a_network_and_each_is_mended() -> None:
@@ -210,11 +210,11 @@ def test_two_optimizers_share_a_network_and_each_is_mended() -> None:
         torch.optim.Muon(matrices, lr=0.02, weight_decay=0.3),
         torch.optim.AdamW(vectors, lr=0.001, weight_decay=0.0),
     ]
-    audit = decay(model, INPUTS, both)
-    assert names(audit.advised) == INPUT_GAINS
+    found = decay(model, INPUTS, both)
+    assert names(found.advised) == INPUT_GAINS
     with pytest.raises(UseError, match="2 optimizers"):
-        audit.groups()
-    audit.apply(inputs=True)
+        found.groups()
+    found.apply(inputs=True)
     now = decay_by_name(model, both[1])
     assert {name for name, value in now.items() if value == 0.3} == INPUT_GAINS
 
@@ -232,9 +232,9 @@ def test_an_optimizer_inside_another_object_is_seen() -> None:
     accelerate = pytest.importorskip("accelerate")
     model = Net()
     wrapped = accelerate.Accelerator(cpu=True).prepare_optimizer(usual(model))
-    audit = decay(model, INPUTS, wrapped)
-    assert names(audit.advised) == INPUT_GAINS
-    assert {row.now.rule for row in audit.rows} == {"AdamW"}
+    found = decay(model, INPUTS, wrapped)
+    assert names(found.advised) == INPUT_GAINS
+    assert {row.now.rule for row in found.rows} == {"AdamW"}
 
 
 def test_looking_leaves_no_trace() -> None:
@@ -262,9 +262,9 @@ def test_tensors_of_others_are_counted() -> None:
     model, other = Net(), nn.Linear(2, 2)
     optimizer = usual(model)
     optimizer.add_param_group({"params": list(other.parameters())})
-    audit = decay(model, INPUTS, optimizer)
-    assert audit.strangers == 2
-    assert "2 tensors that this network does not have" in " ".join(str(audit).split())
+    found = decay(model, INPUTS, optimizer)
+    assert found.strangers == 2
+    assert "2 tensors that this network does not have" in " ".join(str(found).split())
 
 
 @pytest.mark.parametrize("given", ["adamw", None, []])
@@ -276,17 +276,17 @@ def test_what_is_no_optimizer_is_refused(given: Any) -> None:
 def test_a_network_without_gains_is_nothing_to_do() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.RMSNorm(16, elementwise_affine=False), nn.Linear(16, 2))
     optimizer = torch.optim.AdamW(model.parameters())
-    audit = decay(model, INPUTS, optimizer)
-    assert audit.ok
-    assert str(audit).startswith("This network has no gains: nothing to do.")
-    audit.apply()
+    found = decay(model, INPUTS, optimizer)
+    assert found.ok
+    assert str(found).startswith("This network has no gains: nothing to do.")
+    found.apply()
     assert len(optimizer.param_groups) == 1
 
 
 def test_the_table_folds_blocks_and_counts_what_is_wrong() -> None:
     model = Net()
-    audit: Decay = decay(model, INPUTS, usual(model))
-    said = str(audit)
+    found: Decay = decay(model, INPUTS, usual(model))
+    said = str(found)
     assert " ".join(said.split()).startswith(
         "Weight decay is wrong for none of 7 gains. By the scale-vector paper 3 could decay. "
         "8 of 8 weights decay, lr·λ = 0.002 per step"

@@ -82,7 +82,7 @@ class Treatment:
 class Decay(Result):
     """An optimizer's weight decay, tensor by tensor. Made by `decay`."""
 
-    kind: ClassVar[str] = "weight-decay audit"
+    kind: ClassVar[str] = "weight decay"
     rows: tuple[Treatment, ...]
     optimizers: tuple[Optimizer, ...] = field(repr=False, compare=False)
     tensors: Mapping[str, Tensor] = field(repr=False, compare=False)
@@ -114,14 +114,14 @@ class Decay(Result):
         """Parameter groups for a new optimizer: the old ones, corrected.
 
         A tensor moves to a group that differs only in the decay, if there is one, else to a new group. The
-        audited optimizer is left unchanged.
+        optimizer that was read is left unchanged.
 
         Args:
             inputs: follow the advice too, and let the gains of Input-Norms decay.
         """
         if len(self.optimizers) > 1:
             raise UseError(
-                f"{len(self.optimizers)} optimizers were audited, and their groups do not mix: "
+                f"{len(self.optimizers)} optimizers were read, and their groups do not mix: "
                 "apply() corrects each in place"
             )
         return regrouped(self.optimizers[0].param_groups, self._due(inputs))
@@ -235,7 +235,7 @@ def decay(
     *,
     roles: Mapping[str, Role] | None = None,
 ) -> Decay:
-    """Audit the weight decay of every tensor: what reads it, what decay it has, and what it should have.
+    """The weight decay of every tensor: what reads it, what decay it has, and what it should have.
 
     Nothing is trained and nothing changes; one forward pass is traced without being computed.
 
@@ -252,10 +252,10 @@ def decay(
     ...     {"params": [p for p in model.parameters() if p.dim() > 1]},
     ...     {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ... ], weight_decay=0.1)
-    >>> audit = decay(model, torch.zeros(3, 4), adamw)
-    >>> [(row.name, row.kind, row.now.weight_decay, row.should) for row in audit.advised]
+    >>> found = decay(model, torch.zeros(3, 4), adamw)
+    >>> [(row.name, row.kind, row.now.weight_decay, row.should) for row in found.advised]
     [('1.weight', 'Input-Norm gain', 0.0, 0.1)]
-    >>> audit.apply(inputs=True)
+    >>> found.apply(inputs=True)
     >>> [len(group["params"]) for group in adamw.param_groups]
     [3, 3]
     """
