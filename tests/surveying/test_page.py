@@ -85,6 +85,15 @@ def test_names_from_outside_cannot_become_markup(surveyed):
     assert "Survey of <small & sharp>" in words(html)
 
 
+def test_what_stands_between_backticks_is_code_and_a_name_breaks_at_its_dots(surveyed):
+    remedy = "Divide `blocks.*.up.weight` by width/32, not `a<b`."
+    finding = dataclasses.replace(surveyed.ranked[0], remedy=remedy)
+    written = page(dataclasses.replace(surveyed, findings=(finding,)))
+    name = "blocks.<wbr>*.<wbr>up.<wbr>weight"
+    assert f"Divide <code>{name}</code> by width/32, not <code>a&lt;b</code>." in written
+    assert "`blocks" not in written
+
+
 def test_without_figures_the_page_does_not_carry_the_script(surveyed):
     html = page(dataclasses.replace(surveyed, anatomy=None, findings=()))
     assert "plotly.js v" not in html

@@ -14,7 +14,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.files import plain, read_dataclass, read_json, write_whole
 from theodolite.present.figure import Figure
 from theodolite.present.page import figure_html, sheet
-from theodolite.present.text import Table, wrapped
+from theodolite.present.text import Table, as_html, wrapped
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Result:
 def block_html(block: Block) -> str:
     """A block as HTML. A figure needs the page's script: here it is what its alt text says."""
     if isinstance(block, str):
-        return "".join(f"<p>{escape(line)}</p>" for line in block.splitlines() if line)
+        return "".join(f"<p>{as_html(line)}</p>" for line in block.splitlines() if line)
     if isinstance(block, Heading):
         return f"<h2>{escape(block.text)}</h2>"
     if isinstance(block, Table):

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import math
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,15 @@ def number(value: float, digits: int = 3) -> str:
     if math.isfinite(value) and abs(value) < 1e5 and float(value).is_integer():
         return str(int(value))
     return f"{value:.{digits}g}"
+
+
+def as_html(text: str) -> str:
+    """Text as HTML; what stands between backticks is set as code.
+
+    >>> as_html("Multiply `head.weight` by 2 < 3.")
+    'Multiply <code>head.weight</code> by 2 &lt; 3.'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -174,7 +184,7 @@ class Table:
         rows = "".join(
             "<tr>"
             + "".join(
-                f'<td data-label="{escape(one.name)}"{kind}>{escape(text)}</td>'
+                f'<td data-label="{escape(one.name)}"{kind}>{as_html(text)}</td>'
                 for one, text, kind in zip(shown, row, kinds, strict=True)
             )
             + "</tr>"

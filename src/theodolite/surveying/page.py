@@ -11,7 +11,8 @@ from theodolite.present.page import asset, inlined_json, plotly_script
 from theodolite.surveying.network import ROLE_MEANINGS, parameters_by_block, stages
 from theodolite.surveying.survey import Survey
 
-_DOTTED = re.compile(r"(?<![\w/*.])[A-Za-z_*][\w*]*(?:\.[\w*]+)+")
+_CODE = re.compile(r"`([^`]+)`|(?<![\w/*.])[A-Za-z_*][\w*]*(?:\.[\w*]+)+")
+"""What stands between backticks, and dotted names."""
 
 
 def page(survey: Survey) -> str:
@@ -68,12 +69,13 @@ def _numeric(column: Iterable[object]) -> bool:
 
 
 def _tensors(text: str) -> Any:
-    """Set dotted names in the type of code, and let them break at their dots."""
+    """Set code and dotted names in the type of code, and let them break at their dots."""
     from markupsafe import Markup, escape
 
     pieces, end = [], 0
-    for match in _DOTTED.finditer(text):
-        pieces += [escape(text[end : match.start()]), Markup("<code>{}</code>").format(_breakable(match[0]))]
+    for match in _CODE.finditer(text):
+        code = _breakable(match[1] or match[0])
+        pieces += [escape(text[end : match.start()]), Markup("<code>{}</code>").format(code)]
         end = match.end()
     return Markup("").join([*pieces, escape(text[end:])])
 
