@@ -288,6 +288,16 @@ def test_what_a_network_prints_is_kept_out_of_json(capsys):
     assert "Usage" in out
 
 
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize("words", [("plan", "--width", "64"), ("groups",)])
+@pytest.mark.parametrize("format", [("--format", "csv"), ("--format=csv",)])
+def test_what_a_network_prints_is_kept_out_of_exports(words, format, capsys):
+    _, out, err = run(words[0], "mine.py:chatty", *words[1:], "--lr", "0.1", *format, capsys=capsys)
+    assert out.startswith("tensor,shape,role,")
+    assert "building" not in out
+    assert "building" in err
+
+
 PRINTING = """
 import os, subprocess
 from theodolite.commands.output import only_results, print_result

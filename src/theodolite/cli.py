@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _require_homes(words)
-        for_program = "--json" in words and not {"-h", "--help"} & {*words}
+        options = {word.partition("=")[0] for word in words}
+        for_program = bool(options & {"--json", "--format"}) and not options & {"-h", "--help"}
         with only_results() if for_program else contextlib.nullcontext():
             _commands()(args=words, prog_name="theodolite")
     except UseError as error:

@@ -26,7 +26,7 @@ def print_export(made: Exported, out: Path | None) -> None:
     for note in made.notes:
         print(note, file=sys.stderr)
     if out is None:
-        print(made)
+        print_result(made)
     else:
         print(f"The export for {made.format} is {made.save(out)}", file=sys.stderr)
 
