@@ -236,6 +236,11 @@ def test_layers_that_differ_stand_by_name_beside_their_pattern() -> None:
     assert {pattern: len(some) for pattern, some in found.items()} == {"h.*.w": 3, "h.1.w": 1}
 
 
+def test_a_pattern_never_stands_for_one_tensor() -> None:
+    rows = [_row(f"{layer}.weight", 0.1 * (1 + layer)) for layer in range(3)]
+    assert list(folded(rows, lambda row: row.lr)) == ["0.weight", "1.weight", "2.weight"]
+
+
 def test_layers_that_differ_keep_their_groups() -> None:
     rows = {row.name: row for row in (_row(f"{layer}", 0.2 if layer == 1 else 0.1) for layer in range(4))}
     plan = dataclasses.replace(parts_plan(("wide",)), rows=rows)

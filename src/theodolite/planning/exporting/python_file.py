@@ -59,17 +59,17 @@ def grouped(content: Content, options: Callable[[PlanRow], Mapping[str, Any]]) -
 def folded(rows: Iterable[PlanRow], key: Callable[[PlanRow], Any]) -> dict[str, list[PlanRow]]:
     """Rows by a name or a pattern with stars for the numbers of the path.
 
-    Where rows of one pattern differ in their key, most of them keep it and the others stand by their names: a
-    name is looked up before its pattern.
+    Where rows of one pattern differ in their key, the most frequent key has the pattern and the others stand by
+    their names: a name is looked up before its pattern. No pattern stands for one row.
     """
     by_pattern: dict[str, list[PlanRow]] = {}
     for row in rows:
         by_pattern.setdefault(starred(row.name, steps=True), []).append(row)
     found: dict[str, list[PlanRow]] = {}
     for pattern, some in by_pattern.items():
-        usual = Counter(repr(key(row)) for row in some).most_common(1)[0][0]
+        ((usual, often),) = Counter(repr(key(row)) for row in some).most_common(1)
         for row in some:
-            alone = len(some) == 1 or repr(key(row)) != usual
+            alone = often == 1 or repr(key(row)) != usual
             found.setdefault(row.name if alone else pattern, []).append(row)
     return found
 
