@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.planning.exporting.made import SIZE, build, gpt_plan, parts, parts_plan, run
+from tests.planning.exporting.made import (
+    SIZE,
+    apart,
+    build,
+    gpt_plan,
+    parts,
+    parts_plan,
+    run,
+    trained_parts,
+)
 from tests.planning.exporting.readers import MEGATRON, modules, read_megatron
 from torch import nn
 
@@ -197,3 +206,38 @@ def test_megatrons_own_groups_have_the_plans_rates(optimizer: str) -> None:
     assert read.keys() == plan.rows.keys()
     _check(plan, file, read)
     assert all(math.isfinite(group["max_lr"]) for group in read.values())
+
+
+@pytest.mark.parametrize("rule", MUONS)
+@pytest.mark.parametrize("name", ["wide", "tall", "transposed", "interleaved"])
+def test_megatrons_own_muon_takes_the_plans_steps(name: str, rule: str) -> None:
+    reason = "megatron.core is not installed: its factors are checked above"
+    core = pytest.importorskip("megatron.core.optimizer.emerging_optimizers", reason=reason)
+    if not core.HAVE_EMERGING_OPTIMIZERS:
+        pytest.skip("emerging_optimizers is not installed, which has Megatron's Muon")
+    plan = parts_plan((name,), rule)
+    names = {name: "linear_qkv.weight" if name == "interleaved" else name}
+    file = run(plan.export("megatron", names=names).text)
+    ours, theirs = parts(plan), parts(plan)
+    (tensor,), config = theirs.parameters(), file.CONFIG
+    ((_, override),) = [
+        (key, override)
+        for key, override in file.config_overrides().items()
+        if key.matches(tensor, names[name])
+    ]
+    muon = core.TensorParallelMuon(
+        [tensor],
+        lr=override["max_lr"],
+        weight_decay=config["weight_decay"] * override["wd_mult"],
+        momentum=config["muon_momentum"],
+        nesterov=config["muon_nesterov"],
+        num_ns_steps=config["muon_num_ns_steps"],
+        coefficient_type=config["muon_coefficient_type"],
+        scale_mode=config["muon_scale_mode"],
+        extra_scale_factor=config["muon_extra_scale_factor"],
+        split_qkv=name == "interleaved",
+        is_qkv_fn=lambda _: True,
+        qkv_split_shapes=[4, 4],
+        fp32_matmul_prec="highest",
+    )
+    assert apart(trained_parts(theirs, muon), trained_parts(ours, plan.optimizer(ours)))[name] < 1e-3
