@@ -60,7 +60,7 @@ def test_the_first_rule_that_matches_applies() -> None:
 
 
 def test_a_tensor_without_a_rule_is_refused_by_name() -> None:
-    with pytest.raises(UseError, match=r"no rule matches head\.weight.*'\*': '\*'"):
+    with pytest.raises(UseError, match=r"no rule matches head\.weight.*from '\*' to '\*'"):
         renamed(_rows(_row("layers.0.w"), _row("head.weight")), {}, {"layers.*": "model.layers.*"})
 
 
@@ -81,6 +81,12 @@ def test_several_rules_join_their_tensors_along_the_outputs() -> None:
 def test_layers_that_are_fused_alike_have_one_note() -> None:
     rows = _rows(*(_row(f"h.{layer}.{name}", (4, 3)) for layer in range(3) for name in "qk"))
     assert len(renamed(rows, {}, {"h.*.q": "h.*.qk", "h.*.k": "h.*.qk"}).notes) == 1
+
+
+def test_parts_that_differ_in_a_number_alone_are_said_by_their_names() -> None:
+    rows = _rows(*(_row(f"h.{layer}.up") for layer in range(3)))
+    (note,) = renamed(rows, {}, {"h.1.up": "h.2.up", "*": "*"}).notes
+    assert note.startswith("h.2.up: taken to hold h.1.up, h.2.up one after the other")
 
 
 @pytest.mark.parametrize("format", ["torch", "csv", "yaml"])

@@ -94,7 +94,7 @@ def _applied(rules: Sequence[_Rule], name: str) -> tuple[int, tuple[str, tuple[i
         if (found := rule.applied(name)) is not None:
             return place, found
     raise UseError(
-        f"names: no rule matches {name}. Add one; {{'*': '*'}} as the last keeps the names of all others"
+        f"names: no rule matches {name}. Add one; a last rule from '*' to '*' keeps the names of all others"
     )
 
 
@@ -128,8 +128,12 @@ def _fused(
     whole = stacked[0] if len(stacked) == 1 else _joined(new, stacked)
     said, notes = starred(new, steps=True), []
     if len(stacked) > 1:
-        order = ", ".join(starred(row.name, steps=True) for row in stacked)
-        notes.append(f"{said}: taken to hold {order} one after the other along its outputs, {whole.shape}.")
+        parts = [starred(row.name, steps=True) for row in stacked]
+        if len(set(parts)) < len(parts):  # stars would hide which tensors these are
+            said, parts = new, [row.name for row in stacked]
+        notes.append(
+            f"{said}: taken to hold {', '.join(parts)} one after the other along its outputs, {whole.shape}."
+        )
     if len(by_rule) < len(rows):
         notes.append(f"{said}: taken to be a stack of {len(rows) // len(stacked)} tensors, {whole.shape}.")
     if len({row.init for row in rows}) > 1:
