@@ -98,6 +98,13 @@ def test_a_factor_that_dion_does_not_have_is_said_of_tall_matrices_alone() -> No
     assert said.endswith("decays of tall.")
 
 
+def test_the_example_lets_dion_compile_for_many_shapes() -> None:
+    raised = "    torch._dynamo.config.recompile_limit = 100\n    optimizer = make_optimizer("
+    assert raised in parts_plan(("wide",)).export("dion").text
+    assert any("dion compiles its iteration" in note for note in parts_plan(("wide",)).export("dion").notes)
+    assert "recompile_limit" not in gpt_plan().export("dion").text  # AdamW's step compiles for all shapes
+
+
 def test_eps_is_of_summed_gradients() -> None:
     (group,) = _file(parts_plan(("wide",), options={"momentum": 0.9})).param_groups(
         parts(parts_plan(("wide",)))

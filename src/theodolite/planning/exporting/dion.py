@@ -84,17 +84,19 @@ def _write(content: Content) -> tuple[str, Sequence[str]]:
         )
     grouping = grouped(content, lambda row: _options(content, row))
     notes = [*content.notes, *_notes(muons), *notes_of_init(content)]
-    use = "model = initialize(model)\noptimizer = make_optimizer(model, distributed_mesh=mesh)"
+    use = [
+        *["model = initialize(model)"] * content.draws,
+        *["torch._dynamo.config.recompile_limit = 100"] * bool(muons),
+        "optimizer = make_optimizer(model, distributed_mesh=mesh)",
+    ]
     body = _BODY
     if content.multipliers:
         body = body.replace("    return Muon", "    attach(model)\n    return Muon")
-    if not content.draws:
-        use = use.partition("\n")[2]
     return (
         python_file(
             content,
             who=WHO,
-            use=use,
+            use="\n".join(use),
             notes=notes,
             grouping=grouping,
             body=body,
@@ -110,7 +112,9 @@ def _notes(muons: Sequence[PlanRow]) -> list[str]:
     notes = [
         "dion orthogonalises by 5 steps of Polar Express in bfloat16 (make_optimizer(model, "
         "use_polar_express=False): of another iteration), the plan by 5 of Jordan's: singular values of the "
-        "update are nearer to 1.",
+        "update are nearer to 1. It rounds momenta to bfloat16 before, for any iteration.",
+        "dion compiles its iteration for each shape of matrix, and torch fails at the ninth unless "
+        "torch._dynamo.config.recompile_limit is raised, as dion's train.py does.",
     ]
     if kernels := [row for row in muons if len(row.shape) > 2 and not is_stack(row)]:
         notes.append(

@@ -59,8 +59,8 @@ def grouped(content: Content, options: Callable[[PlanRow], Mapping[str, Any]]) -
 def folded(rows: Iterable[PlanRow], key: Callable[[PlanRow], Any]) -> dict[str, list[PlanRow]]:
     """Rows by a name or a pattern with stars for the numbers of the path.
 
-    Where rows of one pattern differ in their key, the most frequent key has the pattern and the others stand by
-    their names: a name is looked up before its pattern. No pattern stands for one row.
+    Where rows of one pattern differ in their key, the most frequent key has the pattern and the others stand
+    by their names: a name is looked up before its pattern. No pattern stands for one row.
     """
     by_pattern: dict[str, list[PlanRow]] = {}
     for row in rows:
