@@ -184,6 +184,11 @@ def test_what_no_run_can_be_made_of_is_refused_before_the_first() -> None:
     )
     with pytest.raises(UseError, match=r"keeps state between calls.* with lr 0.01, then 0.02"):
         check_plans([OWN], drifting)
+    closing = dataclasses.replace(
+        tiny.plain, name="closing", optimizer=lambda model: torch.optim.LBFGS(model.parameters())
+    )
+    with pytest.raises(UseError, match="a step of the factory's LBFGS needs closure"):
+        check_plans([OWN], closing)
     source = pytest.importorskip("pytorch_optimizer")
     averaging = dataclasses.replace(
         tiny.plain,

@@ -489,6 +489,21 @@ def test_a_sweep_of_own_alone_has_a_figure_and_refuses_what_its_optimizer_has(ti
         )
     with pytest.raises(UseError, match=r"says nothing of its optimizer: give Workload\("):
         sweep("mlp-mixture", parameterization="own", out="other", **GOOD)
+    with pytest.raises(UseError, match=r"optimizer is 'lion': with the own parameterization it is the work"):
+        sweep("mine.py:tiny", parameterization="own", optimizer="lion", out="other", **GOOD)
+
+
+def test_tensors_that_the_own_optimizer_leaves_out_are_named(tiny, capsys):
+    """The first layer's weight is in no group, and the command says so before the runs are made."""
+    (tiny / "careless.py").write_text(f"""{FILE}
+tiny = Workload("tiny", Net, batch, nn.functional.cross_entropy, Size(8, 1),
+                optimizer=lambda model: torch.optim.AdamW([*model.parameters()][1:], lr=0.01))
+""")
+    with pytest.raises(SystemExit):
+        main(["sweep", "careless.py:tiny", *FEWER[:-1], "own"])
+    said = capsys.readouterr().err
+    assert said.count("In no group of the optimizer, and so left as they start: first.weight (1 tensor)") == 1
+    assert said.startswith("own, AdamW at ")
 
 
 def test_own_is_searched_once_whatever_the_optimizers(tiny, monkeypatch):

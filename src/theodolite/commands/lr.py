@@ -23,7 +23,9 @@ from theodolite.commands.output import print_result
 
 def lr(
     workload: WorkloadName,
-    optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …: see docs/rules.md.")] = "adamw",
+    optimizer: Annotated[
+        str, typer.Option(help="adamw, sgd, muon-kimi, …: see docs/rules.md; or own, the workload's.")
+    ] = "adamw",
     width: Width = None,
     depth: Depth = None,
     seeds: Annotated[
@@ -53,6 +55,8 @@ def lr(
       theodolite lr mlp-mixture
 
       theodolite lr gpt-sotu --optimizer muon-kimi --width 64 --depth 2
+
+      theodolite lr model.py:workload --optimizer own
 
       theodolite lr model.py:workload --steps 50 --seeds 5 --out lr.html
 

@@ -22,20 +22,24 @@ from theodolite.planning.rows import PlanRow
 from theodolite.workloads import Workload
 
 
-def check_plans(runs: Sequence[Run], workload: Workload) -> None:
+def check_plans(runs: Sequence[Run], workload: Workload) -> tuple[str, ...]:
     """Plan each size with each optimizer and parameterization, and check schedules and options.
 
-    No network is built. Plans are cached: runs in this process do not make them again.
+    No network is built. Plans are cached: runs in this process do not make them again. Gives what to know of
+    the workload's own optimizer, such as the tensors that it leaves out.
     """
+    notes: dict[str, str] = {}
     for timing in dict.fromkeys((run.schedule, run.steps, run.warmup, run.final) for run in runs):
         LRFactor(*timing)
     for run in {(run.size, run.optimizer, run.parameterization): run for run in runs}.values():
         plan = planned(run, workload)
         if run.parameterization == "own":
             _check_own(run, plan, workload)
+            notes = {note: f"{plan.title}: {note}" for note in plan.notes} | notes
             continue
         for rule in {row.rule for row in plan.trained}:
             OPTIMIZERS[rule].maker(plan.options if rule == plan.optimizer_name else plan.vector_options)
+    return tuple(notes.values())
 
 
 def _check_own(run: Run, plan: Plan, workload: Workload) -> None:

@@ -24,9 +24,10 @@ from theodolite.core.finite import not_finite
 from theodolite.core.progress import Progress, silent
 from theodolite.core.size import Size
 from theodolite.lr_finder.lr_range import LrCurve, LrRange, LrTrial, read_off
-from theodolite.lr_finder.subject import Make, Subject, check, subjects
+from theodolite.lr_finder.subject import Subject, check, subjects
 from theodolite.optimizers.planned import set_lr
 from theodolite.planning import Plan
+from theodolite.planning.factory import MakeOptimizer
 from theodolite.probes.steps.update import Snapshot, no_hooks
 from theodolite.workloads import Workload
 
@@ -51,7 +52,7 @@ def find_lr(
     loss: Loss | None = None,
     batches: Batches | None = None,
     *,
-    optimizer: str | Plan | Make | Optimizer = "adamw",
+    optimizer: str | Plan | MakeOptimizer | Optimizer = "adamw",
     size: Size | None = None,
     seeds: int | Sequence[int] = 3,
     low: float = 1e-5,
@@ -79,8 +80,9 @@ def find_lr(
         workload: a Workload, the name of one, or a module with `loss` and `batches`.
         loss: of a module: `loss(logits, targets)`.
         batches: of a module: a pair (inputs, targets), a list of pairs, a DataLoader.
-        optimizer: the name of a rule (of a module: `adamw` or `sgd`), a Plan, a function `make(model)`, or
-            of a module a torch optimizer with any state. All groups are multiplied by one factor.
+        optimizer: the name of a rule (of a module: `adamw` or `sgd`), a Plan, a function `make(model)`; of a
+            workload also `own`, its own optimizer, for whose default learning rate the rates stand; of a
+            module also a torch optimizer with any state. All groups are multiplied by one factor.
         size: of a workload; its own if None.
         seeds: a number of seeds, or the seeds: of a workload's initial weights and batches, of the order of a
             module's batches and its dropout.
@@ -118,6 +120,7 @@ def find_lr(
         curves = []
         for index, seed in enumerate(chosen):
             subject = make(seed)
+            check(subject)
             groups, base, done = subject.groups, subject.base, itertools.count()
 
             def tell_trial(rate: float, index: int = index, done: Iterator[int] = done) -> None:
@@ -150,7 +153,6 @@ def _curve(
     subject: Subject, rates: Sequence[float], steps: int, seed: int, tell: Callable[[float], None]
 ) -> LrCurve:
     """A trial at each rate, upwards, until one raises the loss; then refined there and around the best."""
-    check(subject)
     with _restored(subject.model, subject.optimizer, subject.loss) as restore:
         runner = _Runner(subject, restore, steps, seed, tell)
         high, above = None, None

@@ -21,12 +21,14 @@ from theodolite.core.errors import UseError
 from theodolite.core.examples import each_batch
 from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS
+from theodolite.optimizers.step_checks import required_arguments
 from theodolite.planning import Plan, plan
-from theodolite.probes.steps.update import parameter_names, required_arguments
+from theodolite.planning.factory import MakeOptimizer, check_pure, made_as_one
+from theodolite.planning.own import own
+from theodolite.probes.steps.update import parameter_names
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 
-Make = Callable[[nn.Module], Optimizer]
 JUDGES = 8
 """Batches that judge a trial."""
 PLAIN = "adamw", "sgd"
@@ -72,7 +74,7 @@ def subjects(
     workload: Workload | nn.Module | str,
     loss: Loss | None,
     batches: Batches | None,
-    optimizer: str | Plan | Make | Optimizer,
+    optimizer: str | Plan | MakeOptimizer | Optimizer,
     *,
     size: Size | None,
     steps: int,
@@ -127,9 +129,12 @@ def check(subject: Subject) -> None:
             "whose step needs no arguments: for a SafeStep the one inside, safe.optimizer"
         )
     parameter_names(optimizer, subject.model)
-    rates = [float(group["lr"]) for group in _filled(optimizer)]
-    if not rates:
+    filled = _filled(optimizer)
+    if not filled:
         raise UseError("the optimizer's groups hold no tensor. Make it from this model's parameters")
+    if any(group.get("lr") is None for group in filled):
+        raise UseError(f"{kind} has a group without a learning rate: give each group an lr to multiply")
+    rates = [float(group["lr"]) for group in filled]
     if not all(map(math.isfinite, rates)) or min(rates) < 0 or max(rates) == 0:
         raise UseError(
             f"the learning rates of the optimizer's groups are {', '.join(f'{rate:g}' for rate in rates)}: "
@@ -138,7 +143,7 @@ def check(subject: Subject) -> None:
 
 
 def _of_workload(
-    workload: Workload, optimizer: str | Plan | Make | Optimizer, size: Size | None, device: str
+    workload: Workload, optimizer: str | Plan | MakeOptimizer | Optimizer, size: Size | None, device: str
 ) -> tuple[str, str, Callable[[int], Subject]]:
     if isinstance(optimizer, Optimizer):
         raise UseError(
@@ -160,6 +165,11 @@ def _of_workload(
     planned = optimizer
     if isinstance(optimizer, str):
         inputs = _drawn(workload, 0, 0)[0]
+    if optimizer == "own":
+        if workload.optimizer is not None:
+            check_pure(workload.optimizer, workload.build, size)
+        planned = own(workload.build, inputs, workload.optimizer, size=size, lr=1.0)
+    elif isinstance(optimizer, str):
         planned = plan(workload.build, inputs, size=size, base=size, optimizer=optimizer, lr=1.0)
 
     def make(seed: int) -> Subject:
@@ -182,7 +192,7 @@ def _of_workload(
 
 
 def _of_module(
-    model: nn.Module, loss: Loss, batches: Sequence[Batch], optimizer: str | Plan | Make | Optimizer
+    model: nn.Module, loss: Loss, batches: Sequence[Batch], optimizer: str | Plan | MakeOptimizer | Optimizer
 ) -> tuple[str, str, Callable[[int], Subject]]:
     if not any(tensor.requires_grad for tensor in model.parameters()):
         raise UseError(
@@ -220,7 +230,7 @@ def _drawn(workload: Workload, seed: int, step: int) -> Batch:
         raise UseError(f"{called} failed: {in_one_line(error)}") from error
 
 
-def _made(optimizer: str | Plan | Make | Optimizer, model: nn.Module) -> Optimizer:
+def _made(optimizer: str | Plan | MakeOptimizer | Optimizer, model: nn.Module) -> Optimizer:
     if isinstance(optimizer, Plan):
         return optimizer.optimizer(model)
     if isinstance(optimizer, str):
@@ -231,14 +241,11 @@ def _made(optimizer: str | Plan | Make | Optimizer, model: nn.Module) -> Optimiz
             )
         trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
         return OPTIMIZERS[optimizer].maker({})([{"params": trained, "lr": 1.0}])
-    made = optimizer if isinstance(optimizer, Optimizer) else optimizer(model)
-    if not isinstance(made, Optimizer):
-        raise UseError(f"make(model) returned {described(made)}, not a torch.optim.Optimizer")
-    return made
+    return optimizer if isinstance(optimizer, Optimizer) else made_as_one(optimizer, model)
 
 
 def _highest(optimizer: Optimizer) -> float:
-    return max((float(group["lr"]) for group in _filled(optimizer)), default=0.0)
+    return max((float(group.get("lr") or 0) for group in _filled(optimizer)), default=0.0)
 
 
 def _filled(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -246,7 +253,7 @@ def _filled(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [group for group in optimizer.param_groups if group["params"]]
 
 
-def _named(optimizer: str | Plan | Make | Optimizer) -> str:
+def _named(optimizer: str | Plan | MakeOptimizer | Optimizer) -> str:
     if isinstance(optimizer, str):
         return optimizer
     if isinstance(optimizer, Plan):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from theodolite.core.errors import UseError
 from theodolite.optimizers.sharding import local, mesh_groups
@@ -27,6 +29,14 @@ def evaluated(closure: Callable[[], float] | None) -> float | None:
         return None
     with torch.enable_grad():
         return closure()
+
+
+def required_arguments(optimizer: Optimizer) -> list[str]:
+    """The arguments that a step of the optimizer cannot do without."""
+    # Of the class: a scheduler puts its own function around the step of the object.
+    _, *wanted = inspect.signature(type(optimizer).step).parameters.values()
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in wanted if one.default is one.empty and one.kind not in optional]
 
 
 class NonFiniteError(UseError, FloatingPointError):

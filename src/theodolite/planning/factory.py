@@ -24,6 +24,8 @@ from theodolite.core.building import build_model, in_one_line, untouched_randomn
 from theodolite.core.calling import Build, described
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
+from theodolite.optimizers.group_scales import apply_group_scales
+from theodolite.optimizers.joined import Joined
 from theodolite.optimizers.parameter_groups import MEMBERS, handlings, layers
 from theodolite.optimizers.planned import set_lr
 from theodolite.optimizers.recognition import eps_of, rule_of, rule_of_vectors
@@ -95,6 +97,21 @@ def make_optimizers(make: MakeOptimizer, model: nn.Module) -> Made:
             _unschedule(group)
     _check_tensors(optimizers, model, said)
     return Made(optimizers, tuple(dict.fromkeys(notes)))
+
+
+def made_as_one(make: MakeOptimizer, model: nn.Module) -> Optimizer:
+    """What a factory makes of a model, to train with: several optimizers are joined.
+
+    Factors of groups (`apply_group_scales`) are multiplied in.
+
+    >>> from torch.optim import SGD, AdamW
+    >>> make = lambda model: [SGD([model.weight], lr=0.1), AdamW([model.bias], lr=0.2)]
+    >>> made_as_one(make, nn.Linear(2, 2))
+    Joined(SGD, AdamW)
+    """
+    made = make_optimizers(make, model).optimizers
+    apply_group_scales(made)
+    return made[0] if len(made) == 1 else Joined(made)
 
 
 def read_options(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, OwnOptions]:

@@ -21,11 +21,18 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
 from theodolite.optimizers.group_scales import apply_group_scales, note_of_scales
-from theodolite.optimizers.joined import Joined
 from theodolite.optimizers.planned import set_lr
 from theodolite.optimizers.schedule import Refined
 from theodolite.optimizers.spec import Make
-from theodolite.planning.factory import Made, MakeOptimizer, OwnOptions, make_optimizers, read_options
+from theodolite.optimizers.step_checks import required_arguments
+from theodolite.planning.factory import (
+    Made,
+    MakeOptimizer,
+    OwnOptions,
+    made_as_one,
+    make_optimizers,
+    read_options,
+)
 from theodolite.planning.init_distribution import InitDistribution
 from theodolite.planning.initialising import draw_weights
 from theodolite.planning.plan import Plan
@@ -117,15 +124,13 @@ class Own(Plan):
             raise UseError("skip and make are for plans: here the factory chooses tensors and optimizers")
         assert self.make is not None
         self.match(model)
-        made = make_optimizers(self.make, model).optimizers
-        apply_group_scales(made)
+        made = made_as_one(self.make, model)
         if self.factor != 1:
-            for group in (group for one in made for group in one.param_groups):
+            for group in made.param_groups:
                 set_lr(group, float(group["lr"]) * self.factor)
-        for one in made:
-            if hasattr(one, "train"):  # those that average weights begin with the averages
-                one.train()
-        return made[0] if len(made) == 1 else Joined(made)
+        if hasattr(made, "train"):  # those that average weights begin with the averages
+            made.train()
+        return made
 
     def schedule(
         self,
@@ -214,6 +219,7 @@ def own(
         )
     anatomy = dissect(build, inputs, size=size, roles=roles) if anatomy is None else anatomy
     made, found = _read(build, make, size)
+    _check_steps(made.optimizers)
     rows = {part.name: _row(part, found[part.name]) for part in anatomy.values()}
     first = made.optimizers[0].defaults
     used = dict.fromkeys(found[name].class_name for name, row in rows.items() if row.rule)
@@ -254,6 +260,16 @@ def _read(build: Build, make: MakeOptimizer, size: Size) -> tuple[Made, dict[str
         made = replace(made, notes=(*made.notes, *[said] * bool(said)))
         return made, read_options(model, made.optimizers)
     raise AssertionError("the last one returns or raises")
+
+
+def _check_steps(optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers that cannot be trained with by backward() and step()."""
+    for one in optimizers:
+        if needed := required_arguments(one):
+            raise UseError(
+                f"a step of the factory's {type(one).__name__} needs {' and '.join(needed)}, and training "
+                "here calls step() after backward(). Give an optimizer whose step needs nothing else"
+            )
 
 
 def _row(part: Part, options: OwnOptions) -> PlanRow:

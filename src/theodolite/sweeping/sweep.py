@@ -132,6 +132,11 @@ def sweep(
         "parameterization": [parameterization] if isinstance(parameterization, str) else parameterization,
         "seed": check_seeds("seeds", seeds, most=MOST_SEEDS),
     }
+    strange = [name for name in kinds["optimizer"] if name not in ("adamw", OWN)]
+    if strange and {*kinds["parameterization"]} == {OWN}:
+        raise UseError(
+            f"optimizer is {strange[0]!r}: with the own parameterization it is the workload's. Leave it out"
+        )
     grid = Grid({"size": all_sizes, **kinds, **{key: _values(axis) for key, axis in swept.items()}}, fixed)
     # Values that no run may have are refused here. Runs of `own` do not have all fields.
     first = next((run for run in grid.runs if run.parameterization != OWN), grid.runs[0])
@@ -157,9 +162,11 @@ def sweep(
     check_engine(engine, resources)
     settled = _settled(folder)
     with conditions(first, workloads):
-        check_plans([run for run in grid.runs if run.identity not in settled], found)
+        notes = check_plans([run for run in grid.runs if run.identity not in settled], found)
     listener = RunListener() if progress is None else ProgressListener(progress)
     with Ledger.open(folder, name=f"sweep of {name}", spec=spec) as ledger:
+        for note in notes:
+            listener.said(note)
         maker = Maker(ledger, engine, resources, listener)
         with suppress(Stopped):  # what is there is analysed
             if space is None:

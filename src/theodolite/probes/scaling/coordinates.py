@@ -106,6 +106,8 @@ class Coordinates(Result):
     steps: int
     tracks: tuple[Track, ...]
     """One for each size and seed."""
+    notes: tuple[str, ...] = ()
+    """What to know of the own optimizer, such as the tensors that it leaves out."""
 
     @property
     def slopes(self) -> tuple[Slope, ...]:
@@ -136,6 +138,7 @@ class Coordinates(Result):
             f"{counted(self.steps, 'step')}, {counted(len({track.seed for track in self.tracks}), 'seed')}"
         )
         yield self.table()
+        yield from self.notes
 
     def table(self) -> Table:
         """One row for each quantity and axis; no expected slope where none is judged."""
@@ -237,8 +240,8 @@ def coordinates(
         for seed in each_seed:
             tell(f"{workload.name} {size}, seed {seed}", len(tracks) / len(sizes) / len(each_seed))
             tracks.append(follow_from_zero(workload, plan, seed=seed, steps=steps, device=device, lone=lone))
-    start = None if parameterization == "own" else base
-    return Coordinates(parameterization, plan.optimizer_name, lr, start, steps, tuple(tracks))
+    start, notes = (None, plan.notes) if parameterization == "own" else (base, ())
+    return Coordinates(parameterization, plan.optimizer_name, lr, start, steps, tuple(tracks), notes)
 
 
 def fit_slopes(tracks: Iterable[Track], *, step: int = -1) -> tuple[Slope, ...]:

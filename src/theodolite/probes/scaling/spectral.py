@@ -119,6 +119,8 @@ class Spectral(Result):
     rows: tuple[SpectralRow, ...]
     losses: tuple[float, ...]
     base_losses: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+    """What to know of the own optimizer, such as the tensors that it leaves out."""
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
@@ -172,6 +174,7 @@ class Spectral(Result):
                 f"{row.name}: eps limits its steps, as its gradient at {where} is {min(row.over_eps):.2g}·eps"
             )
         yield "\n".join(lines)
+        yield from self.notes
 
     def table(self) -> Table:
         """One row for each kind of tensor."""
@@ -242,11 +245,12 @@ def spectral(
         one: dissect(workload.build, inputs, size=one, roles=planning.get("roles")) for one in {size, base}
     }
 
-    def train(one: Size) -> Training:
-        plan = plan_for(workload.build, inputs, one, anatomies=anatomies, **options)
-        return observe(workload, plan, anatomies[one], steps=steps, seed=seed, device=device)
-
-    return compare(train(size), train(base))
+    plans = [plan_for(workload.build, inputs, one, anatomies=anatomies, **options) for one in (size, base)]
+    here, there = (
+        observe(workload, plan, anatomies[plan.size], steps=steps, seed=seed, device=device) for plan in plans
+    )
+    notes = plans[0].notes if parameterization == "own" else ()
+    return replace(compare(here, there), notes=notes)
 
 
 def compare(here: Training, base: Training) -> Spectral:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from theodolite.core.building import untouched_randomness
 from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
+from theodolite.optimizers.step_checks import required_arguments
 
 Closure = Callable[[], Any]
 
@@ -90,14 +90,6 @@ def parameter_names(optimizer: Optimizer, model: nn.Module | None) -> dict[Tenso
     if all(names is not None for names in named):
         return dict(zip(parameters, (name for names in named for name in names or ()), strict=True))
     return {parameter: f"parameter {place}" for place, parameter in enumerate(parameters)}
-
-
-def required_arguments(optimizer: Optimizer) -> list[str]:
-    """The arguments that a step of the optimizer cannot do without."""
-    # Of the class: a scheduler puts its own function around the step of the object.
-    _, *wanted = inspect.signature(type(optimizer).step).parameters.values()
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [one.name for one in wanted if one.default is one.empty and one.kind not in optional]
 
 
 def take(optimizer: Optimizer, step: Callable[..., Any], closure: Closure | None) -> Any:
