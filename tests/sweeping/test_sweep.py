@@ -461,7 +461,7 @@ def test_the_optimizer_of_the_workload_is_swept_beside_the_plan_and_the_standard
     assert [family.title for family in made.families] == ["own", "adamw, plan", "adamw, standard"]
     (figure,) = made.figures()
     assert [panel.title for panel in figure.panels] == ["own", "adamw, plan", "adamw, standard"]
-    assert figure.caption.startswith("adamw: held-out loss")
+    assert figure.caption.startswith("own and adamw: held-out loss")
     own = next(family for family in made.families if family.title == "own")
     assert [transfer.size.width for transfer in own.transfers] == [8, 16]
     one = Run(

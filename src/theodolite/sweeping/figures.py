@@ -37,7 +37,7 @@ def figures(families: Sequence[Family]) -> tuple[Figure, ...]:
         mine = [family for family in families if family.optimizer in (optimizer, OWN)]
         drawn: list[Along | None] = [*_directions(mine)]
         for along in drawn or [None]:  # one size has no direction
-            found.append(_figure(mine, along, optimizer))
+            found.append(_figure(mine, along))
     return tuple(found)
 
 
@@ -83,15 +83,16 @@ def _mark(curve: SweepCurve, optimum: Optimum, scale: Scale) -> tuple[float, flo
     return place, float(np.interp(place, places, means))
 
 
-def _figure(families: Sequence[Family], along: Along | None, optimizer: str) -> Figure:
+def _figure(families: Sequence[Family], along: Along | None) -> Figure:
     chosen = [(family, on_line(family, along)) for family in families]
     chosen = [(family, sizes) for family, sizes in chosen if sizes]
     sizes = sorted({size for _, mine in chosen for size in mine})
     paint, scale, shows = colours(sizes), families[0].scale, families[0].criterion.name
     shown = [curve for family in families for curve in family.curves if curve.size in sizes]
+    whose = " and ".join(dict.fromkeys(family.optimizer for family, _ in chosen))
     ranges = place_range(families), loss_range(shown)
     return Figure(
-        caption=f"{optimizer}: {shows} against {scale.label} at {', '.join(map(str, sizes))}, from "
+        caption=f"{whose}: {shows} against {scale.label} at {', '.join(map(str, sizes))}, from "
         "blue to orange. Bands: least and greatest of the seeds. Discs: the optimum.",
         alt=". ".join(_described(family, mine) for family, mine in chosen),
         panels=tuple(_panel(family, mine, paint, ranges) for family, mine in chosen),
