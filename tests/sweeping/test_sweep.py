@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+import torch
 
 import theodolite as th
 from theodolite.cli import main
@@ -504,6 +505,24 @@ tiny = Workload("tiny", Net, batch, nn.functional.cross_entropy, Size(8, 1),
     said = capsys.readouterr().err
     assert said.count("In no group of the optimizer, and so left as they start: first.weight (1 tensor)") == 1
     assert said.startswith("own, AdamW at ")
+
+
+def test_a_folder_of_another_own_optimizer_is_refused(tiny):
+    """A change of how the rate goes with the width is none at base size, and its results are others."""
+
+    def workload(power):
+        def make(model):
+            rate = 2**-5 * (8 / model.first.out_features) ** power
+            return torch.optim.AdamW(model.parameters(), lr=rate)
+
+        return dataclasses.replace(th.workload("mine.py:tiny"), optimizer=make)
+
+    given = {"widths": [8, 16], "parameterization": ["own", "plan"], **GOOD}
+    sweep(workload(0), **given)
+    assert sweep(workload(0), **given).report.before == 4
+    with pytest.raises(UseError, match="the optimizer of tiny at 16 × 1 is another than that of the own"):
+        sweep(workload(1), **given)
+    assert sweep(workload(1), **{**given, "parameterization": ["plan"]}).report.before == 2
 
 
 def test_own_is_searched_once_whatever_the_optimizers(tiny, monkeypatch):

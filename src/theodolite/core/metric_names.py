@@ -10,6 +10,8 @@ from theodolite.core.files import plain_text
 HELD_OUT_LOSS, ACCURACY, TRAIN_ACCURACY = EVALUATED = ("held-out loss", "accuracy", "train accuracy")
 """What can be recorded along training: the mean loss over the held-out batches, the part of their targets
 whose logit is the largest, and the same over the last batch trained on."""
+OWN_DIGEST = "optimizer_digest"
+"""The reading with the hash of what the workload's own optimizer does."""
 TAKEN = frozenset(
     (
         *("identity", "workload", "width", "depth", "size", "base", "base_width", "base_depth", "optimizer"),
@@ -17,7 +19,7 @@ TAKEN = frozenset(
         *("vector_options", "init_scale", "temperature", "schedule", "warmup", "final", "precision"),
         *("held_out_batches", "every", "probes", "evaluate_every"),
         *("status", "step", "held_out", "seconds", "device", "engine", "error", "ended", "attempts"),
-        *("parameters", "tokens", "sizes", "loss", "gradient", *EVALUATED),
+        *("parameters", "tokens", "sizes", "loss", "gradient", OWN_DIGEST, *EVALUATED),
     )
 )
 """Names with another meaning in the rows of a ledger: fields of a run, of its outcome, and readings."""

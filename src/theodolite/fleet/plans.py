@@ -15,7 +15,7 @@ from theodolite.fleet.run import Run
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.optimizers.schedule import LRFactor
 from theodolite.planning import Plan
-from theodolite.planning.factory import check_pure
+from theodolite.planning.factory import check_pure, options_digest
 from theodolite.planning.own import Own, own
 from theodolite.planning.parameterization import plan_for
 from theodolite.planning.rows import PlanRow
@@ -95,6 +95,13 @@ def _own(workload: Workload, size: Size) -> Own:
     """The network and the optimizer that a workload has at a size, with the learning rates that it has."""
     inputs, anatomy = _first_inputs(workload), anatomy_of(workload, size)
     return own(workload.build, inputs, workload.optimizer, size=size, anatomy=anatomy)
+
+
+@functools.lru_cache(maxsize=256)
+def own_digest(workload: Workload, size: Size) -> str | None:
+    """A hash of what the workload's own optimizer does with each tensor at a size; None if it has none."""
+    make = workload.optimizer
+    return None if make is None else options_digest(make, workload.build, size)
 
 
 def _is_drawn(row: PlanRow) -> bool:

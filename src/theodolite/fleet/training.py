@@ -23,7 +23,7 @@ from theodolite.core.calling import call, logits
 from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.finite import spoilt_part
-from theodolite.core.metric_names import ACCURACY, HELD_OUT_LOSS, TRAIN_ACCURACY
+from theodolite.core.metric_names import ACCURACY, HELD_OUT_LOSS, OWN_DIGEST, TRAIN_ACCURACY
 from theodolite.fleet.checkpoint import RunCheckpoint
 from theodolite.fleet.evaluation import (
     AFTER,
@@ -36,8 +36,8 @@ from theodolite.fleet.evaluation import (
     with_readings,
 )
 from theodolite.fleet.isolation import OwnSettings, isolated
-from theodolite.fleet.plans import planned
-from theodolite.fleet.run import Outcome, Run
+from theodolite.fleet.plans import own_digest, planned
+from theodolite.fleet.run import OWN, Outcome, Run
 from theodolite.optimizers.schedule import LRFactor
 from theodolite.planning import Plan
 from theodolite.probes.scaling.first_steps import activation_sizes
@@ -302,6 +302,8 @@ def held_out_loss(model: nn.Module, workload: Workload, run: Run, device: str) -
 def readings_of(model: nn.Module, workload: Workload, run: Run) -> dict[str, Any]:
     """What is measured once: the number of parameters, and probes after training."""
     readings: dict[str, Any] = {"parameters": sum(each.numel() for each in model.parameters())}
+    if run.parameterization == OWN:
+        readings[OWN_DIGEST] = own_digest(workload, run.size)
     if "sizes" in run.probes:
         inputs, _ = on_device(workload.draw_held_out(0), str(device_of(model)))
         readings["sizes"] = activation_sizes(model, inputs)

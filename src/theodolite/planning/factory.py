@@ -8,7 +8,9 @@ those that they start from.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
+import json
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -171,6 +173,29 @@ def check_pure(make: MakeOptimizer, build: Build, size: Size) -> None:
                 was, is_now = before.get(option), after.get(option)
                 if was != is_now:
                     raise UseError(f"{said}{name} with {option} {was!r}, then {is_now!r}. {fix}")
+
+
+def options_digest(make: MakeOptimizer, build: Build, size: Size) -> str:
+    """A hash of the options that a factory gives each tensor: the same for the same numbers, to nine digits.
+
+    >>> import torch
+    >>> rates = (0.1, 0.1 + 1e-15, 0.2)
+    >>> makes = [lambda model, lr=lr: torch.optim.SGD(model.parameters(), lr) for lr in rates]
+    >>> one, same, other = (options_digest(make, nn.Linear, Size(4, 1)) for make in makes)
+    >>> one == same, one == other
+    (True, False)
+    """
+    found = _by_tensor(make, build_model(build, size, seed=0))
+    return hashlib.sha256(json.dumps(_rounded(found), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to nine digits: the last ones of a power differ between machines."""
+    if isinstance(value, Mapping):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def _by_tensor(make: MakeOptimizer, model: nn.Module) -> dict[str, list[dict[str, Any]]]:

@@ -12,13 +12,14 @@ from typing import Any, Literal
 from theodolite.core.arguments import seeds as check_seeds
 from theodolite.core.arguments import whole
 from theodolite.core.errors import UseError
+from theodolite.core.metric_names import OWN_DIGEST
 from theodolite.core.progress import Progress
 from theodolite.core.size import Size
 from theodolite.fleet.driver import ProgressListener, RunListener, check_engine
 from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.opening import SUFFIXES, file_of
-from theodolite.fleet.plans import check_plans
+from theodolite.fleet.plans import check_plans, own_digest
 from theodolite.fleet.run import OWN, Grid, Run
 from theodolite.fleet.training import conditions, workload_of
 from theodolite.sweeping.curves import Criterion, scale_of
@@ -162,6 +163,7 @@ def sweep(
     check_engine(engine, resources)
     settled = _settled(folder)
     with conditions(first, workloads):
+        _refuse_another_optimizer(folder, grid.runs, found)
         notes = check_plans([run for run in grid.runs if run.identity not in settled], found)
     listener = RunListener() if progress is None else ProgressListener(progress)
     with Ledger.open(folder, name=f"sweep of {name}", spec=spec) as ledger:
@@ -285,6 +287,21 @@ def _ends(axis: Axis) -> Range:
     if len({*axis}) < 2:
         raise UseError(f"lr is {list(axis)}: a search needs a lower and an upper end")
     return Range(min(axis), max(axis))
+
+
+def _refuse_another_optimizer(folder: Path, runs: Sequence[Run], workload: Workload) -> None:
+    """Refuse a folder whose `own` runs were made by an optimizer that the workload no longer has."""
+    sizes = {run.size for run in runs if run.parameterization == OWN}
+    if not sizes or not file_of(folder).is_file():
+        return
+    with Ledger.read(folder) as ledger:
+        rows = [row for row in ledger.rows() if row["parameterization"] == OWN and row.get(OWN_DIGEST)]
+    for size, digest in dict.fromkeys((Size(row["width"], row["depth"]), row[OWN_DIGEST]) for row in rows):
+        if size in sizes and digest != own_digest(workload, size):
+            raise UseError(
+                f"the optimizer of {workload.name} at {size} is another than that of the own runs in "
+                f"{folder}. Undo the change to go on, or give another folder for the new one"
+            )
 
 
 def _settled(folder: Path) -> set[str]:
