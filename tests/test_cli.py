@@ -212,8 +212,8 @@ PLAN = ["plan", "mine.py:good", "--width", "64", "--lr", "0.1"]
         ([*PLAN, "--optimizer", "adam"], "Did you mean 'adamw'?"),
         ([*PLAN, "--decay", "some"], "decay is 'some'"),
         ([*PLAN, "--init", "last"], "--init last: write PATTERN=STD"),
-        ([*PLAN, "--init", "last.*=wide"], "--init last.*=wide: write PATTERN=STD"),
-        ([*PLAN, "--init", "lost.*=1"], "'lost.*'"),
+        ([*PLAN, "--init", "last.*=wide"], "--init last.*=wide: 'wide' is no finite number"),
+        ([*PLAN, "--init", "lost.*=2^-4"], "'lost.*'"),
         (
             [*PLAN, "--no-decay", "lost.*"],
             "no_decay: no tensor that is trained has a name that matches 'lost.*'",

@@ -111,8 +111,8 @@ def pairs(
             if not name or not value:
                 raise ValueError
             found[name] = read(value)
-        except UseError:
-            raise
+        except UseError as error:
+            raise UseError(f"{option} {text}: {error}") from error
         except ValueError:
             raise UseError(f"{option} {text}: write {form}, for example {option} {example}") from None
     return found

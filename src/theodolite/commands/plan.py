@@ -23,6 +23,7 @@ from theodolite.commands.options import (
     sized,
 )
 from theodolite.commands.output import print_export, print_result
+from theodolite.core.arguments import parse_number
 from theodolite.core.errors import UseError
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def plan(
         decay=cast("Policy", decay),
         covers=cast("Covers", covers),
         vector_lr=vector_lr,
-        init=pairs("--init", init, "PATTERN=STD", "'embed.*=0.02'", float) or None,
+        init=pairs("--init", init, "PATTERN=STD", "'embed.*=0.02'", parse_number) or None,
         roles=roles_of(role),
         no_decay=no_decay or (),
     )
