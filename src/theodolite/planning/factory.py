@@ -176,7 +176,7 @@ def check_pure(make: MakeOptimizer, build: Build, size: Size) -> None:
 
 
 def options_digest(make: MakeOptimizer, build: Build, size: Size) -> str:
-    """A hash of the options that a factory gives each tensor: the same for the same numbers, to nine digits.
+    """A hash of the options that a factory gives each tensor: the same for the same numbers, to six digits.
 
     >>> import torch
     >>> rates = (0.1, 0.1 + 1e-15, 0.2)
@@ -190,12 +190,12 @@ def options_digest(make: MakeOptimizer, build: Build, size: Size) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to nine digits: the last ones of a power differ between machines."""
+    """Floats to six digits: the last ones differ between machines."""
     if isinstance(value, Mapping):
         return {name: _rounded(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_rounded(item) for item in value]
-    return float(f"{value:.9g}") if isinstance(value, float) else value
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _by_tensor(make: MakeOptimizer, model: nn.Module) -> dict[str, list[dict[str, Any]]]:
