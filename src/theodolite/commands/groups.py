@@ -122,7 +122,7 @@ def groups(
         eps=eps,
         decay=cast("Policy", decay),
         covers=cast("Covers", covers),
-        roles=roles_of(role),
+        roles=chosen.roles_with(roles_of(role)),
         no_decay=no_decay or (),
     )
     if format is not None:

@@ -143,7 +143,7 @@ def plan(
         covers=cast("Covers", covers),
         vector_lr=vector_lr,
         init=pairs("--init", init, "PATTERN=STD", "'embed.*=0.02'", parse_number) or None,
-        roles=roles_of(role),
+        roles=chosen.roles_with(roles_of(role)),
         no_decay=no_decay or (),
     )
     if format is not None:

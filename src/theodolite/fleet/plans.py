@@ -113,7 +113,7 @@ def _is_drawn(row: PlanRow) -> bool:
 @functools.lru_cache(maxsize=256)
 def anatomy_of(workload: Workload, size: Size) -> Anatomy:
     """The anatomy of the network at a size, found once in a process."""
-    return dissect(workload.build, _first_inputs(workload), size=size)
+    return dissect(workload.build, _first_inputs(workload), size=size, roles=workload.roles_with(None))
 
 
 @functools.lru_cache(maxsize=16)

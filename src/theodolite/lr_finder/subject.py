@@ -162,15 +162,15 @@ def _of_workload(
             f"{optimizer} differentiates gradients, which find_lr does not support. "
             f"Use th.sweep(…, optimizer={optimizer!r})"
         )
-    planned = optimizer
+    planned, roles = optimizer, workload.roles_with(None)
     if isinstance(optimizer, str):
         inputs = _drawn(workload, 0, 0)[0]
     if optimizer == "own":
         if workload.optimizer is not None:
             check_pure(workload.optimizer, workload.build, size)
-        planned = own(workload.build, inputs, workload.optimizer, size=size, lr=1.0)
+        planned = own(workload.build, inputs, workload.optimizer, size=size, lr=1.0, roles=roles)
     elif isinstance(optimizer, str):
-        planned = plan(workload.build, inputs, size=size, base=size, optimizer=optimizer, lr=1.0)
+        planned = plan(workload.build, inputs, size=size, base=size, optimizer=optimizer, lr=1.0, roles=roles)
 
     def make(seed: int) -> Subject:
         if isinstance(planned, Plan):

@@ -43,13 +43,14 @@ class SurveyContext:
     deep: bool = False
     """May a section take minutes instead of seconds, for a better answer?"""
     roles: Mapping[str, Role] | None = None
-    """Roles of tensors that cannot be classified automatically, by name pattern."""
+    """Roles of tensors that cannot be classified automatically, by name pattern, beside the workload's."""
     _found: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.size, Size):
             raise UseError(f"size is {self.size!r}: give a Size, for example Size(256, 4)")
         arguments.seed("seed", self.seed)
+        object.__setattr__(self, "roles", self.workload.roles_with(self.roles))
 
     def once(self, find: Callable[..., T], *more: Hashable) -> T:
         """`find(self, *more)`, called once for the same arguments and shared by all sections."""

@@ -118,7 +118,7 @@ def attempt(findings: Iterable[Finding]) -> Iterator[Finding]:
             "fail",
             f"The network could not be dissected. {reason(error)}.",
             title="Parameters outside any rule",
-            remedy="State the tensor's role, as the message says: survey(…, roles={pattern: role}), or on "
+            remedy="State the tensor's role, as the message says: Workload(…, roles={pattern: role}), or on "
             "the command line --role pattern=role. Until then, findings that need the anatomy are missing.",
         )
     except Unplannable as error:

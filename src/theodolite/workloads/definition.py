@@ -48,6 +48,8 @@ class Workload:
         optimizer: how you make your optimizer, `optimizer(model) -> Optimizer`, if your own parameterization
             should be measured (`parameterization="own"`, and the audit). It may return several, and
             schedulers beside them, in the forms of Lightning's `configure_optimizers`.
+        roles: of tensors that `dissect` cannot classify, by pattern of names, as in
+            `{"blocks.*.scale": "gain"}`.
 
     >>> import torch
     >>> from torch import nn
@@ -73,6 +75,7 @@ class Workload:
     held_out: Callable[[int, int], Batch] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict, hash=False)
     optimizer: Callable[[nn.Module], Any] | None = None
+    roles: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -85,10 +88,19 @@ class Workload:
             if not callable(value) and not (name in optional and value is None):
                 raise UseError(f"workload {self.name!r}: {name} is {value!r}, which cannot be called")
         object.__setattr__(self, "metrics", check_metrics(self.name, self.metrics))
+        if not isinstance(self.roles, Mapping):
+            raise UseError(
+                f"workload {self.name!r}: roles is {self.roles!r}. Give roles by pattern of names, as in "
+                '{"blocks.*.scale": "gain"}'
+            )
 
     def evaluate(self, model: nn.Module, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """The loss of the model on one batch, with its logits divided by the temperature."""
         return evaluate(self.loss, model, batch, temperature=temperature)
+
+    def roles_with(self, more: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Its roles and those of a caller, which win where a pattern is the same."""
+        return {**self.roles, **(more or {})}
 
     def draw(self, seed: int, step: int) -> Batch:
         """`batch(seed, step)`; raises `UseError` if it is not a pair or is empty."""

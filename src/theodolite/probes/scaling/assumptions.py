@@ -127,7 +127,8 @@ def assumptions(
     """
     arguments.whole("steps", steps, least=0)
     first = on_device(workload.draw(seed, 0), device)
-    anatomy = dissect(workload.build, workload.draw(seed, 0)[0], size=plan.size, roles=roles)
+    known = workload.roles_with(roles)
+    anatomy = dissect(workload.build, workload.draw(seed, 0)[0], size=plan.size, roles=known)
     with untouched_randomness(seed):
         model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result

@@ -228,7 +228,7 @@ def coordinates(
     )
     inputs = workload.draw(each_seed[0], 0)[0]
     needed = {*sizes, *([base] if parameterization == "plan" and base else [])}
-    roles = planning.get("roles")
+    roles = workload.roles_with(planning.get("roles"))
     anatomies = {size: dissect(workload.build, inputs, size=size, roles=roles) for size in needed}
     if parameterization == "own" and options["make_optimizer"] is not None:
         check_pure(options["make_optimizer"], workload.build, min(sizes))

@@ -241,9 +241,8 @@ def spectral(
     if parameterization == "own" and options["make_optimizer"] is not None:
         check_pure(options["make_optimizer"], workload.build, min(size, base))
     inputs = workload.draw(seed, 0)[0]
-    anatomies = {
-        one: dissect(workload.build, inputs, size=one, roles=planning.get("roles")) for one in {size, base}
-    }
+    roles = workload.roles_with(planning.get("roles"))
+    anatomies = {one: dissect(workload.build, inputs, size=one, roles=roles) for one in {size, base}}
 
     plans = [plan_for(workload.build, inputs, one, anatomies=anatomies, **options) for one in (size, base)]
     here, there = (
