@@ -71,6 +71,22 @@ def test_queries_keys_and_values_are_told_apart(layout: Any) -> None:
     assert anatomy["blocks.1.out.weight"].rows == ()
 
 
+def test_the_heads_of_keys_and_values_that_an_index_picks() -> None:
+    """As Falcon does it: `[..., [-2], :]` for the keys, which torch records as a lookup."""
+
+    def make(width: int) -> dict[str, Any]:
+        return {"fused": nn.Linear(width, width + 2 * SIZE, bias=False), "out": nn.Linear(width, width)}
+
+    def step(block: Any, x: Tensor) -> Tensor:
+        fused = block.fused(x)
+        each = fused.view(*fused.shape[:-1], -1, SIZE).transpose(1, 2)
+        q, *others = each[:, :-2], *(each[:, [-2]], each[:, [-1]])
+        return x + block.out(attend(q, *(one.expand_as(q) for one in others)))
+
+    q, k = WIDTH, WIDTH + SIZE
+    assert look(make, step)["blocks.1.fused.weight"].rows == (((0, q),), ((q, k),), ((k, k + SIZE),))
+
+
 def test_fewer_keys_than_queries() -> None:
     """Two heads of keys and of values for all queries."""
 

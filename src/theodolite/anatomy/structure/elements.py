@@ -52,6 +52,8 @@ def follow(graph: Graph, node: Node, labels: Tensor) -> list[Tensor] | None:
         made = getattr(torch.ops.aten, node.op)(labels, *node.args[1:], **node.kwargs)
         return list(made) if isinstance(made, (tuple, list)) else [made]
     shape = graph.shapes[node.outputs[0]]
+    if node.op == "index" and (picked := _picked(graph, node, labels)) is not None:
+        return [picked]
     if node.op == "as_strided":  # pooling restores a memory format with it
         return [labels] if shape == tuple(labels.shape) else None
     if node.op == "constant_pad_nd" or node.op.startswith(("reflection_pad", "replication_pad")):
@@ -61,6 +63,18 @@ def follow(graph: Graph, node: Node, labels: Tensor) -> list[Tensor] | None:
     # Tokens picked, padded or gathered by indices the trace does not show.
     by_token = any(varies(labels, dim) for dim in range(labels.dim() - 1))
     return None if by_token else [labels[(0,) * (labels.dim() - 1)].expand(shape)]
+
+
+def _picked(graph: Graph, node: Node, labels: Tensor) -> Tensor | None:
+    """The labels at one index that the trace knows, as in `x[:, :, [-1]]`; None if it does not."""
+    indices = [(dim, index.value) for dim, index in enumerate(node.args[1]) if index is not None]
+    if len(indices) != 1:
+        return None
+    ((dim, value),) = indices
+    size = labels.shape[dim]
+    if graph.shapes[value] != (1,) or value not in graph.numbers or size == 1:  # perhaps a mask
+        return None
+    return labels.narrow(dim, int(graph.numbers[value]) % size, 1)
 
 
 def resized(labels: Tensor, shape: tuple[int, ...]) -> list[Tensor] | None:
