@@ -37,7 +37,8 @@ class Positions:
         self.flow = flow
         self.mixing = find_mixing(flow)
         sizes = {size for one in residuals for size in self._stream_sizes(one)}
-        self.widths = sizes or _usual_size(flow)
+        counted = _counted_channels(flow)
+        self.widths = sizes & counted.keys() or {size for size, _ in counted.most_common(1)}
         self.shared = _shared_heads(flow)
         self.low_ranks = _low_ranks(flow, self.widths)
 
@@ -113,7 +114,7 @@ class Positions:
         """Where as many values are returned as the weight reads, as by a layer alone."""
         inputs, outputs = _channels(self.flow, use)
         made, _ = _results(self.flow, use)
-        sizes = {outputs, *(self.flow.graph.shapes[one][-1] for one in made if self.flow.graph.shapes[one])}
+        sizes = {outputs, *_values_at_a_position(self.flow, use, made)}
         return f"the number of results stays, though it is the width, {inputs}" if inputs in sizes else ""
 
     def _of_hidden(self, use: Use) -> str:
@@ -156,11 +157,10 @@ def _made(flow: Flow, index: int) -> int:
     return flow.graph.shapes[node.outputs[0]][1 if node.op in CONVOLUTIONS else -1]
 
 
-def _usual_size(flow: Flow) -> set[int]:
-    """The size that most weights read or make."""
+def _counted_channels(flow: Flow) -> Counter[int]:
+    """How many weights read or make a size."""
     weights = (use for use in flow.uses.all if use.kind == "weight")
-    counted = Counter(size for use in weights for size in _channels(flow, use))
-    return {size for size, _ in counted.most_common(1)}
+    return Counter(size for use in weights for size in _channels(flow, use))
 
 
 def _channels(flow: Flow, use: Use) -> tuple[int, int]:
@@ -221,7 +221,7 @@ def _makes_result(flow: Flow, use: Use) -> bool:
     if not later:
         return True
     inputs = _size(flow, use, use.in_axes)
-    sizes = {math.prod(flow.graph.shapes[one][-1:]) for one in results}
+    sizes = _values_at_a_position(flow, use, results) or {1}
     if any(one.name == use.name for node in flow.makers(later) for one in flow.uses.at(node.index)):
         return max(sizes) * NARROW < inputs  # read again by the weight itself: rather a state
     if results.isdisjoint(flow.graph.outputs):
@@ -236,6 +236,15 @@ def _results(flow: Flow, use: Use) -> tuple[set[int], set[int]]:
         walk(flow.graph.nodes[use.node].outputs[:1], lambda value: flow.made_of(value, ~flow.weighted))
     )
     return reached & flow.graph.outputs or reached & flow.graph.returned, reached
+
+
+def _values_at_a_position(flow: Flow, use: Use, results: Iterable[int]) -> set[int]:
+    """How many values results of the weight have at each position."""
+    shapes = (shape for one in results if (shape := flow.graph.shapes[one]))
+    if use.op != "conv":
+        return {shape[-1] for shape in shapes}
+    outputs = _channels(flow, use)[1]  # in any dimension: they may have been moved to the last one
+    return {outputs if outputs in shape else shape[:2][-1] for shape in shapes}
 
 
 def _routes(flow: Flow, use: Use) -> bool:
