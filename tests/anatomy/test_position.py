@@ -134,6 +134,26 @@ def test_a_rank_beside_a_weight_stays(merged: bool, frozen: bool) -> None:
     assert assumed(anatomy)["the rank stays, as it adds to another weight"] == ("a", "b")
 
 
+class Tied(nn.Module):
+    """A table narrower than the stream is the readout too, as in ELECTRA: layers lead in and out."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.table, self.inner = nn.Embedding(97, rank), nn.Linear(32, 32)
+        self.enter, self.leave, self.norm = nn.Linear(rank, 32), nn.Linear(32, rank), nn.LayerNorm(rank)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.enter(self.table(tokens))
+        h = self.norm(self.leave(h + self.inner(h).relu()).relu())
+        return h @ self.table.weight.T
+
+
+def test_the_rank_of_a_tied_table_is_said_of_the_layers_on_both_sides_of_it() -> None:
+    rank = "the rank, the number of values between two weights, grows too"
+    assert assumed(dissect(Tied(12), TOKENS)) == {rank: ("enter.weight", "leave.weight")}
+    assert assumed(dissect(Tied(32), TOKENS)) == {}
+
+
 @pytest.mark.parametrize("rank", [32, 40, 48])
 def test_a_pair_of_full_rank_beside_a_weight_is_hidden(rank: int) -> None:
     anatomy = dissect(Adapted(merged=False, rank=rank), torch.zeros(2, 3))  # beside 48 × 32

@@ -41,6 +41,7 @@ class Positions:
         self.widths = sizes & counted.keys() or {size for size, _ in counted.most_common(1)}
         self.shared = _shared_heads(flow)
         self.low_ranks = _low_ranks(flow, self.widths)
+        self.tied_ranks = _tied_sizes(flow) - self.widths
 
     def fans(self, use: Use, in_branch: bool) -> Fans:
         """By the dataflow alone: what reads the data is input, what makes the result is output."""
@@ -118,7 +119,7 @@ class Positions:
         return f"the number of results stays, though it is the width, {inputs}" if inputs in sizes else ""
 
     def _of_hidden(self, use: Use) -> str:
-        if use.name in self.low_ranks:
+        if use.name in self.low_ranks or _channels(self.flow, use)[1] in self.tied_ranks:
             return "the rank, the number of values between two weights, grows too"
         if (heads := self.shared.get(use.node)) is not None:
             return f"the number of key and value heads grows: {heads[0]} here, for {heads[1]} query heads"
@@ -357,6 +358,13 @@ def _low_ranks(flow: Flow, widths: Collection[int]) -> set[str]:
             if rank not in widths and rank < min(made, _channels(flow, use)[0]):
                 found |= {use.name, other.name}
     return found
+
+
+def _tied_sizes(flow: Flow) -> set[int]:
+    """How many values each row of a table has that is the readout too: so many a layer before it makes."""
+    tables = [use for use in flow.uses.all if use.kind == "table"]
+    weights = {use.name for use in flow.uses.all if use.kind == "weight"}
+    return {_size(flow, use, use.out_axes) for use in tables if use.name in weights}
 
 
 def _shared_heads(flow: Flow) -> dict[int, tuple[int, int]]:
