@@ -10,7 +10,7 @@ from tests.planning.mixed import PIXELS, TOKENS, Attention, Convolutions, MixedG
 from torch import Tensor, nn
 
 import theodolite as th
-from theodolite.planning import groups
+from theodolite.planning import Groups, groups
 
 
 class Narrow(nn.Module):
@@ -39,6 +39,14 @@ def test_a_narrow_side_is_assumed_to_follow_the_width() -> None:
     (note,) = [one for one in groups(Narrow(), torch.zeros(1, 3), lr=0.1).notes if "Assumed" in one]
     assert f"Assumed: {found['up.weight']} (down.weight, up.weight)." in note
     assert "theodolite.groups(build, inputs, size=theodolite.Size(width, depth)" in note
+
+
+def test_the_table_marks_what_is_assumed() -> None:
+    def marked(made: Groups) -> set[str]:
+        return {str(line[0]) for line in made.table().rows if str(line[-1]).endswith(" (assumed)")}
+
+    assert marked(groups(Narrow(), torch.zeros(1, 3), lr=0.1)) == {"down.weight", "up.weight"}
+    assert marked(groups(Narrow, torch.zeros(1, 3), size=th.Size(32, 1), lr=0.1)) == set()
 
 
 @pytest.mark.parametrize(("inner", "rule"), [(4, "adamw"), (None, "muon")])

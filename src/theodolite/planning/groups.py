@@ -183,10 +183,11 @@ def groups_table(rows: Iterable[PlanRow], *, folded: bool) -> Table:
     any_decay = any(row.weight_decay for row in rows)
 
     def cells(row: PlanRow) -> tuple[str | float | None, ...]:
+        why = row.reasons["why"] + " (assumed)" * ("assumed" in row.reasons)
         if not row.trained:
-            return (row.role, None, shape_seen(row), None, None, None, row.reasons["why"])
+            return (row.role, None, shape_seen(row), None, None, None, why)
         decay = row.weight_decay if any_decay else None
-        return (row.role, row.rule, shape_seen(row), factor(row), row.lr, decay, row.reasons["why"])
+        return (row.role, row.rule, shape_seen(row), factor(row), row.lr, decay, why)
 
     numbers = [Column(name, show=_digits, side="right") for name in ("lr", "decay")]
     lines = fold_rows(rows, cells) if folded else [(row.name, (row,)) for row in rows]
