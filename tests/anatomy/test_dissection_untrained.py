@@ -113,6 +113,47 @@ def test_an_expert_that_got_no_token_is_not_unused() -> None:
     assert roles(Experts)["experts.1.weight"] == "hidden"
 
 
+class Gated(nn.Module):
+    """Gate and up in one weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.both, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.both(x).chunk(2, -1)
+        found: Tensor = self.down(gate.sigmoid() * up)
+        return found
+
+
+class Routed(nn.Module):
+    """Experts that are called with the tokens sent to them, be it none; and one outside of their list."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, width), nn.Linear(width, 3)
+        self.experts, self.spare = nn.ModuleList(Gated(width) for _ in range(2)), Gated(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        y = torch.zeros_like(x)
+        for chosen, expert in enumerate([*self.experts, self.spare]):
+            sent = (torch.zeros(len(x)) == chosen).nonzero()[:, 0]
+            y = y.index_add(0, sent, expert(x[sent]))
+        found: Tensor = self.head(x + y)
+        return found
+
+
+@pytest.mark.parametrize("size", [None, Size(16, 1)], ids=["a ready module", "a build function"])
+def test_an_expert_that_is_called_with_no_token_is_like_the_one_beside_it(size: Size | None) -> None:
+    anatomy = dissect(Routed if size else Routed(16, 1), torch.randn(5, 4), size=size)
+    for expert in ("experts.0", "experts.1"):
+        both = anatomy[f"{expert}.both.weight"]
+        assert (both.role, both.rows) == ("hidden", (((0, 32),), ((32, 64),)))
+        assert anatomy[f"{expert}.down.weight"].ends_branch
+    assert anatomy["spare.both.weight"].role == "hidden"  # nothing is beside it
+
+
 def test_a_network_without_a_trained_tensor_has_no_plan() -> None:
     from theodolite.planning import plan
 

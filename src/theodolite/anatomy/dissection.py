@@ -141,7 +141,7 @@ class _Dissection:
         self.uses: dict[str, list[Use]] = {}
         for use in self.flow.uses.all:
             self.uses.setdefault(use.name, []).append(use)
-        self.lent = lend(main.model, set(self.uses))
+        self.lent = lend(main.model, {name for name, uses in self.uses.items() if self._is_reached(uses)})
         self.said = self._untrained() | self.said
         untrained = {name for name, role in self.said.items() if role in UNTRAINED}
         self.grown = grown_axes(main, wider, size, untrained) if wider and size else None
@@ -195,6 +195,12 @@ class _Dissection:
         tensors = canonical_parameters(self.main.model)
         frozen = dict.fromkeys((name for name, tensor in tensors if not tensor.requires_grad), "frozen")
         return cast(dict[str, Role], unused | frozen)
+
+    def _is_reached(self, uses: list[Use]) -> bool:
+        """Does any of the uses make a value, or do all get no token, as those of an expert may?"""
+        graph = self.flow.graph
+        made = [value for use in uses for value in graph.nodes[use.node].outputs]
+        return any(0 not in graph.shapes[value] for value in made)
 
     def _homes(self) -> dict[str, tuple[int, int]]:
         """By parameter: the block and branch it is first used in."""

@@ -39,6 +39,8 @@ def varies(labels: Tensor, dim: int) -> bool:
     """
     if labels.shape[dim] < 2 or labels.stride(dim) == 0:
         return False
+    if labels.numel() == 0:  # of no token: the stride says it
+        return True
     return bool((labels != labels.narrow(dim, 0, 1)).any())
 
 
@@ -186,15 +188,20 @@ def _readers(flow: Flow, output: int, labels: Tensor) -> dict[int, Tensor]:
             if not any(flow.live >> made & 1 for made in node.outputs):
                 continue  # a write into a view that nothing reads any more
             pieces = _carry(flow, node, carried[value])
-            if pieces is None:  # without the dimensions along which labels only repeat
-                strides = carried[value].stride()
-                read[value] = carried[value][tuple(0 if one == 0 else slice(None) for one in strides)]
+            if pieces is None:
+                read[value] = _without_repeats(carried[value])
             else:
                 carried.update(made := dict(zip(node.outputs, pieces, strict=False)))
                 yield from made
 
     list(walk([output], onward))
     return read
+
+
+def _without_repeats(labels: Tensor) -> Tensor:
+    """The labels without the dimensions along which they only repeat, be it not even once."""
+    kept = [axis for axis, stride in enumerate(labels.stride()) if stride]
+    return labels.as_strided([labels.shape[axis] for axis in kept], [labels.stride(axis) for axis in kept])
 
 
 def _carry(flow: Flow, node: Node, labels: Tensor) -> list[Tensor] | None:
