@@ -224,11 +224,12 @@ class Planned(Optimizer):
             return
         self._warned = True
         warnings.warn(
-            f"TH205: learning rates no longer have the plan's ratios. {slow['param_names'][0]} and "
+            f"TH205: learning rates no longer have their planned ratios. {slow['param_names'][0]} and "
             f"{fast['param_names'][0]} were planned at {slow['planned_lr']:.4g} and {fast['planned_lr']:.4g} "
             f"(ratio {slow['planned_lr'] / fast['planned_lr']:.4g}) and are at {slow['lr']:.4g} and "
             f"{fast['lr']:.4g} (ratio {slow['lr'] / fast['lr'] if fast['lr'] else float('nan'):.4g}). "
-            "Schedulers with an absolute minimum or maximum do this: use plan.schedule(optimizer, …)",
+            "Schedulers with an absolute minimum or maximum do this: use "
+            "theodolite.optimizers.schedule(optimizer, …)",
             BrokenRatiosWarning,
             stacklevel=3,
         )
