@@ -138,6 +138,59 @@ def test_hugging_face(name: str, branches: Callable[[nn.Module], list[nn.Module]
     torch.testing.assert_close(sight.logits, model(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
+class Multiplier(nn.Module):
+    """A number that hooks can see the product with."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.number
+
+
+class Experts(nn.Module):
+    """A table and a sum of experts, both multiplied by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.leave = nn.Embedding(256, 8), nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in "12")
+        self.enter, self.added = Multiplier(3.0), Multiplier(0.25)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.enter(self.table(tokens).reshape(-1, 8))
+        first, second = (expert(x) for expert in self.experts)
+        found: Tensor = self.leave(x + self.added(first - second))
+        return found
+
+
+def test_numbers_that_multiply_a_table_or_a_sum_of_experts_are_a_part_of_what_they_make() -> None:
+    model = Experts()
+    seen = record_activations(model, TOKENS)
+    entered, added = hooked(model, [model.enter, model.added], TOKENS)
+    assert_same(seen.outside["table.weight"], [entered])
+    assert_same(seen.branches, [added])
+
+
+class Halves(nn.Module):
+    """A gate: a layer whose output is taken in halves, of which one is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.leave = nn.Linear(8, 8), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.both(x).chunk(2, -1)
+        found: Tensor = self.leave(3 * one * other.tanh())
+        return found
+
+
+def test_a_layer_is_looked_at_before_it_is_split() -> None:
+    model, inputs = Halves(), torch.randn(5, 8)
+    assert_same(record_activations(model, inputs).outside["both.weight"], hooked(model, [model.both], inputs))
+
+
 class InPlace(nn.Module):
     """`x += W₂ relu(W₁ x)`: every value of the stream is overwritten by the next."""
 

@@ -6,6 +6,7 @@ branches and which are the stream; later passes only keep these.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +39,8 @@ class ActivationLayout:
     branches: tuple[tuple[int, ...], ...]
     """By branch: the values whose sum it adds to the stream."""
     factors: tuple[tuple[float, ...], ...]
-    """By branch: the factor of each in the addition itself: alpha in `torch.add(h, f, alpha=…)`."""
+    """By branch: what each is multiplied by on its way to the stream: alpha in `torch.add(h, f, alpha=…)`,
+    and numbers that multiply a sum of several."""
     stream: tuple[int, ...]
     """By branch: the value of the stream after it; with a post-norm, after the norm."""
     starts: tuple[int, ...]
@@ -48,8 +50,8 @@ class ActivationLayout:
     is_routed: bool
     """Is the stream a mixture of all branches, in place of their sum?"""
     outside: Mapping[str, tuple[int, ...]]
-    """By weight or table outside every branch: its output values. Those that no further weight reads are left
-    out: they are the logits."""
+    """By weight or table outside every branch: its output values, with the numbers that multiply them. Those
+    that no further weight reads are left out: they are the logits."""
     outputs: tuple[int, ...]
     """The logits, or all returned values if the logits are ambiguous."""
     ops: tuple[str, ...]
@@ -164,19 +166,32 @@ def _outside(flow: Flow, residuals: list[TracedBranch]) -> dict[str, tuple[int, 
         value = flow.graph.nodes[use.node].outputs[0]
         is_read_by_another = flow.descendants[value] & flow.weighted & ~(1 << value)
         if is_read_by_another and not inside >> value & 1:
-            found[use.name] = (*found.get(use.name, ()), value)
+            found[use.name] = (*found.get(use.name, ()), _multiplied(flow, value))
+    return found
+
+
+def _multiplied(flow: Flow, value: int) -> int:
+    """The value after the numbers that multiply it, as in `8 * table(tokens)`; itself if nothing does."""
+    found, size = value, math.prod(flow.graph.shapes[value])
+    while len(readers := flow.readers(value)) == 1 and flow.is_handed_on(readers[0]):
+        value = readers[0].outputs[0]
+        if math.prod(flow.graph.shapes[value]) != size:  # a piece of it
+            break
+        if flow.factor(readers[0]) is not None:
+            found = value
     return found
 
 
 def _factors(flow: Flow, residual: TracedBranch) -> tuple[float, ...]:
-    """The factors of the branch's values in the additions that lead to the stream."""
+    """What multiplies the branch's values on the way to the stream: in additions, and of sums."""
     found = dict.fromkeys(residual.ends, 1.0)
     if residual.history is not None:
         return tuple(found.values())
     waiting = [(residual.total, 1.0)]
     while waiting:
         value, factor = waiting.pop()
-        node = flow.maker(flow.back(value))
+        total, multiplier = flow.back_with_factor(value)
+        node = flow.maker(total)
         if value in found:
             found[value] = factor
         elif (
@@ -184,6 +199,9 @@ def _factors(flow: Flow, residual: TracedBranch) -> tuple[float, ...]:
             and node.op in ("add", "sub")
             and any(flow.ancestors[value] >> end & 1 for end in found)
         ):
+            factor *= (
+                multiplier if math.isfinite(multiplier) else 1.0
+            )  # a scalar that the trace does not show
             alpha = float(node.kwargs.get("alpha", 1)) * (-1 if node.op == "sub" else 1)
             operands = [arg.value for arg in node.args[:2] if isinstance(arg, Ref)]
             waiting += [(one, factor * weight) for one, weight in zip(operands, (1.0, alpha), strict=False)]

@@ -36,8 +36,8 @@ class Track(Result):
     Quantities are `stream` (after the last block), `stream.first` and `stream.middle` (after the first and
     the middle one), `branch.0`, `branch.1`, … (each block's first branch, second branch, …; the root mean
     square over the blocks that repeat with depth; `branch.0 of stream 1` if it is added to another stream
-    than the first), `layer.NAME` (the output of that weight, outside every
-    branch and with outputs that grow with the width), `logits`, and `change of …` for the stream, the
+    than the first), `layer.NAME` (the output of that weight with the numbers that multiply it, outside
+    every branch and with outputs that grow with the width), `logits`, and `change of …` for the stream, the
     branches, the layers and the logits: the distance from their values before training.
     """
 
