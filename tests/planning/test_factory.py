@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from typing import Any
 
 import pytest
@@ -126,6 +127,25 @@ def fails(model: nn.Module) -> Any:
     raise KeyError("lr")
 
 
+def replaces(model: Any) -> Any:
+    model[2] = nn.Linear(8, 3)
+    return adamw(model)
+
+
+def adds(model: Any) -> Any:
+    model.extra = nn.Linear(3, 3)
+    return adamw(model)
+
+
+def initialises(model: Any) -> Any:
+    nn.init.normal_(model[0].weight, std=5)
+    return adamw(model)
+
+
+def exits(model: nn.Module) -> Any:
+    raise SystemExit(2)
+
+
 def wants_more(model: nn.Module, config: Any, *, steps: int, decay: float = 0.1) -> Any:
     return adamw(model)
 
@@ -158,6 +178,11 @@ class WantsMore:
         (lambda model: 0.1, "returned the float 0.1"),
         (fails, r"factory fails failed at test_factory.py:\d+: KeyError: 'lr'"),
         (lambda model: AdamW(model.nothing), r"failed at test_factory.py:\d+: AttributeError"),
+        (replaces, "factory replaces replaces 2.weight: change the model where it is built"),
+        (adds, "factory adds adds extra.weight: change the model where it is built"),
+        (initialises, "factory initialises changes the values of 0.weight: initialise the model where it is"),
+        (exits, r"factory exits failed at test_factory.py:\d+: SystemExit: 2"),
+        (functools.partial(AdamW, lr=0.1), r"is a class: give a function .* lambda model: AdamW\(model"),
         (other_model, r"trains 6 tensors that the model it was given does not have \(0 are its own\)"),
         (
             lambda model: AdamW([*model.parameters(), nn.Parameter(torch.ones(3))]),
@@ -273,6 +298,11 @@ def another_class() -> Any:
         (counting_tensors(), "0.weight with lr 0.5, then 0.25"),
         (first_tensors(6, 5), "1 group with 2.bias, then 0"),
         (first_tensors(5, 6), "0 groups with 2.bias, then 1"),
+        (
+            lambda model: AdamW(model.parameters(), lr=float(torch.rand(()))),
+            "0.weight with lr 0.4.*, then 0.7",
+        ),
+        (lambda model: AdamW(model.parameters(), lr=random.random()), "0.weight with lr 0.8.*, then 0.1"),
         (another_class(), "0.weight with class 'AdamW', then 'Adam'"),
     ],
 )

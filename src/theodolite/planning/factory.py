@@ -83,13 +83,15 @@ def make_optimizers(make: MakeOptimizer, model: nn.Module) -> Made:
     """
     said = f"the optimizer's factory {_name(make)}"
     _check_signature(make, said)
+    before = _versions(model)
     try:
         with untouched_randomness():
             returned = make(model)
     except UseError as error:
         raise UseError(f"{said}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # as of an argparse in it
         raise UseError(f"{said} failed at {_place(error)}: {in_one_line(error)}") from error
+    _check_unchanged(before, model, said)
     notes: list[str] = []
     optimizers = tuple(_collected(returned, said, notes))
     if not optimizers:
@@ -151,7 +153,7 @@ def read_options(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str,
 
 
 def check_pure(make: MakeOptimizer, build: Build, size: Size) -> None:
-    """Call a factory for two equal models, and check that it makes equal groups for both.
+    """Call a factory for two equal models, and check that it makes equal groups for both, whatever the seed.
 
     >>> from theodolite import Size
     >>> import torch
@@ -161,9 +163,9 @@ def check_pure(make: MakeOptimizer, build: Build, size: Size) -> None:
     Traceback (most recent call last):
     theodolite.UseError: the optimizer's factory <lambda> keeps state between calls: for the same model ...
     """
-    first, second = (_by_tensor(make, build_model(build, size, seed=0)) for _ in range(2))
+    first, second = (_by_tensor(make, build_model(build, size, seed=0), seed) for seed in (0, 1))
     said = f"the optimizer's factory {_name(make)} keeps state between calls: for the same model it made "
-    fix = "Compute everything from the model that it is given"
+    fix = "Compute everything from the model that it is given, without state and without random numbers"
     for name in dict.fromkeys((*first, *second)):
         one, other = first.get(name, []), second.get(name, [])
         if len(one) != len(other):
@@ -185,7 +187,7 @@ def options_digest(make: MakeOptimizer, build: Build, size: Size) -> str:
     >>> one == same, one == other
     (True, False)
     """
-    found = _by_tensor(make, build_model(build, size, seed=0))
+    found = _by_tensor(make, build_model(build, size, seed=0), 0)
     return hashlib.sha256(json.dumps(_rounded(found), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -198,11 +200,13 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _by_tensor(make: MakeOptimizer, model: nn.Module) -> dict[str, list[dict[str, Any]]]:
+def _by_tensor(make: MakeOptimizer, model: nn.Module, seed: int) -> dict[str, list[dict[str, Any]]]:
     """By name of a tensor: the options of each group that has it, as far as they can be compared."""
     names = {id(tensor): name for name, tensor in canonical_parameters(model)}
     found: dict[str, list[dict[str, Any]]] = {}
-    for optimizer in make_optimizers(make, model).optimizers:
+    with untouched_randomness(seed):
+        made = make_optimizers(make, model)
+    for optimizer in made.optimizers:
         for group in optimizer.param_groups:
             options = {key: value for key, value in group.items() if key not in MEMBERS}
             known = {key: shown for key, value in options.items() if (shown := _plain(value)) is not None}
@@ -225,10 +229,11 @@ def _check_signature(make: Any, said: str) -> None:
     """Refuse what cannot be called with a model alone."""
     if isinstance(make, Optimizer):
         raise UseError(f"{said} is an optimizer: give a function of the model that makes it")
-    if isinstance(make, type) and issubclass(make, Optimizer):
+    inner = _unbound(make)
+    if isinstance(inner, type) and issubclass(inner, Optimizer):
         raise UseError(
             f"{said} is a class: give a function of the model, as in "
-            f"lambda model: {make.__name__}(model.parameters(), lr=…)"
+            f"lambda model: {inner.__name__}(model.parameters(), lr=…)"
         )
     if not callable(make):
         raise UseError(f"{said} cannot be called: give a function of the model that returns its optimizer")
@@ -307,6 +312,26 @@ def _unschedule(group: dict[str, Any]) -> None:
     set_lr(group, float(lr))
 
 
+def _versions(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """By name: a tensor of the model, and how often it was written to."""
+    return {name: (tensor, tensor._version) for name, tensor in canonical_parameters(model)}
+
+
+def _check_unchanged(before: Mapping[str, tuple[Tensor, int]], model: nn.Module, said: str) -> None:
+    """Refuse a factory that replaces tensors of the model, or writes to them: no other build has that."""
+    after: dict[str, Tensor] = dict(canonical_parameters(model))
+    for name in dict.fromkeys((*before, *after)):
+        was, version = before.get(name, (None, 0))
+        if after.get(name) is not was:
+            how = "adds" if was is None else "replaces" if name in after else "removes"
+            raise UseError(f"{said} {how} {name}: change the model where it is built, not its optimizer")
+        if was is not None and was._version != version:
+            raise UseError(
+                f"{said} changes the values of {name}: initialise the model where it is built, not its "
+                "optimizer"
+            )
+
+
 def _check_tensors(optimizers: Sequence[Optimizer], model: nn.Module, said: str) -> None:
     """Refuse optimizers of tensors that the model does not have."""
     own = {id(tensor) for tensor in model.parameters()}
@@ -334,9 +359,15 @@ def _shown(value: Any) -> str:
     return described(value)
 
 
-def _name(make: Any) -> str:
+def _unbound(make: Any) -> Any:
+    """The function inside of partials."""
     while isinstance(make, functools.partial):
         make = make.func
+    return make
+
+
+def _name(make: Any) -> str:
+    make = _unbound(make)
     plain = isinstance(make, str | int | float | None)
     return getattr(make, "__name__", None) or (repr(make) if plain else type(make).__name__)
 
