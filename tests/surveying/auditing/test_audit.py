@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -195,23 +196,36 @@ def test_tensors_that_the_factory_freezes_are_frozen_and_not_forgotten():
     assert any("1 tensor is frozen (wpe.weight)" in note for note in found.notes)
 
 
+class Chain(nn.Sequential):
+    def __init__(self, width, depth):
+        super().__init__(nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        self.append(nn.Linear(width, 10))
+
+
+def eps_remedy(audited, eps):
+    def make(model):
+        return AdamW(model.parameters(), lr=0.01, eps=eps)
+
+    found = audit(audited, optimizer=make, base=Size(32, 2), train=False)
+    return next((one.remedy for one in found.at("warn") if "eps limits" in one.sentence), None)
+
+
 def test_an_eps_is_divided_by_the_depth_only_where_there_are_blocks():
     """`mlp-mixture` has residual blocks; a plain chain of layers has none."""
-
-    class Chain(nn.Sequential):
-        def __init__(self, width, depth):
-            super().__init__(nn.Linear(32, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
-            self.append(nn.Linear(width, 10))
-
-    def make(model):
-        return AdamW(model.parameters(), lr=0.01, eps=1.0)
-
     blocks = workload("mlp-mixture")
-    for one, expected in ((blocks, True), (replace(blocks, build=Chain), False)):
-        found = audit(one, optimizer=make, base=Size(32, 2), train=False)
-        (said,) = (finding for finding in found.at("warn") if "eps limits" in finding.sentence)
-        assert said.remedy.startswith("Divide eps by width/32")
-        assert ("inside the blocks, by depth/2" in said.remedy) == expected
+    for one, eps, expected in ((blocks, 1e-3, True), (replace(blocks, build=Chain), 3e-4, False)):
+        remedy = eps_remedy(one, eps)
+        assert remedy.startswith("Divide eps by width/32")
+        assert ("inside the blocks, by depth/2" in remedy) == expected
+
+
+def test_an_eps_that_is_too_large_at_the_base_has_to_be_smaller_everywhere():
+    """A division that is by one at the base would not mend it there."""
+    blocks = workload("mlp-mixture")
+    remedy = eps_remedy(blocks, 1.0)
+    said = re.fullmatch(r"Take a smaller eps at every size, such as (.*)\.", remedy)
+    assert said is not None
+    assert eps_remedy(blocks, float(said[1])) is None
 
 
 def test_an_optimizer_without_a_rule_is_not_judged_by_guess():

@@ -215,18 +215,23 @@ def test_eps_is_judged_by_the_gradient_at_ten_times_the_size():
     assert not steps_limited(replace(one, over_eps=math.nan), 10.0, 10.0)
 
 
+WIDTHS = 32, 64, 128
+
+
 def heads(dim, scale):
     return (AttentionHeads(dim, True, scale, None),)
 
 
 def test_a_scale_by_the_root_of_growing_heads_is_off_by_a_half():
-    ((kind, own, rule),) = heads_off([heads(8, 8**-0.5), heads(16, 16**-0.5), heads(32, 32**-0.5)])
+    ((kind, own, rule),) = heads_off(WIDTHS, [heads(8, 8**-0.5), heads(16, 16**-0.5), heads(32, 32**-0.5)])
     assert (kind.head_dim, round(own, 6), rule) == (8, -0.5, -1)
-    assert heads_off([heads(8, 0.3), heads(16, 0.15), heads(32, 0.075)]) == []
+    assert heads_off(WIDTHS, [heads(8, 0.3), heads(16, 0.15), heads(32, 0.075)]) == []
 
 
 def test_a_fixed_head_dimension_needs_a_fixed_scale():
-    assert heads_off([heads(8, 0.3), heads(8, 0.3)]) == []
-    ((_, own, rule),) = heads_off([heads(8, 0.3), heads(8, 0.15), heads(8, 0.075)])
+    assert heads_off(WIDTHS[:2], [heads(8, 0.3), heads(8, 0.3)]) == []
+    ((_, own, rule),) = heads_off(WIDTHS, [heads(8, 0.3), heads(8, 0.15), heads(8, 0.075)])
     assert (round(own, 6), rule) == (-1, 0)
-    assert heads_off([heads(8, None), heads(8, 0.1)]) == []
+    ((_, own, _),) = heads_off([32, 128], [heads(8, 0.4), heads(8, 0.1)])
+    assert round(own, 6) == -1
+    assert heads_off(WIDTHS[:2], [heads(8, None), heads(8, 0.1)]) == []

@@ -145,11 +145,13 @@ def over_eps_at(one: TensorScaling, at: float) -> float:
     return one.over_eps * at ** (0.0 if math.isnan(eps.excess) else -eps.excess)
 
 
-def heads_off(attentions: Sequence[Sequence[AttentionHeads]]) -> list[tuple[AttentionHeads, float, float]]:
-    """Kinds of attention whose scale does not follow the head dimension, over networks of growing width.
+def heads_off(
+    widths: Sequence[int], attentions: Sequence[Sequence[AttentionHeads]]
+) -> list[tuple[AttentionHeads, float, float]]:
+    """Kinds of attention whose scale does not follow the head dimension, over networks of these widths.
 
     Each with the exponents in the head dimension of its scale, own and by the rule; along a fixed head
-    dimension, in the number of the network.
+    dimension, in the width.
     """
     counts = {len(each) for each in attentions}
     found: dict[tuple[int, float], tuple[AttentionHeads, float, float]] = {}
@@ -162,7 +164,7 @@ def heads_off(attentions: Sequence[Sequence[AttentionHeads]]) -> list[tuple[Atte
         if len(set(dims)) > 1:
             own, rule = power(dims, known), -1.0
         else:
-            own, rule = power([2.0**place for place in range(len(known))], known), 0.0
+            own, rule = power(widths, known), 0.0
         if abs(own - rule) > ATOL:
             found.setdefault((dims[0], round(own, 2)), (kinds[0], own, rule))
     return list(found.values())

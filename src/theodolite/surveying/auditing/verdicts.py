@@ -92,9 +92,9 @@ def judge(
     found = [_finding(kind, alike, base.size) for kind, alike in _joined(faults)]
     found += [*_left_out(base), *_unjudged(base), *_changing([base, *wider, *deeper])]
     found += [*_limited(base, width, depth), *_coupled(width or depth)]
-    found += [
-        _heads(*off, base.size) for off in heads_off([one.anatomy.attentions for one in (base, *wider)])
-    ]
+    along = (base, *wider)
+    off = heads_off([one.size.width for one in along], [one.anatomy.attentions for one in along])
+    found += [_heads(*heads, base.size) for heads in off]
     bad = {finding.code for finding in found if finding.level in ("warn", "fail")}
     for check in (STEP, START, DECAY, MULTIPLIER):
         if check.code not in bad and (width or depth):
@@ -263,12 +263,15 @@ def _limited(
         own = base.options[least.tensors[0]].eps or 0.0
         by_depth = f" and, inside the blocks, by {factor_of('depth', base.size, 1.0)}"
         inside = by_depth if base.anatomy.num_blocks else ""
+        small = f"{own * min(1.0, there / NEAR_EPS / 10):.0e}"
         yield DECAY.finding(
             "warn",
             said,
             title="An eps that limits the steps",
-            remedy=f"Divide eps by {factor_of('width', base.size, 1.0)}{inside}; or take a smaller one at "
-            f"every size, such as {own * min(1.0, there / NEAR_EPS / 10):.0e}.",
+            remedy=f"Take a smaller eps at every size, such as {small}."
+            if now
+            else f"Divide eps by {factor_of('width', base.size, 1.0)}{inside}; or take a smaller one at "
+            f"every size, such as {small}.",
             numbers={f"gradient over eps at ten times the {axis}": _three(there)},
             rows=[
                 {
