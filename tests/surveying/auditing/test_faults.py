@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from theodolite.anatomy import AttentionHeads
 from theodolite.core.size import Size
 from theodolite.surveying.auditing.exponents import Series, TensorScaling, scalings
 from theodolite.surveying.auditing.faults import (
     decay_excess,
     find_faults,
-    heads_off,
     over_eps_at,
     start_excess,
     step_excess,
@@ -213,25 +211,3 @@ def test_eps_is_judged_by_the_gradient_at_ten_times_the_size():
     assert not steps_limited(replace(one, over_eps=1e4), 10.0, 10.0)
     assert not steps_limited(replace(one, eps=as_power(-1, -1)), 10.0, 10.0)
     assert not steps_limited(replace(one, over_eps=math.nan), 10.0, 10.0)
-
-
-WIDTHS = 32, 64, 128
-
-
-def heads(dim, scale):
-    return (AttentionHeads(dim, True, scale, None),)
-
-
-def test_a_scale_by_the_root_of_growing_heads_is_off_by_a_half():
-    ((kind, own, rule),) = heads_off(WIDTHS, [heads(8, 8**-0.5), heads(16, 16**-0.5), heads(32, 32**-0.5)])
-    assert (kind.head_dim, round(own, 6), rule) == (8, -0.5, -1)
-    assert heads_off(WIDTHS, [heads(8, 0.3), heads(16, 0.15), heads(32, 0.075)]) == []
-
-
-def test_a_fixed_head_dimension_needs_a_fixed_scale():
-    assert heads_off(WIDTHS[:2], [heads(8, 0.3), heads(8, 0.3)]) == []
-    ((_, own, rule),) = heads_off(WIDTHS, [heads(8, 0.3), heads(8, 0.15), heads(8, 0.075)])
-    assert (round(own, 6), rule) == (-1, 0)
-    ((_, own, _),) = heads_off([32, 128], [heads(8, 0.4), heads(8, 0.1)])
-    assert round(own, 6) == -1
-    assert heads_off(WIDTHS[:2], [heads(8, None), heads(8, 0.1)]) == []

@@ -20,6 +20,7 @@ from theodolite.present.text import listed
 from theodolite.probes.scaling.coordinates import coordinates
 from theodolite.probes.scaling.spectral import Spectral, spectral
 from theodolite.surveying.auditing.exponents import ATOL, TensorScaling, scalings
+from theodolite.surveying.auditing.heads import judged_heads
 from theodolite.surveying.auditing.layerwise import layerwise_decay
 from theodolite.surveying.auditing.reading import MOST_PARAMETERS, Reading, check_rules, gradient_sizes, read
 from theodolite.surveying.auditing.report import Audit
@@ -166,7 +167,7 @@ def held_against_rules(
     with context.calling():
         gradients = gradient_sizes(context.workload, make, sizes.base, seed=context.seed, steps=steps)
     wide, deep = ([readings[size] for size in along] for along in (sizes.widths, sizes.depths))
-    width = scalings(wide, "width", gradients) if wide else ()
+    width, heads = judged_heads(wide, scalings(wide, "width", gradients)) if wide else ((), ())
     depth = scalings(deep, "depth", gradients) if deep else ()
     return Audit(
         workload=context.workload.name,
@@ -175,7 +176,7 @@ def held_against_rules(
         depths=tuple(size.depth for size in sizes.depths),
         width=width,
         depth=depth,
-        findings=judge(base, wide[1:], deep[1:], width, depth),
+        findings=judge(base, wide[1:], deep[1:], width, depth, heads),
         notes=tuple(_notes(base, sizes, readings, deep, width)),
     )
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from theodolite.anatomy import AttentionHeads
-from theodolite.surveying.auditing.exponents import ATOL, Axis, Quantity, TensorScaling, power
+from theodolite.surveying.auditing.exponents import ATOL, Axis, Quantity, TensorScaling
 
 Cause = Literal["step", "start", "decay", "multiplier", "readout"]
 _QUANTITIES: Mapping[Cause, Quantity] = {
@@ -143,31 +142,6 @@ def over_eps_at(one: TensorScaling, at: float) -> float:
     """How many times eps its gradient is at `at` times the base size, by the rule's exponents."""
     eps = one.exponent("eps")
     return one.over_eps * at ** (0.0 if math.isnan(eps.excess) else -eps.excess)
-
-
-def heads_off(
-    widths: Sequence[int], attentions: Sequence[Sequence[AttentionHeads]]
-) -> list[tuple[AttentionHeads, float, float]]:
-    """Kinds of attention whose scale does not follow the head dimension, over networks of these widths.
-
-    Each with the exponents in the head dimension of its scale, own and by the rule; along a fixed head
-    dimension, in the width.
-    """
-    counts = {len(each) for each in attentions}
-    found: dict[tuple[int, float], tuple[AttentionHeads, float, float]] = {}
-    for kinds in zip(*attentions, strict=False) if len(counts) == 1 else ():
-        scales = [kind.scale for kind in kinds]
-        known = [scale for scale in scales if scale]
-        if len(known) < len(scales):
-            continue
-        dims = [kind.head_dim for kind in kinds]
-        if len(set(dims)) > 1:
-            own, rule = power(dims, known), -1.0
-        else:
-            own, rule = power(widths, known), 0.0
-        if abs(own - rule) > ATOL:
-            found.setdefault((dims[0], round(own, 2)), (kinds[0], own, rule))
-    return list(found.values())
 
 
 def _of_hidden(scalings: Iterable[TensorScaling], axis: Axis) -> dict[str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from theodolite.anatomy import AttentionHeads
 from theodolite.anatomy.names import gather
 from theodolite.core.size import Size
 from theodolite.present.text import counted, listed
@@ -20,13 +19,13 @@ from theodolite.surveying.auditing.faults import (
     Fault,
     decay_excess,
     find_faults,
-    heads_off,
     names_of,
     over_eps_at,
     start_excess,
     step_excess,
     steps_limited,
 )
+from theodolite.surveying.auditing.heads import HeadScale
 from theodolite.surveying.auditing.phrases import (
     REMEDIES,
     SENTENCES,
@@ -86,15 +85,14 @@ def judge(
     deeper: Sequence[Reading],
     width: Sequence[TensorScaling],
     depth: Sequence[TensorScaling],
+    heads: Sequence[HeadScale],
 ) -> tuple[Finding, ...]:
-    """All findings: at least one of each code."""
+    """All findings: at least one of each code. `heads` are those whose scale is off."""
     faults = [*find_faults(width, "width"), *find_faults(depth, "depth")]
     found = [_finding(kind, alike, base.size) for kind, alike in _joined(faults)]
     found += [*_left_out(base), *_unjudged(base), *_changing([base, *wider, *deeper])]
     found += [*_limited(base, width, depth), *_coupled(width or depth)]
-    along = (base, *wider)
-    off = heads_off([one.size.width for one in along], [one.anatomy.attentions for one in along])
-    found += [_heads(*heads, base.size) for heads in off]
+    found += [_heads(off, base.size) for off in heads]
     bad = {finding.code for finding in found if finding.level in ("warn", "fail")}
     for check in (STEP, START, DECAY, MULTIPLIER):
         if check.code not in bad and (width or depth):
@@ -140,10 +138,11 @@ _TITLES: Mapping[Cause, str] = {
 }
 
 
-def _heads(heads: AttentionHeads, own: float, rule: float, base: Size) -> Finding:
+def _heads(off: HeadScale, base: Size) -> Finding:
     """TH209 of an attention scale."""
-    level: Level = "fail" if own - rule > SEVERE else "warn"
-    if not rule:
+    heads, own = off.heads, off.own
+    level: Level = "fail" if off.excess > SEVERE else "warn"
+    if not off.rule:
         return MULTIPLIER.finding(
             level,
             f"Heads have {heads.head_dim} entries at every width, but the scale of their logits goes as "
@@ -156,11 +155,11 @@ def _heads(heads: AttentionHeads, own: float, rule: float, base: Size) -> Findin
         level,
         f"Heads grow with width, from {heads.head_dim} entries at width {base.width}, and the scale of their "
         f"logits goes as head_dim^{brief(own)} instead of head_dim^−1: at ten times the head dimension "
-        f"trained logits are {off_by(own - rule)}.",
+        f"trained logits are {off_by(off.excess)}.",
         title="An attention scale that does not follow the heads",
         remedy=f"Scale the attention logits by {scale * heads.head_dim:.3g}/head_dim, which is the same at "
         f"width {base.width}.",
-        numbers={"times too large at ten times the head dimension": _three(10 ** (own - rule))},
+        numbers={"times too large at ten times the head dimension": _three(10**off.excess)},
     )
 
 
