@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from theodolite.optimizers.borrowed import Borrowed
+from theodolite.optimizers.muon import SCALES
 from theodolite.optimizers.parameter_groups import layers
 from theodolite.optimizers.spec import find_optimizers
 
@@ -84,6 +85,16 @@ def rule_of(optimizer: Any, group: Mapping[str, Any]) -> str | None:
         if name in ("Adafactor", "AdaFactor"):
             return None if group.get("scale_parameter", True) else "adamw"
     return None
+
+
+def reads_stored_shape(rule: str | None, group: Mapping[str, Any]) -> bool:
+    """Is the factor of a shape that of the stored tensor, whichever of its dimensions holds the inputs?
+
+    Those of other libraries take all tensors for (out, in), and so does this library's Muon without `axes`.
+    An embedding is stored as (in, out).
+    """
+    spec = find_optimizers().get(rule or "")
+    return spec is not None and spec.fixed.get("scale") in SCALES and group.get("axes") is None
 
 
 def rule_of_vectors(rule: str | None, group: Mapping[str, Any]) -> str | None:

@@ -30,7 +30,7 @@ from theodolite.optimizers.group_scales import apply_group_scales
 from theodolite.optimizers.joined import Joined
 from theodolite.optimizers.parameter_groups import MEMBERS, handlings, layers
 from theodolite.optimizers.planned import set_lr
-from theodolite.optimizers.recognition import eps_of, rule_of, rule_of_vectors
+from theodolite.optimizers.recognition import eps_of, reads_stored_shape, rule_of, rule_of_vectors
 from theodolite.present.text import counted
 
 MakeOptimizer = Callable[[nn.Module], Any]
@@ -65,6 +65,8 @@ class OwnOptions:
     eps: float | None
     group: int
     """The number of its group, counted over all optimizers; −1 if no group has it."""
+    stored_shape: bool = False
+    """Is the optimizer's factor of a shape that of the stored tensor?"""
 
 
 def make_optimizers(make: MakeOptimizer, model: nn.Module) -> Made:
@@ -140,15 +142,18 @@ def read_options(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str,
     options = {}
     for name, how in found.items():
         place = places.get(id(tensors[name]), -1)
-        rule, class_name, eps, lr = None, "", None, math.nan
+        rule, class_name, eps, lr, stored = None, "", None, math.nan, False
         if place >= 0:
             optimizer, group = groups[place]
             rule, class_name = rule_of(optimizer, group), type(layers(optimizer, group)[-1]).__name__
             if tensors[name].ndim < 2:
                 rule = rule_of_vectors(rule, group)
             eps, lr = eps_of(rule, group), _number(group.get("lr"))
+            stored = reads_stored_shape(rule, group)
         decay = how.weight_decay
-        options[name] = OwnOptions(name, how.state, class_name, rule, lr, decay, how.decoupled, eps, place)
+        options[name] = OwnOptions(
+            name, how.state, class_name, rule, lr, decay, how.decoupled, eps, place, stored
+        )
     return options
 
 

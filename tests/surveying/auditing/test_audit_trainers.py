@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -187,6 +188,27 @@ def test_muon_of_a_library_with_its_own_adamw() -> None:
     # Orthogonal updates of square matrices need no factor of the width.
     assert found_in(found) == STANDARD - {("TH206", "self_attn.q_proj.weight", 10.0)}
     assert {one.rule for one in found.width} == {"adamw", "muon-original"}
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_muon_of_torch_takes_the_factor_of_the_stored_shape_of_a_table(adjust: str) -> None:
+    """An embedding is stored as (in, out), which torch's Muon takes for (out, in)."""
+
+    def rows(width: int) -> float:
+        table = nn.Parameter(torch.zeros(VOCAB, width))
+        table.grad = torch.randn(VOCAB, width, generator=torch.Generator().manual_seed(0))
+        torch.optim.Muon([table], lr=1.0, weight_decay=0, adjust_lr_fn=adjust).step()
+        return table.square().mean().sqrt().item()
+
+    def make(model: nn.Module) -> Any:
+        table = model.get_parameter("model.embed_tokens.weight")
+        others = [tensor for tensor in model.parameters() if tensor is not table]
+        return [torch.optim.Muon([table], lr=LR, adjust_lr_fn=adjust), AdamW(others, lr=LR)]
+
+    workload = Workload("wide", llama, batch, loss, Size(VOCAB, 2))  # never narrower than the vocabulary
+    found = audit(workload, optimizer=make, widths=[64, 256], depths=[2], train=False)
+    (table,) = (one for one in found.width if one.name == "model.embed_tokens.weight")
+    assert table.exponent("lr").rule == pytest.approx(-math.log(rows(256) / rows(64), 4), abs=0.1)
 
 
 @pytest.mark.parametrize("name", ["Prodigy", "Lamb", "LARS", "CAME"])

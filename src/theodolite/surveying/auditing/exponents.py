@@ -8,7 +8,7 @@ asked for the numbers of a network whose own multipliers are `Ratios.own`, with 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,6 +18,7 @@ from theodolite.anatomy.names import gather
 from theodolite.anatomy.part import Part
 from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Ratios
 from theodolite.optimizers.condition import centre, deviation
+from theodolite.optimizers.muon import SCALES
 from theodolite.optimizers.scaling import GRADIENT_ENTRY
 from theodolite.planning.counterparts import counterparts, repeated_branches
 from theodolite.planning.factory import OwnOptions
@@ -228,7 +229,22 @@ def _undone(
 
 def rule_for(own: OwnOptions, part: Part, ratios: Ratios) -> Hyper:
     """By which factors the rule of a tensor's optimizer changes its numbers, all multipliers absorbed."""
-    return OPTIMIZERS[own.rule or ""].rule(part, ratios, Base(1.0, 1.0, 1.0)).absorbed()
+    spec = OPTIMIZERS[own.rule or ""]
+    hyper = spec.rule(part, ratios, Base(1.0, 1.0, 1.0)).absorbed()
+    if not own.stored_shape or part.in_axes >= part.out_axes:
+        return hyper
+    turned = _turned(SCALES[spec.fixed["scale"]], part, ratios)
+    return replace(hyper, lr=hyper.lr / turned, weight_decay=hyper.weight_decay * turned)
+
+
+def _turned(scale: Callable[[float, float], float], part: Part, ratios: Ratios) -> float:
+    """The growth of the factor of the stored shape (in, out), over that of the matrix."""
+    at_base = part.fan_in / ratios.fan_in, part.fan_out / ratios.fan_out
+    here, there = (
+        scale(fan_out, fan_in) / scale(fan_in, fan_out)
+        for fan_in, fan_out in ((part.fan_in, part.fan_out), at_base)
+    )
+    return here / there
 
 
 def _start(part: Part, init: InitDistribution) -> float:
