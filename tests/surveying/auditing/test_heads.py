@@ -76,7 +76,7 @@ class UnitScaled(nn.Module):
         return self.head(normed(x)) * (4 / self.width)
 
 
-def audited(*faults: str, kind: type[Optimizer] = AdamW) -> Audit:
+def audited(*faults: str, kind: type[Optimizer] = AdamW, train: bool = False) -> Audit:
     """An audit of u-muP along the width, with the faults."""
 
     def build(width: int, depth: int) -> nn.Module:
@@ -92,7 +92,7 @@ def audited(*faults: str, kind: type[Optimizer] = AdamW) -> Audit:
         return kind(groups)  # type: ignore[call-arg]
 
     workload = Workload("unit-scaled", build, batch, loss, Size(32, 2))
-    return audit(workload, optimizer=make, depths=[2], train=False)
+    return audit(workload, optimizer=make, depths=[2], train=train)
 
 
 @pytest.mark.parametrize("kind", [AdamW, SGD])
@@ -101,6 +101,12 @@ def test_multipliers_of_queries_and_keys_are_no_scale_of_their_logits(kind: type
     assert found.right
     multiplied = {one.name for one in found.width if one.multiplied == pytest.approx(-0.5)}
     assert multiplied == {f"blocks.*.{name}.weight" for name in ("query", "key", "value", "out")}
+
+
+def test_the_spectral_condition_does_not_doubt_multipliers_that_it_has_not_seen() -> None:
+    said = " ".join(audited(train=True).trained)
+    assert "query" not in said
+    assert "key" not in said
 
 
 def test_a_scale_that_is_off_besides_is_found() -> None:

@@ -108,6 +108,8 @@ class TensorScaling:
     """Of a table that is also the readout: what multiplies the logits."""
     over_eps: float = math.nan
     """How many times eps its gradient is at base size; nan if that is not known."""
+    is_query_or_key: bool = False
+    """Does the trace show its multiplier as a part of the scale of attention, so that it was inferred?"""
 
     def exponent(self, quantity: Quantity) -> Exponent:
         """The power that a quantity goes with, and that of the rule."""

@@ -102,4 +102,5 @@ def _multiplied(one: TensorScaling, by: float) -> TensorScaling:
         lr=times(one.lr, 1 + one.degree),
         init=times(one.init, 1),
         eps=None if one.eps is None else times(one.eps, -1),
+        is_query_or_key=True,
     )

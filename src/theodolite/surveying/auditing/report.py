@@ -110,11 +110,12 @@ class Audit(Result):
         if self.coordinates is not None:
             said.append(_of_coordinates(self.coordinates))
         passed = _passed_starts([*self.width, *self.depth])
-        said += [_of_spectral(one, passed) for one in self.spectral]
+        conditions = [_without(one, self.width) for one in self.spectral]
+        said += [_of_spectral(one, passed) for one in conditions]
         if not said:
             return ()
         mistakes = [one for one in (*self.at("fail"), *self.at("warn")) if one.code != "TH208"]
-        by_values, by_tensors = doubts = _doubts(self.coordinates, self.spectral, passed)
+        by_values, by_tensors = doubts = _doubts(self.coordinates, conditions, passed)
         clear = any(excess >= CLEAR[axis] for axis, excess in (*by_values, *by_tensors))
         if self.right and (clear or all(doubts)):
             said.append(
@@ -304,6 +305,13 @@ def _of_coordinates(checked: Coordinates) -> str:
         f"{worst.axis} (coordinate check; {len(bent)} of {len(checked.slopes)} slopes "
         f"{'is' if len(bent) == 1 else 'are'} off)."
     )
+
+
+def _without(checked: Spectral, scalings: Sequence[TensorScaling]) -> Spectral:
+    """The spectral condition without queries and keys whose multipliers it has not seen."""
+    names = {name for one in scalings if one.is_query_or_key for name in one.tensors}
+    unseen = {row.pattern for row in checked.rows if row.name in names}
+    return dataclasses.replace(checked, rows=tuple(row for row in checked.rows if row.pattern not in unseen))
 
 
 def _passed_starts(scalings: Sequence[TensorScaling]) -> frozenset[str]:
