@@ -212,3 +212,22 @@ def test_the_plan_of_a_run_is_read_once_for_all_learning_rates() -> None:
     rates = [planned(tiny.own_run(lr=lr), workload)["0.weight"].lr for lr in (0.01, 0.02, 0.04)]
     assert rates == pytest.approx([0.02, 0.04, 0.08])
     assert len(calls) == 1
+
+
+def test_runs_that_differ_in_seed_and_length_share_a_plan() -> None:
+    short, long = tiny.own_run(steps=4, seed=0), tiny.own_run(steps=9, seed=5)
+    assert planned(short, tiny.authored) is planned(long, tiny.authored)
+
+
+def test_a_factory_may_be_an_object_that_has_no_hash() -> None:
+    @dataclasses.dataclass
+    class Factory:
+        lr: float = 0.02
+
+        def __call__(self, model: nn.Module) -> Any:
+            return torch.optim.AdamW(model.parameters(), lr=self.lr)
+
+    workload = dataclasses.replace(tiny.plain, name="an object", optimizer=Factory())
+    assert planned(tiny.own_run(lr=0.04), workload)["0.weight"].lr == 0.04
+    other = dataclasses.replace(workload, optimizer=Factory(0.01))
+    assert planned(tiny.own_run(lr=0.04), other).factor == 4.0  # type: ignore[attr-defined]

@@ -74,7 +74,7 @@ class Workload:
     schedule: Callable[[Optimizer], LRScheduler] | None = None
     held_out: Callable[[int, int], Batch] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict, hash=False)
-    optimizer: Callable[[nn.Module], Any] | None = None
+    optimizer: Callable[[nn.Module], Any] | None = field(default=None, hash=False)
     roles: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
