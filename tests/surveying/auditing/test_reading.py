@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -80,3 +82,18 @@ def test_a_tensor_of_two_groups_is_judged_by_the_first():
     reading = read(workload, make, Size(4, 1), batch=workload.batch(0, 0), roles={"table.weight": "input"})
     assert reading.names == ("table.weight",)
     assert (reading.options["table.weight"].rule, reading.options["table.weight"].lr) == ("adamw", 0.1)
+
+
+def test_gradients_of_a_sparse_table_are_those_of_a_dense_one():
+    def sparse(width: int, depth: int) -> nn.Module:
+        network = Looked(width, depth)
+        network.table = nn.Embedding(8, width, sparse=True)
+        nn.init.ones_(network.table.weight)
+        return network
+
+    def make(model):
+        return SGD(model.parameters(), lr=0.1)
+
+    workloads = looked_up(), dataclasses.replace(looked_up(), build=sparse)
+    dense, other = (gradient_sizes(one, make, Size(4, 1), seed=0, steps=3) for one in workloads)
+    assert other == pytest.approx(dense)

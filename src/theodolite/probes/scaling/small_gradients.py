@@ -60,15 +60,15 @@ def times_eps(plan: Plan, tensors: Mapping[str, Tensor], before: Mapping[str, fl
             continue
         now = 0.0
         if tensor.grad is not None:
-            moving = max(1, int(torch.count_nonzero(tensor.grad)))
-            now = tensor.grad.abs().double().norm().item() / moving**0.5
+            grad = tensor.grad.to_dense()
+            now = grad.abs().double().norm().item() / max(1, int(grad.count_nonzero())) ** 0.5
         found[name] = max(now / row.eps, before.get(name, 0.0))
     return found
 
 
 def _gradient_sizes(model: nn.Module) -> dict[str, float]:
     return {
-        name: tensor.grad.double().square().mean().sqrt().item()
+        name: tensor.grad.to_dense().double().square().mean().sqrt().item()
         for name, tensor in canonical_parameters(model)
         if tensor.grad is not None
     }

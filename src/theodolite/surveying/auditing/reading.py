@@ -119,10 +119,11 @@ def gradient_sizes(
             workload.evaluate(model, batch).backward()
             rounded = only_rounding(workload, model, batch) if step == steps - 1 else frozenset()
             for name, tensor in tensors.items():
-                moving = 0 if tensor.grad is None else int(tensor.grad.count_nonzero())
+                grad = None if tensor.grad is None else tensor.grad.to_dense()
+                moving = 0 if grad is None else int(grad.count_nonzero())
                 still[name] += not moving
-                if tensor.grad is not None and moving:
-                    rms = tensor.grad.abs().double().norm().item() / math.sqrt(moving)
+                if grad is not None and moving:
+                    rms = grad.abs().double().norm().item() / math.sqrt(moving)
                     found[name] = max(found.get(name, 0.0), rms)
             for optimizer in optimizers if step < steps - 1 else ():
                 _step(optimizer)
