@@ -141,3 +141,18 @@ def test_deepspeeds_own_update_is_the_plans(name: str, rule: str) -> None:
     made = run(plan.export("deepspeed").text).make_optimizer(theirs)
     differ = apart(trained_parts(theirs, made), trained_parts(ours, plan.optimizer(ours)))
     assert differ[name] < 0.02  # it computes in half precision
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"nesterov": True, "steps": 3},
+            "the option steps=3 .* always 5, which takes momentum, nesterov",
+        ),
+        ({"steps": 5, "nesterov": False}, "the option nesterov=False .* it is always True, which"),
+    ],
+)
+def test_of_two_options_the_one_that_is_not_as_there_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UseError, match=said):
+        parts_plan(("wide",), options=options).export("deepspeed")

@@ -65,7 +65,8 @@ def _options(content: Content, row: PlanRow) -> dict[str, Any]:
     options = content.take("DeepSpeed's Muon", row.rule, {"momentum": 0.95, "nesterov": True, "steps": 5})
     for option, fixed in (("nesterov", True), ("steps", 5)):
         if options[option] != fixed:
-            content.take(f"DeepSpeed's Muon, where it is always {fixed},", row.rule, {"momentum": 0.95})
+            others = {name: usual for name, usual in options.items() if name != option}
+            content.take(f"DeepSpeed's Muon, where it is always {fixed}", row.rule, others)
     seen = _seen(row)
     assert seen is not None
     step = step_for(row, seen)

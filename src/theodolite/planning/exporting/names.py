@@ -26,21 +26,19 @@ class Renamed:
 
 @dataclass(frozen=True)
 class _Rule:
-    """One entry of a name map. A star stands for any text; surplus stars count members of a stack."""
+    """One entry of a name map. A star stands for any text; surplus stars number the members of a stack."""
 
     pattern: str
     target: str
 
-    def applied(self, name: str) -> tuple[str, tuple[int | str, ...]] | None:
-        """The new name and what surplus stars stand for; None if the name does not match."""
+    def applied(self, name: str) -> str | None:
+        """The new name; None if the name does not match."""
         pieces = map(re.escape, self.pattern.split("*"))
         found = re.fullmatch("(.+?)".join(pieces), name)
         if found is None:
             return None
         first, *rest = self.target.split("*")
-        stars = found.groups()
-        new = first + "".join(star + piece for star, piece in zip(stars, rest, strict=False))
-        return new, tuple(int(star) if star.isdecimal() else star for star in stars[len(rest) :])
+        return first + "".join(star + piece for star, piece in zip(found.groups(), rest, strict=False))
 
 
 def renamed(
@@ -54,12 +52,12 @@ def renamed(
     if names is None:
         return Renamed(rows, multipliers)
     rules = _checked(names)
-    members: dict[str, list[tuple[int, tuple[int | str, ...], PlanRow]]] = {}
+    members: dict[str, list[tuple[int, PlanRow]]] = {}
     used: set[int] = set()
     for row in rows.values():
-        place, (new, stars) = _applied(rules, row.name)
+        place, new = _applied(rules, row.name)
         used.add(place)
-        members.setdefault(new, []).append((place, stars, row))
+        members.setdefault(new, []).append((place, row))
     factors = {_module(rules, name, used): factor for name, factor in multipliers.items()}
     if idle := [rule.pattern for place, rule in enumerate(rules) if place not in used]:
         earlier = " that an earlier rule has left over" if len(rules) > 1 else ""
@@ -89,7 +87,7 @@ def _checked(names: Any) -> list[_Rule]:
     return rules
 
 
-def _applied(rules: Sequence[_Rule], name: str) -> tuple[int, tuple[str, tuple[int | str, ...]]]:
+def _applied(rules: Sequence[_Rule], name: str) -> tuple[int, str]:
     for place, rule in enumerate(rules):
         if (found := rule.applied(name)) is not None:
             return place, found
@@ -101,7 +99,7 @@ def _applied(rules: Sequence[_Rule], name: str) -> tuple[int, tuple[str, tuple[i
 def _module(rules: Sequence[_Rule], module: str, used: set[int]) -> str:
     """The new name of a module, by that of its weight, which may have no row because it is tied."""
     try:
-        place, (new, _) = _applied(rules, f"{module}.weight")
+        place, new = _applied(rules, f"{module}.weight")
     except UseError:
         raise UseError(
             f"names: the plan multiplies the input of the module {module}, and no rule matches "
@@ -111,18 +109,16 @@ def _module(rules: Sequence[_Rule], module: str, used: set[int]) -> str:
     return new.rpartition(".")[0]
 
 
-def _fused(
-    new: str, members: Sequence[tuple[int, tuple[int | str, ...], PlanRow]]
-) -> tuple[PlanRow, list[str]]:
+def _fused(new: str, members: Sequence[tuple[int, PlanRow]]) -> tuple[PlanRow, list[str]]:
     """One row for the members of a fused tensor, with what to know about it."""
-    rows = [row for _, _, row in members]
+    rows = [row for _, row in members]
     if len(rows) == 1:
         return replace(rows[0], name=new), []
     first = rows[0]
     for other in rows[1:]:
         _same_training(new, first, other)
     by_rule: dict[int, list[PlanRow]] = {}
-    for place, _, row in sorted(members, key=lambda one: (one[0], [str(star).zfill(9) for star in one[1]])):
+    for place, row in sorted(members, key=lambda one: one[0]):
         by_rule.setdefault(place, []).append(row)
     stacked = [some[0] if len(some) == 1 else _stack(new, some) for some in by_rule.values()]
     whole = stacked[0] if len(stacked) == 1 else _joined(new, stacked)
