@@ -142,3 +142,17 @@ def test_what_it_cannot_do_is_refused() -> None:
         Joined([])
     with pytest.raises(UseError, match="add it to one of"):
         Joined(apart(network())).add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+def test_a_closure_computes_gradients_where_they_are_off() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    joined = Joined([torch.optim.SGD([weight], lr=0.1)])
+
+    def closure() -> float:
+        loss = weight.sum()
+        loss.backward()
+        return loss.item()
+
+    with torch.no_grad():
+        assert joined.step(closure) == 2.0
+    assert weight.tolist() == pytest.approx([0.9, 0.9])

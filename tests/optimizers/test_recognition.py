@@ -237,3 +237,13 @@ def test_no_class_has_two_rules() -> None:
     sets = (ENTRIES_OF_ONE, GRADIENTS, SIGNS)
     assert len(set().union(*sets)) == sum(map(len, sets))
     assert set(BY_NAME.values()) <= set(OPTIMIZERS)
+
+
+def test_what_dion_trains_by_another_algorithm_has_no_rule_of_muon() -> None:
+    class Muon(torch.optim.SGD):
+        """As dion's, whose groups say how each of them is trained."""
+
+    weight = nn.Parameter(torch.ones(2, 2))
+    for algorithm, rule in (("lion", "lion"), ("adamw", "adamw"), ("dion", None)):
+        made = Muon([{"params": [weight], "algorithm": algorithm, "adjust_lr": "rms_norm"}], lr=0.1)
+        assert rule_of(made, made.param_groups[0]) == rule

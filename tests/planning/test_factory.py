@@ -167,7 +167,7 @@ class WantsMore:
             r"needs config and steps beside the model: bind them, as in functools.partial\(wants_more",
         ),
         (WantsMore(), "needs config beside the model: bind it"),
-        (functools.partial(wants_more, config=1), "needs steps beside the model"),
+        (functools.partial(wants_more, config=1), "factory wants_more needs steps beside the model"),
         (lambda model: None, "returned None: return its optimizer"),
         (lambda model: [], "returned a list of 0"),
         (lambda model: (None, None), "returned a tuple of 2"),
@@ -280,6 +280,16 @@ def counting_tensors() -> Any:
     return lambda model: AdamW(model.parameters(), lr=torch.tensor(next(values)))
 
 
+def counting_betas() -> Any:
+    values = iter([0.5, 0.25])
+    return lambda model: AdamW(model.parameters(), betas=(next(values), 0.9))
+
+
+def first_named(*numbers: int) -> Any:
+    calls = iter(numbers)
+    return lambda model: AdamW([*model.named_parameters()][: next(calls)])
+
+
 def first_tensors(*numbers: int) -> Any:
     calls = iter(numbers)
     return lambda model: AdamW([*model.parameters()][: next(calls)])
@@ -296,6 +306,8 @@ def another_class() -> Any:
         (counting("lr"), "0.weight with lr 0.01, then 0.005"),
         (counting("eps"), "0.weight with eps 0.01, then 0.005"),
         (counting_tensors(), "0.weight with lr 0.5, then 0.25"),
+        (counting_betas(), r"0.weight with betas \[0.5, 0.9\], then \[0.25, 0.9\]"),
+        (first_named(6, 5), "1 group with 2.bias, then 0"),
         (first_tensors(6, 5), "1 group with 2.bias, then 0"),
         (first_tensors(5, 6), "0 groups with 2.bias, then 1"),
         (
@@ -325,3 +337,23 @@ def test_a_model_that_is_kept_is_found_at_the_second_call() -> None:
 
     with pytest.raises(UseError, match="that the model it was given does not have"):
         check_pure(make, build, Size(8, 1))
+
+
+def test_a_group_without_its_schedule_has_the_options_of_one_that_never_had_any() -> None:
+    def cycling(model: nn.Module) -> Any:
+        optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9)
+        return optimizer, OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
+
+    (group,) = make_optimizers(cycling, build(8)).optimizers[0].param_groups
+    plain = SGD(build(8).parameters(), lr=0.01, momentum=0.9)
+    assert set(group) == set(plain.param_groups[0])
+
+
+def test_schedules_of_one_class_are_noted_once() -> None:
+    def make(model: nn.Module) -> Any:
+        assert isinstance(model, nn.Sequential)
+        optimizers = [adamw(model[0]), adamw(model[2])]
+        return optimizers, [LambdaLR(one, half) for one in optimizers]
+
+    (note,) = make_optimizers(make, build(8)).notes
+    assert note.startswith("a LambdaLR was returned too")

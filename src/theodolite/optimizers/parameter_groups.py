@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -28,7 +28,8 @@ class Handling:
     """How the optimizers treat one tensor."""
 
     state: Literal["trained", "frozen", "absent", "twice", "unknown"]
-    """`frozen`: it has no gradient, so no step moves it; `absent`: no group has it; `twice`: several do;
+    """`frozen`: it has no gradient, so no step moves it; `absent`: no group has it; `twice`: several do,
+    and the numbers are those of the first;
     `unknown`: its optimizer has no option `weight_decay`, so it may decay or not."""
     weight_decay: float = 0.0
     lr: float = math.nan
@@ -59,7 +60,7 @@ def handlings(
         if not tensor.requires_grad:
             own = [Handling("frozen")]
         elif len(own) > 1:
-            own = [Handling("twice", max(how.weight_decay for how in own), count=len(own))]
+            own = [replace(own[0], state="twice", count=len(own))]
         (found[name],) = own
     return found, len(places)
 
