@@ -26,7 +26,7 @@ from theodolite.planning import groups
         ({"lr": 0.1, "vector_lr": -1}, "vector_lr is -1: give a positive finite number"),
         ({"lr": 0.1, "weight_decay": -0.1}, "weight_decay is -0.1: give a finite number, at least 0"),
         ({"lr": 0.1, "eps": -1.0}, "eps is -1.0: give a finite number, at least 0"),
-        ({"lr": 0.1, "vector_options": {"eps": -1.0}}, "vector_eps is -1.0"),
+        ({"lr": 0.1, "vector_options": {"eps": -1.0}}, r"vector_options\['eps'\] is -1.0"),
         ({"lr": 0.1, "optimizer": "muno"}, "optimizer is 'muno': it is one of adamw, .* Did you mean 'muon'"),
         ({"lr": 0.1, "optimizer": torch.optim.SGD}, "optimizer is <class .*: it is one of adamw"),
         ({"adamw_lr": 0.1, "optimizer": "soap"}, "adamw_lr is 0.1, and optimizer is 'soap': .* Give lr"),

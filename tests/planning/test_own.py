@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.planning.mixed import MixedGPT
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW
 
 import theodolite as th
@@ -393,3 +397,43 @@ def test_a_workload_says_what_cannot_be_called() -> None:
     assert workload.optimizer is None
     with pytest.raises(UseError, match="optimizer is 'adamw', which cannot be called"):
         dataclasses.replace(workload, optimizer="adamw")
+
+
+def test_an_export_which_would_lack_options_of_the_optimizer_is_refused() -> None:
+    with pytest.raises(UseError, match="cannot be exported for torch, as its rows do not have all options"):
+        mine().export("torch")
+
+
+def test_a_network_without_memory_is_refused_and_a_sharded_one_gets_its_shards() -> None:
+    plan = mine()
+    with torch.device("meta"):
+        hollow = Net(SIZE.width, SIZE.depth)
+    with pytest.raises(UseError, match=r"scale is on the meta device .*to_empty"):
+        plan.initialize(hollow)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = fully_shard(Net(SIZE.width, SIZE.depth), mesh=init_device_mesh("cpu", (1,)))
+        plan.initialize(model, seed=3)
+        expected = dict(plan.build(3).named_parameters())
+        for name, tensor in model.named_parameters():
+            assert isinstance(tensor, DTensor)
+            assert torch.equal(tensor.full_tensor(), expected[name])
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_default_rate_that_one_of_the_groups_has_needs_no_note() -> None:
+    def make(model: nn.Module) -> Any:
+        groups = [{"params": [one], "lr": 0.04 / 2**place} for place, one in enumerate(model.parameters())]
+        return AdamW(groups, lr=0.01)
+
+    assert "The default learning rate" not in str(mine(make))
+
+
+def test_of_a_tensor_in_two_groups_all_numbers_are_those_of_the_first() -> None:
+    def make(model: nn.Module) -> Any:
+        optimizers = [AdamW(model.parameters(), lr=0.01, weight_decay=0.1)]
+        return [*optimizers, SGD(model.parameters(), lr=0.5, weight_decay=0.7)]
+
+    row = mine(make)["readout.weight"]
+    assert (row.rule, row.lr, row.weight_decay) == ("adamw", 0.01, 0.1)

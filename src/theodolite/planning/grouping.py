@@ -83,7 +83,7 @@ def groups(
     weight_decay = arguments.number("weight_decay", weight_decay, least=0)
     usual = spec.eps.usual if spec.eps else 1e-8
     eps = arguments.number("eps", usual if eps is None else eps, least=0)
-    vector_eps = arguments.number("vector_eps", (vector_options or {}).get("eps", 1e-8), least=0)
+    vector_eps = arguments.number("vector_options['eps']", (vector_options or {}).get("eps", 1e-8), least=0)
     if not callable(model):
         raise UseError(f"model is {model!r}: give a module, or a function build(width, depth) -> nn.Module")
     if not isinstance(model, nn.Module) and size is None:

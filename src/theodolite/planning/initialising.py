@@ -37,7 +37,7 @@ def draw_weights(
         else:
             draw = row.init.draw_complex if tensor.is_complex() else row.init.draw
             values = draw(row.shape, torch.Generator().manual_seed(seeds[name]))
-        _put(tensor, values)
+        put_values(tensor, values)
 
 
 def _rescaled(row: PlanRow, values: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def _rescaled(row: PlanRow, values: Tensor) -> Tensor:
     return (wide - mean) * factor + planned * (mean / mean.abs() if mean.is_complex() else 1)
 
 
-def _put(tensor: Tensor, values: Tensor) -> None:
+def put_values(tensor: Tensor, values: Tensor) -> None:
     """Write the values into the tensor; into this rank's part of a sharded one."""
     if hasattr(tensor, "device_mesh"):  # before the import, which takes a while
         from torch.distributed.tensor import DTensor, distribute_tensor

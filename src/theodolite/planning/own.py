@@ -25,6 +25,7 @@ from theodolite.optimizers.planned import set_lr
 from theodolite.optimizers.schedule import Refined
 from theodolite.optimizers.spec import Make
 from theodolite.optimizers.step_checks import required_arguments
+from theodolite.planning.exporting import Exported
 from theodolite.planning.factory import (
     Made,
     MakeOptimizer,
@@ -34,8 +35,8 @@ from theodolite.planning.factory import (
     read_options,
 )
 from theodolite.planning.init_distribution import InitDistribution
-from theodolite.planning.initialising import draw_weights
-from theodolite.planning.plan import Plan
+from theodolite.planning.initialising import draw_weights, put_values
+from theodolite.planning.plan import Plan, refuse_hollow
 from theodolite.planning.rows import PlanRow, fold_rows, plan_table
 from theodolite.present.result import Block, Result
 from theodolite.present.text import counted, number
@@ -157,10 +158,18 @@ class Own(Plan):
     def initialize(self, model: nn.Module, seed: int = 0) -> nn.Module:
         """Give the network the values that it starts with when it builds itself, in place."""
         tensors, built = self.match(model), self.match(self._built(seed))
+        refuse_hollow(tensors)
         with torch.no_grad():
             for name, tensor in tensors.items():
-                tensor.copy_(built[name])
+                put_values(tensor, built[name].detach())
         return self._drawn(model, seed, {})
+
+    def export(self, format: str, *, names: Mapping[str, str] | None = None) -> Exported:
+        """Refuse: options of the factory's optimizers, such as momentum and betas, are in no row."""
+        raise UseError(
+            f"the own parameterization cannot be exported for {format}, as its rows do not have all options "
+            "of the factory's optimizers. Export a plan or groups: theodolite.groups(build, inputs, …)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The rows and what holds for all, without functions. It cannot be read again."""

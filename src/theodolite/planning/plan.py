@@ -195,13 +195,7 @@ class Plan(PerTensor):
         and so are tensors that are frozen or that nothing reads. Only the singular vectors that a spectral
         normalisation keeps of its weight are computed again.
         """
-        tensors = self.match(model)
-        hollow = [name for name, tensor in tensors.items() if tensor.is_meta]
-        if hollow:
-            raise UseError(
-                f"{hollow[0]} is on the meta device and has no memory to draw into ({len(hollow)} such "
-                'tensors): call model.to_empty(device="cuda") first, and fill its buffers and frozen tensors'
-            )
+        refuse_hollow(self.match(model))
         needs_own = any(row.init.kind == "own" for row in self.rows.values())
         return self._drawn(model, seed, self.match(self._built(seed)) if needs_own else {})
 
@@ -330,4 +324,14 @@ def _check_option(value: Any, where: str) -> None:
     else:
         raise UseError(
             f"{where} is a {type(value).__name__}: only numbers, texts and their lists can be saved"
+        )
+
+
+def refuse_hollow(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse to draw values of tensors that have no memory."""
+    hollow = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if hollow:
+        raise UseError(
+            f"{hollow[0]} is on the meta device and has no memory to draw into ({len(hollow)} such "
+            'tensors): call model.to_empty(device="cuda") first, and fill its buffers and frozen tensors'
         )

@@ -104,7 +104,7 @@ def plan(
     vector_lr = lr if vector_lr is None else arguments.positive("vector_lr", vector_lr)
     weight_decay = arguments.number("weight_decay", weight_decay, least=0)
     eps = arguments.number("eps", eps, least=0)
-    vector_eps = arguments.number("vector_eps", (vector_options or {}).get("eps", 1e-8), least=0)
+    vector_eps = arguments.number("vector_options['eps']", (vector_options or {}).get("eps", 1e-8), least=0)
     known = dict(anatomies or {})
     for one in (size, base):
         if one not in known:
