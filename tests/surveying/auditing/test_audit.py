@@ -299,6 +299,9 @@ def test_a_network_that_is_too_large_to_train_is_read(monkeypatch):
         ({"steps": 0}, "steps is 0"),
         ({"rules": {"AdamW": "adam"}}, "rules\\['AdamW'\\] is 'adam'"),
         ({"rules": "adamw"}, "rules is 'adamw'"),
+        ({"rules": {"AdmW": "adamw"}}, "rules\\['AdmW'\\]: no optimizer is of this class; there is AdamW"),
+        ({"roles": {"embed.*": "input"}}, "roles\\['embed.\\*'\\] matches no parameter"),
+        ({"base": (32, 2)}, "base is \\(32, 2\\): give a Size"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, said):
@@ -344,3 +347,10 @@ def test_factories_with_faults_are_refused():
 def test_a_built_in_workload_is_found_by_its_name():
     assert workload("mlp-mixture").optimizer is None
     assert math.isfinite(audit("mlp-mixture", optimizer=plain, train=False).width[0].lr.own[0])
+
+
+def test_gradients_that_are_off_outside_are_on_within():
+    with torch.no_grad():
+        found = audit(mine(), widths=[32, 64], depths=[2], steps=1, seeds=1)
+    assert found.verdict == audit(mine(), widths=[32, 64], depths=[2], train=False).verdict
+    assert found.coordinates is not None

@@ -84,7 +84,7 @@ def follow(
     uses the batches `workload.batch(seed, step)`, measuring `workload.batch(seed, 10_000)`. The global
     random state is unchanged.
     """
-    with untouched_randomness(seed):
+    with untouched_randomness(seed), torch.enable_grad():
         probe = on_device(workload.draw(seed, PROBE_STEP), device)[0]
         model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result

@@ -90,7 +90,7 @@ def observe(
     rounded: frozenset[str] = frozenset()
     sizes: list[dict[str, tuple[float, bool]]] = []
     over_eps: list[dict[str, float]] = []
-    with untouched_randomness(seed):
+    with untouched_randomness(seed), torch.enable_grad():
         model = plan.build(seed, device=device).train()
         optimizer = plan.optimizer(model, check_gradients=False)  # a divergence is a result
         tensors = {name: one for name, one in canonical_parameters(model) if anatomy[name].trained}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from theodolite.anatomy.part import Role, untrained
@@ -93,6 +93,8 @@ def audit(
     arguments.whole("steps", steps, least=1)
     chosen = arguments.seeds("seeds", seeds)
     given = check_rules(rules)
+    if not isinstance(base, Size | None):
+        raise UseError(f"base is {base!r}: give a Size, for example Size(256, 4)")
     start = workload.size if base is None else base
     context = SurveyContext(workload, start, chosen[0], roles=roles)
     tell = progress or silent
@@ -104,6 +106,7 @@ def audit(
         for size in sizes.all:
             tell(f"reading {size}", 0.4 * len(readings) / len(sizes.all))
             readings[size] = read_at(context, make, size, given)
+        _check_used(given, readings.values())
         found = held_against_rules(context, make, sizes, readings, steps=steps if train else 1)
         if not train:
             return found
@@ -150,7 +153,8 @@ def read_at(
     context: SurveyContext, make: MakeOptimizer, size: Size, rules: Mapping[str, str] | None = None
 ) -> Reading:
     """Read the workload of a survey's context and its optimizer at one size."""
-    known = context.roles_among(context.shapes(size))
+    # At its own size every pattern has to match, which `dissect` checks.
+    known = context.roles if size == context.size else context.roles_among(context.shapes(size))
     return read(context.workload, make, size, batch=context.batch, roles=known, rules=rules)
 
 
@@ -231,6 +235,15 @@ def _trained(
                     )
                 )
     return dataclasses.replace(found, coordinates=checked, spectral=tuple(conditions), notes=tuple(notes))
+
+
+def _check_used(rules: Mapping[str, str], readings: Iterable[Reading]) -> None:
+    """Refuse a rule for a class that trains nothing."""
+    classes = dict.fromkeys(one.class_name for each in readings for one in each.options.values())
+    there = [name for name in classes if name]
+    for name in rules:
+        if name not in there:
+            raise UseError(f"rules[{name!r}]: no optimizer is of this class; there is {listed(there)}")
 
 
 def _along(name: str, given: Any, base: int) -> list[int]:

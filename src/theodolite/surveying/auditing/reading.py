@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -108,7 +109,7 @@ def gradient_sizes(
         return {}
     found: dict[str, float] = {}
     still: Counter[str] = Counter()
-    with untouched_randomness(seed):
+    with untouched_randomness(seed), torch.enable_grad():
         model = build_model(workload.build, size, seed=seed).train()
         optimizers = make_optimizers(make, model).optimizers if steps > 1 else ()
         apply_group_scales(optimizers)
